@@ -1,0 +1,40 @@
+#!/bin/sh
+# run.sh PROGRAM... - runs test programs, JOBS at once, and adds up what they say in their last lines: "N passed, M failed".
+#
+# One that ends without such a line, with a wrong exit status, or not within TEST_SECONDS, counts as a failure. Examples
+# say nothing of the kind: they count as one test each, by their exit status. Ends in one line "N passed, M failed".
+
+build=${BUILD:-build}
+out=$build/out
+
+# One program, with its output in a file; a line that says how it went.
+if [ "$1" = --one ]; then
+    program=$2
+    file=$out/$(echo "$program" | tr / .)
+    begin=$(date +%s)
+    timeout "${TEST_SECONDS:-300}" "$program" >"$file" 2>&1 </dev/null
+    status=$?
+    seconds=$(($(date +%s) - begin))
+    case $program in
+    */examples/*) [ $status -eq 0 ] && echo "1 passed, 0 failed" >>"$file" ;;
+    esac
+    result=$(tail -n 1 "$file" | grep -xE '[0-9]+ passed, [0-9]+ failed')
+    case $result in
+    '') result="0 passed, 1 failed" why=" (no result: status $status)" ;;
+    *", 0 failed") [ $status -eq 0 ] || result="${result% 0 failed} 1 failed" why=" (status $status)" ;;
+    esac
+    echo "$result" >"$file.result"
+    case $result in
+    *", 0 failed") printf '%-40s %s, %d s\n' "$program" "$result" $seconds ;;
+    *)
+        printf '%-40s %s%s: %s ends in\n' "$program" "$result" "$why" "$file"
+        tail -n 40 "$file" | sed 's/^/    /'
+        ;;
+    esac
+    exit 0
+fi
+
+rm -rf "$out" && mkdir -p "$out" || exit 1
+[ $# -gt 0 ] && printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I '{}' "$0" --one '{}'
+cat "$out"/*.result 2>/dev/null |
+    awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed"; exit failed || !passed }'

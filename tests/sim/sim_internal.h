@@ -1,0 +1,614 @@
+/* sim_internal.h - what the files of the simulated device share. Programs include sim.h.
+
+   sim_core.c     state, threads, contexts, accounts, faults, findings
+   sim_ledger.c   clocks, and the history of each physical page
+   sim_queue.c    streams, events, operations, the scheduler
+   sim_capture.c  captures, graphs, user objects
+   sim_memory.c   addresses, physical handles, mappings, cudaMalloc
+   sim_work.c     kernels, copies, sets
+   sim_runtime.c  the runtime API            sim_driver.c   the driver API and its entry points
+   sim_ptsz.c     both again, for programs compiled for per-thread default streams
+
+   Everything is done under one lock, taken by sm_begin and given back by sm_end. Errors are plain ints: the two APIs
+   number theirs alike. */
+
+#ifndef SIM_INTERNAL_H
+#define SIM_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "sim.h"
+
+#define SM_DEVICES 8                   /* at most */
+#define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps a history for each so many bytes of a handle */
+#define SM_LANES   64                  /* streams that may take part in one capture */
+
+/* Numbers that both APIs give the same meaning. Named here, since the two name them differently. */
+enum {
+    E_VALUE = 1, E_MEMORY = 2, E_NOT_INITIALIZED = 3, E_EXITING = 4, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
+    E_STATE = 401, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_CONTEXT_DEAD = 709,
+    E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
+    E_CAPTURE_MERGE = 902, E_CAPTURE_UNMATCHED = 903, E_CAPTURE_UNJOINED = 904, E_CAPTURE_ISOLATION = 905,
+    E_CAPTURE_IMPLICIT = 906, E_CAPTURED_EVENT = 907, E_CAPTURE_THREAD = 908, E_UNKNOWN = 999
+};
+
+/* ---- the functions of CUDA ------------------------------------------------------------------------------------- */
+
+enum {
+    F_CTX = 1,    /* needs a current context: the runtime binds one, the driver says 201 */
+    F_SURE = 2,   /* not meant by a fault that names no function */
+    F_ALWAYS = 4, /* works in spite of a sticky error or an exiting driver */
+    F_LOOK = 8,   /* endangers captures: forbidden to threads that a capture concerns */
+    F_EARLY = 16, /* works before cuInit */
+    F_WORK = 32   /* not CUDA's: sim_launch; neither counted nor made to fail */
+};
+
+/* name, flags, cost in ns. Where the cost depends on a size, the function adds it. Figures that were never measured
+   are those of the nearest call that was. */
+#define SM_FUNCTIONS(X) \
+    X(sim_launch, F_CTX | F_WORK, 0) \
+    X(cudaGetDriverEntryPoint, 0, 200) X(cudaGetDriverEntryPointByVersion, 0, 200) \
+    X(cudaGetDevice, 0, 33) X(cudaSetDevice, 0, 50) X(cudaGetDeviceCount, 0, 33) X(cudaDeviceGetAttribute, 0, 33) \
+    X(cudaDeviceReset, F_ALWAYS, 1000000) X(cudaDeviceSynchronize, F_CTX | F_LOOK, 1000) \
+    X(cudaDriverGetVersion, F_ALWAYS, 33) X(cudaRuntimeGetVersion, F_ALWAYS, 33) \
+    X(cudaDeviceCanAccessPeer, 0, 100) X(cudaDeviceEnablePeerAccess, F_CTX, 1000) \
+    X(cudaMalloc, F_CTX | F_LOOK, 0) X(cudaFree, F_CTX | F_LOOK, 0) X(cudaMemGetInfo, F_CTX, 6300) \
+    X(cudaMallocAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) \
+    X(cudaMallocHost, F_CTX | F_LOOK, 36000) X(cudaHostAlloc, F_CTX | F_LOOK, 36000) \
+    X(cudaFreeHost, F_CTX | F_LOOK, 28000) X(cudaHostGetDevicePointer, F_CTX, 50) \
+    X(cudaMemcpy, F_CTX | F_LOOK, 4300) X(cudaMemcpyAsync, F_CTX, 4300) \
+    X(cudaMemset, F_CTX, 4300) X(cudaMemsetAsync, F_CTX, 4300) \
+    X(cudaStreamCreate, F_CTX, 11000) X(cudaStreamCreateWithFlags, F_CTX, 11000) \
+    X(cudaStreamCreateWithPriority, F_CTX, 11000) X(cudaStreamDestroy, F_CTX, 11000) \
+    X(cudaStreamQuery, F_CTX, 257) X(cudaStreamSynchronize, F_CTX, 1000) X(cudaStreamWaitEvent, F_CTX, 316) \
+    X(cudaStreamGetId, F_CTX, 50) X(cudaStreamGetFlags, F_CTX, 50) X(cudaStreamGetDevice, F_CTX, 50) \
+    X(cudaStreamIsCapturing, F_CTX, 49) X(cudaStreamBeginCapture, F_CTX, 1000) X(cudaStreamEndCapture, F_CTX, 1000) \
+    X(cudaStreamGetCaptureInfo, F_CTX, 50) X(cudaThreadExchangeStreamCaptureMode, F_SURE, 40) \
+    X(cudaEventCreate, F_CTX, 100) X(cudaEventCreateWithFlags, F_CTX, 100) X(cudaEventRecord, F_CTX, 187) \
+    X(cudaEventRecordWithFlags, F_CTX, 187) X(cudaEventQuery, F_CTX | F_LOOK, 257) \
+    X(cudaEventSynchronize, F_CTX | F_LOOK, 257) X(cudaEventDestroy, F_CTX | F_SURE, 100) \
+    X(cudaEventElapsedTime, F_CTX, 257) \
+    X(cudaGetLastError, F_SURE | F_ALWAYS, 8) X(cudaPeekAtLastError, F_SURE | F_ALWAYS, 8) \
+    X(cudaGetErrorName, F_SURE | F_ALWAYS, 8) X(cudaGetErrorString, F_SURE | F_ALWAYS, 8) \
+    X(cudaLaunchHostFunc, F_CTX, 4300) X(cudaGraphInstantiate, F_CTX, 10000) X(cudaGraphLaunch, F_CTX, 4300) \
+    X(cudaGraphDestroy, 0, 1000) X(cudaGraphExecDestroy, 0, 1000) \
+    X(cudaUserObjectCreate, 0, 200) X(cudaUserObjectRetain, 0, 50) X(cudaUserObjectRelease, F_SURE, 50) \
+    X(cudaGraphRetainUserObject, 0, 100) \
+    X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, 0, 8) X(cuDeviceGetCount, 0, 8) \
+    X(cuDeviceGetAttribute, 0, 8) X(cuDeviceTotalMem, 0, 8) X(cuDeviceCanAccessPeer, 0, 100) \
+    X(cuCtxGetCurrent, F_SURE | F_ALWAYS, 8) X(cuCtxSetCurrent, 0, 16) X(cuCtxPushCurrent, 0, 16) \
+    X(cuCtxPopCurrent, F_SURE, 16) X(cuCtxGetId, 0, 16) X(cuCtxGetDevice, F_CTX, 8) \
+    X(cuCtxSynchronize, F_CTX | F_LOOK, 1000) X(cuCtxCreate, 0, 1000000) X(cuCtxDestroy, 0, 1000000) \
+    X(cuCtxRecordEvent, F_CTX, 187) \
+    X(cuDevicePrimaryCtxRetain, 0, 1000) X(cuDevicePrimaryCtxRelease, 0, 1000) \
+    X(cuDevicePrimaryCtxGetState, 0, 100) \
+    X(cuStreamCreate, F_CTX, 11000) X(cuStreamDestroy, F_CTX, 11000) X(cuStreamGetId, F_CTX, 20) \
+    X(cuStreamGetCtx, F_CTX, 15) X(cuStreamGetFlags, F_CTX, 15) X(cuStreamGetDevice, F_CTX, 15) \
+    X(cuStreamIsCapturing, F_CTX, 15) \
+    X(cuStreamGetCaptureInfo, F_CTX, 20) X(cuStreamBeginCapture, F_CTX, 1000) X(cuStreamEndCapture, F_CTX, 1000) \
+    X(cuStreamWaitEvent, F_CTX, 316) X(cuStreamQuery, F_CTX, 257) X(cuStreamSynchronize, F_CTX, 1000) \
+    X(cuStreamWaitValue32, F_CTX, 500) X(cuStreamWriteValue32, F_CTX, 500) \
+    X(cuThreadExchangeStreamCaptureMode, F_SURE, 8) \
+    X(cuEventCreate, F_CTX, 100) X(cuEventRecord, F_CTX, 187) X(cuEventRecordWithFlags, F_CTX, 187) \
+    X(cuEventQuery, F_LOOK, 257) X(cuEventSynchronize, F_LOOK, 257) X(cuEventDestroy, F_SURE, 100) \
+    X(cuLaunchHostFunc, F_CTX, 4300) \
+    X(cuUserObjectCreate, 0, 200) X(cuUserObjectRetain, 0, 50) X(cuUserObjectRelease, F_SURE, 50) \
+    X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) \
+    X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
+    X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) \
+    X(cuMemGetAllocationGranularity, 0, 100) X(cuMemAddressReserve, 0, 33000) X(cuMemAddressFree, 0, 10000) \
+    X(cuMemCreate, 0, 0) X(cuMemRelease, 0, 0) X(cuMemMap, 0, 1000) X(cuMemUnmap, 0, 0) X(cuMemSetAccess, 0, 0) \
+    X(cuGetErrorName, F_SURE | F_ALWAYS | F_EARLY, 8) X(cuGetErrorString, F_SURE | F_ALWAYS | F_EARLY, 8)
+
+#define SM_ENUM(name, flags, ns) FN_##name,
+enum { SM_FUNCTIONS(SM_ENUM) SM_FUNCTION_COUNT };
+
+/* The body of a function of either API: `call` gives the error, and is evaluated under the lock. */
+#define SM_DRIVER(name, call) \
+    do { int error_ = sm_begin(FN_##name); if (!error_) error_ = (call); return (CUresult)sm_end(error_); } while (0)
+#define SM_RUNTIME(name, call) \
+    do { int error_ = sm_begin(FN_##name); if (!error_) error_ = (call); \
+         return (cudaError_t)sm_end_runtime(error_); } while (0)
+
+/* ---- clocks ---------------------------------------------------------------------------------------------------- */
+
+typedef struct sm_stream sm_stream;
+typedef struct sm_op sm_op;
+typedef struct sm_capture sm_capture;
+typedef struct CUgraph_st sm_graph;
+typedef struct CUctx_st sm_context;
+typedef struct CUevent_st sm_event;
+
+/* The no-th operation of a stream; 0 is none. */
+typedef struct sm_epoch {
+    uint32_t stream;
+    uint64_t no;
+} sm_epoch;
+
+/* For some streams the last operation that is known to come before something. Shared, so never changed. */
+typedef struct sm_clock {
+    int refs, n;
+    sm_epoch e[]; /* by stream */
+} sm_clock;
+
+/* A point in a stream: everything up to its no-th operation, and what that came after. */
+typedef struct sm_stamp {
+    sm_stream *stream; /* NULL: no point at all */
+    uint64_t no;
+    sm_clock *clock;
+} sm_stamp;
+
+/* Operations of which none is known to come before another; almost always one. */
+typedef struct sm_front {
+    sm_epoch last;
+    sm_clock *more;
+} sm_front;
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+/* What last touched some bytes of a page. */
+typedef struct sm_span {
+    uint32_t begin, end;
+    sm_epoch write; /* no 0: never written */
+    uint64_t tag;
+    sm_front reads; /* since that write */
+} sm_span;
+
+typedef struct sm_page {
+    sm_span *span; /* in order, without gaps; none before the first access */
+    int n, cap;
+} sm_page;
+
+/* Physical memory. Lives until it is released, mapped nowhere, and used by no operation. */
+typedef struct sm_handle {
+    uint64_t id;
+    size_t size;
+    int device;
+    bool held;       /* not released */
+    bool counted;    /* takes physical memory */
+    int maps;
+    int users; /* operations that hold a pointer to it (backed mode) */
+    sm_page *page;
+    char *view;      /* backed mode: the bytes, wherever the handle is mapped, or not */
+    int64_t offset;  /* of them in the device's memfd */
+} sm_handle;
+
+typedef struct sm_mapping {
+    uint64_t address;
+    sm_handle *handle;     /* always the whole of it */
+    unsigned read, write;  /* bits of devices that may */
+    bool plain;            /* cudaMalloc's: open to the devices that enabled peer access */
+    sm_front uses;
+} sm_mapping;
+
+/* What a slab of small cudaMallocs holds. */
+enum { SM_UNIT = 512, SM_UNITS = (2 << 20) / 512 };
+typedef struct sm_slab {
+    uint16_t length[SM_UNITS]; /* at its first unit: of a block, in units; 0 elsewhere */
+    bool taken[SM_UNITS];
+    int blocks;
+} sm_slab;
+
+/* A range of addresses: reserved, or one cudaMalloc, or a slab of small ones. */
+typedef struct sm_region {
+    uint64_t address;
+    size_t size;
+    sm_mapping **slot;   /* reserved: one for each granule */
+    long mapped;         /* reserved: mappings in it */
+    sm_mapping *whole;   /* the others */
+    sm_context *context; /* the others */
+    sm_slab *slab;
+    sm_stamp freed;      /* in stream order; kept for the next cudaMallocAsync */
+} sm_region;
+
+/* A piece of physical memory that an operation will really read or write (backed mode). */
+typedef struct sm_part {
+    sm_handle *handle;
+    size_t offset, bytes;
+} sm_part;
+
+typedef struct sm_parts {
+    sm_part *part;
+    int n;
+} sm_parts;
+
+/* ---- work ------------------------------------------------------------------------------------------------------ */
+
+typedef enum sm_work_kind { WORK_ACCESS, WORK_COPY, WORK_SET } sm_work_kind;
+
+/* What an operation does, as it was asked for; a graph keeps it until it is launched. */
+typedef struct sm_work {
+    sm_work_kind kind;
+    sim_access *access;
+    int n;
+    void (*call)(void *);
+    void *arg;
+    uint64_t to, from;   /* COPY, SET */
+    bool to_device, from_device;
+    size_t bytes;
+    int value;           /* SET */
+    void *staged;        /* COPY from pageable memory: its bytes at the time of the call */
+} sm_work;
+
+/* What is left of it when it runs. */
+typedef struct sm_action {
+    void (*call)(void *);
+    void *arg;
+    sim_access *access;  /* backed mode: with their parts */
+    sm_parts *parts;
+    int n;
+    sm_work copy;        /* WORK_COPY and WORK_SET that move bytes */
+    sm_parts to, from;
+    uint64_t *runs;      /* ledger mode, copy to the host: bytes, tag, bytes, tag .. */
+    int nruns;
+} sm_action;
+
+typedef enum sm_op_kind { OP_WORK, OP_MARK, OP_WAIT_VALUE, OP_WRITE_VALUE } sm_op_kind;
+
+typedef struct sm_dep {
+    sm_stream *stream;
+    uint64_t no;
+} sm_dep;
+
+struct sm_op {
+    sm_op *next;
+    sm_op_kind kind;
+    bool running;
+    uint64_t no;       /* in its stream */
+    uint64_t serial;   /* among all */
+    sm_dep *deps;      /* operations of other streams that must have ended */
+    int ndeps, capdeps;
+    uint32_t *word;    /* WAIT_VALUE, WRITE_VALUE */
+    uint32_t value;
+    unsigned flags;
+    sm_action *action; /* WORK, or NULL */
+    sm_graph *graph;   /* kept alive until this has run */
+};
+
+struct sm_stream {
+    uint32_t index;        /* in sm.streams, never given out again */
+    unsigned long long id;
+    unsigned flags;
+    int priority;
+    sm_context *context;
+    bool legacy;
+    bool dead;             /* destroyed, though it may have work */
+    bool held;             /* by sim_hold */
+    struct CUstream_st *handle;
+    sm_op *head, *tail;    /* pending operations */
+    uint64_t queued, done; /* the number of the last one that was, or has */
+    uint64_t wanted;       /* a call waits for operations up to here */
+    int active;            /* where in sm.active, or -1 */
+    sm_clock *clock;       /* what the next operation comes after, in other streams, besides what the host has seen */
+    uint64_t seen_legacy;  /* a blocking stream: the legacy operation it came after last */
+    uint64_t legacy_saw;   /* a blocking stream: its operation that legacy came after last */
+    sm_capture *capture;
+    int lane;              /* in it */
+};
+
+/* What a CUstream points to. Given out again, last in first out; never freed, so that a dead one is noticed. */
+struct CUstream_st {
+    sm_stream *stream; /* NULL: dead */
+};
+
+struct CUevent_st {
+    bool live;
+    unsigned flags;
+    unsigned long long birth; /* tells apart two events that had this place */
+    sm_context *context;
+    sm_stamp stamp;           /* of the last record */
+    unsigned long long capture; /* recorded in this one */
+    int mark;                 /* and there at this place */
+    uint64_t time;            /* operations queued before the last record */
+    struct CUevent_st *next;  /* destroyed, and waiting to be given out again */
+};
+
+struct CUctx_st {
+    unsigned long long id;
+    int device;
+    bool primary, live;
+    int refs;               /* primary: cuDevicePrimaryCtxRetain, and the runtime */
+    sm_stream *legacy;
+    sm_stream **blocking;   /* streams that legacy is ordered with */
+    int nblocking, capblocking;
+    int captures;           /* blocking streams that capture now */
+    unsigned peers;         /* devices it enabled access to */
+};
+
+typedef struct sm_device {
+    struct CUctx_st primary;
+    size_t used, peak, mapped;
+    int memfd;
+    int64_t offset; /* the next free one in the memfd */
+} sm_device;
+
+/* ---- threads --------------------------------------------------------------------------------------------------- */
+
+typedef struct sm_default_stream {
+    unsigned long long context_id;
+    sm_stream *stream;
+} sm_default_stream;
+
+typedef struct sm_thread {
+    struct sm_thread *next;
+    sm_context **stack; /* of current contexts */
+    int depth, cap;
+    int device;         /* cudaSetDevice's */
+    int last;           /* error */
+    int mode;           /* of capture */
+    bool calling;       /* inside a host function */
+    sm_default_stream *streams;
+    size_t nstreams, capstreams;
+} sm_thread;
+
+/* ---- the state ------------------------------------------------------------------------------------------------- */
+
+typedef struct sm_fault {
+    int fn; /* -1: any; SM_FUNCTION_COUNT: not armed */
+    long nth;
+    bool on;
+    int error;
+} sm_fault;
+
+typedef struct sm_callback {
+    void (*call)(void *);
+    void *arg;
+} sm_callback;
+
+typedef struct sm_state {
+    sim_options opt;
+    bool started, initialised, exiting;
+    unsigned long long generation; /* of sim_start */
+    uint64_t random;
+    int sticky;
+    int fn;                        /* the function being called */
+    sm_device device[SM_DEVICES];
+    sm_context **contexts;         /* made by cuCtxCreate */
+    size_t ncontexts, capcontexts;
+    sm_thread *threads;
+    int nthreads;
+
+    sm_stream **streams;           /* by index, dead ones too */
+    int nstreams, capstreams;
+    uint64_t *host;                /* by index: the last operation that the host has seen complete */
+    sm_stream **active;            /* with pending operations */
+    int nactive;
+    struct CUstream_st **slots, **free_slots;
+    size_t nslots, capslots, nfree_slots, capfree_slots;
+    sm_event **events, *oldest_dead, *newest_dead;
+    size_t nevents, capevents, dead_events;
+    sm_op *spare_ops;
+    unsigned long long ids, context_ids, births;
+    uint64_t operations;
+    long pending;
+
+    sm_capture *captures;
+    sm_graph *graphs;
+    struct CUgraphExec_st *execs;
+    struct CUuserObject_st *objects;
+    sm_callback *callbacks;        /* to be made once the lock is given back */
+    int ncallbacks;
+
+    sm_region **regions;           /* by address */
+    size_t nregions, capregions;
+    uint64_t next_address;
+    struct { uint64_t address; size_t size; } freed[64]; /* ranges to be given out again first */
+    int nfreed;
+    sm_region **slabs, **async;          /* regions with small blocks; regions that were freed in stream order */
+    size_t nslabs, capslabs, nasync, capasync;
+    sm_handle **handles;
+    size_t nhandles, caphandles;         /* in use; the id says the place, and a number that is never given again */
+    uint32_t *free_handles;
+    size_t nfree_handles, capfree_handles;
+    uint32_t handle_serial;
+    struct sm_pinned { char *p; size_t size; } *pinned;
+    size_t npinned, cappinned;
+    size_t addresses, unmapped_under_work;
+
+    long calls[SM_FUNCTION_COUNT];
+    long blocking;
+    uint64_t ns;
+    sm_fault fault[8];
+    int nfaults;
+    long failed;
+    long malloc_nth, malloc_failed;
+    bool malloc_on;
+    size_t malloc_live;
+    long findings[SIM_KINDS];
+    char *finding[100];
+    int nfindings;
+} sm_state;
+
+extern sm_state sm;
+extern const char *const sm_names[];
+
+static inline bool sm_backed(void) { return sm.opt.mode == SIM_BACKED; }
+static inline size_t sm_round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+/* sim_core.c */
+void *sm_alloc(size_t bytes);              /* zeroed; ends the program when there is none */
+void *sm_grow(void *p, size_t n, size_t *cap, size_t each);
+void sm_lock(void);
+void sm_unlock(void);
+sm_thread *sm_self(void);
+int sm_begin(int fn);
+int sm_end(int error);
+void sm_count(int fn);                     /* a call that can do its work without the lock, and cannot fail */
+int sm_end_runtime(int error);
+void sm_charge(double us);
+void sm_find(sim_kind kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+uint64_t sm_random(void);
+void sm_later(void (*call)(void *), void *arg);
+sm_context *sm_current(void);
+int sm_context_use(sm_context *c);         /* 0, or why its streams and memory cannot be used */
+void sm_context_open(sm_context *c);
+void sm_context_close(sm_context *c);
+void sm_context_set(sm_thread *t, sm_context *c);
+void sm_context_push(sm_thread *t, sm_context *c);
+int sm_device_reset(void);
+
+/* sim_ledger.c */
+void sm_clock_drop(sm_clock *c);
+void sm_join(sm_stream *s, const sm_stamp *after);
+void sm_host_saw(const sm_stamp *stamp);
+bool sm_host_knows(const sm_front *f);
+bool sm_before(const sm_stream *s, sm_epoch e);
+void sm_front_add(sm_front *f, const sm_stream *s);
+void sm_front_drop(sm_front *f);
+void sm_touch(sm_stream *s, const sim_access *a);
+int sm_tag_runs(uint64_t address, size_t bytes, uint64_t **runs);
+void sm_pages_drop(sm_handle *h);
+
+/* sim_queue.c */
+sm_stream *sm_stream_new(sm_context *c, unsigned flags, int priority, bool legacy);
+int sm_stream_find(CUstream handle, sm_stream **out);
+int sm_stream_open(CUstream *out, unsigned flags, int priority);
+int sm_stream_close(CUstream handle);
+void sm_stream_end(sm_stream *s);
+void sm_stream_abandon(sm_stream *s);
+int sm_stream_query(CUstream handle);
+int sm_stream_wait(CUstream handle);
+sm_stamp sm_stamp_of(sm_stream *s);
+void sm_stamp_set(sm_stamp *to, sm_stamp from);
+int sm_event_open(CUevent *out, unsigned flags);
+int sm_event_close(CUevent e);
+int sm_event_record(CUevent e, CUstream handle, unsigned flags);
+void sm_event_mark(CUevent e, sm_stream *s);
+int sm_event_query(CUevent e);
+int sm_event_wait(CUevent e);
+int sm_event_time(float *ms, CUevent a, CUevent b);
+int sm_stream_after(CUstream handle, CUevent e, unsigned flags);
+void sm_after(sm_stream *s, const sm_stamp *stamp);
+sm_op *sm_queue(sm_stream *s, sm_op_kind kind);
+int sm_usable(sm_stream *s);
+int sm_value(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags, bool write);
+void sm_value_queue(sm_stream *s, uint32_t *word, uint32_t value, unsigned flags, bool write);
+int sm_wait(const sm_stamp *stamp);
+int sm_wait_context(sm_context *c);
+void sm_pace(void);
+void sm_events_of_context_die(sm_context *c);
+
+/* sim_capture.c */
+int sm_capture_begin(CUstream handle, int mode);
+int sm_capture_end(CUstream handle, cudaGraph_t *out);
+int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
+int sm_capture_mode(int *mode);
+int sm_capture_look(void);
+void sm_capture_break(sm_capture *c);
+int sm_capture_break_blocking(sm_context *c);
+bool sm_capture_lost(const sm_capture *c);
+void sm_capture_work(sm_stream *s, const sm_work *w);
+void sm_capture_value(sm_stream *s, uint32_t *word, uint32_t value, unsigned flags, bool write);
+int sm_capture_record(sm_stream *s, sm_event *e, bool external);
+int sm_capture_wait(sm_stream *s, sm_event *e, bool external);
+int sm_capture_event_touched(const sm_event *e);
+void sm_capture_of_context_dies(sm_context *c);
+int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t graph);
+int sm_graph_launch(cudaGraphExec_t exec, CUstream handle);
+int sm_graph_destroy(cudaGraph_t graph);
+int sm_exec_destroy(cudaGraphExec_t exec);
+void sm_graph_drop(sm_graph *g);
+int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, unsigned refs, unsigned flags);
+int sm_object_retain(cudaUserObject_t o, unsigned count);
+int sm_object_release(cudaUserObject_t o, unsigned count);
+int sm_graph_retain(cudaGraph_t g, cudaUserObject_t o, unsigned count, unsigned flags);
+void sm_captures_clear(void);
+
+/* sim_memory.c */
+int sm_memory_start(void);
+void sm_memory_clear(void);
+void sm_memory_of_context_dies(sm_context *c);
+sm_region *sm_region_at(uint64_t address);
+sm_mapping *sm_mapping_at(uint64_t address, size_t *left);
+void sm_handle_settle(sm_handle *h);
+int sm_malloc_block(uint64_t *out, size_t bytes);
+int sm_free_block(uint64_t address);
+int sm_malloc_async(uint64_t *out, size_t bytes, CUstream stream);
+int sm_free_async(uint64_t address, CUstream stream);
+void sm_trim_async(void);
+int sm_host_malloc(void **out, size_t bytes);
+int sm_host_free(void *p);
+bool sm_is_pinned(const void *p, size_t bytes);
+int sm_mem_info(size_t *left, size_t *total);
+int sm_reserve(CUdeviceptr *out, size_t size, size_t alignment, uint64_t hint);
+int sm_unreserve(uint64_t address, size_t size);
+int sm_create(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop);
+int sm_release(CUmemGenericAllocationHandle id);
+int sm_map(uint64_t address, size_t size, size_t offset, CUmemGenericAllocationHandle id);
+int sm_unmap(uint64_t address, size_t size);
+int sm_set_access(uint64_t address, size_t size, const CUmemAccessDesc *desc, size_t count);
+int sm_granularity(size_t *out, const CUmemAllocationProp *prop);
+size_t sm_memory_leaks(char *text, size_t size);
+
+/* sim_work.c */
+int sm_work_queue(CUstream handle, const sm_work *w, sm_stamp *stamp);
+void sm_work_launch(sm_stream *s, const sm_work *w);
+void sm_work_copy(sm_work *to, const sm_work *from);
+void sm_work_drop(sm_work *w);
+void sm_action_begin(sm_action *a);
+void sm_action_end(sm_action *a);
+void sm_action_drop(sm_action *a);
+int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait);
+int sm_set(uint64_t to, int value, size_t bytes, CUstream stream);
+
+/* sim_driver.c */
+typedef struct sm_error {
+    int code;
+    const char *driver, *runtime, *text;
+} sm_error;
+const sm_error *sm_error_of(int code);
+int sm_attribute(int *value, int attribute, int device);
+int sm_peer(int *can, int device, int peer);
+int sm_stream_id(CUstream handle, unsigned long long *id);
+int sm_stream_flags(CUstream handle, unsigned *flags);
+int sm_stream_device(CUstream handle, int *device);
+int sm_host_function(CUstream handle, void (*call)(void *), void *arg);
+int sm_entry_point(const char *name, void **out, int version, unsigned long long flags, int *result);
+
+/* sim_runtime.c */
+cudaError_t sm_runtime_entry_point(int fn, const char *symbol, void **out, unsigned version, unsigned long long flags,
+                                   enum cudaDriverEntryPointQueryResult *status);
+
+/* Versions that the headers declare only to those who ask for others: sim_driver.c, sim_ptsz.c */
+#define SM_PTSZ(name) name##_ptsz
+struct CUgreenCtx_st;
+CUresult CUDAAPI cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device);
+CUresult CUDAAPI cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice device);
+CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *out, CUcontext c);
+CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext c);
+CUresult CUDAAPI cuStreamGetCtx_v2(CUstream stream, CUcontext *out, struct CUgreenCtx_st **green);
+CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                           const CUgraphNode **deps, size_t *ndeps);
+CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                           const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t *ndeps);
+CUresult CUDAAPI cuStreamGetDevice(CUstream s, CUdevice *device);
+cudaError_t CUDARTAPI cudaStreamGetDevice(cudaStream_t s, int *device);
+cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,
+                                                       unsigned long long flags,
+                                                       enum cudaDriverEntryPointQueryResult *status);
+CUresult CUDAAPI cuLaunchHostFunc(CUstream s, void (*call)(void *), void *arg);
+CUresult CUDAAPI cuStreamGetId_ptsz(CUstream s, unsigned long long *id);
+CUresult CUDAAPI cuStreamGetCtx_ptsz(CUstream s, CUcontext *out);
+CUresult CUDAAPI cuStreamGetFlags_ptsz(CUstream s, unsigned int *flags);
+CUresult CUDAAPI cuStreamGetDevice_ptsz(CUstream s, CUdevice *out);
+CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream s, CUgraph *out);
+CUresult CUDAAPI cuStreamQuery_ptsz(CUstream s);
+CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream s);
+CUresult CUDAAPI cuEventRecord_ptsz(CUevent e, CUstream s);
+CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s);
+CUresult CUDAAPI cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *out, struct CUgreenCtx_st **green);
+CUresult CUDAAPI cuStreamIsCapturing_ptsz(CUstream s, CUstreamCaptureStatus *status);
+CUresult CUDAAPI cuStreamGetCaptureInfo_v2_ptsz(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph
+                                        *graph, const CUgraphNode **deps, size_t *ndeps);
+CUresult CUDAAPI cuStreamGetCaptureInfo_v3_ptsz(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph
+                                        *graph, const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t
+                                        *ndeps);
+CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream s, CUstreamCaptureMode mode);
+CUresult CUDAAPI cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned int flags);
+CUresult CUDAAPI cuStreamWaitValue32_v2_ptsz(CUstream s, CUdeviceptr p, cuuint32_t value, unsigned int flags);
+CUresult CUDAAPI cuStreamWriteValue32_v2_ptsz(CUstream s, CUdeviceptr p, cuuint32_t value, unsigned int flags);
+CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned int flags);
+CUresult CUDAAPI cuLaunchHostFunc_ptsz(CUstream s, void (*call)(void *), void *arg);
+CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream s);
+
+#endif
