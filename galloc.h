@@ -1,0 +1,4732 @@
+/* galloc.h - v0.1.0 - a caching allocator for CUDA device memory, in one C header - MIT-0 or public domain
+
+   It hands out device memory at the price of a look-up instead of a call into the driver, reuses what was freed in
+   the order of your streams, maps physical pages into one address range per pool so that memory of any size serves
+   any other, and tells you what it is doing. C99, C++11, CUDA C++; gcc, clang, nvcc, MSVC; CUDA 12.0 or later and
+   nothing else.
+
+   DO THIS
+     In one file:                                       In all others:
+       #define GALLOC_IMPLEMENTATION                      #include "galloc.h"
+       #include "galloc.h"
+
+       float *p;
+       if (galloc_malloc((void **)&p, bytes, stream) == cudaSuccess) {
+           my_kernel<<<grid, block, 0, stream>>>(p);
+           galloc_free(p, stream);               // at once: later work on the stream may reuse it, others may not yet
+       }
+
+     Link the CUDA runtime (-lcudart, or nvcc). libcuda need not be linked: its functions are fetched from the
+     runtime.
+
+   DOES NOT
+     - touch device memory, ever: descriptions are kept on the host
+     - change the current device, or leave an error for cudaGetLastError
+     - work inside a stream capture yet: calls on a captured stream are refused and the capture is not harmed
+     - move pages between addresses yet: what is free in pieces is reused in pieces
+     - allocate managed, pinned or peer-mapped memory
+
+   OPTIONS             default   define where           effect
+     GALLOC_STATIC        off    every file             all functions are static: no names for the linker
+     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most
+     GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
+     GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
+
+   STEP BY STEP
+     1  galloc_malloc / galloc_free: from the default pool of the stream's device, made on first use.
+     2  galloc_pool_create with a galloc_config for a pool of your own: another limit, another device, a heap that can
+        be given back as a whole. galloc_pool_malloc takes from it; galloc_free finds the pool by itself.
+     3  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
+     4  galloc_pool_stats while it runs; galloc_pool_trim when somebody else needs the memory.
+     5  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
+     Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
+
+   ON STREAMS
+     Order follows the free: the stream named in galloc_free is the one whose work so far may still use the memory.
+     Then
+       - later work on the same stream may have it at once. Nothing is recorded, nobody waits;
+       - work on another stream may have it when the freeing stream's work is known to be done (reuse:completed), or
+         when the other stream already waits for that work by a wait of galloc's (reuse:followed), or, when memory has
+         run out, by such a wait queued for it (reuse:wait). The legacy stream and the blocking streams of its context
+         may have each other's memory at once, as CUDA keeps them in order.
+     Use by further streams is said by galloc_free_after or galloc_record_stream.
+     The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
+     after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
+     yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
+     only when a second stream is in use, and once for 2 MiB freed; on the legacy stream only when somebody waits for
+     it, since an event there makes all blocking streams wait for each other.
+     Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
+     cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
+     A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
+     A stream that dies unannounced leaves up to 2 MiB that are found again when memory runs out.
+     Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
+
+   ON MEMORY
+     Sizes are rounded up to 512 bytes. Free blocks are kept in bins at most 3.1 % apart, found in constant time, cut
+     to size, and merged with their neighbours when they are freed. Each pool has one range of addresses for all sizes
+     and streams; physical pages of 2 MiB to 64 MiB (a 64th of what the pool holds) are mapped into it where they
+     complete the best free place, and given back one by one, also out of the middle. With expandable_segments:False,
+     or where the device has no virtual memory management, segments of cudaMalloc take their place: 2 MiB for requests
+     up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to 2 MiB.
+     galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands; such
+     blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
+
+   ON RUNNING OUT
+     When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
+     map new pages, up to the pool's limit; give free pages back and map them in one piece; have the stream wait for
+     memory that others freed (reuse:wait); wait on the host for one freed piece after the other, then for the device;
+     give back all that is cached and try once more. Then cudaErrorMemoryAllocation, with a message that says what was
+     asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work: if that
+     work waits for something that the same thread does after the allocation, it does not end.
+
+   ON THREADS
+     Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
+     growing has another, so that threads served from the cache go on while one maps pages, and threads that miss
+     together grow once. The child of a fork gets cudaErrorInitializationError.
+
+   ERRORS AND LOGGING
+     Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
+     has it in words. An error after which the context is lost (an illegal address, say) makes its pools refuse until
+     cudaDeviceReset. After a reset pages live on, cudaMalloc segments do not; galloc follows by itself. Once the
+     driver has shut down, frees succeed and do nothing.
+
+   SECTIONS (search for the tag)
+     >>config >>types >>api
+     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streams >>pages >>policy >>heap
+     >>configuration >>check >>pools >>public
+
+   Each section of the implementation calls only those before it. The words and the invariants are in >>structs;
+   galloc_pool_check computes them. The licence is at the end of the file. */
+
+#ifndef GALLOC_H
+#define GALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+/* ==== CONFIG =====================================================================================================
+   */
+/* >>config */
+
+#define GALLOC_VERSION_MAJOR 0
+#define GALLOC_VERSION_MINOR 1
+#define GALLOC_VERSION_PATCH 0
+#define GALLOC_VERSION (GALLOC_VERSION_MAJOR * 10000 + GALLOC_VERSION_MINOR * 100 + GALLOC_VERSION_PATCH)
+#define GALLOC_VERSION_STRING "0.1.0"
+
+#if !defined(CUDART_VERSION) || CUDART_VERSION < 12000
+#error "galloc.h: needs the CUDA Toolkit 12.0 or later"
+#endif
+#if defined(GALLOC_MALLOC) != defined(GALLOC_FREE)
+#error "galloc.h: define GALLOC_MALLOC and GALLOC_FREE together, or neither"
+#endif
+
+#if defined(__cplusplus) && !defined(GALLOC_STATIC)
+#define GAI_LINKAGE extern "C"
+#else
+#define GAI_LINKAGE
+#endif
+#if !defined(GALLOC_STATIC)
+#define GALLOC_API GAI_LINKAGE
+#elif defined(__GNUC__)
+#define GALLOC_API static __attribute__((unused))
+#else
+#define GALLOC_API static
+#endif
+
+/* Stream 0 means what it means in the file that includes this: the per-thread default stream where that file is
+   compiled for it (nvcc --default-stream per-thread), else the legacy one. CUDA's own headers rename in the same way,
+   so files compiled either way share a pool. */
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#define galloc_malloc galloc_malloc_ptsz
+#define galloc_free galloc_free_ptsz
+#define galloc_free_after galloc_free_after_ptsz
+#define galloc_alloc galloc_alloc_ptsz
+#define galloc_pool_malloc galloc_pool_malloc_ptsz
+#define galloc_record_stream galloc_record_stream_ptsz
+#define galloc_stream_retire galloc_stream_retire_ptsz
+#define galloc_resize galloc_resize_ptsz
+#endif
+
+/* ==== TYPES ======================================================================================================
+   */
+/* >>types */
+
+/* A heap on one device: its settings, its limit, its memory. Opaque. */
+typedef struct galloc_pool galloc_pool;
+
+/* What reuse of memory between streams may rest on; see ON STREAMS. The same stream is always allowed. */
+enum {
+    GALLOC_REUSE_COMPLETED = 1, /* the freeing stream has done its work: seen by polling, no effect on any stream */
+    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued */
+    GALLOC_REUSE_WAIT = 4       /* under pressure galloc makes the asking stream wait for that work */
+};
+
+/* Settings of a pool. Start from galloc_config_default() and change members: 0 is a value like any other. */
+typedef struct galloc_config {
+    int device;              /* ordinal; -1 (default): the current device */
+    int expandable_segments; /* 1 (default): pages mapped into one address range; 0: segments of cudaMalloc */
+    int reuse;               /* GALLOC_REUSE_... or-ed together; default: all three */
+    size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
+} galloc_config;
+
+/* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
+   block), so that they do not stand between blocks that come and go. A hint: it changes no guarantee. */
+enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
+
+/* One request in full, for galloc_alloc. All members zero but `bytes` asks for what galloc_malloc gives. */
+typedef struct galloc_request {
+    size_t bytes;        /* 0: success with NULL */
+    size_t max_bytes;    /* room to grow: addresses up to here stay free for galloc_resize; 0: none */
+    size_t alignment;    /* a power of two; 0: 512. 2 MiB and more are possible */
+    cudaStream_t stream; /* the stream that uses the memory first */
+    galloc_pool *pool;   /* NULL: the default pool of the stream's device */
+    uint32_t tag;        /* any number of the program's; galloc_pointer_info gives it back */
+    int lifetime;        /* GALLOC_LIFETIME_... */
+} galloc_request;
+
+typedef enum galloc_state {
+    GALLOC_STATE_FOREIGN, /* not galloc's, or an address without memory */
+    GALLOC_STATE_USED,    /* inside a block that the program holds */
+    GALLOC_STATE_FREE     /* inside memory that galloc keeps for later */
+} galloc_state;
+
+/* What galloc_pointer_info knows of an address. */
+typedef struct galloc_pointer {
+    galloc_pool *pool;
+    void *base;                   /* start of the block that holds the address */
+    size_t requested;             /* bytes asked for; 0 for free memory */
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512 */
+    size_t room;                  /* bytes that galloc_resize may reach without moving; at least `usable` */
+    unsigned long long stream_id; /* the stream it was allocated for (cudaStreamGetId), or freed on */
+    int device;
+    uint32_t tag;
+    galloc_state state;
+} galloc_pointer;
+
+/* A quantity over time: now, the highest since the last reset, and all increases since the last reset added up. */
+typedef struct galloc_stat {
+    size_t current, peak, total;
+} galloc_stat;
+
+/* Calls into the driver, counted by kind. */
+#define GALLOC_DRIVER_CALLS(X)                                                                                         \
+    X(reserve, "cuMemAddressReserve") X(unreserve, "cuMemAddressFree") X(create, "cuMemCreate")                        \
+    X(release, "cuMemRelease") X(map, "cuMemMap") X(unmap, "cuMemUnmap") X(set_access, "cuMemSetAccess")               \
+    X(mem_alloc, "cuMemAlloc") X(mem_free, "cuMemFree") X(event_create, "cuEventCreate")                               \
+    X(event_destroy, "cuEventDestroy") X(event_record, "cuEventRecord") X(event_query, "cuEventQuery")                 \
+    X(event_synchronize, "cuEventSynchronize") X(stream_wait, "cuStreamWaitEvent")                                     \
+    X(context_synchronize, "cuCtxSynchronize")
+#define GAI_CALL_FIELD(name, function) uint64_t name;
+
+/* Counters of a pool; reading them costs one lock and no walk. Bytes satisfy, at any moment:
+     live <= allocated,  allocated + cached == reserved */
+typedef struct galloc_stats {
+    galloc_stat live;      /* bytes that the program asked for and has not freed */
+    galloc_stat allocated; /* the same, rounded as they are held */
+    galloc_stat reserved;  /* bytes of physical memory that the pool holds */
+    galloc_stat cached;    /* held, but in no used block */
+    galloc_stat blocks;    /* used blocks, a count */
+    uint64_t mallocs;      /* successful allocations */
+    uint64_t frees;        /* successful frees */
+    uint64_t failures;     /* allocations that failed */
+    uint64_t hits;         /* allocations served from what was held already */
+    uint64_t grows;        /* times that physical memory was added */
+    uint64_t splits, merges;
+    uint64_t marks;        /* events recorded at a position of a stream */
+    uint64_t waits;        /* waits queued between streams */
+    uint64_t moves;        /* pages moved to other addresses */
+    size_t addresses;      /* bytes of address space reserved */
+    size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
+    struct {
+        GALLOC_DRIVER_CALLS(GAI_CALL_FIELD)
+    } driver; /* calls made, by kind */
+} galloc_stats;
+
+/* ==== API ========================================================================================================
+   */
+/* >>api */
+
+/* Unless a function says otherwise:
+     Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInitializationError in
+     a
+              child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured, and whatever
+              error the driver gave. A failure changes nothing, writes one line to GALLOC_LOG and keeps it for
+              galloc_last_message. The runtime's last error is left as it was.
+     Threads  may be called from any thread at any time.
+     Device   never waits for the device and never touches its memory. */
+
+/* Allocates `bytes` bytes of device memory, aligned to 512, for work on `stream`, from the default pool of the
+   stream's device (for the default streams: of the current device). The memory may be used by work queued on `stream`
+   after this call, and by work that is ordered after such a point of `stream`. Its contents are undefined.
+     ptr      receives the address; NULL if bytes is 0, and after every failure
+     bytes    0 .. SIZE_MAX; more than the device can hold fails
+     Returns  also cudaErrorMemoryAllocation: nothing cached fits and the device, or the pool's limit, has no more
+     Device   waits for the device only when memory has run out, and then for just what it needs */
+GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
+
+/* Gives memory back. Work queued on `stream` before this call may still be using it: it is reused by later work of
+   the same stream at once, by others when it is known to be safe (see ON STREAMS).
+     ptr      from galloc_malloc, galloc_alloc or galloc_pool_malloc; NULL does nothing
+     stream   any stream of any device; all work that uses the memory must be ordered before this point of it
+     Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
+     says
+              whether it is foreign, inside a block, or freed already
+     Host     allocates nothing and cannot fail for want of memory */
+GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
+
+/* The same for memory that several streams use: it is reused after the work queued so far on each of them.
+     streams  n streams, 1 <= n; may repeat
+     Returns  also cudaErrorMemoryAllocation when the host has no memory to note the streams: the block is still used
+     */
+GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
+
+/* The general form, of which the other allocating functions are shorthands.
+     request  what is wanted; see galloc_request. Read during the call only */
+GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
+
+/* Grows or shrinks a block where it stands, keeping its contents. It can grow into the room that
+   galloc_request.max_bytes kept, and into free memory that happens to follow; new bytes may be used by work queued on
+   `stream` after this call.
+     bytes    the new size, at least 1
+     stream   as for galloc_free when shrinking, as for galloc_malloc when growing
+     Returns  also cudaErrorNotSupported when the block cannot grow where it stands, cudaErrorMemoryAllocation when
+     the
+              addresses are there but no memory is; the block is unchanged after either */
+GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
+
+/* Says that `stream` uses the block too. When the block is freed, whatever that stream has been given until then
+   counts as use: nobody is given the memory, the freeing stream included, before that work is done or waited for.
+     ptr      start of a used block
+     stream   must live until the block is freed, or be retired before it is destroyed
+     Returns  also cudaErrorInvalidDevicePointer, cudaErrorMemoryAllocation (host) */
+GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
+
+/* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
+   is done, and galloc forgets the stream. A program that does not say it stays correct; the last two MiB or so that
+   such a stream freed are found again only when memory runs out. */
+GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
+
+/* The settings that a pool has when nobody says otherwise. */
+GALLOC_API galloc_config galloc_config_default(void);
+
+/* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF:
+     expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   reuse:none or of
+     completed|followed|wait joined by '+'
+   Strict: anything else is an error and then nothing is changed.
+     message  receives what is wrong, where, and what would be right; NULL with size 0 if it is not wanted */
+GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
+
+/* Makes a pool.
+     config   NULL: the defaults, for the current device
+     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on failure
+     */
+GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
+
+/* Ends a pool and gives its memory back.
+     Returns  also cudaErrorNotPermitted when blocks of it are still used: the pool is unchanged; and for default
+     pools Threads  no other thread may be using this pool
+     Device   waits for it */
+GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
+
+/* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
+   GALLOC_CONF.
+     device   ordinal; -1: the current device */
+GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
+
+/* galloc_malloc from a pool of one's own. The stream may belong to another device than the pool: the program sees to
+   it that that device may access the memory. */
+GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
+
+/* Makes sure that `bytes` can be allocated, in one piece or in several and on any stream, without asking the driver.
+     Returns  also cudaErrorMemoryAllocation */
+GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
+
+/* Gives free memory back to the device until the pool holds no more than `keep_bytes`, or nothing more can go. Pages
+   go one by one, also out of the middle of segments; those freed least recently go first.
+     Device   waits for it if what is already known to be unused does not suffice */
+GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes);
+
+/* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
+GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
+
+/* Reads the counters; sets peaks to the current values and totals and counts to zero. */
+GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
+GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
+
+/* Walks the whole heap and returns how many of its invariants (they stand above the private structs) do not hold: 0
+   is healthy. -1 for a NULL pool. For tests and debugging: takes time in proportion to the number of blocks. */
+GALLOC_API int galloc_pool_check(galloc_pool *pool);
+
+/* What is known of an address. Any address may be asked: for one that is not galloc's the state is
+   GALLOC_STATE_FOREIGN and the call succeeds. */
+GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
+
+/* Destroys the default pools, and forgets everything; afterwards galloc may be used again from the beginning.
+     Returns  cudaErrorNotPermitted when blocks are still used or pools of one's own still exist; what is unused is
+     given
+              back all the same
+     Threads  no other thread may be inside galloc
+     Device   waits for it */
+GALLOC_API cudaError_t galloc_shutdown(void);
+
+/* This thread's last error in words; "" if there was none. Valid until the thread's next error. */
+GALLOC_API const char *galloc_last_message(void);
+
+#ifdef __cplusplus
+/* As cudaMalloc has it: float *p; galloc_malloc(&p, bytes, stream). */
+template <class T> static inline cudaError_t galloc_malloc(T **ptr, size_t bytes, cudaStream_t stream)
+{
+    void *p = NULL;
+    cudaError_t err = galloc_malloc(ptr ? &p : (void **)NULL, bytes, stream);
+    if (ptr) *ptr = static_cast<T *>(p);
+    return err;
+}
+template <class T> static inline cudaError_t galloc_alloc(T **ptr, const galloc_request *request)
+{
+    void *p = NULL;
+    cudaError_t err = galloc_alloc(ptr ? &p : (void **)NULL, request);
+    if (ptr) *ptr = static_cast<T *>(p);
+    return err;
+}
+template <class T>
+static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t bytes, cudaStream_t stream)
+{
+    void *p = NULL;
+    cudaError_t err = galloc_pool_malloc(pool, ptr ? &p : (void **)NULL, bytes, stream);
+    if (ptr) *ptr = static_cast<T *>(p);
+    return err;
+}
+#endif
+
+#endif /* GALLOC_H */
+
+/* ==== IMPLEMENTATION =============================================================================================
+   */
+
+#if defined(GALLOC_IMPLEMENTATION) && !defined(GALLOC_IMPLEMENTATION_DONE)
+#define GALLOC_IMPLEMENTATION_DONE
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda.h>
+
+#if defined(_WIN32)
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <pthread.h>
+#endif
+
+/* The body defines the plain names and the per-thread ones side by side. */
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#undef galloc_malloc
+#undef galloc_free
+#undef galloc_free_after
+#undef galloc_alloc
+#undef galloc_pool_malloc
+#undef galloc_record_stream
+#undef galloc_stream_retire
+#undef galloc_resize
+#endif
+
+#ifndef GALLOC_MALLOC
+#define GALLOC_MALLOC(bytes) malloc(bytes)
+#define GALLOC_FREE(p) free(p)
+#endif
+#ifndef GALLOC_ASSERT
+#define GALLOC_ASSERT(condition) ((void)0)
+#endif
+#ifndef GALLOC_LOG
+#define GALLOC_LOG(text) ((void)fprintf(stderr, "galloc: %s\n", text))
+#endif
+
+/* ==== PLATFORM ===================================================================================================
+   */
+/* >>platform */
+
+#if defined(__GNUC__)
+#define GAI_FORMAT(string, first) __attribute__((format(printf, string, first)))
+#else
+#define GAI_FORMAT(string, first)
+#endif
+
+#if defined(_WIN32)
+#define GAI_THREAD_LOCAL __declspec(thread)
+#define GAI_LOCK_STATIC SRWLOCK_INIT
+typedef SRWLOCK gai_lock;
+
+static void gai_lock_init(gai_lock *lock) { InitializeSRWLock(lock); }
+static void gai_lock_end(gai_lock *lock) { (void)lock; }
+static void gai_lock_on(gai_lock *lock) { AcquireSRWLockExclusive(lock); }
+static void gai_lock_off(gai_lock *lock) { ReleaseSRWLockExclusive(lock); }
+#else
+#define GAI_THREAD_LOCAL __thread
+#define GAI_LOCK_STATIC PTHREAD_MUTEX_INITIALIZER
+typedef pthread_mutex_t gai_lock;
+
+static void gai_lock_init(gai_lock *lock) { (void)pthread_mutex_init(lock, NULL); }
+static void gai_lock_end(gai_lock *lock) { (void)pthread_mutex_destroy(lock); }
+static void gai_lock_on(gai_lock *lock) { (void)pthread_mutex_lock(lock); }
+static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
+#endif
+
+/* Pointers and counters that are read without a lock. A pointer is published after what it points to. */
+#if defined(__GNUC__)
+static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static void gai_count(uint64_t *p) { (void)__atomic_fetch_add(p, 1, __ATOMIC_RELAXED); }
+static uint64_t gai_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static void gai_count_reset(uint64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELAXED); }
+#elif defined(_MSC_VER)
+static void *gai_load_pointer(void *const *p) { return InterlockedCompareExchangePointer((void **)p, NULL, NULL); }
+static void gai_store_pointer(void **p, void *value) { (void)InterlockedExchangePointer(p, value); }
+static void gai_count(uint64_t *p) { (void)InterlockedIncrement64((volatile LONG64 *)p); }
+static uint64_t gai_counted(const uint64_t *p)
+{
+    return (uint64_t)InterlockedCompareExchange64((volatile LONG64 *)p, 0, 0);
+}
+static void gai_count_reset(uint64_t *p) { (void)InterlockedExchange64((volatile LONG64 *)p, 0); }
+#else
+#error "galloc.h: needs gcc, clang, nvcc or MSVC"
+#endif
+
+/* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
+   nodes of the address maps; taken after any other. */
+static gai_lock gai_global_lock = GAI_LOCK_STATIC;
+static gai_lock gai_map_lock = GAI_LOCK_STATIC;
+
+/* A child of fork inherits the heap but not the driver: it must not touch either. */
+static void *gai_forked;
+static int gai_forks_are_watched;
+
+#if !defined(_WIN32)
+static void gai_on_fork(void) { gai_store_pointer(&gai_forked, &gai_forked); }
+static int gai_watch_forks(void) { return pthread_atfork(NULL, NULL, gai_on_fork); }
+#else
+static int gai_watch_forks(void) { return 0; }
+#endif
+
+/* This thread's last error in words, and whether it is still to be logged: that happens when the public function
+   ends, with no lock held, so that GALLOC_LOG may do what it likes. */
+static GAI_THREAD_LOCAL char gai_message[320];
+static GAI_THREAD_LOCAL int gai_message_is_new;
+
+/* Says what is wrong, where it is found. The first to say something knows best: the rest of the call is silent. */
+GAI_FORMAT(2, 3)
+static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
+{
+    va_list arguments;
+    if (gai_message_is_new) return error;
+    gai_message_is_new = 1;
+    va_start(arguments, format);
+    (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+/* Every public function ends here. */
+static cudaError_t gai_end(cudaError_t error)
+{
+    if (error && gai_message_is_new) GALLOC_LOG(gai_message);
+    gai_message_is_new = 0;
+    return error;
+}
+
+/* ==== SIZES ======================================================================================================
+   */
+/* >>sizes */
+
+#define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
+#define GAI_UNIT_LOG2 9
+#define GAI_MIB ((size_t)1 << 20)
+#define GAI_ADDRESS_BITS 57          /* as far as five-level page tables reach */
+
+static size_t gai_min(size_t a, size_t b) { return a < b ? a : b; }
+static size_t gai_max(size_t a, size_t b) { return a > b ? a : b; }
+
+static int gai_is_power_of_two(size_t n) { return n && !(n & (n - 1)); }
+static size_t gai_down(size_t n, size_t multiple) { return n & ~(multiple - 1); }
+static size_t gai_up(size_t n, size_t multiple) { return gai_down(n + (multiple - 1), multiple); }
+
+/* Rounds up a size that came from outside; 0 when that leaves the range of addresses. */
+static int gai_round(size_t n, size_t multiple, size_t *out)
+{
+    if (n > ((size_t)1 << GAI_ADDRESS_BITS) - multiple) return 0;
+    *out = gai_up(n, multiple);
+    return 1;
+}
+
+/* Index of the highest bit set; n > 0. */
+static int gai_log2(uint64_t n)
+{
+#if defined(__GNUC__)
+    return 63 - __builtin_clzll(n);
+#else
+    unsigned long at;
+    _BitScanReverse64(&at, n);
+    return (int)at;
+#endif
+}
+
+/* Index of the lowest bit set; n > 0. */
+static int gai_lowest(uint64_t n) { return gai_log2(n & (~n + 1)); }
+
+/* The largest power of two that is no larger than n; n > 0. */
+static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
+
+/* ==== CUDA =======================================================================================================
+   */
+/* >>cuda */
+
+/* The driver's functions are fetched from the runtime, so that no program must link libcuda, and called instead of
+   the runtime's, so that the program's last error is never touched and a look at a stream costs a third. Their result
+   codes are the runtime's (driver_types.h keeps the numbers equal). */
+#define GAI_DRIVER_FUNCTIONS(X)                                                                                        \
+    X(Init, (unsigned int))                                                                                            \
+    X(CtxGetCurrent, (CUcontext *))                                                                                    \
+    X(CtxPushCurrent, (CUcontext))                                                                                     \
+    X(CtxPopCurrent, (CUcontext *))                                                                                    \
+    X(CtxGetId, (CUcontext, unsigned long long *))                                                                     \
+    X(CtxGetDevice, (CUdevice *))                                                                                      \
+    X(CtxSynchronize, (void))                                                                                          \
+    X(DeviceGetCount, (int *))                                                                                         \
+    X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
+    X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
+    X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                 \
+    X(DevicePrimaryCtxRelease, (CUdevice))                                                                             \
+    X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
+    X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
+    X(StreamGetFlags, (CUstream, unsigned int *))                                                                      \
+    X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
+    X(StreamSynchronize, (CUstream))                                                                                   \
+    X(StreamWaitEvent, (CUstream, CUevent, unsigned int))                                                              \
+    X(EventCreate, (CUevent *, unsigned int))                                                                          \
+    X(EventRecord, (CUevent, CUstream))                                                                                \
+    X(EventQuery, (CUevent))                                                                                           \
+    X(EventSynchronize, (CUevent))                                                                                     \
+    X(EventDestroy, (CUevent))                                                                                         \
+    X(MemAlloc, (CUdeviceptr *, size_t))                                                                               \
+    X(MemFree, (CUdeviceptr))                                                                                          \
+    X(MemGetAllocationGranularity,                                                                                     \
+      (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))                                       \
+    X(MemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                             \
+    X(MemAddressFree, (CUdeviceptr, size_t))                                                                           \
+    X(MemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))            \
+    X(MemRelease, (CUmemGenericAllocationHandle))                                                                      \
+    X(MemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))                         \
+    X(MemUnmap, (CUdeviceptr, size_t))                                                                                 \
+    X(MemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                                            \
+    X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
+
+#define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
+#define GAI_DRIVER_LOAD(name, arguments) \
+    if (!error) error = gai_load_function("cu" #name, &cu->name, sizeof cu->name);
+
+typedef struct gai_driver {
+    GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
+} gai_driver;
+
+static gai_driver gai_cu;
+static void *gai_cu_ready; /* not NULL once the table is full */
+
+/* The runtime keeps the last error of a call of ours that failed; the program had none then, and must have none
+   after. */
+static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
+{
+    if (error != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
+    return error;
+}
+
+static cudaError_t gai_load_function(const char *name, void *slot, size_t size)
+{
+    void *function = NULL;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t before = cudaPeekAtLastError(), error;
+#if CUDART_VERSION >= 12050
+    error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableLegacyStream, &found);
+#else
+    error = cudaGetDriverEntryPoint(name, &function, cudaEnableLegacyStream, &found);
+#endif
+    if (gai_forget_error(before, error)) return gai_fail(error, "no CUDA driver: %s", cudaGetErrorString(error));
+    if (found != cudaDriverEntryPointSuccess || !function)
+        return gai_fail(cudaErrorInsufficientDriver, "the CUDA driver has no %s: it must be 12.0 or later", name);
+    memcpy(slot, &function, size);
+    return cudaSuccess;
+}
+
+static cudaError_t gai_driver_load(gai_driver *cu)
+{
+    cudaError_t error = cudaSuccess;
+    CUresult result;
+    GAI_DRIVER_FUNCTIONS(GAI_DRIVER_LOAD)
+    if (error) return error;
+    result = cu->Init(0);
+    if (result) return gai_fail((cudaError_t)(int)result, "cuInit: %s", cudaGetErrorString((cudaError_t)(int)result));
+    if (!gai_forks_are_watched && gai_watch_forks())
+        return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
+    gai_forks_are_watched = 1;
+    return cudaSuccess;
+}
+
+/* Every public function begins here. */
+static cudaError_t gai_begin(void)
+{
+    cudaError_t error = cudaSuccess;
+    if (gai_load_pointer(&gai_forked))
+        return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
+    if (gai_load_pointer(&gai_cu_ready)) return cudaSuccess;
+    gai_lock_on(&gai_global_lock);
+    if (!gai_cu_ready) {
+        error = gai_driver_load(&gai_cu);
+        if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
+    }
+    gai_lock_off(&gai_global_lock);
+    return error;
+}
+
+/* A thread that never called the runtime has no context: it gets the one that the runtime would give it. */
+static cudaError_t gai_bind_context(void)
+{
+    cudaError_t before = cudaPeekAtLastError();
+    int device = 0;
+    cudaError_t error = gai_forget_error(before, cudaGetDevice(&device));
+    if (!error) error = gai_forget_error(before, cudaSetDevice(device));
+    if (error) return gai_fail(error, "no CUDA context for this thread: %s", cudaGetErrorString(error));
+    return cudaSuccess;
+}
+
+static cudaError_t gai_driver_failed(CUresult result, const char *function)
+{
+    cudaError_t error = (cudaError_t)(int)result;
+    return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
+}
+
+/* Errors after which the context, or the driver, is of no use any more: nothing is gained by trying on. */
+static int gai_is_sticky(CUresult result)
+{
+    int code = (int)result;
+    return code == 214 /* uncorrectable ECC error */ || code == 220 /* uncorrectable NVLINK error */ ||
+           code == 700 /* illegal address */ || code == 702 /* launch timeout */ || code == 709 /* context gone */ ||
+           code == 710 /* device assert */ || (code >= 714 && code <= 719) /* hardware and launch failures */;
+}
+
+static int gai_is_driver_gone(CUresult result) { return result == CUDA_ERROR_DEINITIALIZED; }
+
+/* Has the context with this id come to an end? An odd error proves nothing. */
+static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
+{
+    unsigned long long id = 0;
+    CUresult result = gai_cu.CtxGetId(context, &id);
+    if (!result) return id != context_id;
+    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* Where a call stands: its stream and that stream's context, by their ids too, since handles come back. */
+typedef struct gai_site {
+    CUstream stream;
+    CUcontext context;
+    unsigned long long stream_id, context_id;
+    int hands_off; /* legacy, while a blocking stream is captured: any work on it would break the capture */
+} gai_site;
+
+static CUresult gai_site_look(gai_site *site)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = gai_cu.StreamGetCtx(site->stream, &site->context);
+    if (!result) result = gai_cu.CtxGetId(site->context, &site->context_id);
+    if (!result) result = gai_cu.StreamGetId(site->stream, &site->stream_id);
+    if (result) return result;
+    result = gai_cu.StreamIsCapturing(site->stream, &status);
+    site->hands_off = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (site->hands_off) return CUDA_SUCCESS;
+    if (!result && status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return result;
+}
+
+static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
+{
+    CUresult result;
+    memset(site, 0, sizeof *site);
+    site->stream = stream ? (CUstream)stream : CU_STREAM_LEGACY;
+    result = gai_site_look(site);
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+        cudaError_t error = gai_bind_context();
+        if (error) return error;
+        result = gai_site_look(site);
+    }
+    if (gai_is_driver_gone(result)) return cudaErrorCudartUnloading;
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        return gai_fail(cudaErrorStreamCaptureUnsupported, "the stream is being captured: allocate before the capture");
+    return result ? gai_driver_failed(result, "looking at the stream") : cudaSuccess;
+}
+
+/* While it lasts, `context` is current and no call of this thread can break a capture of another (relaxed mode). */
+typedef struct gai_scope {
+    CUstreamCaptureMode mode;
+    int pushed;
+} gai_scope;
+
+static CUresult gai_scope_enter(gai_scope *scope, CUcontext context)
+{
+    CUcontext current = NULL;
+    CUresult result = gai_cu.CtxGetCurrent(&current);
+    scope->pushed = 0;
+    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (!result && current != context) {
+        result = gai_cu.CtxPushCurrent(context);
+        scope->pushed = !result;
+    }
+    if (!result) result = gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
+    if (result && scope->pushed) (void)gai_cu.CtxPopCurrent(&current);
+    return result;
+}
+
+static void gai_scope_leave(gai_scope *scope)
+{
+    CUcontext popped;
+    (void)gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
+    if (scope->pushed) (void)gai_cu.CtxPopCurrent(&popped);
+}
+
+/* ==== STRUCTS ====================================================================================================
+   */
+/* >>structs */
+
+/* page      one physical memory handle, mapped at one range of addresses; in a fixed segment, its one cudaMalloc
+   segment   a contiguous range of addresses: expandable (reserved, pages come and go) or fixed (one cudaMalloc)
+   block     a tile of a segment:
+               used     the program's
+               free     mapped, in exactly one free set
+               hole     addresses without a page
+               room     a hole kept for the used block before it, which may grow into it
+               busy     taken out of sight while the driver is called on it, or after the driver refused to undo a
+               step
+   mark      "these bytes may be used by others after this position of that stream"
+   epoch     positions of a stream are counted by its lane: a free is stamped with the lane's epoch, and an event
+             recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
+   lane      what a pool knows of one stream
+   free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
+
+enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY };
+
+typedef struct gai_lane gai_lane;
+typedef struct gai_set gai_set;
+typedef struct gai_segment gai_segment;
+
+/* begin < end, both within the block;  mark is complete == (epoch <= lane->done) */
+typedef struct gai_mark {
+    struct gai_mark *next;
+    gai_lane *lane;
+    uint64_t epoch;
+    uintptr_t begin, end; /* the bytes it is about */
+} gai_mark;
+
+/* addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
+   next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
+   kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
+   kind != GAI_USED or spare != NULL                           (a free needs no host memory)
+   used, free: found in the block map under addr, and every byte has a page; holes and rooms: no byte has one */
+typedef struct gai_block {
+    struct gai_block *next_bin, *prev_bin; /* same bin of the set, both ways; next_bin also links unused descriptors */
+    struct gai_block *next, *prev;         /* by address, within the segment */
+    struct gai_block *newer, *older;       /* of the set, by time of free */
+    gai_segment *segment;
+    gai_set *set;
+    gai_mark *marks;
+    gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
+    gai_mark *spare;  /* used: the mark that the free will need */
+    uintptr_t addr;
+    size_t bytes;
+    size_t requested;
+    uint64_t age; /* time of the free, counted in frees */
+    uint64_t stream_id;
+    uint32_t tag;
+    enum gai_kind kind;
+    int growable; /* used: asked for with room to grow, which it keeps when it is made smaller */
+} gai_block;
+
+typedef struct gai_page {
+    struct gai_page *next_unused; /* links unused descriptors, and the quarantine */
+    gai_segment *segment;         /* never cleared: a look-up may come late */
+    uintptr_t addr;
+    size_t bytes;
+    gai_block *block;             /* busy, over the same addresses: while the page comes, goes, or is in quarantine */
+    CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
+} gai_page;
+
+struct gai_segment {
+    gai_segment *next;
+    struct galloc_pool *pool;
+    gai_block *first;
+    uintptr_t addr;
+    size_t bytes; /* sum of the blocks' bytes */
+    int fixed;
+    int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
+};
+
+/* An event that was recorded on the lane's stream, or waits to be used again. */
+typedef struct gai_event {
+    struct gai_event *next;
+    CUevent event;
+    uint64_t epoch; /* it stands for all frees stamped so or less */
+} gai_event;
+
+/* "`lane` has a wait in its queue for everything that `on` freed up to `epoch`" */
+typedef struct gai_wait {
+    struct gai_wait *next;
+    gai_lane *on;
+    uint64_t epoch;
+} gai_wait;
+
+/* Two-level segregated fit. In units of 512 bytes: sizes below 32 have a bin each; above, every power of two is cut
+   into 32 bins, so that neighbours are 1/32 = 3.1 % apart at most. */
+#define GAI_COLUMNS_LOG2 5
+#define GAI_COLUMNS 32
+#define GAI_ROWS (GAI_ADDRESS_BITS - GAI_UNIT_LOG2 - GAI_COLUMNS_LOG2 + 1)
+
+/* bit r of rows == (columns[r] != 0);  bit c of columns[r] == (bins[r][c] != NULL);  bytes == sum of the blocks' */
+struct gai_set {
+    gai_lane *lane; /* NULL: common or mixed */
+    uint64_t rows;
+    uint32_t columns[GAI_ROWS];
+    gai_block *bins[GAI_ROWS][GAI_COLUMNS];
+    gai_block *oldest, *newest;
+    size_t bytes;
+};
+
+/* done < epoch;  freed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
+   uses == marks that name it, in blocks of any kind, takers included */
+struct gai_lane {
+    gai_lane *next, *next_indexed;
+    CUcontext context;
+    unsigned long long context_id, stream_id;
+    CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
+    int blocking;        /* ordered with the legacy stream by CUDA itself */
+    int asked;           /* somebody waits for a mark: record one at the next opportunity */
+    int due;             /* record an event as soon as the lock is let go: record_stream's rule */
+    int retired;         /* its stream is, or is about to be, destroyed */
+    int busy;            /* calls that hold on to it with no lock held */
+    uint64_t epoch;      /* of frees from now on */
+    uint64_t done;       /* all frees stamped so or less are complete */
+    uint64_t freed;      /* the latest stamp given */
+    uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
+    uint64_t uses;
+    size_t unmarked;     /* bytes freed since the last mark */
+    gai_event *recorded; /* in order of epoch */
+    gai_event *idle;
+    gai_wait *waits;
+    gai_set free;
+};
+
+/* Unused descriptors of one kind; chunks stay until the pool ends. */
+typedef struct gai_slab {
+    size_t size;      /* of a descriptor */
+    void *unused;     /* linked by their first word */
+    size_t available; /* length of that list */
+    void *chunks;
+} gai_slab;
+
+#define GAI_LANE_INDEX 64
+
+/* live.current <= allocated.current <= reserved.current
+   reserved.current == bytes of pages + bytes in quarantine;  allocated.current == bytes of used blocks
+   Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
+   everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
+   are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
+   `growth`. */
+struct galloc_pool {
+    struct galloc_pool *next;
+    gai_lock lock, growth, marking;
+    galloc_config config;
+    int is_default;
+    int due; /* some lane is */
+    CUcontext context;
+    unsigned long long context_id;
+    size_t granularity, device_bytes;
+    CUresult broken;     /* a sticky error: the pool refuses from then on */
+    int driver_gone;
+    uint64_t clock;      /* frees so far */
+    gai_segment *segments;
+    gai_lane *lanes;
+    gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
+    gai_block *holes;     /* linked by next_bin, prev_bin */
+    gai_page *quarantine; /* unmapped, but the driver would not release them; counted in reserved */
+    gai_set common, mixed;
+    gai_slab blocks, marks, pages, events, waits;
+    galloc_stats stats;
+};
+
+/* What an allocation looks for. */
+typedef struct gai_want {
+    size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
+    size_t requested;
+    uint32_t tag;
+    int just_ready; /* galloc_pool_reserve: have it, do not take it */
+    int growable;   /* it has room, be it addresses or, in fixed segments, memory */
+    int far;        /* place it at the far end of a free block */
+    gai_lane *lane; /* NULL: for nobody in particular, so only what anybody may have */
+} gai_want;
+
+/* ==== SLAB =======================================================================================================
+   */
+/* >>slab */
+
+#define GAI_CHUNK_BYTES ((size_t)32 << 10)
+
+static void gai_slab_give(gai_slab *slab, void *descriptor)
+{
+    *(void **)descriptor = slab->unused;
+    slab->unused = descriptor;
+    slab->available++;
+}
+
+/* Makes sure that `n` descriptors can be taken. */
+static int gai_slab_has(gai_slab *slab, size_t n)
+{
+    while (slab->available < n) {
+        char *chunk = (char *)GALLOC_MALLOC(GAI_CHUNK_BYTES);
+        size_t at;
+        if (!chunk) return 0;
+        *(void **)(void *)chunk = slab->chunks;
+        slab->chunks = chunk;
+        for (at = 64; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+    }
+    return 1;
+}
+
+/* What giving memory back needs is kept for it: that must not fail because the host has no memory left. */
+#define GAI_SLAB_KEPT 4
+
+static int gai_slab_need(gai_slab *slab, size_t n) { return gai_slab_has(slab, n + GAI_SLAB_KEPT); }
+
+/* Cannot fail after gai_slab_need or gai_slab_has. */
+static void *gai_slab_take(gai_slab *slab)
+{
+    void *descriptor = slab->unused;
+    GALLOC_ASSERT(slab->available > 0);
+    slab->unused = *(void **)descriptor;
+    slab->available--;
+    return descriptor;
+}
+
+static void gai_slab_end(gai_slab *slab)
+{
+    while (slab->chunks) {
+        void *next = *(void **)slab->chunks;
+        GALLOC_FREE(slab->chunks);
+        slab->chunks = next;
+    }
+}
+
+/* ==== MAP ========================================================================================================
+   */
+/* >>map */
+
+/* Two maps for all pools, read without a lock: from the address of a block to its descriptor, and from any address,
+   cut to 2 MiB, to the page that is mapped there. Radix trees of fixed depth; inner nodes stay until galloc_shutdown.
+   Entries are written under the lock of the pool that owns the address. */
+#define GAI_MAP_LEVELS 5
+#define GAI_MAP_ROOT_LOG2 14
+#define GAI_PAGE_LOG2 21
+
+typedef struct gai_map {
+    int low_bits;                  /* of an address that are not looked at */
+    int levels;                    /* below the root */
+    int log2[GAI_MAP_LEVELS];      /* width of each, the root first */
+    void *root[1 << GAI_MAP_ROOT_LOG2];
+    void *nodes;                   /* all inner nodes, linked by their first word */
+} gai_map;
+
+static gai_map gai_block_map = {GAI_UNIT_LOG2, 5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {NULL}, NULL};
+static gai_map gai_page_map = {GAI_PAGE_LOG2, 3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {NULL}, NULL};
+
+/* The node's slots begin behind its link. */
+static void **gai_map_node_new(gai_map *map, int level)
+{
+    size_t bytes = ((size_t)1 + ((size_t)1 << map->log2[level])) * sizeof(void *);
+    void **node = (void **)GALLOC_MALLOC(bytes);
+    if (!node) return NULL;
+    memset(node, 0, bytes);
+    node[0] = map->nodes;
+    map->nodes = node;
+    return node + 1;
+}
+
+static size_t gai_map_digit(const gai_map *map, int level, uintptr_t addr)
+{
+    int shift = map->low_bits, i;
+    for (i = map->levels - 1; i > level; i--) shift += map->log2[i];
+    return (size_t)(addr >> shift) & (((size_t)1 << map->log2[level]) - 1);
+}
+
+/* The slot of an address, or NULL where there is no node for it. */
+static void **gai_map_slot(gai_map *map, uintptr_t addr)
+{
+    void **slots = map->root;
+    int level;
+    if (addr >> GAI_ADDRESS_BITS) return NULL;
+    for (level = 0; level < map->levels - 1; level++) {
+        slots = (void **)gai_load_pointer(&slots[gai_map_digit(map, level, addr)]);
+        if (!slots) return NULL;
+    }
+    return &slots[gai_map_digit(map, level, addr)];
+}
+
+static void *gai_map_get(gai_map *map, uintptr_t addr)
+{
+    void **slot = gai_map_slot(map, addr);
+    return slot ? gai_load_pointer(slot) : NULL;
+}
+
+/* Makes the nodes on the way to an address; the only step of the map that can fail. */
+static int gai_map_need(gai_map *map, uintptr_t addr)
+{
+    void **slots = map->root;
+    int level;
+    if (addr >> GAI_ADDRESS_BITS) return 0;
+    if (gai_map_slot(map, addr)) return 1;
+    gai_lock_on(&gai_map_lock);
+    for (level = 0; level < map->levels - 1 && slots; level++) {
+        void **slot = &slots[gai_map_digit(map, level, addr)];
+        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, level + 1));
+        slots = (void **)*slot;
+    }
+    gai_lock_off(&gai_map_lock);
+    return slots != NULL;
+}
+
+/* Needs the nodes. */
+static void gai_map_set(gai_map *map, uintptr_t addr, void *value)
+{
+    gai_store_pointer(gai_map_slot(map, addr), value);
+}
+
+/* The last entry at or before an address, below the node `slots`; `bounded` while the way is the address's own. */
+static void *gai_map_floor_at(gai_map *map, void **slots, int level, uintptr_t addr, int bounded)
+{
+    size_t top = bounded ? gai_map_digit(map, level, addr) : ((size_t)1 << map->log2[level]) - 1;
+    size_t i;
+    for (i = top + 1; i-- > 0;) {
+        void *below = gai_load_pointer(&slots[i]);
+        if (below && level + 1 < map->levels)
+            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && i == top);
+        if (below) return below;
+    }
+    return NULL;
+}
+
+static gai_block *gai_block_before(uintptr_t addr)
+{
+    if (addr >> GAI_ADDRESS_BITS) return NULL;
+    return (gai_block *)gai_map_floor_at(&gai_block_map, gai_block_map.root, 0, addr, 1);
+}
+
+static void gai_map_end(gai_map *map)
+{
+    while (map->nodes) {
+        void *next = *(void **)map->nodes;
+        GALLOC_FREE(map->nodes);
+        map->nodes = next;
+    }
+    memset(map->root, 0, sizeof map->root);
+}
+
+/* ==== BINS =======================================================================================================
+   */
+/* >>bins */
+
+#define GAI_LOOKS 8 /* blocks compared for the best fit within a bin; more gain less than 0.1 % of memory */
+
+typedef struct gai_bin {
+    int row, column;
+} gai_bin;
+
+static gai_bin gai_bin_of(size_t bytes)
+{
+    uint64_t units = bytes >> GAI_UNIT_LOG2;
+    gai_bin bin = {0, (int)units};
+    if (units >= GAI_COLUMNS) {
+        int shift = gai_log2(units) - GAI_COLUMNS_LOG2;
+        bin.row = shift + 1;
+        bin.column = (int)(units >> shift) & (GAI_COLUMNS - 1);
+    }
+    return bin;
+}
+
+/* The next bin with a block in it, strictly after this one; 0 when there is none. */
+static int gai_bin_next(const gai_set *set, gai_bin *bin)
+{
+    uint32_t columns = bin->column + 1 < GAI_COLUMNS ? set->columns[bin->row] & (~(uint32_t)0 << (bin->column + 1)) : 0;
+    if (!columns) {
+        uint64_t rows = set->rows & (~(uint64_t)0 << (bin->row + 1));
+        if (!rows) return 0;
+        bin->row = gai_lowest(rows);
+        columns = set->columns[bin->row];
+    }
+    bin->column = gai_lowest(columns);
+    return 1;
+}
+
+static void gai_bin_insert(gai_set *set, gai_block *block)
+{
+    gai_bin bin = gai_bin_of(block->bytes);
+    gai_block **head = &set->bins[bin.row][bin.column];
+    block->prev_bin = NULL;
+    block->next_bin = *head;
+    if (*head) (*head)->prev_bin = block;
+    *head = block;
+    set->rows |= (uint64_t)1 << bin.row;
+    set->columns[bin.row] |= (uint32_t)1 << bin.column;
+}
+
+static void gai_bin_remove(gai_set *set, gai_block *block)
+{
+    gai_bin bin = gai_bin_of(block->bytes);
+    if (block->next_bin) block->next_bin->prev_bin = block->prev_bin;
+    if (block->prev_bin) {
+        block->prev_bin->next_bin = block->next_bin;
+    } else {
+        set->bins[bin.row][bin.column] = block->next_bin;
+        if (!block->next_bin) set->columns[bin.row] &= ~((uint32_t)1 << bin.column);
+        if (!set->columns[bin.row]) set->rows &= ~((uint64_t)1 << bin.row);
+    }
+}
+
+/* The set's list by age is kept in order near its ends, which is where blocks enter it: newest by a free, anywhere by
+   a split. A block that belongs further inside is put GAI_AGE_STEPS from an end. */
+#define GAI_AGE_STEPS 32
+
+static void gai_age_insert(gai_set *set, gai_block *block)
+{
+    gai_block *older = set->newest, *newer = NULL;
+    int steps;
+    for (steps = 0; older && older->age > block->age && steps < GAI_AGE_STEPS; steps++) older = older->older;
+    if (older && older->age > block->age) {
+        for (older = NULL, newer = set->oldest, steps = 0; newer->age < block->age && steps < GAI_AGE_STEPS; steps++) {
+            older = newer;
+            newer = newer->newer;
+        }
+    } else {
+        newer = older ? older->newer : set->oldest;
+    }
+    block->older = older;
+    block->newer = newer;
+    if (older) older->newer = block;
+    else set->oldest = block;
+    if (newer) newer->older = block;
+    else set->newest = block;
+}
+
+static void gai_age_remove(gai_set *set, gai_block *block)
+{
+    if (block->older) block->older->newer = block->newer;
+    else set->oldest = block->newer;
+    if (block->newer) block->newer->older = block->older;
+    else set->newest = block->older;
+}
+
+static void gai_set_insert(gai_set *set, gai_block *block)
+{
+    block->set = set;
+    set->bytes += block->bytes;
+    gai_bin_insert(set, block);
+    gai_age_insert(set, block);
+}
+
+static void gai_set_remove(gai_block *block)
+{
+    gai_set *set = block->set;
+    gai_bin_remove(set, block);
+    gai_age_remove(set, block);
+    set->bytes -= block->bytes;
+    block->set = NULL;
+}
+
+/* Where in [begin, end) the wanted bytes go; 0 when they do not fit. */
+static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_want *want)
+{
+    uintptr_t at;
+    if (end - begin < want->bytes) return 0;
+    at = want->far ? gai_down(end - want->bytes, want->alignment) : gai_up(begin, want->alignment);
+    return at >= begin && at <= end - want->bytes ? at : 0;
+}
+
+static int gai_is_better(const gai_block *a, const gai_block *b)
+{
+    return !b || a->bytes < b->bytes || (a->bytes == b->bytes && a->addr < b->addr);
+}
+
+static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *want)
+{
+    gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
+    int looks;
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin)
+        if (gai_place(block->addr, block->addr + block->bytes, want) && gai_is_better(block, best)) best = block;
+    return best;
+}
+
+/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. With an
+   alignment, blocks of the size need not fit; those as large as the alignment's worst case do. */
+static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
+{
+    size_t sizes[2];
+    int i;
+    sizes[0] = want->bytes;
+    sizes[1] = want->bytes + want->alignment - GAI_UNIT;
+    for (i = 0; i < (want->alignment > GAI_UNIT ? 2 : 1); i++) {
+        gai_bin bin = gai_bin_of(sizes[i]);
+        gai_block *best = gai_bin_best(set, bin, want);
+        while (!best && gai_bin_next(set, &bin)) {
+            best = gai_bin_best(set, bin, want);
+            if (i == 0 && want->alignment > GAI_UNIT) break;
+        }
+        if (best) return best;
+    }
+    return NULL;
+}
+
+/* ==== MARKS ======================================================================================================
+   */
+/* >>marks */
+
+#define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per lane, for all that it spans */
+
+static gai_mark *gai_mark_new(galloc_pool *pool, gai_lane *lane, uint64_t epoch, uintptr_t begin, uintptr_t end)
+{
+    gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
+    mark->next = NULL;
+    mark->lane = lane;
+    mark->epoch = epoch;
+    mark->begin = begin;
+    mark->end = end;
+    if (lane) lane->uses++;
+    return mark;
+}
+
+static void gai_mark_end(galloc_pool *pool, gai_mark *mark)
+{
+    if (mark->lane) mark->lane->uses--;
+    gai_slab_give(&pool->marks, mark);
+}
+
+static int gai_mark_is_complete(const gai_mark *mark) { return mark->epoch <= mark->lane->done; }
+
+static size_t gai_marks_count(const gai_mark *mark)
+{
+    size_t n = 0;
+    for (; mark; mark = mark->next) n++;
+    return n;
+}
+
+static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
+{
+    while (*list) {
+        gai_mark *mark = *list;
+        if (gai_mark_is_complete(mark)) {
+            *list = mark->next;
+            gai_mark_end(pool, mark);
+        } else {
+            list = &mark->next;
+        }
+    }
+}
+
+static void gai_marks_end(galloc_pool *pool, gai_mark **list)
+{
+    while (*list) {
+        gai_mark *mark = *list;
+        *list = mark->next;
+        gai_mark_end(pool, mark);
+    }
+}
+
+/* Marks of one lane and epoch that touch become one: says the same with less. */
+static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
+{
+    gai_mark *other;
+    for (other = *list; other; other = other->next) {
+        if (other->lane != mark->lane || other->epoch != mark->epoch) continue;
+        if (mark->begin > other->end || other->begin > mark->end) continue;
+        other->begin = gai_min(other->begin, mark->begin);
+        other->end = gai_max(other->end, mark->end);
+        gai_mark_end(pool, mark);
+        return;
+    }
+    mark->next = *list;
+    *list = mark;
+}
+
+static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
+{
+    while (more) {
+        gai_mark *next = more->next;
+        gai_marks_add(pool, list, more);
+        more = next;
+    }
+}
+
+/* Asks for more than is needed, never for less: of each lane one mark stays, the latest, over all that its marks
+   span. */
+static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
+{
+    for (; list; list = list->next) {
+        gai_mark **rest = &list->next;
+        while (*rest) {
+            gai_mark *mark = *rest;
+            if (mark->lane == list->lane) {
+                if (mark->epoch > list->epoch) list->epoch = mark->epoch;
+                list->begin = gai_min(list->begin, mark->begin);
+                list->end = gai_max(list->end, mark->end);
+                *rest = mark->next;
+                gai_mark_end(pool, mark);
+            } else {
+                rest = &mark->next;
+            }
+        }
+    }
+}
+
+/* Leaves what is about bytes before `at` in *left and returns the rest. Takes a new mark for each one that is cut. */
+static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
+{
+    gai_mark *right = NULL;
+    while (*left) {
+        gai_mark *mark = *left;
+        if (mark->end <= at) {
+            left = &mark->next;
+        } else if (mark->begin >= at) {
+            *left = mark->next;
+            mark->next = right;
+            right = mark;
+        } else {
+            gai_mark *cut = gai_mark_new(pool, mark->lane, mark->epoch, at, mark->end);
+            mark->end = at;
+            cut->next = right;
+            right = cut;
+            left = &mark->next;
+        }
+    }
+    return right;
+}
+
+static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
+{
+    const gai_mark *mark;
+    if (!marks) return &pool->common;
+    for (mark = marks->next; mark; mark = mark->next)
+        if (mark->lane != marks->lane) return &pool->mixed;
+    return &marks->lane->free;
+}
+
+/* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
+   blocking stream of its context, both ways; nothing follows from that for two blocking streams. */
+static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
+{
+    if (after == before) return 1;
+    if (after->context != before->context || after->context_id != before->context_id) return 0;
+    if (before->stream == CU_STREAM_LEGACY) return after->blocking;
+    return after->stream == CU_STREAM_LEGACY && before->blocking;
+}
+
+static uint64_t gai_lane_waited(const gai_lane *lane, const gai_lane *on)
+{
+    const gai_wait *wait = lane->waits;
+    while (wait && wait->on != on) wait = wait->next;
+    return wait ? wait->epoch : 0;
+}
+
+/* The recorded event that stands for the mark, or NULL while there is none. */
+static gai_event *gai_mark_event(const gai_mark *mark)
+{
+    gai_event *event = mark->lane->recorded;
+    while (event && event->epoch < mark->epoch) event = event->next;
+    return event;
+}
+
+/* May `lane` use bytes with this mark, with nothing else done? */
+static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const gai_lane *lane)
+{
+    if (gai_mark_is_complete(mark)) return 1;
+    if (!lane) return 0;
+    if (gai_lane_is_ordered(lane, mark->lane)) return 1;
+    return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_lane_waited(lane, mark->lane) >= mark->epoch;
+}
+
+/* The first mark in the way of `want` over [at, at + bytes); with `may_wait`, one that has an event is not in the
+   way. */
+static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
+                                        const gai_want *want, int may_wait)
+{
+    for (; mark; mark = mark->next) {
+        if (mark->end <= at || mark->begin >= at + want->bytes) continue;
+        if (gai_mark_allows(pool, mark, want->lane)) continue;
+        if (may_wait && gai_mark_event(mark)) continue;
+        if (may_wait) mark->lane->asked = 1;
+        return mark;
+    }
+    return NULL;
+}
+
+/* The first place in a block whose marks allow it; 0 when there is none. */
+static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block, const gai_want *want, int may_wait)
+{
+    uintptr_t begin = block->addr, end = block->addr + block->bytes;
+    for (;;) {
+        uintptr_t at = gai_place(begin, end, want);
+        const gai_mark *mark = at ? gai_marks_forbid(pool, block->marks, at, want, may_wait) : NULL;
+        if (!mark) return at;
+        if (want->far) end = mark->begin;
+        else begin = mark->end;
+        if (begin >= end) return 0;
+    }
+}
+
+/* ==== BLOCKS =====================================================================================================
+   */
+/* >>blocks */
+
+/* The caller has made sure of a descriptor. */
+static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
+                                enum gai_kind kind)
+{
+    gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
+    memset(block, 0, sizeof *block);
+    block->segment = segment;
+    block->addr = addr;
+    block->bytes = bytes;
+    block->kind = kind;
+    return block;
+}
+
+static int gai_block_is_mapped(const gai_block *block) { return block->kind == GAI_USED || block->kind == GAI_FREE; }
+
+static void gai_block_link(gai_block *left, gai_block *block)
+{
+    block->prev = left;
+    block->next = left->next;
+    if (left->next) left->next->prev = block;
+    left->next = block;
+}
+
+/* Cuts a block in two at `at` and returns the right one, of the given kind, with the marks of its bytes. The block is
+   in no set. The caller has made sure of a descriptor, a mark for each of the block's, and, if the right one is to be
+   free or used, of the map's nodes for `at`. */
+static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t at, enum gai_kind kind)
+{
+    gai_block *right = gai_block_new(pool, block->segment, at, block->addr + block->bytes - at, kind);
+    right->age = block->age;
+    right->stream_id = block->stream_id;
+    block->bytes = at - block->addr;
+    gai_block_link(block, right);
+    right->marks = gai_marks_cut(pool, &block->marks, at);
+    if (gai_block_is_mapped(right)) {
+        gai_map_set(&gai_block_map, at, right);
+        pool->stats.splits++;
+    }
+    return right;
+}
+
+/* Takes the right neighbour in. Both are of one kind and in no set. */
+static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
+{
+    GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
+    if (gai_block_is_mapped(right)) {
+        gai_map_set(&gai_block_map, right->addr, NULL);
+        pool->stats.merges++;
+    }
+    block->bytes += right->bytes;
+    if (right->age > block->age) {
+        block->age = right->age;
+        block->stream_id = right->stream_id;
+    }
+    block->next = right->next;
+    if (right->next) right->next->prev = block;
+    gai_marks_join(pool, &block->marks, right->marks);
+    if (right->spare) gai_mark_end(pool, right->spare);
+    gai_slab_give(&pool->blocks, right);
+}
+
+/* Free neighbours are one block when whoever may have the one may have the other: same set, or one of them common.
+   Else each of two streams would lose sight of memory that is its own. `all`: whatever the sets. */
+static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_set *b, int all)
+{
+    return all || a == b || a == &pool->common || b == &pool->common;
+}
+
+/* The neighbour that a block with these marks merges with, or NULL. */
+static gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
+{
+    gai_set *set = gai_set_of(pool, block->marks);
+    gai_block *left = block->prev, *right = block->next;
+    if (left && left->kind == GAI_FREE && gai_sets_merge(pool, left->set, set, all)) return left;
+    if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, set, all)) return right;
+    return NULL;
+}
+
+/* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
+   block that it has become part of. */
+static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
+{
+    gai_block *partner;
+    block->kind = GAI_FREE;
+    gai_marks_prune(pool, &block->marks);
+    while ((partner = gai_block_partner(pool, block, all)) != NULL) {
+        gai_block *left = partner == block->prev ? partner : block;
+        gai_set_remove(partner);
+        gai_block_absorb(pool, left, left->next);
+        block = left;
+        gai_marks_prune(pool, &block->marks);
+        if (gai_marks_count(block->marks) > GAI_MARKS_MAX) gai_marks_coarsen(pool, block->marks);
+    }
+    gai_set_insert(gai_set_of(pool, block->marks), block);
+    return block;
+}
+
+static void gai_hole_link(galloc_pool *pool, gai_block *hole)
+{
+    hole->kind = GAI_HOLE;
+    hole->prev_bin = NULL;
+    hole->next_bin = pool->holes;
+    if (pool->holes) pool->holes->prev_bin = hole;
+    pool->holes = hole;
+}
+
+static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
+{
+    if (hole->next_bin) hole->next_bin->prev_bin = hole->prev_bin;
+    if (hole->prev_bin) hole->prev_bin->next_bin = hole->next_bin;
+    else pool->holes = hole->next_bin;
+}
+
+/* Makes a block without pages a hole, one with the holes beside it. */
+static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
+{
+    if (gai_map_get(&gai_block_map, block->addr) == block) gai_map_set(&gai_block_map, block->addr, NULL);
+    gai_marks_end(pool, &block->marks);
+    block->kind = GAI_HOLE;
+    if (block->next && block->next->kind == GAI_HOLE) {
+        gai_hole_unlink(pool, block->next);
+        gai_block_absorb(pool, block, block->next);
+    }
+    if (block->prev && block->prev->kind == GAI_HOLE) {
+        gai_hole_unlink(pool, block->prev);
+        block = block->prev;
+        gai_block_absorb(pool, block, block->next);
+    }
+    gai_hole_link(pool, block);
+}
+
+/* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
+static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+{
+    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 1) &&
+           gai_map_need(&gai_block_map, at) && gai_map_need(&gai_block_map, at + bytes);
+}
+
+static void gai_stat_add(galloc_stat *stat, size_t bytes)
+{
+    stat->current += bytes;
+    stat->total += bytes;
+    stat->peak = gai_max(stat->peak, stat->current);
+}
+
+/* What is cached follows from the other two. */
+static void gai_stat_cached(galloc_pool *pool)
+{
+    galloc_stat *cached = &pool->stats.cached;
+    size_t now = pool->stats.reserved.current - pool->stats.allocated.current;
+    if (now > cached->current) cached->total += now - cached->current;
+    cached->current = now;
+    cached->peak = gai_max(cached->peak, now);
+}
+
+/* The counters for a block that becomes the program's (or, with grown bytes, is already). */
+static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
+{
+    gai_stat_add(&pool->stats.allocated, bytes);
+    gai_stat_add(&pool->stats.live, requested);
+    gai_stat_cached(pool);
+}
+
+static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
+{
+    pool->stats.allocated.current -= bytes;
+    pool->stats.live.current -= requested;
+    gai_stat_cached(pool);
+}
+
+/* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
+   takes. */
+static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
+                                    enum gai_kind kind)
+{
+    gai_block *before = NULL, *after = NULL;
+    gai_set_remove(block);
+    if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
+    if (at > block->addr) {
+        before = block;
+        block = gai_block_split(pool, before, at, kind);
+    }
+    block->kind = kind;
+    if (before) (void)gai_block_file(pool, before, 0);
+    if (after) (void)gai_block_file(pool, after, 0);
+    gai_marks_prune(pool, &block->marks);
+    return block;
+}
+
+/* Gives bytes of a free block to the program. Inherited marks stay on it: they are what a third stream must honour
+   should the block be freed on another stream than the one it is given to. NULL: no host memory, nothing changed. */
+static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
+{
+    if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
+    block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
+    block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
+    block->requested = want->requested;
+    block->tag = want->tag;
+    block->growable = want->growable;
+    block->stream_id = want->lane ? want->lane->stream_id : 0;
+    return block;
+}
+
+/* The block is no longer the program's, and in no set yet. */
+static void gai_block_untake(galloc_pool *pool, gai_block *block)
+{
+    block->requested = 0;
+    block->tag = 0;
+    block->growable = 0;
+    if (block->spare) gai_mark_end(pool, block->spare);
+    block->spare = NULL;
+    block->kind = GAI_BUSY;
+}
+
+/* ==== STREAMS ====================================================================================================
+   */
+/* >>streams */
+
+#define GAI_MARK_BYTES (2 * GAI_MIB) /* freed on a stream before an event is recorded for it: bounds what a stream that
+                                        dies unannounced leaves unmarked, and events to one per 2 MiB */
+
+/* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
+   until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
+static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
+{
+    gai_block *block;
+    segment->lost = 1;
+    for (block = segment->first; block; block = block->next) {
+        if (block->kind != GAI_FREE) continue;
+        gai_set_remove(block);
+        block->kind = GAI_BUSY;
+        pool->stats.reserved.current -= block->bytes;
+    }
+    gai_stat_cached(pool);
+}
+
+static void gai_pool_lose_context(galloc_pool *pool)
+{
+    gai_segment *segment;
+    for (segment = pool->segments; segment; segment = segment->next)
+        if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
+}
+
+static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long stream_id)
+{
+    return &pool->lane_index[stream_id % GAI_LANE_INDEX];
+}
+
+/* The key is (context, stream id), never the handle, which comes back after cudaStreamDestroy for another stream. */
+static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
+{
+    gai_lane *lane = *gai_lane_bucket(pool, site->stream_id);
+    while (lane && (lane->stream_id != site->stream_id || lane->context != site->context ||
+                    lane->context_id != site->context_id))
+        lane = lane->next_indexed;
+    return lane;
+}
+
+static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
+{
+    gai_lane **bucket = gai_lane_bucket(pool, site->stream_id);
+    gai_lane *lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
+    if (!lane) return NULL;
+    memset(lane, 0, sizeof *lane);
+    lane->context = site->context;
+    lane->context_id = site->context_id;
+    lane->stream_id = site->stream_id;
+    lane->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+    lane->epoch = 1;
+    lane->free.lane = lane;
+    if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
+    lane->next = pool->lanes;
+    pool->lanes = lane;
+    lane->next_indexed = *bucket;
+    *bucket = lane;
+    return lane;
+}
+
+/* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
+   one. Called with the lock held; lets it go to ask the driver about a stream not seen before. */
+static gai_lane *gai_lane_hold(galloc_pool *pool, const gai_site *site)
+{
+    gai_lane *lane = gai_lane_find(pool, site);
+    if (!lane) {
+        unsigned int flags = 0;
+        gai_lock_off(&pool->lock);
+        if (gai_cu.StreamGetFlags(site->stream, &flags)) flags = CU_STREAM_NON_BLOCKING;
+        gai_lock_on(&pool->lock);
+        lane = gai_lane_find(pool, site);
+        if (!lane) lane = gai_lane_new(pool, site, flags);
+        if (!lane) return NULL;
+    }
+    lane->stream = site->stream;
+    lane->retired = 0;
+    lane->busy++;
+    return lane;
+}
+
+/* `lane` no longer remembers waits on `on`; NULL: on anybody. */
+static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_lane *on)
+{
+    gai_wait **at = &lane->waits;
+    while (*at) {
+        gai_wait *wait = *at;
+        if (!on || wait->on == on) {
+            *at = wait->next;
+            gai_slab_give(&pool->waits, wait);
+        } else {
+            at = &wait->next;
+        }
+    }
+}
+
+/* Takes a lane out of the pool; its events are still to be dropped. */
+static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
+{
+    gai_lane **at = &pool->lanes, *lane;
+    while (*at != gone) at = &(*at)->next;
+    *at = gone->next;
+    at = gai_lane_bucket(pool, gone->stream_id);
+    while (*at != gone) at = &(*at)->next_indexed;
+    *at = gone->next_indexed;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
+    gai_lane_forget_waits(pool, gone, NULL);
+}
+
+/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
+static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
+
+static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
+
+/* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
+   legacy only when asked for: an event there makes every blocking stream wait for every other. */
+static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
+{
+    if (site->hands_off || lane->retired || gai_pool_has_one_lane(pool)) return 0;
+    if (lane->asked) return 1;
+    return lane->unmarked >= GAI_MARK_BYTES && lane->stream != CU_STREAM_LEGACY;
+}
+
+/* Notes an error after which nothing more can be had from the context, or from the driver. */
+static void gai_pool_note(galloc_pool *pool, CUresult result)
+{
+    if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
+    gai_lock_on(&pool->lock);
+    if (gai_is_driver_gone(result)) pool->driver_gone = 1;
+    else if (!pool->broken) pool->broken = result;
+    gai_lock_off(&pool->lock);
+}
+
+/* Calls the driver and counts it. */
+#define GAI_CALL(pool, counter, function, arguments) \
+    (gai_count(&(pool)->stats.driver.counter), gai_cu.function arguments)
+
+static CUresult gai_event_new(galloc_pool *pool, gai_lane *lane, CUevent *event)
+{
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, lane->context);
+    if (result) return result;
+    result = GAI_CALL(pool, event_create, EventCreate, (event, CU_EVENT_DISABLE_TIMING));
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* An event ready to be recorded: a used one, or a new one. Called with the lock held, which is let go meanwhile. */
+static gai_event *gai_event_get(galloc_pool *pool, gai_lane *lane, CUresult *result)
+{
+    gai_event *event = lane->idle;
+    *result = CUDA_SUCCESS;
+    if (event) {
+        lane->idle = event->next;
+        return event;
+    }
+    if (!gai_slab_need(&pool->events, 1)) {
+        *result = CUDA_ERROR_OUT_OF_MEMORY;
+        return NULL;
+    }
+    event = (gai_event *)gai_slab_take(&pool->events);
+    gai_lock_off(&pool->lock);
+    *result = gai_event_new(pool, lane, &event->event);
+    gai_lock_on(&pool->lock);
+    if (!*result) return event;
+    gai_slab_give(&pool->events, event);
+    return NULL;
+}
+
+/* Shows a recorded event, unless a wait for the device has made it superfluous meanwhile. */
+static void gai_event_publish(gai_lane *lane, gai_event *event)
+{
+    gai_event **at = event->epoch > lane->done ? &lane->recorded : &lane->idle;
+    while (*at && (*at)->epoch < event->epoch) at = &(*at)->next;
+    event->next = *at;
+    *at = event;
+}
+
+static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *event, CUstream stream)
+{
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, lane->context);
+    if (result) return result;
+    result = GAI_CALL(pool, event_record, EventRecord, (event->event, stream));
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* Marks the stream's present position: all that was freed on it so far is covered. The order is what makes it true:
+   first the epoch goes on, so that a free which comes meanwhile is not covered; then the event is recorded; then it
+   is shown. A failure costs nothing but the mark, which the next call tries again. Called with the lock held; lets it
+   go meanwhile. */
+static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream)
+{
+    CUresult result;
+    gai_event *event;
+    size_t unmarked;
+    event = gai_event_get(pool, lane, &result);
+    if (event) {
+        event->epoch = lane->epoch++;
+        unmarked = lane->unmarked;
+        lane->unmarked = 0;
+        lane->asked = 0;
+        gai_lock_off(&pool->lock);
+        result = gai_event_record(pool, lane, event, stream);
+        gai_lock_on(&pool->lock);
+        if (!result) {
+            gai_event_publish(lane, event);
+            pool->stats.marks++;
+            return CUDA_SUCCESS;
+        }
+        event->next = lane->idle;
+        lane->idle = event;
+        lane->unmarked += unmarked;
+    }
+    lane->asked = 1;
+    gai_lock_off(&pool->lock);
+    gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    return result;
+}
+
+/* The end of every call that held a lane: leaves a mark if one is due. Called with the lock held. */
+static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream);
+    lane->busy--;
+}
+
+/* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
+static void gai_lane_complete(gai_lane *lane, uint64_t epoch)
+{
+    if (epoch > lane->done) lane->done = epoch;
+    while (lane->recorded && lane->recorded->epoch <= lane->done) {
+        gai_event *event = lane->recorded;
+        lane->recorded = event->next;
+        event->next = lane->idle;
+        lane->idle = event;
+    }
+}
+
+/* After cudaDeviceReset a context's address lives on under another id: what was queued in it is gone, and touching
+   one of its events would crash. Only a clear answer counts: an odd error proves nothing complete. */
+static int gai_lane_is_dead(const gai_lane *lane) { return gai_context_is_dead(lane->context, lane->context_id); }
+
+/* Gives up the lane's events: destroyed, or in a dead context dropped unasked. Called without the lock. */
+static void gai_lane_drop_events(galloc_pool *pool, gai_lane *lane, int destroy)
+{
+    gai_event *list, *event;
+    gai_lock_on(&pool->lock);
+    for (event = lane->recorded; event && event->next;) event = event->next;
+    if (event) event->next = lane->idle;
+    list = event ? lane->recorded : lane->idle;
+    lane->recorded = lane->idle = NULL;
+    gai_lock_off(&pool->lock);
+    for (event = list; destroy && event; event = event->next)
+        (void)GAI_CALL(pool, event_destroy, EventDestroy, (event->event));
+    gai_lock_on(&pool->lock);
+    while (list) {
+        event = list;
+        list = event->next;
+        gai_slab_give(&pool->events, event);
+    }
+    gai_lock_off(&pool->lock);
+}
+
+static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
+{
+    gai_lock_on(&pool->lock);
+    lane->done = lane->epoch++;
+    lane->unmarked = 0;
+    gai_lock_off(&pool->lock);
+    gai_lane_drop_events(pool, lane, 0);
+}
+
+/* Asks the lane's recorded events, oldest first, how far its stream has come. Called with `growth` held, in a scope.
+   */
+static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
+{
+    gai_event *event;
+    CUresult result = CUDA_SUCCESS;
+    if (gai_lane_is_dead(lane)) {
+        gai_lane_died(pool, lane);
+        return;
+    }
+    do {
+        gai_lock_on(&pool->lock);
+        event = lane->recorded;
+        gai_lock_off(&pool->lock);
+        if (!event) return;
+        result = GAI_CALL(pool, event_query, EventQuery, (event->event));
+        if (!result) {
+            gai_lock_on(&pool->lock);
+            gai_lane_complete(lane, event->epoch);
+            gai_lock_off(&pool->lock);
+        }
+    } while (!result);
+    if (result != CUDA_ERROR_NOT_READY) gai_pool_note(pool, result);
+}
+
+#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
+
+/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
+static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
+{
+    gai_block *block = set->oldest;
+    int misses = 0;
+    while (block && (all || misses < GAI_DRAIN_MISSES)) {
+        gai_block *newer = block->newer;
+        const gai_mark *mark = block->marks;
+        while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
+        if (mark) {
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 0);
+            /* A merge may have taken the next in line with it: begin again, there is one block less. */
+            newer = set->oldest;
+            misses = 0;
+        } else {
+            misses++;
+        }
+        block = newer;
+    }
+}
+
+/* Looks which streams have done what they were given, and lets everybody have what that sets free. */
+static void gai_pool_poll(galloc_pool *pool)
+{
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = pool->lanes;
+    gai_lock_off(&pool->lock);
+    for (; lane; lane = lane->next) gai_lane_poll(pool, lane);
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->free.bytes) gai_set_drain(pool, &lane->free, 0);
+    gai_set_drain(pool, &pool->mixed, 1);
+    gai_lock_off(&pool->lock);
+}
+
+/* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth` held.
+   */
+#define GAI_LANES_KEPT 64
+
+static int gai_lane_is_idle(const gai_lane *lane)
+{
+    return !lane->uses && !lane->busy && !lane->recorded && !lane->free.bytes;
+}
+
+static void gai_pool_sweep_lanes(galloc_pool *pool)
+{
+    gai_lane *lane, *next, *gone = NULL;
+    size_t n = 0;
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next) n++;
+    for (lane = pool->lanes; lane; lane = next) {
+        next = lane->next;
+        if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
+        gai_lane_detach(pool, lane);
+        lane->next = gone;
+        gone = lane;
+        n--;
+    }
+    gai_lock_off(&pool->lock);
+    for (; gone; gone = next) {
+        next = gone->next;
+        gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
+        GALLOC_FREE(gone);
+    }
+}
+
+/* ==== PAGES ======================================================================================================
+   */
+/* >>pages */
+
+/* Everything here is called with `growth` held, in a scope of the pool's context; `lock` is taken for the changes of
+   state between driver calls, never around one. */
+
+#define GAI_PAGE_MAX (64 * GAI_MIB)   /* larger handles save no driver time and are harder to give back */
+#define GAI_PAGE_FRACTION 64          /* a page is about so small a part of what the pool holds */
+#define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
+#define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
+
+static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
+{
+    CUmemAllocationProp properties;
+    memset(&properties, 0, sizeof properties);
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = pool->config.device;
+    return properties;
+}
+
+/* A segment that is one hole. NULL: no host memory. */
+static gai_segment *gai_segment_new(galloc_pool *pool)
+{
+    gai_segment *segment = (gai_segment *)GALLOC_MALLOC(sizeof *segment);
+    if (!segment) return NULL;
+    memset(segment, 0, sizeof *segment);
+    segment->pool = pool;
+    gai_lock_on(&pool->lock);
+    if (gai_slab_need(&pool->blocks, 1)) segment->first = gai_block_new(pool, segment, 0, 0, GAI_HOLE);
+    gai_lock_off(&pool->lock);
+    if (segment->first) return segment;
+    GALLOC_FREE(segment);
+    return NULL;
+}
+
+static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes)
+{
+    segment->addr = segment->first->addr = addr;
+    segment->bytes = segment->first->bytes = bytes;
+    segment->next = pool->segments;
+    pool->segments = segment;
+}
+
+static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
+{
+    gai_segment **at = &pool->segments;
+    while (*at && *at != segment) at = &(*at)->next;
+    if (*at) *at = segment->next;
+    while (segment->first) {
+        gai_block *block = segment->first;
+        segment->first = block->next;
+        gai_slab_give(&pool->blocks, block);
+    }
+    GALLOC_FREE(segment);
+}
+
+/* Reserves addresses: twice the device's memory at once if it can be had, since address space is plentiful and one
+   range serves blocks of all sizes and streams. */
+static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
+{
+    size_t bytes = gai_up(gai_max(2 * pool->device_bytes, at_least), pool->granularity);
+    CUdeviceptr addr = 0;
+    CUresult result;
+    gai_segment *segment = gai_segment_new(pool);
+    if (!segment) return CUDA_ERROR_OUT_OF_MEMORY;
+    for (;;) {
+        result = GAI_CALL(pool, reserve, MemAddressReserve, (&addr, bytes, 0, 0, 0));
+        if (!result || bytes == at_least || gai_is_sticky(result)) break;
+        bytes = gai_up(gai_max(bytes / 2, at_least), pool->granularity);
+    }
+    gai_lock_on(&pool->lock);
+    if (result) {
+        gai_segment_end(pool, segment);
+    } else {
+        gai_segment_link(pool, segment, (uintptr_t)addr, bytes);
+        gai_hole_link(pool, segment->first);
+        pool->stats.addresses += bytes;
+    }
+    gai_lock_off(&pool->lock);
+    return result;
+}
+
+static int gai_page_map_need(uintptr_t addr, size_t bytes)
+{
+    uintptr_t at;
+    for (at = addr; at < addr + bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2)
+        if (!gai_map_need(&gai_page_map, at)) return 0;
+    return 1;
+}
+
+static void gai_page_publish(gai_page *page, gai_page *value)
+{
+    uintptr_t at;
+    for (at = page->addr; at < page->addr + page->bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2)
+        gai_map_set(&gai_page_map, at, value);
+}
+
+static CUresult gai_page_create(galloc_pool *pool, gai_page *page, uintptr_t addr)
+{
+    CUmemAllocationProp properties = gai_page_properties(pool);
+    CUresult result = GAI_CALL(pool, create, MemCreate, (&page->handle, page->bytes, &properties, 0));
+    if (result) {
+        page->handle = 0;
+        return result;
+    }
+    result = GAI_CALL(pool, map, MemMap, ((CUdeviceptr)addr, page->bytes, 0, page->handle, 0));
+    if (!result) page->addr = addr;
+    return result;
+}
+
+/* Unmaps and releases, as far as the driver lets it; 1 when nothing is left of the page. */
+static int gai_page_undo(galloc_pool *pool, gai_page *page)
+{
+    CUresult result;
+    if (page->segment->lost) return 1;
+    if (page->segment->fixed) {
+        result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)page->addr));
+        if (result) gai_pool_note(pool, result);
+        return !result;
+    }
+    if (page->addr) {
+        result = GAI_CALL(pool, unmap, MemUnmap, ((CUdeviceptr)page->addr, page->bytes));
+        if (result) gai_pool_note(pool, result);
+        if (result) return 0;
+        page->addr = 0;
+    }
+    if (page->handle) {
+        result = GAI_CALL(pool, release, MemRelease, (page->handle));
+        if (result) gai_pool_note(pool, result);
+        if (result) return 0;
+        page->handle = 0;
+    }
+    return 1;
+}
+
+/* What has become of a page whose undoing was tried: gone, or in quarantine until it can be tried again. With the
+   lock held. */
+static void gai_page_settle(galloc_pool *pool, gai_page *page, int gone)
+{
+    gai_segment *segment = page->segment;
+    if (page->block && (gone || (!page->addr && !segment->fixed))) {
+        gai_block_to_hole(pool, page->block);
+        page->block = NULL;
+    }
+    if (gone) {
+        gai_slab_give(&pool->pages, page);
+        if (!segment->fixed) return;
+        gai_hole_unlink(pool, segment->first);
+        gai_segment_end(pool, segment);
+        return;
+    }
+    page->next_unused = pool->quarantine;
+    pool->quarantine = page;
+    pool->stats.quarantined += page->bytes;
+}
+
+/* Pages on their way in or out, in order of address, each with a busy block of its own. */
+typedef struct gai_batch {
+    gai_page *first, **last;
+} gai_batch;
+
+static void gai_batch_start(gai_batch *batch)
+{
+    batch->first = NULL;
+    batch->last = &batch->first;
+}
+
+static void gai_batch_add(gai_batch *batch, gai_page *page, gai_block *block)
+{
+    page->next_unused = NULL;
+    page->block = block;
+    *batch->last = page;
+    batch->last = &page->next_unused;
+}
+
+/* Undoes what was done for the pages of a batch. `counted`: their bytes are in reserved already. */
+static void gai_batch_undo(galloc_pool *pool, gai_batch *batch, int counted)
+{
+    while (batch->first) {
+        gai_page *page = batch->first;
+        int gone;
+        batch->first = page->next_unused;
+        gone = gai_page_undo(pool, page);
+        gai_lock_on(&pool->lock);
+        if (gone && counted) pool->stats.reserved.current -= page->bytes;
+        if (!gone && !counted) gai_stat_add(&pool->stats.reserved, page->bytes);
+        gai_page_settle(pool, page, gone);
+        gai_stat_cached(pool);
+        gai_lock_off(&pool->lock);
+    }
+}
+
+/* Cuts [addr, addr + bytes) out of a hole, as a busy block. The caller has made sure of two descriptors. Lock held.
+   */
+static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
+{
+    gai_hole_unlink(pool, hole);
+    if (addr + bytes < hole->addr + hole->bytes)
+        gai_hole_link(pool, gai_block_split(pool, hole, addr + bytes, GAI_HOLE));
+    if (addr > hole->addr) {
+        gai_block *right = gai_block_split(pool, hole, addr, GAI_BUSY);
+        gai_hole_link(pool, hole);
+        hole = right;
+    }
+    hole->kind = GAI_BUSY;
+    return hole;
+}
+
+/* Descriptors for new pages over [addr, addr + bytes) of a hole, each of page_bytes but the last. All that host
+   memory is needed for later is taken now. 0: there is none, nothing has changed. With the lock held. */
+static int gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr, size_t bytes,
+                               size_t page_bytes)
+{
+    size_t at, n = (bytes + page_bytes - 1) / page_bytes;
+    gai_block *block;
+    gai_batch_start(batch);
+    if (!gai_slab_need(&pool->pages, n) || !gai_slab_need(&pool->blocks, n + 2) || !gai_page_map_need(addr, bytes) ||
+        !gai_map_need(&gai_block_map, addr))
+        return 0;
+    block = gai_hole_cut(pool, hole, addr, bytes);
+    for (at = 0; at < bytes; at += page_bytes) {
+        gai_page *page = (gai_page *)gai_slab_take(&pool->pages);
+        memset(page, 0, sizeof *page);
+        page->segment = block->segment;
+        page->bytes = gai_min(page_bytes, bytes - at);
+        gai_batch_add(batch, page, block);
+        if (at + page->bytes < bytes) block = gai_block_split(pool, block, block->addr + page->bytes, GAI_BUSY);
+    }
+    return 1;
+}
+
+static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch, uintptr_t addr, size_t bytes)
+{
+    CUmemAccessDesc access;
+    CUresult result = CUDA_SUCCESS;
+    gai_page *page;
+    uintptr_t at = addr;
+    for (page = batch->first; page && !result; page = page->next_unused) {
+        result = gai_page_create(pool, page, at);
+        at += page->bytes;
+    }
+    if (result) return result;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = pool->config.device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return GAI_CALL(pool, set_access, MemSetAccess, ((CUdeviceptr)addr, bytes, &access, 1));
+}
+
+/* The batch is mapped: its pages can be found, its bytes count, its blocks are one, still busy. With the lock held.
+   */
+static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
+{
+    gai_block *block = batch->first->block;
+    gai_page *page;
+    for (page = batch->first; page; page = page->next_unused) {
+        gai_page_publish(page, page);
+        gai_stat_add(&pool->stats.reserved, page->bytes);
+        if (page->block != block) gai_block_absorb(pool, block, page->block);
+        page->block = NULL;
+    }
+    gai_map_set(&gai_block_map, block->addr, block);
+    pool->stats.grows++;
+    gai_stat_cached(pool);
+    return block;
+}
+
+/* A segment of one cudaMalloc; *block is its busy block. */
+static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **block)
+{
+    gai_batch batch;
+    gai_page *page = NULL;
+    CUdeviceptr addr = 0;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    gai_segment *segment = gai_segment_new(pool);
+    if (!segment) return result;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    if (gai_slab_need(&pool->pages, 1)) page = (gai_page *)gai_slab_take(&pool->pages);
+    gai_lock_off(&pool->lock);
+    if (page) result = GAI_CALL(pool, mem_alloc, MemAlloc, (&addr, bytes));
+    if (!result && addr % ((CUdeviceptr)1 << GAI_PAGE_LOG2)) result = CUDA_ERROR_MISALIGNED_ADDRESS;
+    if (!result && (!gai_page_map_need((uintptr_t)addr, bytes) || !gai_map_need(&gai_block_map, (uintptr_t)addr)))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result && addr) (void)GAI_CALL(pool, mem_free, MemFree, (addr));
+    gai_lock_on(&pool->lock);
+    if (!result) {
+        segment->fixed = 1;
+        gai_segment_link(pool, segment, (uintptr_t)addr, bytes);
+        memset(page, 0, sizeof *page);
+        page->segment = segment;
+        page->addr = (uintptr_t)addr;
+        page->bytes = bytes;
+        segment->first->kind = GAI_BUSY;
+        gai_batch_add(&batch, page, segment->first);
+        *block = gai_batch_publish(pool, &batch);
+    } else {
+        if (page) gai_slab_give(&pool->pages, page);
+        gai_segment_end(pool, segment);
+    }
+    gai_lock_off(&pool->lock);
+    return result;
+}
+
+static size_t gai_fixed_bytes(size_t bytes)
+{
+    if (bytes <= GAI_MIB) return GAI_FIXED_SMALL;
+    if (bytes < GAI_FIXED_LARGE / 2) return GAI_FIXED_LARGE;
+    return gai_up(bytes, GAI_FIXED_SMALL);
+}
+
+/* The page at an address of a pool's heap. */
+static gai_page *gai_page_at(uintptr_t addr)
+{
+    return (gai_page *)gai_map_get(&gai_page_map, gai_down(addr, (size_t)1 << GAI_PAGE_LOG2));
+}
+
+/* No mark over the page that is still to be completed? */
+static int gai_page_is_quiet(const gai_page *page, const gai_mark *mark)
+{
+    for (; mark; mark = mark->next)
+        if (mark->end > page->addr && mark->begin < page->addr + page->bytes && !gai_mark_is_complete(mark)) return 0;
+    return 1;
+}
+
+/* The last run of whole, quiet pages in a free block, no longer than is wanted: at its high end, since blocks are
+   placed at the low one. Returns its length, 0 if there is none. */
+static size_t gai_block_spare_pages(const gai_block *block, size_t wanted, uintptr_t *begin)
+{
+    uintptr_t end = 0, at = block->addr + block->bytes;
+    size_t bytes = 0;
+    if (block->bytes < GAI_FIXED_SMALL) return 0;
+    while (at > block->addr && bytes < wanted) {
+        const gai_page *page = gai_page_at(at - 1);
+        int whole = page->addr >= block->addr && page->addr + page->bytes <= block->addr + block->bytes;
+        if (whole && gai_page_is_quiet(page, block->marks)) {
+            if (!end) end = page->addr + page->bytes;
+            bytes = end - page->addr;
+            *begin = page->addr;
+        } else if (end) {
+            break;
+        }
+        at = page->addr;
+    }
+    return bytes;
+}
+
+/* Takes the pages of a free block's range out of the heap: each gets a busy block. 0: no host memory, nothing
+   changed. */
+static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t begin, size_t bytes, gai_batch *batch)
+{
+    uintptr_t end = begin + bytes, at;
+    size_t cuts = (size_t)(begin > block->addr) + (size_t)(end < block->addr + block->bytes);
+    for (at = gai_page_at(begin)->bytes + begin; at < end; at += gai_page_at(at)->bytes) cuts++;
+    if (!gai_slab_has(&pool->blocks, cuts) || !gai_slab_has(&pool->marks, 2 * gai_marks_count(block->marks))) return 0;
+    if (end < block->addr + block->bytes && !gai_map_need(&gai_block_map, end)) return 0;
+    block = gai_block_cut_out(pool, block, begin, bytes, GAI_BUSY);
+    while (begin < end) {
+        gai_page *page = gai_page_at(begin);
+        begin += page->bytes;
+        gai_page_publish(page, NULL);
+        gai_batch_add(batch, page, block);
+        if (begin < end) block = gai_block_split(pool, block, begin, GAI_BUSY);
+    }
+    return 1;
+}
+
+/* Takes up to `wanted` bytes of pages out of the free blocks of a set, least recently freed first. Returns the bytes
+   taken. With the lock held. */
+static size_t gai_set_to_batch(galloc_pool *pool, gai_set *set, size_t wanted, gai_batch *batch)
+{
+    gai_block *block = set->oldest;
+    size_t taken = 0;
+    while (block && taken < wanted) {
+        uintptr_t begin = 0;
+        gai_block *newer = block->newer;
+        size_t bytes = gai_block_spare_pages(block, wanted - taken, &begin);
+        if (bytes) {
+            if (!gai_block_to_batch(pool, block, begin, bytes, batch)) {
+                /* No host memory for so many at once: one page, and the rest when that is gone. */
+                bytes = gai_block_spare_pages(block, 1, &begin);
+                if (gai_block_to_batch(pool, block, begin, bytes, batch)) taken += bytes;
+                break;
+            }
+            taken += bytes;
+            newer = set->oldest; /* what is left of the block may have merged with the next in line */
+        }
+        block = newer;
+    }
+    return taken;
+}
+
+static size_t gai_pool_to_batch(galloc_pool *pool, size_t wanted, gai_batch *batch)
+{
+    gai_lane *lane;
+    size_t taken = gai_set_to_batch(pool, &pool->common, wanted, batch);
+    if (taken < wanted) taken += gai_set_to_batch(pool, &pool->mixed, wanted - taken, batch);
+    for (lane = pool->lanes; lane && taken < wanted; lane = lane->next)
+        taken += gai_set_to_batch(pool, &lane->free, wanted - taken, batch);
+    return taken;
+}
+
+/* Gives pages back that nobody uses and no unfinished work may touch, until `wanted` bytes are given or there are no
+   more. Returns the bytes given. */
+static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
+{
+    gai_batch batch;
+    size_t taken, before, after, given = 0;
+    do {
+        gai_batch_start(&batch);
+        gai_lock_on(&pool->lock);
+        before = pool->stats.reserved.current;
+        taken = gai_pool_to_batch(pool, wanted - given, &batch);
+        gai_lock_off(&pool->lock);
+        gai_batch_undo(pool, &batch, 1);
+        gai_lock_on(&pool->lock);
+        after = pool->stats.reserved.current;
+        gai_lock_off(&pool->lock);
+        given += before - after;
+    } while (taken && given < wanted);
+    return given;
+}
+
+/* Tries again what the driver refused to undo. */
+static void gai_pool_retry(galloc_pool *pool)
+{
+    gai_batch batch;
+    gai_lock_on(&pool->lock);
+    batch.first = pool->quarantine;
+    pool->quarantine = NULL;
+    pool->stats.quarantined = 0;
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch, 1);
+}
+
+static int gai_segment_is_used(const gai_segment *segment)
+{
+    const gai_block *block = segment->first;
+    while (block && block->kind != GAI_USED) block = block->next;
+    return block != NULL;
+}
+
+static void gai_pool_sweep_lost(galloc_pool *pool)
+{
+    gai_segment *segment, *next;
+    gai_lock_on(&pool->lock);
+    for (segment = pool->segments; segment; segment = next) {
+        gai_page *page = segment->lost ? gai_page_at(segment->addr) : NULL;
+        gai_block *block;
+        next = segment->next;
+        if (!page || gai_segment_is_used(segment)) continue;
+        for (block = segment->first; block; block = block->next) {
+            gai_marks_end(pool, &block->marks);
+            gai_map_set(&gai_block_map, block->addr, NULL);
+        }
+        gai_page_publish(page, NULL);
+        gai_slab_give(&pool->pages, page);
+        gai_segment_end(pool, segment);
+    }
+    gai_lock_off(&pool->lock);
+}
+
+/* ==== POLICY =====================================================================================================
+   */
+/* >>policy */
+
+/* One allocation on its way through the heap. */
+typedef struct gai_job {
+    galloc_pool *pool;
+    gai_want want;
+    gai_site site;
+    gai_block *got;
+    cudaError_t error;  /* set: the end, whatever was not tried yet */
+    CUresult said;      /* by the driver, when it refused memory */
+    const char *who;
+} gai_job;
+
+static int gai_job_is_done(const gai_job *job) { return job->got || job->error; }
+
+/* What a search may look at, from cheap to costly. */
+enum gai_reach {
+    GAI_REACH_OWN, /* the stream's own blocks, everybody's, and those of streams that CUDA keeps in order with it */
+    GAI_REACH_ALL  /* any part of any block whose marks allow it */
+};
+
+typedef struct gai_found {
+    gai_block *block;
+    uintptr_t at;
+} gai_found;
+
+static void gai_found_add(gai_found *best, gai_block *block, uintptr_t at)
+{
+    if (!block || !at || !gai_is_better(block, best->block)) return;
+    best->block = block;
+    best->at = at;
+}
+
+static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_want *want)
+{
+    gai_block *block = gai_set_find(set, want);
+    if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, want));
+}
+
+static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
+{
+    gai_found best = {NULL, 0};
+    gai_lane *lane;
+    gai_found_in_set(&best, &pool->common, want);
+    if (!want->lane) return best;
+    gai_found_in_set(&best, &want->lane->free, want);
+    if (!want->lane->blocking) return best;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane != want->lane && gai_lane_is_ordered(want->lane, lane)) gai_found_in_set(&best, &lane->free, want);
+    return best;
+}
+
+#define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are looked at one by one */
+
+static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_want *want,
+                               int may_wait)
+{
+    gai_block *block = set->oldest;
+    int looks;
+    for (looks = 0; block && looks < GAI_SCAN; looks++, block = block->newer)
+        if (block->bytes >= want->bytes) gai_found_add(best, block, gai_block_place(pool, block, want, may_wait));
+}
+
+static gai_found gai_find_all(galloc_pool *pool, const gai_want *want, int may_wait)
+{
+    gai_found best = gai_find_own(pool, want);
+    gai_lane *lane;
+    if (best.block) return best;
+    gai_found_by_marks(&best, pool, &pool->mixed, want, may_wait);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_found_by_marks(&best, pool, &lane->free, want, may_wait);
+    return best;
+}
+
+static void gai_job_take(gai_job *job, gai_found found)
+{
+    if (!found.block) return;
+    job->got = job->want.just_ready ? found.block : gai_block_take(job->pool, found.block, found.at, &job->want);
+    if (!job->got) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
+}
+
+/* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
+static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
+{
+    if (job->want.room) return;
+    gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want)
+                                             : gai_find_all(job->pool, &job->want, 0));
+}
+
+static int gai_job_search(gai_job *job, enum gai_reach reach)
+{
+    gai_lock_on(&job->pool->lock);
+    gai_job_search_locked(job, reach);
+    gai_lock_off(&job->pool->lock);
+    return gai_job_is_done(job);
+}
+
+/* ---- growth ---- */
+
+/* Where new pages go: into [begin, end) of a hole, so that `at` becomes free together with the free blocks beside it.
+   */
+typedef struct gai_plan {
+    gai_block *hole, *left, *right;
+    uintptr_t begin, end, at;
+} gai_plan;
+
+/* May the block be part of the answer as it is? */
+static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_want *want)
+{
+    if (!block || block->kind != GAI_FREE) return 0;
+    return block->set == &pool->common || (want->lane && block->set == &want->lane->free);
+}
+
+static int gai_plan_in_hole(const galloc_pool *pool, gai_block *hole, const gai_want *want, gai_plan *plan)
+{
+    uintptr_t hole_end = hole->addr + hole->bytes, end;
+    memset(plan, 0, sizeof *plan);
+    plan->hole = hole;
+    if (!want->room && gai_block_is_own(pool, hole->prev, want)) plan->left = hole->prev;
+    if (!want->room && gai_block_is_own(pool, hole->next, want)) plan->right = hole->next;
+    plan->at = gai_up(plan->left ? plan->left->addr : hole->addr, want->alignment);
+    if (plan->at >= hole->addr) plan->left = NULL;
+    if (!plan->left) plan->at = gai_up(hole->addr, want->alignment);
+    if (plan->at >= hole_end) return 0;
+    plan->begin = plan->left ? hole->addr : gai_down(plan->at, pool->granularity);
+    end = plan->at + want->bytes;
+    if (end < plan->at || plan->at + want->room > hole_end) return 0;
+    if (end <= hole_end) {
+        plan->end = gai_up(end, pool->granularity);
+        plan->right = NULL;
+        return end > hole->addr;
+    }
+    plan->end = hole_end;
+    return plan->right && plan->right->addr + plan->right->bytes >= end;
+}
+
+/* The plan that needs the fewest new bytes, then the lowest address. With the lock held. */
+static int gai_plan_best(const galloc_pool *pool, const gai_want *want, gai_plan *best)
+{
+    gai_block *hole;
+    gai_plan plan;
+    best->hole = NULL;
+    for (hole = pool->holes; hole; hole = hole->next_bin) {
+        size_t bytes, least;
+        if (!gai_plan_in_hole(pool, hole, want, &plan)) continue;
+        bytes = plan.end - plan.begin;
+        least = best->hole ? best->end - best->begin : SIZE_MAX;
+        if (bytes < least || (bytes == least && plan.begin < best->begin)) *best = plan;
+    }
+    return best->hole != NULL;
+}
+
+static size_t gai_pool_headroom(const galloc_pool *pool)
+{
+    size_t held = pool->stats.reserved.current;
+    return pool->config.memory_limit > held ? pool->config.memory_limit - held : 0;
+}
+
+/* A page is a 64th of what the pool will hold, so that neither their number nor the last one's waste grows with the
+   heap. */
+static size_t gai_page_size(const galloc_pool *pool, size_t more)
+{
+    size_t wish = (pool->stats.reserved.current + more) / GAI_PAGE_FRACTION;
+    wish = gai_min(gai_max(wish, pool->granularity), GAI_PAGE_MAX);
+    return gai_max(gai_power_below(wish), pool->granularity);
+}
+
+/* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
+static void gai_plan_round(const galloc_pool *pool, gai_plan *plan, size_t page_bytes)
+{
+    uintptr_t hole_end = plan->hole->addr + plan->hole->bytes;
+    size_t bytes = gai_up(plan->end - plan->begin, page_bytes);
+    if (bytes <= hole_end - plan->begin && bytes <= gai_pool_headroom(pool)) plan->end = plan->begin + bytes;
+}
+
+static void gai_plan_hold(gai_plan *plan)
+{
+    if (plan->left) gai_set_remove(plan->left);
+    if (plan->right) gai_set_remove(plan->right);
+    if (plan->left) plan->left->kind = GAI_BUSY;
+    if (plan->right) plan->right->kind = GAI_BUSY;
+}
+
+static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
+{
+    if (plan->left) (void)gai_block_file(pool, plan->left, 0);
+    if (plan->right) (void)gai_block_file(pool, plan->right, 0);
+}
+
+/* The room after a block that may grow: the hole behind it, up to where it may end; with no host memory to cut it
+   there, all of it. Lock held. */
+static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
+{
+    gai_block *hole = block->next;
+    if (room <= block->bytes || !hole || hole->kind != GAI_HOLE) return;
+    gai_hole_unlink(pool, hole);
+    if (block->bytes + hole->bytes > room && gai_slab_need(&pool->blocks, 1))
+        gai_hole_link(pool, gai_block_split(pool, hole, block->addr + room, GAI_HOLE));
+    hole->kind = GAI_ROOM;
+}
+
+/* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have them.
+   */
+static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *block)
+{
+    block->kind = GAI_FREE;
+    if (plan->right) {
+        plan->right->kind = GAI_FREE;
+        gai_block_absorb(pool, block, plan->right);
+    }
+    if (!plan->left) return block;
+    gai_block_absorb(pool, plan->left, block);
+    return plan->left;
+}
+
+/* The pages are there: the answer is cut from what has become free. Lock held. */
+static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
+{
+    gai_found found = {NULL, 0};
+    found.block = gai_block_file(job->pool, gai_plan_join(job->pool, plan, block), 0);
+    found.at = plan->at;
+    gai_job_take(job, found);
+    if (job->got) gai_block_keep_room(job->pool, job->got, job->want.room);
+}
+
+/* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
+static void gai_job_refused(gai_job *job, CUresult result, const char *function)
+{
+    job->said = result;
+    job->who = function;
+    if (!result || result == CUDA_ERROR_OUT_OF_MEMORY || job->error) return;
+    gai_pool_note(job->pool, result);
+    job->error = gai_driver_failed(result, function);
+}
+
+/* Finds the best hole, reserving addresses when none will do: for that it lets the lock go, which it is called with.
+   0: there is none, the job has the reason. */
+static int gai_job_plan(gai_job *job, gai_plan *plan)
+{
+    galloc_pool *pool = job->pool;
+    size_t space = gai_max(job->want.bytes, job->want.room) + gai_max(job->want.alignment, pool->granularity);
+    CUresult result;
+    if (gai_plan_best(pool, &job->want, plan)) return 1;
+    gai_lock_off(&pool->lock);
+    result = gai_segment_reserve(pool, gai_up(space, pool->granularity));
+    gai_job_refused(job, result, "cuMemAddressReserve");
+    gai_lock_on(&pool->lock);
+    return !result && gai_plan_best(pool, &job->want, plan);
+}
+
+/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
+   the bytes to map, 0 if growth is not possible (the job may have an error). */
+static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_batch *batch, int exact)
+{
+    galloc_pool *pool = job->pool;
+    size_t bytes, page_bytes;
+    if (!gai_job_plan(job, plan)) return 0;
+    bytes = plan->end - plan->begin;
+    if (bytes > gai_pool_headroom(pool)) return 0;
+    page_bytes = gai_page_size(pool, bytes);
+    if (!exact && !job->want.room) gai_plan_round(pool, plan, page_bytes);
+    bytes = plan->end - plan->begin;
+    if (!gai_slab_need(&pool->blocks, 4) ||
+        !gai_batch_over_hole(pool, batch, plan->hole, plan->begin, bytes, page_bytes)) {
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes", bytes);
+        return 0;
+    }
+    gai_plan_hold(plan);
+    return bytes;
+}
+
+/* Adds pages to the best place, in whole pages of the heap's page size, or if `exact` just what is needed. */
+static CUresult gai_job_grow_expandable(gai_job *job, int exact)
+{
+    galloc_pool *pool = job->pool;
+    gai_plan plan;
+    gai_batch batch;
+    CUresult result;
+    size_t bytes;
+    gai_lock_on(&pool->lock);
+    bytes = gai_job_prepare(job, &plan, &batch, exact);
+    gai_lock_off(&pool->lock);
+    if (!bytes) return CUDA_SUCCESS;
+    result = gai_batch_map(pool, &batch, plan.begin, bytes);
+    if (result) gai_batch_undo(pool, &batch, 0);
+    gai_lock_on(&pool->lock);
+    if (result) gai_plan_let_go(pool, &plan);
+    else gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
+    gai_lock_off(&pool->lock);
+    gai_job_refused(job, result, "cuMemCreate");
+    return result;
+}
+
+static void gai_job_grow_fixed(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = NULL;
+    gai_found found = {NULL, 0};
+    CUresult result;
+    size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(space);
+    if (bytes > gai_pool_headroom(pool)) bytes = gai_up(space, GAI_FIXED_SMALL);
+    if (bytes > gai_pool_headroom(pool)) return;
+    result = gai_segment_fixed(pool, bytes, &block);
+    if (!result) {
+        gai_lock_on(&pool->lock);
+        found.block = gai_block_file(pool, block, 0);
+        found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
+        gai_job_take(job, found);
+        gai_lock_off(&pool->lock);
+    }
+    gai_job_refused(job, result, "cuMemAlloc");
+}
+
+/* ---- the ladder ---- */
+
+static int gai_step_grow(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    job->said = CUDA_SUCCESS;
+    if (job->want.bytes > pool->device_bytes) return 0;
+    if (!pool->config.expandable_segments) gai_job_grow_fixed(job);
+    else if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
+        (void)gai_job_grow_expandable(job, 1);
+    return gai_job_is_done(job);
+}
+
+/* What other streams have done with, if the pool may know. */
+static int gai_step_poll(gai_job *job)
+{
+    gai_pool_retry(job->pool);
+    gai_pool_sweep_lost(job->pool);
+    if (job->pool->config.reuse & GALLOC_REUSE_COMPLETED) gai_pool_poll(job->pool);
+    return gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Gives back pages of small free blocks, as many as the limit leaves missing, and takes new ones in one piece. When
+   it is the device that has no more, all of them. */
+static int gai_step_recycle(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
+    if (!job->said) {
+        size_t headroom = gai_pool_headroom(pool);
+        if (job->want.bytes > pool->config.memory_limit || job->want.bytes > pool->device_bytes) return 0;
+        wanted = space > headroom ? space - headroom : pool->granularity;
+    }
+    return gai_pool_release(pool, wanted) && gai_step_grow(job);
+}
+
+/* The note of what `lane` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
+static gai_wait *gai_lane_wait_on(galloc_pool *pool, gai_lane *lane, gai_lane *on)
+{
+    gai_wait *wait = lane->waits;
+    while (wait && wait->on != on) wait = wait->next;
+    if (wait || !gai_slab_need(&pool->waits, 1)) return wait;
+    wait = (gai_wait *)gai_slab_take(&pool->waits);
+    wait->on = on;
+    wait->epoch = 0;
+    wait->next = lane->waits;
+    lane->waits = wait;
+    return wait;
+}
+
+/* Queues one wait: first the wait, then the note that it is queued, or a third call could rely on a wait that is not
+   there yet. Recorded events stay recorded while `growth` is held. */
+static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
+{
+    galloc_pool *pool = job->pool;
+    gai_event *event;
+    gai_wait *wait;
+    gai_scope scope;
+    CUresult result;
+    gai_lock_on(&pool->lock);
+    event = gai_mark_event(mark);
+    wait = gai_lane_wait_on(pool, job->want.lane, mark->lane);
+    gai_lock_off(&pool->lock);
+    if (!wait) return CUDA_ERROR_OUT_OF_MEMORY;
+    result = gai_scope_enter(&scope, job->site.context);
+    if (result) return result;
+    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.stream, event->event, 0));
+    gai_scope_leave(&scope);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    if (event->epoch > wait->epoch) wait->epoch = event->epoch;
+    pool->stats.waits++;
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+/* Has the asking stream wait for every mark of the block just taken; if that fails the block goes back with all of
+   them. */
+static void gai_job_wait(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    CUresult result = CUDA_SUCCESS;
+    const gai_mark *mark;
+    for (mark = job->got->marks; mark && !result; mark = mark->next) {
+        int allowed;
+        gai_lock_on(&pool->lock);
+        allowed = gai_mark_allows(pool, mark, job->want.lane);
+        gai_lock_off(&pool->lock);
+        if (!allowed) result = gai_job_wait_for(job, mark);
+    }
+    if (!result) return;
+    gai_lock_on(&pool->lock);
+    gai_block_untake(pool, job->got);
+    (void)gai_block_file(pool, job->got, 0);
+    gai_lock_off(&pool->lock);
+    job->got = NULL;
+    job->error = gai_driver_failed(result, "cuStreamWaitEvent");
+    gai_pool_note(pool, result);
+}
+
+/* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
+   anyway. */
+static void gai_pool_join(galloc_pool *pool)
+{
+    gai_segment *segment;
+    gai_block *block;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        for (block = segment->first; block; block = block->next) {
+            if (block->kind != GAI_FREE || !block->next || block->next->kind != GAI_FREE) continue;
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 1);
+        }
+    }
+}
+
+/* Never for the legacy stream: every blocking stream would wait along. */
+static int gai_step_wait(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.room) return 0;
+    if (job->want.lane->stream == CU_STREAM_LEGACY || job->want.just_ready) return 0;
+    gai_lock_on(&pool->lock);
+    gai_pool_join(pool);
+    gai_job_take(job, gai_find_all(pool, &job->want, 1));
+    gai_lock_off(&pool->lock);
+    if (job->got) gai_job_wait(job);
+    return gai_job_is_done(job);
+}
+
+/* The oldest event that is still out; NULL: none. */
+static gai_lane *gai_pool_oldest_mark(galloc_pool *pool, CUevent *event)
+{
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane && !(lane->recorded && lane->uses); lane = lane->next) continue;
+    if (lane) *event = lane->recorded->event;
+    gai_lock_off(&pool->lock);
+    return lane;
+}
+
+/* Has the host wait for one event after another until something fits. */
+static int gai_step_wait_host(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    CUevent event;
+    while (gai_pool_oldest_mark(pool, &event)) {
+        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event));
+        if (result) {
+            gai_job_refused(job, result, "cuEventSynchronize");
+            return 1;
+        }
+        gai_pool_poll(pool);
+        if (gai_job_search(job, GAI_REACH_ALL)) return 1;
+    }
+    return 0;
+}
+
+/* Is a stream of the current context being captured in a way that forbids waiting for the device? */
+static int gai_is_capture_near(void)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
+    return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
+static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
+{
+    gai_scope scope;
+    gai_lane *lane;
+    CUresult result = gai_scope_enter(&scope, context);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->context == context && lane->context_id == context_id) lane->waited_for = lane->epoch++;
+    gai_lock_off(&pool->lock);
+    result = gai_is_capture_near() ? CUDA_ERROR_NOT_READY : GAI_CALL(pool, context_synchronize, CtxSynchronize, ());
+    gai_scope_leave(&scope);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->context == context && lane->context_id == context_id) gai_lane_complete(lane, lane->waited_for);
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+/* Is something that was freed on the lane's stream not known to be complete? Not in a dead context, by definition. */
+static int gai_lane_is_incomplete(galloc_pool *pool, gai_lane *lane)
+{
+    int incomplete;
+    gai_lock_on(&pool->lock);
+    incomplete = lane->uses && lane->freed > lane->done;
+    gai_lock_off(&pool->lock);
+    if (!incomplete || !gai_lane_is_dead(lane)) return incomplete;
+    gai_lane_died(pool, lane);
+    return 0;
+}
+
+/* Waits for the device, in every context that freed something, and lets everybody have the result. */
+static CUresult gai_pool_wait(galloc_pool *pool)
+{
+    CUresult result = CUDA_SUCCESS;
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = pool->lanes;
+    gai_lock_off(&pool->lock);
+    for (; lane; lane = lane->next) {
+        CUresult said = CUDA_SUCCESS;
+        if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
+        if (said) result = said;
+    }
+    gai_pool_poll(pool);
+    return result;
+}
+
+static int gai_step_wait_device(gai_job *job)
+{
+    CUresult result = gai_pool_wait(job->pool);
+    if (result && result != CUDA_ERROR_NOT_READY) gai_job_refused(job, result, "cuCtxSynchronize");
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
+   memory that it made available may be taken by another thread at any time. */
+static int (*const gai_ladder[])(gai_job *) = {
+    gai_step_poll,      gai_step_grow,        gai_step_recycle, gai_step_wait,
+    gai_step_wait_host, gai_step_wait_device, gai_step_recycle,
+};
+
+static void gai_job_say_no_memory(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    char reason[96];
+    size_t live, held;
+    gai_lock_on(&pool->lock);
+    live = pool->stats.live.current;
+    held = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    if (job->said)
+        (void)snprintf(reason, sizeof reason, "%s: %s", job->who, cudaGetErrorString((cudaError_t)(int)job->said));
+    else if (job->want.bytes > pool->device_bytes)
+        (void)snprintf(reason, sizeof reason, "the device has %zu", pool->device_bytes);
+    else
+        (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
+    job->error = gai_fail(cudaErrorMemoryAllocation,
+                          "out of memory: asked for %zu bytes on device %d; live %zu, held %zu; %s",
+                          job->want.requested, pool->config.device, live, held, reason);
+}
+
+/* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
+   cudaMalloc gave does not. */
+static cudaError_t gai_pool_check_context(galloc_pool *pool)
+{
+    unsigned long long id = 0;
+    CUresult result;
+    if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
+    result = gai_cu.DevicePrimaryCtxRetain(&pool->context, pool->config.device);
+    if (!result) result = gai_cu.CtxGetId(pool->context, &id);
+    if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
+    gai_lock_on(&pool->lock);
+    pool->context_id = id;
+    pool->broken = CUDA_SUCCESS;
+    gai_pool_lose_context(pool);
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+/* Takes the growth lock and makes the pool's context current. On failure neither is so. */
+static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
+{
+    cudaError_t error;
+    CUresult result;
+    gai_lock_on(&pool->growth);
+    error = gai_pool_check_context(pool);
+    if (!error) {
+        result = gai_scope_enter(scope, pool->context);
+        if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
+    }
+    if (error) gai_lock_off(&pool->growth);
+    return error;
+}
+
+static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
+{
+    gai_pool_sweep_lanes(pool);
+    gai_scope_leave(scope);
+    gai_lock_off(&pool->growth);
+}
+
+/* The block is as good as given out: only now do the counters say so. Lock held. */
+static void gai_job_count(gai_job *job)
+{
+    if (!job->got || job->want.just_ready) return;
+    gai_stat_used(job->pool, job->got->bytes, job->got->requested);
+    gai_stat_add(&job->pool->stats.blocks, 1);
+    job->pool->stats.mallocs++;
+}
+
+/* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search first.
+   */
+static void gai_job_run(gai_job *job)
+{
+    gai_scope scope;
+    size_t i;
+    job->error = gai_pool_enter(job->pool, &scope);
+    if (job->error) return;
+    if (!gai_job_search(job, GAI_REACH_OWN)) {
+        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0]; i++)
+            if (gai_ladder[i](job)) break;
+        if (!gai_job_is_done(job)) gai_job_say_no_memory(job);
+    }
+    gai_lock_on(&job->pool->lock);
+    gai_job_count(job);
+    gai_lock_off(&job->pool->lock);
+    gai_pool_leave(job->pool, &scope);
+}
+
+/* ==== HEAP =======================================================================================================
+   */
+/* >>heap */
+
+/* A pool that met a sticky error gives out nothing until its context is another one. */
+static cudaError_t gai_pool_refuses(galloc_pool *pool)
+{
+    CUresult broken;
+    unsigned long long known;
+    gai_lock_on(&pool->lock);
+    broken = pool->broken;
+    known = pool->context_id;
+    gai_lock_off(&pool->lock);
+    if (!broken || gai_context_is_dead(pool->context, known)) return cudaSuccess;
+    return gai_fail((cudaError_t)(int)broken, "the pool of device %d gives out nothing after: %s", pool->config.device,
+                    cudaGetErrorString((cudaError_t)(int)broken));
+}
+
+/* Checks a request and rounds it. */
+static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *request, gai_want *want)
+{
+    size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
+    size_t room = request->max_bytes > request->bytes ? request->max_bytes : 0;
+    size_t unit = room ? pool->granularity : GAI_UNIT;
+    memset(want, 0, sizeof *want);
+    if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+        return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two", request->alignment);
+    if (request->lifetime != GALLOC_LIFETIME_ANY && request->lifetime != GALLOC_LIFETIME_LONG)
+        return gai_fail(cudaErrorInvalidValue, "lifetime %d: must be one of GALLOC_LIFETIME_...", request->lifetime);
+    if (!gai_round(request->bytes, unit, &want->bytes) || !gai_round(room, unit, &want->room) ||
+        want->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || want->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+        return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes are more than there are addresses",
+                        gai_max(request->bytes, room));
+    if (room && !pool->config.expandable_segments) {
+        want->bytes = want->room;
+        want->room = 0;
+    }
+    want->alignment = gai_max(alignment, unit);
+    want->requested = request->bytes;
+    want->tag = request->tag;
+    want->growable = room != 0;
+    want->far = request->lifetime == GALLOC_LIFETIME_LONG;
+    return cudaSuccess;
+}
+
+/* Serves the request from what is at hand, else by the ladder. */
+static cudaError_t gai_job_do(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_lock_on(&pool->lock);
+    job->want.lane = gai_lane_hold(pool, &job->site);
+    if (job->want.lane) {
+        gai_job_search_locked(job, GAI_REACH_OWN);
+        gai_job_count(job);
+        pool->stats.hits += job->got != NULL;
+    }
+    gai_lock_off(&pool->lock);
+    if (!job->want.lane) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
+    if (!gai_job_is_done(job)) gai_job_run(job);
+    gai_lock_on(&pool->lock);
+    gai_lane_release(pool, job->want.lane, &job->site);
+    gai_lock_off(&pool->lock);
+    return job->got ? cudaSuccess : job->error;
+}
+
+static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, const gai_site *site)
+{
+    gai_job job;
+    cudaError_t error;
+    memset(&job, 0, sizeof job);
+    job.pool = pool;
+    job.site = *site;
+    error = gai_pool_refuses(pool);
+    if (!error) error = gai_want_of(pool, request, &job.want);
+    if (!error) error = gai_job_do(&job);
+    if (!error) {
+        *ptr = (void *)job.got->addr;
+        return cudaSuccess;
+    }
+    gai_lock_on(&pool->lock);
+    pool->stats.failures++;
+    gai_lock_off(&pool->lock);
+    return error;
+}
+
+/* ---- giving back ---- */
+
+static galloc_pool *gai_pool_of(const void *ptr)
+{
+    const gai_page *page = gai_page_at((uintptr_t)ptr);
+    return page ? page->segment->pool : NULL;
+}
+
+/* The block of any kind that an address lies in. With the lock held. */
+static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
+{
+    gai_block *block = gai_block_before(addr);
+    if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
+    return block;
+}
+
+/* Says what is wrong with a pointer that is not the start of a used block. */
+static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
+{
+    gai_block *block;
+    uintptr_t base = 0;
+    size_t bytes = 0;
+    int used = 0;
+    if (pool) {
+        gai_lock_on(&pool->lock);
+        block = gai_block_around(pool, (uintptr_t)ptr);
+        used = block && block->kind == GAI_USED;
+        if (used) base = block->addr;
+        if (used) bytes = block->requested;
+        gai_lock_off(&pool->lock);
+    }
+    if (used)
+        return gai_fail(cudaErrorInvalidDevicePointer, "%p lies inside the block of %zu bytes at %p: give its start",
+                        ptr, bytes, (void *)base);
+    if (pool) return gai_fail(cudaErrorInvalidDevicePointer, "%p is free memory of galloc: freed already?", ptr);
+    return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device", ptr);
+}
+
+/* The used block that starts at an address, or NULL. With the lock held. */
+static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
+{
+    gai_block *block = (uintptr_t)ptr % GAI_UNIT ? NULL : (gai_block *)gai_map_get(&gai_block_map, (uintptr_t)ptr);
+    return block && block->kind == GAI_USED && block->segment->pool == pool ? block : NULL;
+}
+
+/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
+   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
+   there. */
+static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+{
+    gai_mark **at = &block->marks;
+    while (*at) {
+        gai_mark *mark = *at;
+        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
+            *at = mark->next;
+            gai_mark_end(pool, mark);
+        } else {
+            at = &mark->next;
+        }
+    }
+}
+
+/* Stamps [begin, end) as freed on the stream of the mark's lane. */
+static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
+{
+    gai_lane *lane = mark->lane;
+    lane->uses++;
+    mark->epoch = lane->freed = gai_lane_stamp(lane);
+    mark->begin = begin;
+    mark->end = end;
+    lane->unmarked += end - begin;
+}
+
+/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
+static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
+{
+    while (marks) {
+        gai_mark *mark = marks;
+        marks = mark->next;
+        gai_block_inherit(pool, block, mark->lane);
+        gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
+        gai_marks_add(pool, &block->marks, mark);
+    }
+}
+
+/* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
+   soon as the lock is let go. */
+static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark *takers)
+{
+    gai_mark *taker;
+    for (taker = takers; taker; taker = taker->next) {
+        taker->lane->due = !taker->lane->retired && !gai_pool_has_one_lane(pool);
+        pool->due |= taker->lane->due;
+    }
+    gai_block_stamp(pool, block, takers);
+}
+
+/* To the free blocks, or, where the memory itself is lost, to nowhere. */
+static void gai_block_give(galloc_pool *pool, gai_block *block)
+{
+    block->age = ++pool->clock;
+    block->kind = GAI_BUSY;
+    if (!block->segment->lost) {
+        (void)gai_block_file(pool, block, 0);
+        return;
+    }
+    pool->stats.reserved.current -= block->bytes;
+    gai_stat_cached(pool);
+}
+
+/* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
+static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
+{
+    gai_block *room = block->next && block->next->kind == GAI_ROOM ? block->next : NULL;
+    gai_mark *taker;
+    gai_block_stamp(pool, block, marks);
+    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
+    gai_block_stamp_takers(pool, block, block->takers);
+    block->takers = NULL;
+    gai_stat_unused(pool, block->bytes, block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    gai_block_untake(pool, block);
+    if (room) gai_block_to_hole(pool, room);
+    gai_block_give(pool, block);
+}
+
+/* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
+   thread's default stream, which has the same handle here, and not while a capture would notice. In its context. */
+static int gai_lane_is_reachable(const gai_lane *lane)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    if (gai_cu.StreamGetId(lane->stream, &id) || id != lane->stream_id) return 0;
+    return !gai_cu.StreamIsCapturing(lane->stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
+   asked for and left to the stream's next call. When it returns no other thread is still recording on one of them:
+   the program may destroy them now. With the lock held, which is let go meanwhile. */
+static void gai_pool_mark_due(galloc_pool *pool)
+{
+    gai_lane *lane;
+    if (!pool->due) return;
+    gai_lock_off(&pool->lock);
+    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->lock);
+    while (pool->due) {
+        gai_scope scope;
+        int reachable = 0;
+        for (lane = pool->lanes; lane && !lane->due; lane = lane->next) continue;
+        pool->due = lane != NULL;
+        if (!lane) break;
+        lane->due = 0;
+        lane->asked = 1;
+        lane->busy++;
+        gai_lock_off(&pool->lock);
+        if (!gai_lane_is_dead(lane) && !gai_scope_enter(&scope, lane->context)) {
+            reachable = gai_lane_is_reachable(lane);
+            gai_scope_leave(&scope);
+        }
+        gai_lock_on(&pool->lock);
+        if (reachable && lane->asked) (void)gai_lane_mark(pool, lane, lane->stream);
+        lane->busy--;
+    }
+    gai_lock_off(&pool->marking);
+}
+
+/* The host has no memory to note a stream never seen before, but a free must not fail for that: once the stream's
+   work is done there is nothing to note. */
+static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, const gai_site *site)
+{
+    gai_scope scope;
+    gai_block *block;
+    CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_scope_enter(&scope, site->context);
+    if (!result) {
+        result = gai_cu.StreamSynchronize(site->stream);
+        gai_scope_leave(&scope);
+    }
+    if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
+    gai_lock_on(&pool->lock);
+    block = gai_block_used(pool, ptr);
+    if (block) gai_block_free(pool, block, NULL);
+    if (block) gai_pool_mark_due(pool);
+    gai_lock_off(&pool->lock);
+    return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
+}
+
+static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, const gai_site *site)
+{
+    gai_block *block;
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_hold(pool, site);
+    block = lane ? gai_block_used(pool, ptr) : NULL;
+    if (block) {
+        gai_mark *mark = block->spare;
+        block->spare = NULL;
+        mark->lane = lane;
+        gai_block_free(pool, block, mark);
+        gai_pool_mark_due(pool);
+    }
+    if (lane) gai_lane_release(pool, lane, site);
+    gai_lock_off(&pool->lock);
+    if (!lane) return gai_free_after_waiting(pool, ptr, site);
+    return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
+}
+
+/* ---- several streams ---- */
+
+/* Adds a mark that names the stream's lane to a list; the lane stays held. */
+static int gai_marks_name(galloc_pool *pool, gai_mark **list, const gai_site *site)
+{
+    gai_lane *lane;
+    gai_mark *mark = NULL;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_hold(pool, site);
+    if (lane && gai_slab_need(&pool->marks, 1)) {
+        mark = gai_mark_new(pool, NULL, 0, 0, 0);
+        mark->lane = lane;
+        mark->next = *list;
+        *list = mark;
+    } else if (lane) {
+        lane->busy--;
+    }
+    gai_lock_off(&pool->lock);
+    return mark != NULL;
+}
+
+/* Notes n streams in a list of marks; on failure as many as went well. */
+static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_site *sites, const cudaStream_t *streams,
+                                      int n, cudaStream_t zero)
+{
+    int i;
+    for (i = 0; i < n; i++) {
+        cudaError_t error = gai_site_of(streams[i] ? streams[i] : zero, &sites[i]);
+        if (error) return error;
+        if (!gai_marks_name(pool, list, &sites[i]))
+            return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
+    }
+    return cudaSuccess;
+}
+
+/* Frees the block, or with an error just forgets the marks. Then lets the lanes go: the last named is the first. */
+static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
+                                       cudaError_t error)
+{
+    gai_block *block = NULL;
+    size_t named = gai_marks_count(marks);
+    gai_lock_on(&pool->lock);
+    if (!error) block = gai_block_used(pool, ptr);
+    if (block) gai_block_free(pool, block, marks);
+    if (block) gai_pool_mark_due(pool);
+    while (!block && marks) {
+        gai_mark *mark = marks;
+        marks = mark->next;
+        gai_slab_give(&pool->marks, mark);
+    }
+    for (; named > 0; named--) gai_lane_release(pool, gai_lane_find(pool, &sites[named - 1]), &sites[named - 1]);
+    gai_lock_off(&pool->lock);
+    return error || block ? error : gai_pointer_refused(pool, ptr);
+}
+
+#define GAI_SITES 16 /* streams that galloc_free_after notes without host memory of its own */
+
+static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaStream_t *streams, int n,
+                                       cudaStream_t zero)
+{
+    gai_site few[GAI_SITES], *sites = few;
+    gai_mark *marks = NULL;
+    cudaError_t error;
+    if (n > GAI_SITES) sites = (gai_site *)GALLOC_MALLOC((size_t)n * sizeof *sites);
+    if (!sites) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
+    error = gai_marks_name_all(pool, &marks, sites, streams, n, zero);
+    error = gai_pool_free_named(pool, ptr, marks, sites, error);
+    if (sites != few) GALLOC_FREE(sites);
+    return error;
+}
+
+/* Notes that a stream uses a block. With the lock held; 0: no host memory. */
+static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    gai_mark *mark;
+    for (mark = block->takers; mark; mark = mark->next)
+        if (mark->lane == lane) return 1;
+    if (!gai_slab_need(&pool->marks, 1)) return 0;
+    mark = gai_mark_new(pool, lane, 0, 0, 0);
+    mark->next = block->takers;
+    block->takers = mark;
+    return 1;
+}
+
+static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, const gai_site *site)
+{
+    gai_block *block = NULL;
+    gai_lane *lane;
+    int noted = 0;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_hold(pool, site);
+    if (lane) {
+        block = gai_block_used(pool, ptr);
+        noted = block && gai_block_add_taker(pool, block, lane);
+        gai_lane_release(pool, lane, site);
+    }
+    gai_lock_off(&pool->lock);
+    if (noted) return cudaSuccess;
+    if (lane && !block) return gai_pointer_refused(pool, ptr);
+    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a stream");
+}
+
+/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. */
+static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
+{
+    CUresult result = CUDA_SUCCESS;
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_find(pool, site);
+    if (lane) {
+        lane->busy++;
+        if (lane->uses && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        else if (lane->uses) result = gai_lane_mark(pool, lane, site->stream);
+        if (!result) lane->retired = 1;
+        lane->busy--;
+    }
+    gai_lock_off(&pool->lock);
+    return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
+}
+
+/* ---- in place ---- */
+
+/* Cuts the end off a used block and frees it on the lane's stream. 0: no host memory, nothing changed. Lock held. */
+static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
+{
+    gai_block *tail;
+    gai_mark *mark, *taker, *takers = NULL;
+    size_t cut = block->bytes - bytes, marks = 2 * gai_marks_count(block->marks) + gai_marks_count(block->takers) + 2;
+    if (!gai_block_need(pool, block, block->addr + bytes, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
+    tail = gai_block_split(pool, block, block->addr + bytes, GAI_USED);
+    mark = gai_mark_new(pool, NULL, 0, 0, 0);
+    mark->lane = lane;
+    gai_block_stamp(pool, tail, mark);
+    for (taker = block->takers; taker; taker = taker->next) {
+        mark = gai_mark_new(pool, NULL, 0, 0, 0);
+        mark->lane = taker->lane;
+        mark->next = takers;
+        takers = mark;
+    }
+    gai_block_stamp_takers(pool, tail, takers);
+    gai_stat_unused(pool, cut, 0);
+    gai_block_give(pool, tail);
+    return 1;
+}
+
+/* Takes free bytes that follow a used block. 0: there are none for this stream, or no host memory. Lock held. */
+static int gai_block_extend(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t more)
+{
+    gai_block *next = block->next;
+    gai_want want;
+    memset(&want, 0, sizeof want);
+    want.bytes = more;
+    want.lane = lane;
+    if (!next || next->kind != GAI_FREE || next->bytes < more) return 0;
+    if (gai_marks_forbid(pool, next->marks, next->addr, &want, 0)) return 0;
+    if (!gai_block_need(pool, next, next->addr, more)) return 0;
+    next = gai_block_cut_out(pool, next, next->addr, more, GAI_USED);
+    gai_block_absorb(pool, block, next);
+    gai_stat_used(pool, more, 0);
+    return 1;
+}
+
+/* Maps pages into the room behind a block. Meanwhile the room is a hole like any other, which only `growth` guards.
+   */
+static cudaError_t gai_block_grow_into_room(galloc_pool *pool, gai_block *block, size_t bytes, size_t page_bytes)
+{
+    gai_batch batch;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    size_t more = bytes - block->bytes, room;
+    uintptr_t addr = block->addr + block->bytes;
+    int ready;
+    gai_lock_on(&pool->lock);
+    room = block->bytes + block->next->bytes;
+    gai_block_to_hole(pool, block->next);
+    ready = gai_batch_over_hole(pool, &batch, block->next, addr, more, page_bytes);
+    gai_lock_off(&pool->lock);
+    if (ready) result = gai_batch_map(pool, &batch, addr, more);
+    if (ready && result) gai_batch_undo(pool, &batch, 0);
+    gai_lock_on(&pool->lock);
+    if (!result) {
+        gai_block *grown = gai_batch_publish(pool, &batch);
+        grown->kind = GAI_USED;
+        gai_block_absorb(pool, block, grown);
+        gai_stat_used(pool, more, 0);
+    }
+    gai_block_keep_room(pool, block, room);
+    gai_lock_off(&pool->lock);
+    if (!result) return cudaSuccess;
+    gai_pool_note(pool, result);
+    return gai_fail((cudaError_t)(int)result, "growing a block by %zu bytes: %s", more,
+                    ready ? cudaGetErrorString((cudaError_t)(int)result) : "no host memory");
+}
+
+/* The used block at `ptr` and whether it can be made `bytes` long in its room. With `growth` held. */
+static cudaError_t gai_pool_grow_into_room(galloc_pool *pool, void *ptr, size_t bytes)
+{
+    gai_block *block;
+    size_t want, room = 0, more = 0, headroom;
+    gai_lock_on(&pool->lock);
+    block = gai_block_used(pool, ptr);
+    want = gai_up(bytes, pool->granularity);
+    if (block && block->next && block->next->kind == GAI_ROOM) room = block->bytes + block->next->bytes;
+    if (block) more = want - gai_min(want, block->bytes);
+    headroom = gai_pool_headroom(pool);
+    gai_lock_off(&pool->lock);
+    if (!block) return gai_pointer_refused(pool, ptr);
+    if (want > room)
+        return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", ptr, bytes);
+    if (more > headroom) headroom += gai_pool_release(pool, more - headroom);
+    if (more > headroom)
+        return gai_fail(cudaErrorMemoryAllocation, "out of memory: growing a block by %zu bytes; memory_limit is %zu",
+                        more, pool->config.memory_limit);
+    return more ? gai_block_grow_into_room(pool, block, want, gai_page_size(pool, more)) : cudaSuccess;
+}
+
+/* What can be done about a block's size with the lock alone; 0: it needs its room. Lock held. */
+static int gai_block_resize(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
+{
+    size_t rounded = gai_up(bytes, GAI_UNIT);
+    if (rounded > block->bytes)
+        return !block->growable && gai_block_extend(pool, block, lane, rounded - block->bytes);
+    if (rounded < block->bytes && !block->growable) (void)gai_block_shrink(pool, block, lane, rounded);
+    return 1;
+}
+
+static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
+{
+    pool->stats.live.current -= block->requested;
+    block->requested = bytes;
+    gai_stat_add(&pool->stats.live, bytes);
+}
+
+static cudaError_t gai_pool_resize_slowly(galloc_pool *pool, void *ptr, size_t bytes)
+{
+    gai_scope scope;
+    gai_block *block;
+    cudaError_t error = gai_pool_refuses(pool);
+    if (!error) error = gai_pool_enter(pool, &scope);
+    if (error) return error;
+    error = gai_pool_grow_into_room(pool, ptr, bytes);
+    gai_lock_on(&pool->lock);
+    block = gai_block_used(pool, ptr);
+    if (!error && block) gai_block_set_requested(pool, block, bytes);
+    gai_lock_off(&pool->lock);
+    gai_pool_leave(pool, &scope);
+    return error;
+}
+
+static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, const gai_site *site)
+{
+    gai_block *block = NULL;
+    gai_lane *lane;
+    int done = 0;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_hold(pool, site);
+    if (lane) block = gai_block_used(pool, ptr);
+    if (block) done = gai_block_resize(pool, block, lane, bytes);
+    if (done) {
+        gai_block_set_requested(pool, block, bytes);
+        gai_pool_mark_due(pool);
+    }
+    if (lane) gai_lane_release(pool, lane, site);
+    gai_lock_off(&pool->lock);
+    if (!lane) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
+    if (!block) return gai_pointer_refused(pool, ptr);
+    return done ? cudaSuccess : gai_pool_resize_slowly(pool, ptr, bytes);
+}
+
+/* ==== CONFIGURATION ==============================================================================================
+   */
+/* >>configuration */
+
+/* A piece of the text that is being parsed. */
+typedef struct gai_text {
+    const char *at;
+    size_t length;
+} gai_text;
+
+static int gai_text_is(gai_text text, const char *word)
+{
+    return text.length == strlen(word) && !memcmp(text.at, word, text.length);
+}
+
+/* Cuts the piece up to `separator` off the front; 1 if the separator was there. */
+static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
+{
+    const char *end = (const char *)memchr(rest->at, separator, rest->length);
+    piece->at = rest->at;
+    piece->length = end ? (size_t)(end - rest->at) : rest->length;
+    rest->at += piece->length + (end != NULL);
+    rest->length -= piece->length + (end != NULL);
+    return end != NULL;
+}
+
+static int gai_parse_switch(gai_text text, int *value)
+{
+    if (gai_text_is(text, "True")) *value = 1;
+    else if (gai_text_is(text, "False")) *value = 0;
+    else return 0;
+    return 1;
+}
+
+/* Decimal bytes, or with K, M, G behind them. */
+static int gai_parse_size(gai_text text, size_t *value)
+{
+    int shift = 0;
+    size_t n = 0, i;
+    if (text.length && text.at[text.length - 1] == 'K') shift = 10;
+    if (text.length && text.at[text.length - 1] == 'M') shift = 20;
+    if (text.length && text.at[text.length - 1] == 'G') shift = 30;
+    if (shift) text.length--;
+    if (!text.length) return 0;
+    for (i = 0; i < text.length; i++) {
+        size_t digit = (size_t)(text.at[i] - '0');
+        if (text.at[i] < '0' || text.at[i] > '9' || n > (SIZE_MAX - digit) / 10) return 0;
+        n = n * 10 + digit;
+    }
+    if (n > SIZE_MAX >> shift) return 0;
+    *value = n << shift;
+    return 1;
+}
+
+static int gai_parse_reuse(gai_text text, int *value)
+{
+    int reuse = 0, more;
+    if (gai_text_is(text, "none")) {
+        *value = 0;
+        return 1;
+    }
+    do {
+        gai_text word;
+        int bit = 0;
+        more = gai_text_cut(&text, '+', &word);
+        if (gai_text_is(word, "completed")) bit = GALLOC_REUSE_COMPLETED;
+        if (gai_text_is(word, "followed")) bit = GALLOC_REUSE_FOLLOWED;
+        if (gai_text_is(word, "wait")) bit = GALLOC_REUSE_WAIT;
+        if (!bit || reuse & bit) return 0;
+        reuse |= bit;
+    } while (more);
+    *value = reuse;
+    return 1;
+}
+
+/* What the language knows: the key, and what a value must look like. */
+static const struct {
+    const char *key, *values;
+} gai_keys[] = {
+    {"expandable_segments", "True or False"},
+    {"memory_limit", "bytes, or a number with K, M or G"},
+    {"reuse", "none, or completed, followed, wait joined by '+'"},
+};
+#define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
+
+static int gai_parse_value(galloc_config *config, int key, gai_text value)
+{
+    switch (key) {
+    case 0: return gai_parse_switch(value, &config->expandable_segments);
+    case 1: return gai_parse_size(value, &config->memory_limit);
+    default: return gai_parse_reuse(value, &config->reuse);
+    }
+}
+
+/* One key:value pair. Writes what is wrong into message and returns 0 if something is. */
+static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, unsigned *seen, char *message,
+                          size_t size)
+{
+    gai_text key;
+    int i, has_value = gai_text_cut(&pair, ':', &key), shown = (int)gai_min(key.length, 40);
+    for (i = 0; i < GAI_KEYS && !gai_text_is(key, gai_keys[i].key); i++) continue;
+    if (i == GAI_KEYS)
+        (void)snprintf(message, size, "at %zu: unknown key '%.*s': expandable_segments, memory_limit or reuse", place,
+                       shown, key.at);
+    else if (!has_value)
+        (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
+                       gai_keys[i].values);
+    else if (*seen & 1u << i)
+        (void)snprintf(message, size, "at %zu: '%s' is given twice", place, gai_keys[i].key);
+    else if (!gai_parse_value(config, i, pair))
+        (void)snprintf(message, size, "at %zu: '%.*s' is no value for %s: %s", place, (int)gai_min(pair.length, 40),
+                       pair.at, gai_keys[i].key, gai_keys[i].values);
+    else {
+        *seen |= 1u << i;
+        return 1;
+    }
+    return 0;
+}
+
+static int gai_parse(galloc_config *config, const char *text, char *message, size_t size)
+{
+    galloc_config parsed = *config;
+    gai_text rest, pair;
+    unsigned seen = 0;
+    int more = text[0] != 0;
+    rest.at = text;
+    rest.length = strlen(text);
+    while (more) {
+        size_t place = (size_t)(rest.at - text) + 1;
+        more = gai_text_cut(&rest, ',', &pair);
+        if (!gai_parse_pair(&parsed, pair, place, &seen, message, size)) return 0;
+    }
+    *config = parsed;
+    return 1;
+}
+
+/* ==== CHECK ======================================================================================================
+   */
+/* >>check */
+
+/* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
+
+static int gai_check_bins(const gai_set *set)
+{
+    int broken = 0, row, column;
+    for (row = 0; row < GAI_ROWS; row++) {
+        broken += ((set->rows >> row & 1) != 0) != (set->columns[row] != 0);
+        for (column = 0; column < GAI_COLUMNS; column++) {
+            const gai_block *block = set->bins[row][column];
+            broken += ((set->columns[row] >> column & 1) != 0) != (block != NULL);
+            for (; block; block = block->next_bin) {
+                gai_bin bin = gai_bin_of(block->bytes);
+                broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
+            }
+        }
+    }
+    return broken;
+}
+
+static int gai_check_set(const gai_set *set)
+{
+    const gai_block *block, *older = NULL;
+    size_t bytes = 0, in_list = 0, in_bins = 0;
+    int broken = gai_check_bins(set), row, column;
+    for (block = set->oldest; block; older = block, block = block->newer) {
+        broken += block->set != set || block->older != older;
+        bytes += block->bytes;
+        in_list++;
+    }
+    for (row = 0; row < GAI_ROWS; row++)
+        for (column = 0; column < GAI_COLUMNS; column++)
+            for (block = set->bins[row][column]; block; block = block->next_bin) in_bins++;
+    return broken + (set->newest != older) + (bytes != set->bytes) + (in_list != in_bins);
+}
+
+static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
+{
+    const gai_event *event;
+    const gai_segment *segment;
+    const gai_block *block;
+    uint64_t last = lane->done, uses = 0;
+    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch;
+    for (event = lane->recorded; event; event = event->next) {
+        broken += event->epoch <= last || event->epoch >= lane->epoch;
+        last = event->epoch;
+    }
+    for (segment = pool->segments; segment; segment = segment->next) {
+        for (block = segment->first; block; block = block->next) {
+            const gai_mark *mark;
+            for (mark = block->marks; mark; mark = mark->next) uses += mark->lane == lane;
+            for (mark = block->takers; mark; mark = mark->next) uses += mark->lane == lane;
+        }
+    }
+    return broken + (uses != lane->uses) + gai_check_set(&lane->free);
+}
+
+static int gai_check_marks(const gai_block *block)
+{
+    const gai_mark *mark;
+    int broken = 0;
+    for (mark = block->marks; mark; mark = mark->next)
+        broken += mark->begin >= mark->end || mark->begin < block->addr || mark->end > block->addr + block->bytes;
+    return broken;
+}
+
+/* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
+static int gai_check_pages(const gai_block *block)
+{
+    uintptr_t at = block->addr, end = block->addr + block->bytes;
+    int broken = 0, mapped = gai_block_is_mapped(block);
+    if (block->kind == GAI_BUSY) return 0;
+    while (at < end && mapped) {
+        const gai_page *page = gai_page_at(at);
+        if (!page) return broken + 1;
+        broken += at < page->addr || at >= page->addr + page->bytes || page->segment != block->segment;
+        at = page->addr + page->bytes;
+    }
+    for (; at < end && at - block->addr < 64 * GAI_FIXED_SMALL; at += GAI_FIXED_SMALL)
+        broken += gai_page_at(at) != NULL;
+    return broken;
+}
+
+static int gai_check_block(galloc_pool *pool, const gai_block *block)
+{
+    const gai_block *next = block->next;
+    int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
+    if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
+    broken += (block->kind == GAI_FREE) != (block->set != NULL);
+    broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
+    broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
+    if (block->kind == GAI_FREE) {
+        broken += block->set != gai_set_of(pool, block->marks);
+        if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
+    }
+    broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
+    return broken + gai_check_marks(block) + gai_check_pages(block);
+}
+
+typedef struct gai_census {
+    size_t used, requested, blocks, free, holes, mapped, bytes;
+} gai_census;
+
+/* The bytes of the pages that begin in a block. */
+static size_t gai_check_mapped(const gai_block *block)
+{
+    uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
+    size_t bytes = 0;
+    while (at < end && gai_block_is_mapped(block)) {
+        const gai_page *page = gai_page_at(at);
+        if (page && page->addr >= block->addr) bytes += page->bytes;
+        at = page ? page->addr + page->bytes : end;
+    }
+    return bytes;
+}
+
+static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_census *census)
+{
+    const gai_block *block;
+    size_t bytes = 0;
+    int broken = segment->first->addr != segment->addr || segment->first->prev != NULL;
+    for (block = segment->first; block; block = block->next) {
+        if (!segment->lost) broken += gai_check_block(pool, block);
+        if (!segment->lost) census->mapped += gai_check_mapped(block);
+        bytes += block->bytes;
+        census->holes += block->kind == GAI_HOLE;
+        census->free += block->kind == GAI_FREE ? block->bytes : 0;
+        if (block->kind != GAI_USED) continue;
+        if (segment->lost) census->mapped += block->bytes;
+        census->used += block->bytes;
+        census->requested += block->requested;
+        census->blocks++;
+    }
+    return broken + (bytes != segment->bytes);
+}
+
+static int gai_check_pool(galloc_pool *pool)
+{
+    gai_census census;
+    const gai_segment *segment;
+    const gai_lane *lane;
+    const gai_page *page;
+    const gai_block *hole;
+    size_t quarantined = 0, filed = pool->common.bytes + pool->mixed.bytes, holes = 0;
+    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
+    memset(&census, 0, sizeof census);
+    for (segment = pool->segments; segment; segment = segment->next)
+        broken += gai_check_segment(pool, segment, &census);
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        broken += gai_check_lane(pool, lane);
+        filed += lane->free.bytes;
+    }
+    for (page = pool->quarantine; page; page = page->next_unused) quarantined += page->bytes;
+    for (hole = pool->holes; hole; hole = hole->next_bin) holes++;
+    broken += census.free != filed;
+    broken += census.holes != holes;
+    broken += census.used != pool->stats.allocated.current;
+    broken += census.requested != pool->stats.live.current;
+    broken += census.blocks != pool->stats.blocks.current;
+    broken += quarantined != pool->stats.quarantined;
+    broken += census.mapped + quarantined != pool->stats.reserved.current;
+    broken += pool->stats.allocated.current + pool->stats.cached.current != pool->stats.reserved.current;
+    return broken;
+}
+
+/* ==== POOLS ======================================================================================================
+   */
+/* >>pools */
+
+#define GAI_DEVICES 64 /* default pools that can exist at once; CUDA itself stops at fewer */
+
+static galloc_pool *gai_pools;            /* all of them; guarded by the global lock */
+static void *gai_default_pool[GAI_DEVICES];
+
+static cudaError_t gai_config_check(const galloc_config *config)
+{
+    int devices = 0;
+    CUresult result = gai_cu.DeviceGetCount(&devices);
+    if (result) return gai_driver_failed(result, "cuDeviceGetCount");
+    if (config->device < -1 || config->device >= devices)
+        return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, devices);
+    if (config->expandable_segments != 0 && config->expandable_segments != 1)
+        return gai_fail(cudaErrorInvalidValue, "config.expandable_segments %d: must be 0 or 1",
+                        config->expandable_segments);
+    if (config->reuse & ~(GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT))
+        return gai_fail(cudaErrorInvalidValue, "config.reuse %d: must be GALLOC_REUSE_... or-ed together",
+                        config->reuse);
+    return cudaSuccess;
+}
+
+static cudaError_t gai_current_device(int *device)
+{
+    CUresult result = gai_cu.CtxGetDevice(device);
+    if (result == CUDA_ERROR_INVALID_CONTEXT) {
+        cudaError_t error = gai_bind_context();
+        if (error) return error;
+        result = gai_cu.CtxGetDevice(device);
+    }
+    return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
+}
+
+/* What the device can do, and its primary context, retained until the pool ends. */
+static CUresult gai_pool_open(galloc_pool *pool)
+{
+    CUmemAllocationProp properties = gai_page_properties(pool);
+    CUdevice device = pool->config.device;
+    int mapping = 0;
+    CUresult result = gai_cu.DevicePrimaryCtxRetain(&pool->context, device);
+    if (result) return result;
+    result = gai_cu.CtxGetId(pool->context, &pool->context_id);
+    if (!result) result = gai_cu.DeviceTotalMem(&pool->device_bytes, device);
+    if (!result)
+        result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
+    if (!mapping) pool->config.expandable_segments = 0;
+    pool->granularity = GAI_FIXED_SMALL;
+    if (!result && pool->config.expandable_segments)
+        result = gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties,
+                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (!result && pool->granularity % GAI_FIXED_SMALL) pool->granularity = gai_up(pool->granularity, GAI_FIXED_SMALL);
+    if (result) (void)gai_cu.DevicePrimaryCtxRelease(device);
+    return result;
+}
+
+static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
+{
+    memset(pool, 0, sizeof *pool);
+    pool->config = *config;
+    gai_lock_init(&pool->lock);
+    gai_lock_init(&pool->growth);
+    gai_lock_init(&pool->marking);
+    pool->blocks.size = sizeof(gai_block);
+    pool->marks.size = sizeof(gai_mark);
+    pool->pages.size = sizeof(gai_page);
+    pool->events.size = sizeof(gai_event);
+    pool->waits.size = sizeof(gai_wait);
+}
+
+/* Frees what the pool has of host memory. */
+static void gai_pool_discard(galloc_pool *pool)
+{
+    while (pool->segments) gai_segment_end(pool, pool->segments);
+    while (pool->lanes) {
+        gai_lane *lane = pool->lanes;
+        pool->lanes = lane->next;
+        GALLOC_FREE(lane);
+    }
+    gai_slab_end(&pool->blocks);
+    gai_slab_end(&pool->marks);
+    gai_slab_end(&pool->pages);
+    gai_slab_end(&pool->events);
+    gai_slab_end(&pool->waits);
+    gai_lock_end(&pool->lock);
+    gai_lock_end(&pool->growth);
+    gai_lock_end(&pool->marking);
+    GALLOC_FREE(pool);
+}
+
+/* With the global lock held. */
+static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
+{
+    CUresult result;
+    galloc_pool *pool;
+    cudaError_t error = gai_config_check(config);
+    if (error) return error;
+    pool = (galloc_pool *)GALLOC_MALLOC(sizeof *pool);
+    if (!pool) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a pool");
+    gai_pool_init(pool, config);
+    if (config->device == -1) error = gai_current_device(&pool->config.device);
+    if (!error) {
+        result = gai_pool_open(pool);
+        if (result) error = gai_driver_failed(result, "opening the device");
+    }
+    if (error) {
+        gai_pool_discard(pool);
+        return error;
+    }
+    pool->is_default = is_default;
+    pool->next = gai_pools;
+    gai_pools = pool;
+    *out = pool;
+    return cudaSuccess;
+}
+
+static void gai_pool_unlink(galloc_pool *pool)
+{
+    galloc_pool **at = &gai_pools;
+    while (*at != pool) at = &(*at)->next;
+    *at = pool->next;
+    if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
+}
+
+/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. */
+static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep)
+{
+    CUresult result = CUDA_SUCCESS;
+    size_t held = 0;
+    int round;
+    gai_pool_sweep_lost(pool);
+    gai_pool_retry(pool);
+    gai_pool_poll(pool);
+    for (round = 0; round < 2; round++) {
+        gai_lock_on(&pool->lock);
+        held = pool->stats.reserved.current;
+        gai_lock_off(&pool->lock);
+        if (held > keep) held -= gai_pool_release(pool, held - keep);
+        if (held <= keep || round) break;
+        result = gai_pool_wait(pool);
+    }
+    if (!result || result == CUDA_ERROR_NOT_READY) return cudaSuccess;
+    gai_pool_note(pool, result);
+    return gai_driver_failed(result, "waiting for the device");
+}
+
+static CUresult gai_pool_unreserve(galloc_pool *pool)
+{
+    CUresult result = CUDA_SUCCESS;
+    while (pool->segments && !result) {
+        gai_segment *segment = pool->segments;
+        result = GAI_CALL(pool, unreserve, MemAddressFree, ((CUdeviceptr)segment->addr, segment->bytes));
+        if (result) break;
+        gai_lock_on(&pool->lock);
+        gai_hole_unlink(pool, segment->first);
+        pool->stats.addresses -= segment->bytes;
+        gai_segment_end(pool, segment);
+        gai_lock_off(&pool->lock);
+    }
+    return result;
+}
+
+/* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
+static cudaError_t gai_pool_close(galloc_pool *pool)
+{
+    gai_lane *lane;
+    CUresult result;
+    cudaError_t error = gai_pool_shrink(pool, 0);
+    if (error) return error;
+    if (pool->stats.reserved.current)
+        return gai_fail(cudaErrorNotReady,
+                        "the pool of device %d still holds %zu bytes: a stream is being captured, or the driver refused",
+                        pool->config.device, pool->stats.reserved.current);
+    result = gai_pool_unreserve(pool);
+    if (result) return gai_driver_failed(result, "cuMemAddressFree");
+    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
+    return cudaSuccess;
+}
+
+static int gai_pool_is_orphaned(galloc_pool *pool)
+{
+    unsigned long long id = 0;
+    return pool->driver_gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
+}
+
+static cudaError_t gai_pool_is_used(galloc_pool *pool)
+{
+    size_t blocks, bytes;
+    gai_lock_on(&pool->lock);
+    blocks = pool->stats.blocks.current;
+    bytes = pool->stats.live.current;
+    gai_lock_off(&pool->lock);
+    if (!blocks) return cudaSuccess;
+    return gai_fail(cudaErrorNotPermitted, "the pool of device %d has %zu blocks in use, %zu bytes: free them first",
+                    pool->config.device, blocks, bytes);
+}
+
+/* Ends a pool; a default pool that is used gives back what is not. The memory of a driver that is gone went with it:
+   then only the host's is given back. With the global lock held. */
+static cudaError_t gai_pool_end(galloc_pool *pool)
+{
+    gai_scope scope;
+    cudaError_t error = gai_pool_is_orphaned(pool) ? cudaErrorCudartUnloading : gai_pool_enter(pool, &scope);
+    if (!error) {
+        error = gai_pool_is_used(pool);
+        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0);
+        if (!error) error = gai_pool_close(pool);
+        gai_scope_leave(&scope);
+        gai_lock_off(&pool->growth);
+    }
+    if (error && error != cudaErrorCudartUnloading) return error;
+    if (!error) (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
+    gai_pool_unlink(pool);
+    gai_pool_discard(pool);
+    return cudaSuccess;
+}
+
+/* The settings of default pools: the built-in ones, changed by GALLOC_CONF. */
+static cudaError_t gai_config_of_environment(galloc_config *config)
+{
+    char message[200];
+    const char *text = getenv("GALLOC_CONF");
+    *config = galloc_config_default();
+    if (!text || gai_parse(config, text, message, sizeof message)) return cudaSuccess;
+    return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
+}
+
+static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
+{
+    galloc_config config;
+    cudaError_t error = cudaSuccess;
+    if (device < 0 || device >= GAI_DEVICES)
+        return gai_fail(cudaErrorInvalidDevice, "device %d: there is none", device);
+    *pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
+    if (*pool) return cudaSuccess;
+    gai_lock_on(&gai_global_lock);
+    *pool = (galloc_pool *)gai_default_pool[device];
+    if (!*pool) {
+        error = gai_config_of_environment(&config);
+        config.device = device;
+        if (!error) error = gai_pool_new(pool, &config, 1);
+        if (!error) gai_store_pointer(&gai_default_pool[device], *pool);
+    }
+    gai_lock_off(&gai_global_lock);
+    return error;
+}
+
+/* The device of a stream's context. */
+static cudaError_t gai_site_device(const gai_site *site, int *device)
+{
+    CUcontext current = NULL, popped;
+    CUresult result = gai_cu.CtxGetCurrent(&current);
+    if (!result && current == site->context) {
+        result = gai_cu.CtxGetDevice(device);
+    } else if (!result) {
+        result = gai_cu.CtxPushCurrent(site->context);
+        if (!result) {
+            result = gai_cu.CtxGetDevice(device);
+            (void)gai_cu.CtxPopCurrent(&popped);
+        }
+    }
+    return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
+}
+
+static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
+{
+    gai_site site;
+    int device = 0;
+    cudaError_t error;
+    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
+    *ptr = NULL;
+    error = gai_begin();
+    if (!error && !request->bytes) return cudaSuccess;
+    if (!error && pool) error = gai_pool_refuses(pool);
+    if (!error) error = gai_site_of(request->stream, &site);
+    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
+    if (!error && !pool) {
+        error = gai_site_device(&site, &device);
+        if (!error) error = gai_pool_of_device(&pool, device);
+    }
+    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
+    return error;
+}
+
+/* What every function that takes a used block begins with. *pool is NULL when there is nothing to do: no pointer, or
+   no driver any more. */
+static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
+{
+    cudaError_t error;
+    *pool = NULL;
+    error = gai_begin();
+    if (error || !ptr) return error;
+    error = gai_site_of(stream, site);
+    if (error == cudaErrorCudartUnloading) return cudaSuccess;
+    if (error) return error;
+    *pool = gai_pool_of(ptr);
+    return *pool ? cudaSuccess : gai_pointer_refused(NULL, ptr);
+}
+
+static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n, cudaStream_t zero)
+{
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error;
+    if (!streams || n < 1)
+        return gai_fail(cudaErrorInvalidValue, "galloc_free_after: needs at least one stream, has %d", streams ? n : 0);
+    error = gai_find_pool(&pool, ptr, streams[0] ? streams[0] : zero, &site);
+    return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
+}
+
+/* ==== PUBLIC =====================================================================================================
+   */
+/* >>public */
+
+/* A file sees only one of these pairs under its name; the library has both. */
+GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
+GALLOC_API cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n);
+GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
+GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request);
+GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_pool_malloc_ptsz(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_record_stream_ptsz(void *ptr, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
+GALLOC_API cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream);
+GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream);
+
+GALLOC_API const char *galloc_last_message(void) { return gai_message; }
+
+GALLOC_API galloc_config galloc_config_default(void)
+{
+    galloc_config config;
+    memset(&config, 0, sizeof config);
+    config.device = -1;
+    config.expandable_segments = 1;
+    config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
+    config.memory_limit = SIZE_MAX;
+    return config;
+}
+
+GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
+{
+    char said[200];
+    if (message && size) message[0] = 0;
+    if (!config || !text)
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_parse: config and text must not be NULL"));
+    if (gai_parse(config, text, said, sizeof said)) return cudaSuccess;
+    if (message && size) (void)snprintf(message, size, "%s", said);
+    return gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
+}
+
+GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
+{
+    galloc_config defaults = galloc_config_default();
+    cudaError_t error;
+    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_create: pool is NULL"));
+    *pool = NULL;
+    error = gai_begin();
+    if (error) return gai_end(error);
+    gai_lock_on(&gai_global_lock);
+    error = gai_pool_new(pool, config ? config : &defaults, 0);
+    gai_lock_off(&gai_global_lock);
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
+{
+    cudaError_t error = gai_begin();
+    if (error) return gai_end(error);
+    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_destroy: pool is NULL"));
+    if (pool->is_default)
+        return gai_end(gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only"));
+    gai_lock_on(&gai_global_lock);
+    error = gai_pool_end(pool);
+    gai_lock_off(&gai_global_lock);
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device)
+{
+    cudaError_t error;
+    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_default: pool is NULL"));
+    *pool = NULL;
+    error = gai_begin();
+    if (!error && device == -1) error = gai_current_device(&device);
+    return gai_end(error ? error : gai_pool_of_device(pool, device));
+}
+
+GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
+{
+    if (!request) {
+        if (ptr) *ptr = NULL;
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_alloc: request is NULL"));
+    }
+    return gai_end(gai_alloc_at(request->pool, ptr, request));
+}
+
+GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request;
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.stream = stream;
+    return gai_end(gai_alloc_at(NULL, ptr, &request));
+}
+
+GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request;
+    if (!pool) {
+        if (ptr) *ptr = NULL;
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_malloc: pool is NULL"));
+    }
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.stream = stream;
+    return gai_end(gai_alloc_at(pool, ptr, &request));
+}
+
+GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream)
+{
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error = gai_find_pool(&pool, ptr, stream, &site);
+    return gai_end(pool ? gai_pool_free(pool, ptr, &site) : error);
+}
+
+GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n)
+{
+    return gai_end(gai_free_after(ptr, streams, n, cudaStreamLegacy));
+}
+
+GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream)
+{
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error;
+    if (!ptr) return gai_end(gai_fail(cudaErrorInvalidDevicePointer, "galloc_resize: ptr is NULL"));
+    if (!bytes) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_resize: 0 bytes"));
+    if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+        return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
+    error = gai_find_pool(&pool, ptr, stream, &site);
+    return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
+}
+
+GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
+{
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error;
+    if (!ptr) return gai_end(gai_fail(cudaErrorInvalidDevicePointer, "galloc_record_stream: ptr is NULL"));
+    error = gai_find_pool(&pool, ptr, stream, &site);
+    return gai_end(pool ? gai_pool_record_stream(pool, ptr, &site) : error);
+}
+
+GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
+{
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error = gai_begin(), first = cudaSuccess;
+    if (!error) error = gai_site_of(stream, &site);
+    if (error) return gai_end(error == cudaErrorCudartUnloading ? cudaSuccess : error);
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        error = gai_pool_retire(pool, &site);
+        if (error && !first) first = error;
+    }
+    gai_lock_off(&gai_global_lock);
+    return gai_end(first);
+}
+
+GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
+{
+    gai_job job;
+    galloc_request request;
+    cudaError_t error = gai_begin();
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_reserve: pool is NULL");
+    if (error || !bytes) return gai_end(error);
+    memset(&job, 0, sizeof job);
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    job.pool = pool;
+    error = gai_pool_refuses(pool);
+    if (!error) error = gai_want_of(pool, &request, &job.want);
+    if (error) return gai_end(error);
+    job.want.just_ready = 1;
+    gai_job_run(&job);
+    return gai_end(job.error);
+}
+
+GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes)
+{
+    gai_scope scope;
+    cudaError_t error = gai_begin();
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_trim: pool is NULL");
+    if (!error) error = gai_pool_enter(pool, &scope);
+    if (error) return gai_end(error);
+    error = gai_pool_shrink(pool, keep_bytes);
+    gai_pool_leave(pool, &scope);
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
+{
+    if (!pool || !config)
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_config: pool and config must not be NULL"));
+    *config = pool->config;
+    return cudaSuccess;
+}
+
+#define GAI_CALL_READ(name, function) stats->driver.name = gai_counted(&pool->stats.driver.name);
+#define GAI_CALL_RESET(name, function) gai_count_reset(&pool->stats.driver.name);
+
+GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
+{
+    if (!pool || !stats)
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL"));
+    gai_lock_on(&pool->lock);
+    memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
+    GALLOC_DRIVER_CALLS(GAI_CALL_READ)
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+static void gai_stat_reset(galloc_stat *stat)
+{
+    stat->peak = stat->current;
+    stat->total = 0;
+}
+
+GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
+{
+    galloc_stats *stats = pool ? &pool->stats : NULL;
+    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL"));
+    gai_lock_on(&pool->lock);
+    gai_stat_reset(&stats->live);
+    gai_stat_reset(&stats->allocated);
+    gai_stat_reset(&stats->reserved);
+    gai_stat_reset(&stats->cached);
+    gai_stat_reset(&stats->blocks);
+    stats->mallocs = stats->frees = stats->failures = stats->hits = stats->grows = 0;
+    stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = 0;
+    GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+GALLOC_API int galloc_pool_check(galloc_pool *pool)
+{
+    int broken;
+    if (!pool) return -1;
+    gai_lock_on(&pool->growth);
+    gai_lock_on(&pool->lock);
+    broken = gai_check_pool(pool);
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->growth);
+    return broken;
+}
+
+GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info)
+{
+    galloc_pool *pool;
+    gai_block *block;
+    cudaError_t error = gai_begin();
+    if (!error && !info) error = gai_fail(cudaErrorInvalidValue, "galloc_pointer_info: info is NULL");
+    if (error) return gai_end(error);
+    memset(info, 0, sizeof *info);
+    pool = gai_pool_of(ptr);
+    if (!pool) return cudaSuccess;
+    gai_lock_on(&pool->lock);
+    block = gai_block_around(pool, (uintptr_t)ptr);
+    if (block && gai_block_is_mapped(block)) {
+        info->pool = pool;
+        info->base = (void *)block->addr;
+        info->requested = block->requested;
+        info->usable = info->room = block->bytes;
+        if (block->next && block->next->kind == GAI_ROOM) info->room += block->next->bytes;
+        info->stream_id = block->stream_id;
+        info->device = pool->config.device;
+        info->tag = block->tag;
+        info->state = block->kind == GAI_USED ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
+    }
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_shutdown(void)
+{
+    galloc_pool *pool, *next;
+    cudaError_t error = gai_begin(), first = cudaSuccess;
+    if (error) return gai_end(error);
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = next) {
+        next = pool->next;
+        error = cudaSuccess;
+        if (pool->is_default) error = gai_pool_end(pool);
+        else error = gai_fail(cudaErrorNotPermitted, "a pool of the program's own still exists: destroy it first");
+        if (error && !first) first = error;
+    }
+    if (!gai_pools) {
+        gai_map_end(&gai_block_map);
+        gai_map_end(&gai_page_map);
+        gai_store_pointer(&gai_cu_ready, NULL);
+    }
+    gai_lock_off(&gai_global_lock);
+    return gai_end(first);
+}
+
+/* The same for files that are compiled for per-thread default streams. */
+static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream : cudaStreamPerThread; }
+
+GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream)
+{
+    return galloc_malloc(ptr, bytes, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream)
+{
+    return galloc_free(ptr, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n)
+{
+    return gai_end(gai_free_after(ptr, streams, n, cudaStreamPerThread));
+}
+
+GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request)
+{
+    galloc_request mapped;
+    if (!request) return galloc_alloc(ptr, request);
+    mapped = *request;
+    mapped.stream = gai_per_thread(request->stream);
+    return galloc_alloc(ptr, &mapped);
+}
+
+GALLOC_API cudaError_t galloc_pool_malloc_ptsz(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+{
+    return galloc_pool_malloc(pool, ptr, bytes, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_record_stream_ptsz(void *ptr, cudaStream_t stream)
+{
+    return galloc_record_stream(ptr, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream)
+{
+    return galloc_stream_retire(gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream)
+{
+    return galloc_resize(ptr, bytes, gai_per_thread(stream));
+}
+
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#define galloc_malloc galloc_malloc_ptsz
+#define galloc_free galloc_free_ptsz
+#define galloc_free_after galloc_free_after_ptsz
+#define galloc_alloc galloc_alloc_ptsz
+#define galloc_pool_malloc galloc_pool_malloc_ptsz
+#define galloc_record_stream galloc_record_stream_ptsz
+#define galloc_stream_retire galloc_stream_retire_ptsz
+#define galloc_resize galloc_resize_ptsz
+#endif
+
+#endif /* GALLOC_IMPLEMENTATION */
+
+/* LICENSE: choose either of these.
+
+   MIT No Attribution. Copyright (c) 2026 the galloc authors. Permission is hereby granted, free of charge, to any
+   person obtaining a copy of this software and associated documentation files, to deal in the software without
+   restriction, including without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense,
+   and/or sell copies of it, and to permit persons to whom it is furnished to do so. The software is provided "as is",
+   without warranty of any kind, express or implied, including but not limited to the warranties of merchantability,
+   fitness for a particular purpose and noninfringement. In no event shall the authors be liable for any claim,
+   damages or other liability arising from the software or its use.
+
+   Public domain (unlicense.org). This is free and unencumbered software released into the public domain. Anyone is
+   free to copy, modify, publish, use, compile, sell, or distribute it, for any purpose and by any means. */
