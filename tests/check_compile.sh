@@ -1,0 +1,115 @@
+#!/bin/sh
+# check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found, against
+# the bundled and the toolkit's headers, without a warning; and a program of several translation units that runs.
+# Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in).
+
+cd "$(dirname "$0")/.." || exit 1
+cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
+cuda=${CUDA_HOME:-/usr/local/cuda}
+nvcc=${NVCC:-$cuda/bin/nvcc}
+work=${BUILD:-build}/check_compile
+parts=tests/compile
+include="-I. -I$parts -isystem tests/sim"
+
+strict_cpp='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Werror'
+strict_c="$strict_cpp -Wstrict-prototypes -Wmissing-prototypes"
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+
+# A command is right when it succeeds and says nothing.
+check() {
+    name=$1
+    shift
+    if "$@" >"$work/$name.out" 2>&1 && [ ! -s "$work/$name.out" ]; then
+        echo "passed $name" >>"$work/results"
+    else
+        echo "FAILED $name" >>"$work/results"
+        echo "FAILED $name: $*"
+        head -20 "$work/$name.out"
+    fi
+}
+
+found() { command -v "$1" >/dev/null 2>&1; }
+
+# Every file that can stand alone, by compiler and standard. Only warnings are asked for, no code.
+languages() { # header set, include folder
+    for compiler in "$cc" "$clang"; do
+        found "$compiler" || continue
+        for std in c99 c11 c17; do
+            check "$1-$(basename "$compiler")-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
+                -x c $parts/main.c $parts/static.c $parts/header.c
+        done
+    done
+    for compiler in "$cxx" "$clangxx"; do
+        found "$compiler" || continue
+        for std in c++11 c++14 c++17 c++20; do
+            check "$1-$(basename "$compiler")-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
+                -x c++ $parts/main.c $parts/static.c $parts/header.c $parts/typed.cpp
+        done
+    done
+}
+
+# A program of four files, its implementation compiled as C and as C++, run on the simulated device.
+program() { # header set, include folder
+    dir=$work/$1
+    mkdir -p "$dir"
+    flags="-O1 $include -isystem $2"
+    for file in tests/sim/*.c; do
+        "$cc" -std=c11 -O1 -Itests/sim -isystem "$2" -c "$file" -o "$dir/$(basename "$file" .c).sim.o" &
+    done
+    wait
+    check "$1-use" "$cc" -std=c99 $strict_c $flags -c $parts/use.c -o "$dir/use.o"
+    check "$1-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -c $parts/per_thread.c \
+        -o "$dir/per_thread.o"
+    check "$1-main-c" "$cc" -std=c99 $strict_c $flags -c $parts/main.c -o "$dir/main.o"
+    check "$1-link-c" "$cc" "$dir"/*.o -o "$dir/program_c" -lpthread -lm
+    check "$1-run-c" "$dir/program_c"
+    check "$1-main-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -c $parts/main.c \
+        -o "$dir/main.o"
+    check "$1-link-per-thread" "$cc" "$dir"/*.o -o "$dir/program_per_thread" -lpthread -lm
+    check "$1-run-per-thread" "$dir/program_per_thread"
+    if found "$cxx"; then
+        check "$1-typed" "$cxx" -std=c++11 $strict_cpp $flags -c $parts/typed.cpp -o "$dir/typed.o"
+        check "$1-main-for-cpp" "$cc" -std=c99 $strict_c $flags -DWITH_CPP -c $parts/main.c -o "$dir/main.o"
+        check "$1-link-mixed" "$cxx" "$dir"/*.o -o "$dir/program_mixed" -lpthread -lm
+        check "$1-run-mixed" "$dir/program_mixed"
+        check "$1-main-cpp" "$cxx" -std=c++11 $strict_cpp $flags -DWITH_CPP -x c++ -c $parts/main.c -o "$dir/main.o"
+        check "$1-link-cpp" "$cxx" "$dir"/*.o -o "$dir/program_cpp" -lpthread -lm
+        check "$1-run-cpp" "$dir/program_cpp"
+    fi
+}
+
+# The opposite: the compiler refuses, and its message has the text.
+refuses() { # name, text, options
+    name=$1 text=$2
+    shift 2
+    check "$name" sh -c '"$@" 2>&1 | grep -q "$0"' "$text" \
+        "$cc" -std=c99 -fsyntax-only $include "$@" -isystem tests/sim/include $parts/static.c
+}
+
+options() {
+    set -- "$cc" -std=c99 $strict_c -O2 $include -isystem tests/sim/include -c -o "$work/options.o"
+    check optimised "$@" $parts/main.c
+    check with-assert "$@" -include assert.h -DGALLOC_ASSERT=assert $parts/main.c
+    check with-allocator "$@" -include stdlib.h -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
+    check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
+    check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
+    refuses half-an-allocator 'define GALLOC_MALLOC and GALLOC_FREE together' -DGALLOC_MALLOC=malloc
+    refuses too-old-a-toolkit 'needs the CUDA Toolkit 12.0' -DCUDART_VERSION=11080
+    if found "$nvcc"; then
+        check nvcc "$nvcc" -std=c++17 -I. -Xcompiler -Wall,-Wextra -c $parts/device.cu -o "$work/device.o"
+    fi
+}
+
+# Side by side: a check's outcome is a line of the file `results`.
+languages bundled tests/sim/include &
+program bundled tests/sim/include &
+if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
+    languages toolkit "$cuda/include" &
+    program toolkit "$cuda/include" &
+fi
+options &
+wait
+passed=$(grep -c '^passed' "$work/results") failed=$(grep -c '^FAILED' "$work/results")
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

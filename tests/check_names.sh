@@ -1,0 +1,122 @@
+#!/bin/sh
+# check_names.sh - what galloc.h shows to the including file and to the linker, and whether it keeps its own rules of form.
+# Environment: CC, BUILD (a folder to work in), NM.
+
+cd "$(dirname "$0")/.." || exit 1
+cc=${CC:-gcc} nm=${NM:-nm}
+work=${BUILD:-build}/check_names
+header=galloc.h
+passed=0 failed=0
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+flags="-std=c11 -I. -Itests/sim/include"
+
+# Right when the file that was written is empty.
+empty() { # what is wrong, file
+    if [ -s "$2" ]; then
+        failed=$((failed + 1))
+        echo "FAILED $1:"
+        head -20 "$2"
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+same() { # what is wrong, file, file
+    if [ -s "$2" ] && cmp -s "$2" "$3"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $1:"
+        diff "$2" "$3" | head -20
+    fi
+}
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+printf '#define GALLOC_IMPLEMENTATION\n#include "galloc.h"\n' >"$work/public.c"
+printf '#define GALLOC_STATIC\n#define GALLOC_IMPLEMENTATION\n#include "galloc.h"\n' >"$work/static.c"
+for kind in public static; do
+    "$cc" $flags -c "$work/$kind.c" -o "$work/$kind.o" || exit 1
+    "$nm" -g --defined-only "$work/$kind.o" | awk '{ print $NF }' >"$work/$kind.names"
+done
+[ -s "$work/public.names" ] || echo "no names at all" >"$work/none"
+empty "exported names" "$work/none"
+grep -v '^galloc_' "$work/public.names" >"$work/foreign"
+empty "exported names that do not begin with galloc_" "$work/foreign"
+empty "GALLOC_STATIC exports names" "$work/static.names"
+"$nm" -u "$work/public.o" | awk '{ print $NF }' | grep '^cu[A-Z]' >"$work/driver"
+empty "names that need -lcuda" "$work/driver"
+
+# Each declared function has its definition, and the other way round but for the per-thread variants.
+sed -n 's/^GALLOC_API .*[ *]\(galloc_[a-z_]*\)(.*/\1/p' $header |
+    grep -v '_ptsz$' | sort -u >"$work/declared"
+grep -v '_ptsz$' "$work/public.names" | sort -u >"$work/defined"
+same "declared and defined functions differ" "$work/declared" "$work/defined"
+
+# Macros: the header's own files defined beforehand, what including it adds is its own.
+sed -n 's/^ *#include \(<[a-z_/.]*>\).*/\1/p' $header | sort -u | while read -r name; do
+    if printf '#include %s\n' "$name" | "$cc" $flags -E - >/dev/null 2>&1; then echo "#include $name"; fi
+done >"$work/before.h"
+"$cc" $flags -dM -E -x c "$work/before.h" | awk '{ sub(/\(.*/, "", $2); print $2 }' | sort -u >"$work/macros.before"
+"$cc" $flags -dM -E -x c "$work/public.c" | awk '{ sub(/\(.*/, "", $2); print $2 }' | sort -u >"$work/macros.after"
+comm -13 "$work/macros.before" "$work/macros.after" | grep -vE "^(GAI_|GALLOC_|galloc_)" >"$work/macros.foreign"
+empty "macros without the prefix" "$work/macros.foreign"
+
+# Identifiers that the compiler would reserve: none begins with an underscore of ours.
+grep -nE '(^|[^A-Za-z0-9_"])_[a-z][a-z0-9_]*gai|_{2,}(gai|galloc)' $header >"$work/reserved"
+empty "reserved names" "$work/reserved"
+
+# ---- contents -------------------------------------------------------------------------------------------------------
+
+awk '/SECTIONS/ { list = 1 } list && /\*\// { exit } list' $header | grep -o '>>[a-z_]*' >"$work/tags.listed"
+grep -o '^/\* >>[a-z_]*' $header | cut -c4- >"$work/tags.found"
+same "the SECTIONS list and the tags differ" "$work/tags.listed" "$work/tags.found"
+
+# Options: each macro of the OPTIONS part occurs in a condition of the preprocessor.
+awk '/^ *OPTIONS/ { list = 1; next } list && /^ *[A-Z][A-Z ]+[A-Z]$/ { exit } list' $header |
+    grep -oE '\bGALLOC_[A-Z_]+' | sort -u >"$work/options"
+[ -s "$work/options" ] || echo "no options found" >"$work/options.none"
+empty "the manual has no OPTIONS" "$work/options.none"
+grep -E '^ *# *(if|ifdef|ifndef|elif)\b' $header | grep -oE '\bGALLOC_[A-Z_]+' | sort -u >"$work/conditions"
+comm -23 "$work/options" "$work/conditions" >"$work/options.dead"
+empty "options that no #if looks at" "$work/options.dead"
+
+# ---- version --------------------------------------------------------------------------------------------------------
+
+number() { sed -n "s/^#define GALLOC_VERSION_$1 \([0-9]*\)$/\1/p" $header; }
+version=$(number MAJOR).$(number MINOR).$(number PATCH)
+grep -q "^#define GALLOC_VERSION_STRING \"$version\"$" $header || echo "$version" >"$work/version"
+grep -q "^## .*$version" CHANGELOG.md || echo "CHANGELOG.md has no heading for $version" >>"$work/version"
+sed -n 1,3p $header | grep -q "$version" || echo "the first lines do not say $version" >>"$work/version"
+empty "version" "$work/version"
+
+# ---- form -----------------------------------------------------------------------------------------------------------
+
+awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $header tests/*.[ch] tests/compile/* \
+    tests/*.sh >"$work/long"
+empty "lines over 120 columns" "$work/long"
+grep -nE '[[:blank:]]$' $header tests/*.[ch] tests/*.sh >"$work/blank"
+empty "blanks at the end of lines" "$work/blank"
+grep -n "$(printf '\t')" $header tests/*.[ch] >"$work/tabs"
+empty "tabs" "$work/tabs"
+grep -nE '^static [^={]*\);$' $header >"$work/forward"
+empty "forward declarations" "$work/forward"
+grep -nE '^#if 0' $header >"$work/dead"
+empty "dead code" "$work/dead"
+
+# Length of each function, from its first line to its closing brace: 80 at most, half of them under 12.
+awk '/^[A-Za-z]/ && !start { start = FNR; name = $0 }
+     /^[A-Za-z].*\) \{.*\}$/ { print 1, FNR, $0; start = 0; next }
+     /^\{/ && start { inside = 1 }
+     /^\}/ { if (inside) print FNR - start + 1, start, name; inside = start = 0; next }
+     /;$/ && !inside { start = 0 }
+     /^$/ && !inside { start = 0 }' $header >"$work/functions"
+awk '$1 > 80' "$work/functions" >"$work/functions.long"
+empty "functions over 80 lines" "$work/functions.long"
+awk '{ n++ } $1 < 12 { short++ } END { if (2 * short < n || n == 0) print short + 0, "of", n, "under 12 lines" }' \
+    "$work/functions" >"$work/functions.short"
+empty "less than half of the functions are short" "$work/functions.short"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]

@@ -1,0 +1,18 @@
+/* parts.h - the other translation units of the program that main.c starts. Each returns 0 when all went well. */
+
+#ifndef PARTS_H
+#define PARTS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int use_from_c(void);
+int use_from_cpp(void);
+int use_per_thread(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

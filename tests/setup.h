@@ -1,0 +1,255 @@
+/* setup.h - what the behaviour tests share: galloc as a part of the test, the simulated device to run it on, small
+   helpers, and what must hold when a test ends. Include it first. */
+
+#ifndef SETUP_H
+#define SETUP_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sim.h"
+#include "test.h"
+
+/* ---- galloc, with its log caught --------------------------------------------------------------------------------- */
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static long log_lines;
+static char log_text[1024]; /* the latest line */
+
+static void log_line(const char *text)
+{
+    pthread_mutex_lock(&log_lock);
+    log_lines++;
+    snprintf(log_text, sizeof log_text, "%s", text);
+    pthread_mutex_unlock(&log_lock);
+}
+
+#define GALLOC_MALLOC(bytes) sim_malloc(bytes)
+#define GALLOC_FREE(p) sim_free(p)
+#define GALLOC_LOG(text) log_line(text)
+#define GALLOC_STATIC
+#define GALLOC_IMPLEMENTATION
+#include "galloc.h"
+
+#define UNUSED __attribute__((unused))
+#define KIB(n) ((size_t)(n) << 10)
+#define MIB(n) ((size_t)(n) << 20)
+#define GIB(n) ((size_t)(n) << 30)
+#define OK(call) EXPECT_EQ((call), cudaSuccess)
+
+/* ---- a test's world ---------------------------------------------------------------------------------------------- */
+
+static UNUSED void begin_with(sim_options options)
+{
+    unsetenv("GALLOC_CONF");
+    EXPECT_EQ(sim_start(&options), 0);
+    log_lines = 0;
+    log_text[0] = 0;
+}
+
+static UNUSED void begin(void)
+{
+    sim_options options = sim_defaults();
+    options.seed = test_seed();
+    begin_with(options);
+}
+
+/* Nothing that is queued runs until something waits for it, or sim_run says so. */
+static UNUSED void begin_still(void)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+}
+
+static UNUSED void print_findings(void)
+{
+    const char *text;
+    for (long i = 0; (text = sim_finding(i)) != NULL; i++) printf("    found: %s\n", text);
+}
+
+/* A test that failed may leave pools behind, which the next one must not start with. */
+static UNUSED void abandon_pools(void)
+{
+    gai_pools = NULL;
+    memset(gai_default_pool, 0, sizeof gai_default_pool);
+    (void)galloc_shutdown();
+}
+
+/* What must hold when a test ends: all given back, nothing found, the program's own error state clear. */
+static UNUSED void finish(void)
+{
+    char text[512] = "";
+    sim_run(-1);
+    if (!OK(galloc_shutdown())) abandon_pools();
+    OK(cudaPeekAtLastError());
+    EXPECT_EQ(sim_leaks(text, sizeof text), 0);
+    if (text[0]) printf("    leaked: %s\n", text);
+    EXPECT_EQ(sim_malloc_live(), 0);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    print_findings();
+    sim_stop();
+}
+
+/* ---- streams and work -------------------------------------------------------------------------------------------- */
+
+static UNUSED cudaStream_t stream_new(void)
+{
+    cudaStream_t stream = NULL;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+static UNUSED void stream_end(cudaStream_t stream)
+{
+    OK(cudaStreamDestroy(stream));
+}
+
+static UNUSED unsigned long long stream_id(cudaStream_t stream)
+{
+    unsigned long long id = 0;
+    OK(cudaStreamGetId(stream, &id));
+    return id;
+}
+
+/* A kernel that writes a tag into the bytes. */
+static UNUSED void put(cudaStream_t stream, void *ptr, size_t bytes, uint64_t tag)
+{
+    sim_access access = {ptr, bytes, SIM_WRITE, tag};
+    OK(sim_launch(stream, &access, 1));
+}
+
+/* A kernel that expects the tag in the bytes. */
+static UNUSED void look(cudaStream_t stream, const void *ptr, size_t bytes, uint64_t tag)
+{
+    sim_access access = {ptr, bytes, SIM_READ | SIM_CHECK, tag};
+    OK(sim_launch(stream, &access, 1));
+}
+
+/* Work queued on `later` from now on comes after what `earlier` has been given. */
+static UNUSED void order(cudaStream_t earlier, cudaStream_t later)
+{
+    cudaEvent_t event = NULL;
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    OK(cudaEventRecord(event, earlier));
+    OK(cudaStreamWaitEvent(later, event, 0));
+    OK(cudaEventDestroy(event));
+}
+
+/* ---- pools and blocks -------------------------------------------------------------------------------------------- */
+
+static UNUSED galloc_config config_limit(size_t limit)
+{
+    galloc_config config = galloc_config_default();
+    config.memory_limit = limit;
+    return config;
+}
+
+static UNUSED galloc_config config_fixed(void)
+{
+    galloc_config config = galloc_config_default();
+    config.expandable_segments = 0;
+    return config;
+}
+
+static UNUSED galloc_pool *pool_new(const galloc_config *config)
+{
+    galloc_pool *pool = NULL;
+    OK(galloc_pool_create(&pool, config));
+    return pool;
+}
+
+static UNUSED galloc_stats stats_of(galloc_pool *pool)
+{
+    galloc_stats stats;
+    memset(&stats, 0, sizeof stats);
+    OK(galloc_pool_stats(pool, &stats));
+    return stats;
+}
+
+static UNUSED galloc_pointer info_of(const void *ptr)
+{
+    galloc_pointer info;
+    memset(&info, 0, sizeof info);
+    OK(galloc_pointer_info(ptr, &info));
+    return info;
+}
+
+static UNUSED void *get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = NULL;
+    OK(galloc_pool_malloc(pool, &ptr, bytes, stream));
+    EXPECT(ptr != NULL);
+    return ptr;
+}
+
+/* The heap is healthy and its equations hold. `alone`: the pool is the only user of the device's memory, so that its
+   counters must say what the device says. */
+static UNUSED void expect_healthy(galloc_pool *pool, int alone)
+{
+    galloc_stats s = stats_of(pool);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT(s.live.current <= s.allocated.current);
+    EXPECT_EQ(s.allocated.current + s.cached.current, s.reserved.current);
+    EXPECT(s.live.current <= s.live.peak && s.reserved.current <= s.reserved.peak);
+    if (alone) EXPECT_EQ(s.reserved.current, sim_physical(0));
+}
+
+static UNUSED void pool_end(galloc_pool *pool)
+{
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_pool_destroy(pool));
+}
+
+/* Calls that get memory from the driver or give it back. */
+#define MEMORY_CALLS(X)                                                                                                \
+    X("cuMemAddressReserve") X("cuMemAddressFree") X("cuMemCreate") X("cuMemRelease") X("cuMemMap") X("cuMemUnmap")    \
+    X("cuMemSetAccess") X("cuMemAlloc") X("cuMemFree") X("cudaMalloc") X("cudaFree")
+#define ADD_CALLS(name) +sim_calls(name)
+
+static UNUSED long memory_calls(void)
+{
+    return 0 MEMORY_CALLS(ADD_CALLS);
+}
+
+/* Calls that order streams or look at events. */
+static UNUSED long event_calls(void)
+{
+    return sim_calls("cuEventCreate") + sim_calls("cuEventRecord") + sim_calls("cuEventQuery") +
+           sim_calls("cuEventSynchronize") + sim_calls("cuStreamWaitEvent");
+}
+
+/* ---- numbers at random, the same everywhere ---------------------------------------------------------------------- */
+
+typedef struct dice {
+    uint64_t state;
+} dice;
+
+static UNUSED uint32_t roll(dice *d)
+{
+    d->state = d->state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(d->state >> 33);
+}
+
+static UNUSED uint32_t roll_below(dice *d, uint32_t n)
+{
+    return roll(d) % n;
+}
+
+/* 1 .. max bytes, every order of magnitude as likely as the others. */
+static UNUSED size_t roll_bytes(dice *d, size_t max)
+{
+    size_t top = max;
+    for (uint32_t n = roll_below(d, 12); n > 0 && top > 512; n--) top /= 2;
+    return 1 + (size_t)(((uint64_t)roll(d) << 20 ^ roll(d)) % top);
+}
+
+#endif /* SETUP_H */

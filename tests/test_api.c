@@ -1,0 +1,1152 @@
+/* test_api.c - what each public function promises, on both kinds of segments. */
+
+#include "setup.h"
+
+static const int both_kinds[] = {1, 0}; /* expandable_segments */
+
+static galloc_pool *pool_of_kind(int expandable)
+{
+    galloc_config config = galloc_config_default();
+    config.expandable_segments = expandable;
+    return pool_new(&config);
+}
+
+#define FOR_BOTH_KINDS(kind) for (const int *kind = both_kinds; kind != both_kinds + 2; kind++)
+
+/* ---- allocating and freeing -------------------------------------------------------------------------------------- */
+
+TEST(version_macros_agree)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d.%d.%d", GALLOC_VERSION_MAJOR, GALLOC_VERSION_MINOR, GALLOC_VERSION_PATCH);
+    EXPECT(strcmp(text, GALLOC_VERSION_STRING) == 0);
+    EXPECT_EQ(GALLOC_VERSION, GALLOC_VERSION_MAJOR * 10000 + GALLOC_VERSION_MINOR * 100 + GALLOC_VERSION_PATCH);
+}
+
+TEST(malloc_gives_memory_that_kernels_can_use)
+{
+    static const size_t sizes[] = {1, 511, 512, 513, 4096, MIB(1), MIB(2) + 1, MIB(20), MIB(300)};
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p[9];
+        for (int i = 0; i < 9; i++) {
+            p[i] = get(pool, sizes[i], s);
+            EXPECT_EQ((uintptr_t)p[i] % 512, 0);
+            put(s, p[i], sizes[i], 100 + (uint64_t)i);
+        }
+        expect_healthy(pool, 1);
+        for (int i = 0; i < 9; i++) {
+            look(s, p[i], sizes[i], 100 + (uint64_t)i);
+            OK(galloc_free(p[i], s));
+        }
+        EXPECT_EQ(stats_of(pool).live.current, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(malloc_without_bytes_gives_null)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_request request = {0};
+    void *p = &request;
+    OK(galloc_malloc(&p, 0, s));
+    EXPECT(p == NULL);
+    p = &request;
+    OK(galloc_alloc(&p, &request));
+    EXPECT(p == NULL);
+    galloc_pool *pool = pool_new(NULL);
+    p = &request;
+    OK(galloc_pool_malloc(pool, &p, 0, s));
+    EXPECT(p == NULL);
+    EXPECT_EQ(stats_of(pool).blocks.current, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(free_of_null_does_nothing)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    OK(galloc_free(NULL, s));
+    OK(galloc_free_after(NULL, &s, 1));
+    EXPECT_EQ(log_lines, 0);
+    finish();
+}
+
+TEST(malloc_serves_from_the_default_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = NULL, *again = NULL;
+    void *p = NULL, *q = NULL;
+    OK(galloc_malloc(&p, 1000, s));
+    OK(galloc_pool_default(&pool, 0));
+    OK(galloc_pool_default(&again, -1));
+    EXPECT(pool != NULL && pool == again);
+    EXPECT(info_of(p).pool == pool);
+    galloc_request request = {0};
+    request.bytes = 1000;
+    request.stream = s;
+    OK(galloc_alloc(&q, &request));
+    EXPECT(info_of(q).pool == pool);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    finish();
+}
+
+TEST(each_device_has_a_default_pool)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    begin_with(options);
+    galloc_pool *pool[2] = {NULL, NULL};
+    cudaStream_t s[2];
+    void *p[2];
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        s[d] = stream_new();
+    }
+    OK(cudaSetDevice(0));
+    for (int d = 0; d < 2; d++) { /* the stream decides, not the current device */
+        OK(galloc_malloc(&p[d], MIB(4), s[d]));
+        OK(galloc_pool_default(&pool[d], d));
+        galloc_pointer info = info_of(p[d]);
+        EXPECT(info.pool == pool[d]);
+        EXPECT_EQ(info.device, d);
+        EXPECT_EQ(sim_physical(d), stats_of(pool[d]).reserved.current);
+        EXPECT(sim_physical(d) >= MIB(4));
+    }
+    EXPECT(pool[0] != pool[1]);
+    OK(cudaSetDevice(1));
+    void *q = NULL;
+    OK(galloc_malloc(&q, 512, 0)); /* for the default streams, the current device */
+    EXPECT_EQ(info_of(q).device, 1);
+    galloc_pool *current = NULL;
+    OK(galloc_pool_default(&current, -1));
+    EXPECT(current == pool[1]);
+    OK(galloc_free(q, 0));
+    for (int d = 0; d < 2; d++) OK(galloc_free(p[d], s[d]));
+    finish();
+}
+
+TEST(alignment_up_to_64_mib)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p[27];
+        for (int i = 0; i <= 26; i++) {
+            galloc_request request = {0};
+            request.bytes = 1000;
+            request.alignment = (size_t)1 << i;
+            request.stream = s;
+            request.pool = pool;
+            p[i] = NULL;
+            OK(galloc_alloc(&p[i], &request));
+            EXPECT(p[i] != NULL);
+            EXPECT_EQ((uintptr_t)p[i] % request.alignment, 0);
+            EXPECT_EQ((uintptr_t)p[i] % 512, 0);
+            put(s, p[i], 1000, 1);
+            expect_healthy(pool, 1);
+        }
+        for (int i = 0; i <= 26; i++) OK(galloc_free(p[i], s));
+        expect_healthy(pool, 1);
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(alignment_must_be_a_power_of_two)
+{
+    static const size_t bad[] = {3, 511, 513, MIB(3), SIZE_MAX};
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 5; i++) {
+        galloc_request request = {0};
+        void *p = &request;
+        request.bytes = 1000;
+        request.alignment = bad[i];
+        request.pool = pool;
+        EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorInvalidValue);
+        EXPECT(p == NULL);
+        EXPECT_EQ(log_lines, i + 1);
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(tags_come_back)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        galloc_request request = {0};
+        request.bytes = 5000;
+        request.stream = s;
+        request.pool = pool;
+        request.tag = UINT32_MAX - i;
+        OK(galloc_alloc(&p[i], &request));
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT_EQ(info_of(p[i]).tag, UINT32_MAX - i);
+        OK(galloc_free(p[i], s));
+    }
+    p[0] = get(pool, 5000, s); /* reused memory does not keep the tag of its last owner */
+    EXPECT_EQ(info_of(p[0]).tag, 0);
+    OK(galloc_free(p[0], s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(long_lived_blocks_stand_apart)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        galloc_request request = {0};
+        request.stream = s;
+        request.pool = pool;
+        void *whole = get(pool, MIB(64), s), *p[6];
+        OK(galloc_free(whole, s));
+        for (int i = 0; i < 6; i++) {
+            request.bytes = MIB(1) + KIB(64) * (size_t)i;
+            request.lifetime = i % 2 ? GALLOC_LIFETIME_LONG : GALLOC_LIFETIME_ANY;
+            OK(galloc_alloc(&p[i], &request));
+        }
+        for (int i = 1; i < 6; i += 2)
+            for (int k = 0; k < 6; k += 2) EXPECT((char *)p[i] > (char *)p[k] + MIB(8));
+        for (int i = 0; i < 6; i++) OK(galloc_free(p[i], s));
+        request.lifetime = 2;
+        EXPECT_EQ(galloc_alloc(&p[0], &request), cudaErrorInvalidValue);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- reuse, splitting, merging ----------------------------------------------------------------------------------- */
+
+TEST(freed_memory_is_given_again_without_the_driver)
+{
+    static const size_t sizes[] = {512, 3000, MIB(1), MIB(7), MIB(40)};
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        for (int i = 0; i < 5; i++) {
+            void *p = get(pool, sizes[i], s);
+            put(s, p, sizes[i], 1);
+            OK(galloc_free(p, s));
+            long calls = memory_calls() + event_calls();
+            uint64_t hits = stats_of(pool).hits;
+            for (int n = 0; n < 20; n++) {
+                void *q = get(pool, sizes[i], s);
+                EXPECT(q == p);
+                put(s, q, sizes[i], 2);
+                OK(galloc_free(q, s));
+            }
+            EXPECT_EQ(memory_calls() + event_calls(), calls);
+            EXPECT_EQ(stats_of(pool).hits, hits + 20);
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(best_fit_takes_the_smallest_hole)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        static const size_t sizes[] = {MIB(5), MIB(3), MIB(4), MIB(9), MIB(3) + KIB(256)};
+        void *hole[5], *wall[5];
+        void *whole = get(pool, MIB(48), s);
+        OK(galloc_free(whole, s));
+        for (int i = 0; i < 5; i++) {
+            hole[i] = get(pool, sizes[i], s);
+            wall[i] = get(pool, 512, s);
+        }
+        for (int i = 0; i < 5; i++) OK(galloc_free(hole[i], s));
+        EXPECT_EQ(stats_of(pool).grows, 1);
+        void *p = get(pool, MIB(3) + KIB(200), s);
+        EXPECT(p == hole[4]);
+        void *q = get(pool, MIB(3) - 512, s);
+        EXPECT(q == hole[1]);
+        void *r = get(pool, MIB(3) + KIB(260), s);
+        EXPECT(r == hole[2]);
+        EXPECT_EQ(stats_of(pool).grows, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        OK(galloc_free(r, s));
+        for (int i = 0; i < 5; i++) OK(galloc_free(wall[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Three neighbours freed in each of the six orders make one piece again. */
+TEST(freed_neighbours_merge)
+{
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *whole = get(pool, MIB(24), s);
+        OK(galloc_free(whole, s));
+        for (int o = 0; o < 6; o++) {
+            void *p[3];
+            for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(8), s);
+            for (int i = 0; i < 3; i++) OK(galloc_free(p[orders[o][i]], s));
+            void *q = get(pool, MIB(24), s);
+            EXPECT(q == whole);
+            OK(galloc_free(q, s));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.grows, 1);
+        EXPECT(stats.splits >= 2 && stats.merges >= 2);
+        EXPECT_EQ(stats.reserved.current, MIB(24));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(hundred_thousand_blocks_merge_in_any_order)
+{
+    enum { N = 100000 };
+    static void *p[N];
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        dice d = {test_seed()};
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *whole = get(pool, (size_t)N * 512, s);
+        size_t reserved = stats_of(pool).reserved.current;
+        OK(galloc_free(whole, s));
+        for (int i = 0; i < N; i++) p[i] = get(pool, 1 + roll_below(&d, 512), s);
+        EXPECT_EQ(stats_of(pool).blocks.current, N);
+        EXPECT_EQ(stats_of(pool).reserved.current, reserved);
+        expect_healthy(pool, 1);
+        for (uint32_t i = N; i > 1; i--) {
+            uint32_t k = roll_below(&d, i);
+            void *other = p[k];
+            p[k] = p[i - 1];
+            p[i - 1] = other;
+        }
+        for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+        expect_healthy(pool, 1);
+        whole = get(pool, reserved, s);
+        EXPECT_EQ(stats_of(pool).reserved.current, reserved);
+        OK(galloc_free(whole, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(fixed_segments_have_three_sizes)
+{
+    static const size_t request[] = {1, KIB(700), MIB(1), MIB(1) + 1, MIB(9), MIB(10), MIB(10) + 1, MIB(13)};
+    static const size_t segment[] = {MIB(2), MIB(2), MIB(2), MIB(20), MIB(20), MIB(10), MIB(12), MIB(14)};
+    for (int i = 0; i < 8; i++) {
+        begin();
+        galloc_config config = config_fixed();
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, request[i], 0);
+        EXPECT_EQ(sim_physical(0), segment[i]);
+        EXPECT_EQ(sim_calls("cuMemCreate") + sim_calls("cuMemAddressReserve"), 0);
+        OK(galloc_free(p, 0));
+        EXPECT_EQ(sim_physical(0), segment[i]);
+        pool_end(pool);
+        EXPECT_EQ(sim_physical(0), 0);
+        finish();
+    }
+}
+
+TEST(without_virtual_memory_segments_are_fixed)
+{
+    sim_options options = sim_defaults();
+    options.vmm = 0;
+    begin_with(options);
+    galloc_pool *pool = pool_new(NULL);
+    galloc_config config;
+    OK(galloc_pool_config(pool, &config));
+    EXPECT_EQ(config.expandable_segments, 0);
+    void *p = get(pool, 1000, 0);
+    EXPECT_EQ(sim_physical(0), MIB(2));
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- growing and shrinking in place ------------------------------------------------------------------------------ */
+
+static void *get_with_room(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    void *ptr = NULL;
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.stream = stream;
+    request.pool = pool;
+    OK(galloc_alloc(&ptr, &request));
+    EXPECT(ptr != NULL);
+    return ptr;
+}
+
+TEST(room_to_grow_stays_free)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        char *p = get_with_room(pool, MIB(1), MIB(64), s);
+        void *other[80], **more = other + 40;
+        EXPECT(info_of(p).room >= MIB(64));
+        EXPECT_EQ(info_of(p).requested, MIB(1));
+        put(s, p, MIB(1), 7);
+        for (int i = 0; i < 40; i++) other[i] = get(pool, MIB(1), s);
+        for (size_t size = MIB(2); size <= MIB(64); size *= 2) {
+            OK(galloc_resize(p, size, s));
+            EXPECT_EQ(info_of(p).requested, size);
+            look(s, p, MIB(1), 7);
+            put(s, p + MIB(1), size - MIB(1), 8);
+            for (int i = 0; i < 6; i++) *more++ = get(pool, size / 8, s);
+            expect_healthy(pool, 1);
+        }
+        while (more-- != other + 40) OK(galloc_free(*more, s));
+        for (int i = 0; i < 40; i++) {
+            EXPECT((char *)other[i] + MIB(1) <= p || (char *)other[i] >= p + MIB(64));
+            OK(galloc_free(other[i], s));
+        }
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(room_costs_addresses_not_memory)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_with_room(pool, MIB(2), GIB(4), 0);
+    EXPECT(sim_physical(0) < MIB(100));
+    OK(galloc_free(p, 0));
+    void *q = get(pool, MIB(2), 0); /* once freed, the room is anybody's */
+    EXPECT_EQ(stats_of(pool).blocks.current, 1);
+    OK(galloc_free(q, 0));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+TEST(resize_keeps_contents)
+{
+    FOR_BOTH_KINDS (kind) {
+        sim_options options = sim_defaults();
+        options.mode = SIM_BACKED;
+        options.memory = MIB(256);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        char *p = get_with_room(pool, MIB(3), MIB(32), s);
+        char in[64], out[64];
+        memset(in, 'g', sizeof in);
+        OK(cudaMemcpyAsync(p, in, sizeof in, cudaMemcpyHostToDevice, s));
+        OK(cudaMemcpyAsync(p + MIB(3) - 64, in, sizeof in, cudaMemcpyHostToDevice, s));
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_resize(p, MIB(32), s));
+        put(s, p + MIB(3), MIB(29), 5);
+        for (size_t at = 0; at <= MIB(3) - 64; at += MIB(3) - 64) {
+            memset(out, 0, sizeof out);
+            OK(cudaMemcpyAsync(out, p + at, sizeof out, cudaMemcpyDeviceToHost, s));
+            OK(cudaStreamSynchronize(s));
+            EXPECT(memcmp(in, out, sizeof in) == 0);
+        }
+        OK(galloc_resize(p, 64, s));
+        OK(cudaMemcpyAsync(out, p, sizeof out, cudaMemcpyDeviceToHost, s));
+        OK(cudaStreamSynchronize(s));
+        EXPECT(memcmp(in, out, sizeof in) == 0);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(resize_shrinks_and_grows_again)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p = get(pool, MIB(16), s);
+        size_t allocated = stats_of(pool).allocated.current;
+        OK(galloc_resize(p, MIB(4), s));
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.live.current, MIB(4));
+        EXPECT_EQ(stats.allocated.current, allocated - MIB(12));
+        void *q = get(pool, MIB(12), s); /* what was given up is free for all */
+        EXPECT(q == (char *)p + MIB(4));
+        EXPECT_EQ(stats_of(pool).grows, 1);
+        put(s, p, MIB(4), 1);
+        EXPECT_EQ(galloc_resize(p, MIB(5), s), cudaErrorNotSupported);
+        EXPECT_EQ(info_of(p).requested, MIB(4));
+        EXPECT_EQ(stats_of(pool).live.current, MIB(16));
+        OK(galloc_free(q, s));
+        OK(galloc_resize(p, MIB(16), s)); /* into free memory that follows */
+        look(s, p, MIB(4), 1);
+        EXPECT_EQ(stats_of(pool).allocated.current, allocated);
+        OK(galloc_resize(p, MIB(16), s));
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(resize_within_the_rounding_changes_only_the_request)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 100, 0);
+    OK(galloc_resize(p, 512, 0));
+    EXPECT_EQ(info_of(p).requested, 512);
+    EXPECT_EQ(stats_of(pool).live.current, 512);
+    OK(galloc_resize(p, 1, 0));
+    EXPECT_EQ(stats_of(pool).live.current, 1);
+    EXPECT_EQ(stats_of(pool).allocated.current, 512);
+    OK(galloc_free(p, 0));
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(resize_honours_the_limit)
+{
+    begin();
+    galloc_config config = config_limit(MIB(16));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_with_room(pool, MIB(2), MIB(64), 0);
+    EXPECT_EQ(galloc_resize(p, MIB(64), 0), cudaErrorMemoryAllocation);
+    EXPECT_EQ(info_of(p).requested, MIB(2));
+    EXPECT(sim_physical(0) <= MIB(16));
+    OK(galloc_resize(p, MIB(16), 0));
+    OK(galloc_free(p, 0));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- what is known of an address --------------------------------------------------------------------------------- */
+
+TEST(pointer_info_of_every_kind_of_address)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        int local = 0;
+        char *p = get(pool, 1000, s);
+        for (int at = 0; at < 1024; at += 341) { /* the start, inside, in the rounding */
+            galloc_pointer info = info_of(p + at);
+            EXPECT_EQ(info.state, GALLOC_STATE_USED);
+            EXPECT(info.pool == pool && info.base == p);
+            EXPECT_EQ(info.requested, 1000);
+            EXPECT_EQ(info.usable, 1024);
+            EXPECT(info.room >= info.usable);
+            EXPECT_EQ(info.stream_id, stream_id(s));
+            EXPECT_EQ(info.device, 0);
+        }
+        EXPECT_EQ(info_of(&local).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(info_of(NULL).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(info_of((void *)UINTPTR_MAX).state, GALLOC_STATE_FOREIGN);
+        void *foreign = NULL;
+        OK(cudaMalloc(&foreign, 4096));
+        EXPECT_EQ(info_of(foreign).state, GALLOC_STATE_FOREIGN);
+        OK(cudaFree(foreign));
+        OK(galloc_free(p, t));
+        galloc_pointer info = info_of(p);
+        EXPECT_EQ(info.state, GALLOC_STATE_FREE);
+        EXPECT(info.pool == pool && (char *)info.base <= p);
+        EXPECT_EQ(info.requested, 0);
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN); /* an address without memory */
+        EXPECT_EQ(log_lines, 0);
+        EXPECT_EQ(galloc_pointer_info(p, NULL), cudaErrorInvalidValue);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- counters ---------------------------------------------------------------------------------------------------- */
+
+TEST(counters_follow_a_known_history)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        void *a = get(pool, 1000, s);
+        void *b = get(pool, MIB(1), s);
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.live.current, 1000 + MIB(1));
+        EXPECT_EQ(stats.allocated.current, 1024 + MIB(1));
+        EXPECT_EQ(stats.blocks.current, 2);
+        OK(galloc_free(a, s));
+        OK(galloc_free(b, s));
+        a = get(pool, 600, s);
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.live.current, 600);
+        EXPECT_EQ(stats.live.peak, 1000 + MIB(1));
+        EXPECT_EQ(stats.live.total, 1600 + MIB(1));
+        EXPECT_EQ(stats.allocated.current, 1024);
+        EXPECT_EQ(stats.allocated.peak, 1024 + MIB(1));
+        EXPECT_EQ(stats.allocated.total, 2048 + MIB(1));
+        EXPECT_EQ(stats.blocks.current, 1);
+        EXPECT_EQ(stats.blocks.peak, 2);
+        EXPECT_EQ(stats.blocks.total, 3);
+        EXPECT_EQ(stats.reserved.peak, sim_physical_peak(0));
+        EXPECT_EQ(stats.mallocs, 3);
+        EXPECT_EQ(stats.frees, 2);
+        EXPECT_EQ(stats.failures, 0);
+        EXPECT_EQ(stats.hits + stats.grows, 3);
+        EXPECT_EQ(stats.marks + stats.waits + stats.moves, 0);
+        expect_healthy(pool, 1);
+
+        OK(galloc_pool_stats_reset(pool));
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.live.current, 600);
+        EXPECT_EQ(stats.live.peak, 600);
+        EXPECT_EQ(stats.live.total, 0);
+        EXPECT_EQ(stats.reserved.current, sim_physical(0));
+        EXPECT_EQ(stats.reserved.peak, sim_physical(0));
+        EXPECT_EQ(stats.cached.peak, stats.cached.current);
+        EXPECT_EQ(stats.blocks.total + stats.reserved.total + stats.cached.total, 0);
+        EXPECT_EQ(stats.mallocs + stats.frees + stats.hits + stats.grows + stats.splits + stats.merges, 0);
+        EXPECT_EQ(stats.driver.create + stats.driver.map + stats.driver.mem_alloc, 0);
+        expect_healthy(pool, 1);
+        OK(galloc_free(a, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+#define EXPECT_SAME_COUNT(name, function) EXPECT_EQ(stats.driver.name - before.driver.name, sim_calls(function) - name);
+#define COUNT_NOW(name, function) long name = sim_calls(function);
+
+TEST(driver_calls_are_counted_as_the_device_counts_them)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        dice d = {test_seed()};
+        cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+        galloc_config config = config_limit(MIB(64));
+        config.expandable_segments = *kind;
+        galloc_pool *pool = pool_new(&config);
+        galloc_stats before = stats_of(pool);
+        GALLOC_DRIVER_CALLS(COUNT_NOW)
+        void *p[16] = {NULL};
+        for (int i = 0; i < 300; i++) {
+            uint32_t k = roll_below(&d, 16), stream = k % 3;
+            if (p[k]) {
+                OK(galloc_free(p[k], s[stream]));
+                p[k] = NULL;
+            } else {
+                size_t bytes = roll_bytes(&d, MIB(12));
+                if (galloc_pool_malloc(pool, &p[k], bytes, s[stream]) == cudaSuccess) put(s[stream], p[k], bytes, k);
+            }
+            if (i % 60 == 59) OK(galloc_pool_trim(pool, MIB(8)));
+        }
+        for (int k = 0; k < 16; k++) OK(galloc_free(p[k], s[k % 3]));
+        OK(galloc_pool_trim(pool, 0));
+        galloc_stats stats = stats_of(pool);
+        GALLOC_DRIVER_CALLS(EXPECT_SAME_COUNT)
+        EXPECT_EQ(stats.waits, stats.driver.stream_wait);
+        EXPECT_EQ(stats.marks, stats.driver.event_record);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- reserving and trimming -------------------------------------------------------------------------------------- */
+
+TEST(reserve_makes_memory_ready)
+{
+    static const size_t piece[] = {MIB(64), MIB(16), MIB(1) + 512 * 3, KIB(512), 512};
+    static void *p[MIB(64) / 512];
+    FOR_BOTH_KINDS (kind) {
+        for (int i = 0; i < 5; i++) {
+            begin();
+            cudaStream_t s[2] = {stream_new(), stream_new()};
+            galloc_pool *pool = pool_of_kind(*kind);
+            OK(galloc_pool_reserve(pool, MIB(64)));
+            EXPECT(sim_physical(0) >= MIB(64));
+            EXPECT_EQ(stats_of(pool).cached.current, sim_physical(0));
+            EXPECT_EQ(stats_of(pool).blocks.current, 0);
+            long calls = memory_calls();
+            size_t n = MIB(64) / piece[i];
+            for (size_t k = 0; k < n; k++) p[k] = get(pool, piece[i], s[k % 2]);
+            EXPECT_EQ(memory_calls(), calls);
+            expect_healthy(pool, 1);
+            for (size_t k = 0; k < n; k++) OK(galloc_free(p[k], s[k % 2]));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+TEST(reserve_counts_what_is_there_already)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_pool *pool = pool_of_kind(*kind);
+        OK(galloc_pool_reserve(pool, MIB(32)));
+        long calls = memory_calls();
+        OK(galloc_pool_reserve(pool, MIB(32)));
+        OK(galloc_pool_reserve(pool, 0));
+        OK(galloc_pool_reserve(pool, MIB(7)));
+        EXPECT_EQ(memory_calls(), calls);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(reserve_honours_the_limit)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_config config = config_limit(MIB(32));
+        config.expandable_segments = *kind;
+        galloc_pool *pool = pool_new(&config);
+        EXPECT_EQ(galloc_pool_reserve(pool, MIB(33)), cudaErrorMemoryAllocation);
+        EXPECT_EQ(galloc_pool_reserve(pool, SIZE_MAX), cudaErrorMemoryAllocation);
+        EXPECT(sim_physical(0) <= MIB(32));
+        EXPECT_EQ(log_lines, 2);
+        OK(galloc_pool_reserve(pool, MIB(32)));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(trim_gives_everything_back)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p[20];
+        for (int i = 0; i < 20; i++) p[i] = get(pool, MIB(1) * (size_t)(i + 1), s);
+        for (int i = 0; i < 20; i++) OK(galloc_free(p[(i * 7) % 20], s));
+        EXPECT(sim_physical(0) >= MIB(210));
+        OK(galloc_pool_trim(pool, SIZE_MAX));
+        EXPECT(sim_physical(0) >= MIB(210));
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(sim_physical(0), 0);
+        EXPECT_EQ(sim_mapped(0), 0);
+        expect_healthy(pool, 1);
+        void *q = get(pool, MIB(3), s);
+        put(s, q, MIB(3), 1);
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Pages leave one by one, out of the middle of a segment that holds used blocks, down to the bytes asked for. */
+TEST(trim_releases_pages_inside_a_segment)
+{
+    enum { N = 64 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    char *p[N];
+    for (int i = 0; i < N; i++) {
+        p[i] = get(pool, MIB(2), s);
+        put(s, p[i], MIB(2), (uint64_t)i);
+    }
+    size_t full = sim_physical(0);
+    EXPECT(full >= MIB(128));
+    for (int i = 8; i < N; i++)
+        if (i % 16 >= 4) OK(galloc_free(p[i], s)); /* used: 0..7, and 4 of each 16 */
+    size_t used = stats_of(pool).allocated.current;
+    for (size_t keep = full - MIB(2); keep >= used + MIB(32); keep -= MIB(10)) {
+        OK(galloc_pool_trim(pool, keep));
+        EXPECT(sim_physical(0) <= keep);
+        EXPECT(sim_physical(0) + MIB(64) > keep); /* and not much more than was asked for */
+        expect_healthy(pool, 1);
+    }
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT(sim_physical(0) >= used && sim_physical(0) < full - MIB(32));
+    EXPECT_EQ(sim_physical(0), sim_mapped(0));
+    for (int i = 0; i < N; i++) {
+        if (i >= 8 && i % 16 >= 4) continue;
+        look(s, p[i], MIB(2), (uint64_t)i);
+        OK(galloc_free(p[i], s));
+    }
+    void *q = get(pool, full, s);
+    put(s, q, full, 1);
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+TEST(trim_lets_the_longest_unused_pages_go_first)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    char *p[4], *wall[4];
+    for (int i = 0; i < 4; i++) {
+        p[i] = get(pool, MIB(32), s);
+        wall[i] = get(pool, MIB(2), s);
+    }
+    static const int when[4] = {2, 0, 3, 1}; /* in this order they are freed */
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[when[i]], s));
+    size_t full = sim_physical(0);
+    for (int i = 0; i < 3; i++) {
+        OK(galloc_pool_trim(pool, full - MIB(32) * (size_t)(i + 1)));
+        EXPECT_EQ(info_of(p[when[i]] + MIB(16)).state, GALLOC_STATE_FOREIGN);
+        for (int k = i + 1; k < 4; k++) EXPECT_EQ(info_of(p[when[k]] + MIB(16)).state, GALLOC_STATE_FREE);
+    }
+    for (int i = 0; i < 4; i++) OK(galloc_free(wall[i], s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(trim_waits_for_work_that_may_use_the_pages)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p = get(pool, MIB(8), s);
+        put(s, p, MIB(8), 1);
+        OK(galloc_free(p, s));
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(sim_physical(0), 0);
+        EXPECT_EQ(sim_pending(), 0);
+        EXPECT_EQ(sim_findings(SIM_UNMAP_IN_USE), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- settings ---------------------------------------------------------------------------------------------------- */
+
+TEST(default_settings)
+{
+    galloc_config config = galloc_config_default();
+    EXPECT_EQ(config.device, -1);
+    EXPECT_EQ(config.expandable_segments, 1);
+    EXPECT_EQ(config.reuse, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT);
+    EXPECT_EQ(config.memory_limit, SIZE_MAX);
+}
+
+TEST(settings_can_be_read_back)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    begin_with(options);
+    galloc_config config = galloc_config_default(), back;
+    config.expandable_segments = 0;
+    config.reuse = 0;
+    config.memory_limit = 12345678;
+    OK(cudaSetDevice(1));
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_config(pool, &back));
+    EXPECT_EQ(back.device, 1);
+    EXPECT_EQ(back.expandable_segments, 0);
+    EXPECT_EQ(back.reuse, 0);
+    EXPECT_EQ(back.memory_limit, 12345678);
+    pool_end(pool);
+    config.device = 0;
+    pool = pool_new(&config);
+    OK(galloc_pool_config(pool, &back));
+    EXPECT_EQ(back.device, 0);
+    EXPECT_EQ(galloc_pool_config(pool, NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_config(NULL, &back), cudaErrorInvalidValue);
+    pool_end(pool);
+    finish();
+}
+
+TEST(settings_out_of_range_are_refused)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    galloc_pool *pool = (galloc_pool *)&config;
+    config.device = 1;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidDevice);
+    EXPECT(pool == NULL);
+    config.device = -2;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidDevice);
+    config = galloc_config_default();
+    config.reuse = 8;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+    config = galloc_config_default();
+    config.expandable_segments = 2;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_create(NULL, NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(log_lines, 5);
+    EXPECT_EQ(galloc_pool_default(&pool, 1), cudaErrorInvalidDevice);
+    EXPECT_EQ(galloc_pool_default(&pool, -2), cudaErrorInvalidDevice);
+    EXPECT_EQ(galloc_pool_default(NULL, 0), cudaErrorInvalidValue);
+    finish();
+}
+
+TEST(a_limit_of_nothing_gives_nothing)
+{
+    begin();
+    galloc_config config = config_limit(0);
+    galloc_pool *pool = pool_new(&config);
+    void *p = &config;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, 1, 0), cudaErrorMemoryAllocation);
+    EXPECT(p == NULL);
+    EXPECT_EQ(stats_of(pool).failures, 1);
+    EXPECT_EQ(sim_physical_peak(0), 0);
+    pool_end(pool);
+    finish();
+}
+
+typedef struct parse_case {
+    const char *text;
+    int expandable, reuse;
+    size_t limit;
+} parse_case;
+
+TEST(config_parse_reads_the_language)
+{
+    enum { ALL = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT };
+    static const parse_case cases[] = {
+        {"", 1, ALL, SIZE_MAX},
+        {"expandable_segments:False", 0, ALL, SIZE_MAX},
+        {"expandable_segments:True", 1, ALL, SIZE_MAX},
+        {"memory_limit:0", 1, ALL, 0},
+        {"memory_limit:1", 1, ALL, 1},
+        {"memory_limit:512K", 1, ALL, KIB(512)},
+        {"memory_limit:20M", 1, ALL, MIB(20)},
+        {"memory_limit:3G", 1, ALL, GIB(3)},
+        {"memory_limit:18446744073709551615", 1, ALL, SIZE_MAX},
+        {"reuse:none", 1, 0, SIZE_MAX},
+        {"reuse:completed", 1, GALLOC_REUSE_COMPLETED, SIZE_MAX},
+        {"reuse:wait+completed", 1, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_WAIT, SIZE_MAX},
+        {"reuse:completed+followed+wait", 1, ALL, SIZE_MAX},
+        {"memory_limit:7M,reuse:followed,expandable_segments:False", 0, GALLOC_REUSE_FOLLOWED, MIB(7)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        galloc_config config = galloc_config_default();
+        char message[200] = "x";
+        OK(galloc_config_parse(&config, cases[i].text, message, sizeof message));
+        OK(galloc_config_parse(&config, cases[i].text, NULL, 0));
+        EXPECT_EQ(config.device, -1);
+        EXPECT_EQ(config.expandable_segments, cases[i].expandable);
+        EXPECT_EQ(config.reuse, cases[i].reuse);
+        EXPECT_EQ(config.memory_limit, cases[i].limit);
+    }
+}
+
+static const char *const bad_texts[] = {
+    "expandable_segments", "expandable_segments:", "expandable_segments:true", "expandable_segments:1",
+    "expandable_segments:Truely", "expandable_segments:Tru", "Expandable_segments:True", "expandable_segments=True",
+    "expandable:True", ":True", ":", ",", "memory_limit:1M,", ",memory_limit:1M", "memory_limit:1M,,reuse:none",
+    "memory_limit", "memory_limit:", "memory_limit:M", "memory_limit:-1", "memory_limit:+1", "memory_limit: 1",
+    "memory_limit:1 M", "memory_limit:1MB", "memory_limit:1m", "memory_limit:1.5G", "memory_limit:0x10",
+    "memory_limit:1T", "memory_limit:18446744073709551616", "memory_limit:99999999999999999999999",
+    "memory_limit:17179869184G", "memory_limit:18014398509481985K", "reuse", "reuse:", "reuse:None", "reuse:all",
+    "reuse:none+wait", "reuse:wait+none", "reuse:wait+", "reuse:+wait", "reuse:wait++completed", "reuse:waits",
+    "reuse:wait|completed", "garbage_collection:True", "memory_limit:1M;reuse:none", " memory_limit:1M",
+    "memory_limit:1M ", "memory_limit:1M, reuse:none", "memory_limit:1M\n", "memory_limit:1M,reuse:oops",
+    "expandable_segments:False,memory_limit:x", "reuse:none,unknown:1",
+};
+
+TEST(config_parse_is_strict_and_changes_nothing_on_error)
+{
+    for (size_t i = 0; i < sizeof bad_texts / sizeof *bad_texts; i++) {
+        galloc_config config = galloc_config_default(), before = config;
+        char message[256] = "";
+        cudaError_t err = galloc_config_parse(&config, bad_texts[i], message, sizeof message);
+        if (err != cudaErrorInvalidValue || !message[0]) printf("    accepted: \"%s\"\n", bad_texts[i]);
+        EXPECT_EQ(err, cudaErrorInvalidValue);
+        EXPECT(message[0] != 0);
+        EXPECT(config.device == before.device && config.expandable_segments == before.expandable_segments &&
+               config.reuse == before.reuse && config.memory_limit == before.memory_limit);
+    }
+}
+
+TEST(config_parse_message_fits_its_buffer)
+{
+    char whole[256] = "";
+    galloc_config config = galloc_config_default();
+    EXPECT_EQ(galloc_config_parse(&config, "reuse:sometimes", whole, sizeof whole), cudaErrorInvalidValue);
+    for (size_t size = 0; size <= strlen(whole) + 2; size++) {
+        char message[300];
+        memset(message, '#', sizeof message);
+        EXPECT_EQ(galloc_config_parse(&config, "reuse:sometimes", message, size), cudaErrorInvalidValue);
+        EXPECT_EQ(message[size], '#');
+        if (size > 0) {
+            EXPECT(memchr(message, 0, size) != NULL);
+            EXPECT(strncmp(message, whole, size - 1) == 0);
+        }
+    }
+    EXPECT_EQ(galloc_config_parse(&config, "reuse:sometimes", NULL, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_parse(NULL, "reuse:none", NULL, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_parse(&config, NULL, NULL, 0), cudaErrorInvalidValue);
+}
+
+TEST(default_pools_obey_the_environment)
+{
+    begin();
+    galloc_pool *pool = NULL;
+    galloc_config config;
+    void *p = NULL;
+    setenv("GALLOC_CONF", "memory_limit:64M,reuse:none,expandable_segments:False", 1);
+    OK(galloc_malloc(&p, 1000, 0));
+    OK(galloc_pool_default(&pool, 0));
+    OK(galloc_pool_config(pool, &config));
+    EXPECT_EQ(config.memory_limit, MIB(64));
+    EXPECT_EQ(config.reuse, 0);
+    EXPECT_EQ(config.expandable_segments, 0);
+    OK(galloc_free(p, 0));
+    pool = pool_new(NULL); /* a pool of one's own does not look at the environment */
+    OK(galloc_pool_config(pool, &config));
+    EXPECT_EQ(config.memory_limit, SIZE_MAX);
+    pool_end(pool);
+    finish();
+    unsetenv("GALLOC_CONF");
+}
+
+TEST(bad_environment_is_an_error_until_it_is_mended)
+{
+    begin();
+    galloc_pool *pool = (galloc_pool *)&log_lines;
+    void *p = &pool;
+    setenv("GALLOC_CONF", "memory_limit:lots", 1);
+    EXPECT_EQ(galloc_malloc(&p, 1000, 0), cudaErrorInvalidValue);
+    EXPECT(p == NULL);
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(galloc_last_message(), "memory_limit") != NULL);
+    EXPECT_EQ(galloc_pool_default(&pool, 0), cudaErrorInvalidValue);
+    EXPECT(pool == NULL);
+    setenv("GALLOC_CONF", "", 1);
+    OK(galloc_malloc(&p, 1000, 0));
+    OK(galloc_free(p, 0));
+    finish();
+    unsetenv("GALLOC_CONF");
+}
+
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
+
+TEST(messages_belong_to_threads_and_last)
+{
+    begin();
+    EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+    char first[400];
+    snprintf(first, sizeof first, "%s", galloc_last_message());
+    EXPECT(first[0] != 0);
+    EXPECT(strstr(log_text, first) != NULL);
+    void *p = NULL;
+    OK(galloc_malloc(&p, 1, 0));
+    OK(galloc_free(p, 0));
+    EXPECT(strcmp(galloc_last_message(), first) == 0); /* a success leaves it */
+    EXPECT_EQ(galloc_free(&p, 0), cudaErrorInvalidDevicePointer);
+    EXPECT(strcmp(galloc_last_message(), first) != 0);
+    finish();
+}
+
+static void *message_of_new_thread(void *out)
+{
+    *(int *)out = galloc_last_message()[0] == 0;
+    return NULL;
+}
+
+TEST(a_thread_without_errors_has_no_message)
+{
+    begin();
+    pthread_t thread;
+    int empty = 0;
+    EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(pthread_create(&thread, NULL, message_of_new_thread, &empty), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT(empty);
+    finish();
+}
+
+TEST(destroying_a_pool_with_used_blocks_is_refused)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p = get(pool, MIB(3), s), *q = get(pool, MIB(3), s);
+        put(s, p, MIB(3), 9);
+        OK(galloc_free(q, s));
+        EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+        EXPECT_EQ(log_lines, 1);
+        look(s, p, MIB(3), 9);
+        q = get(pool, MIB(3), s);
+        OK(galloc_free(q, s));
+        OK(galloc_free(p, s));
+        expect_healthy(pool, 1);
+        EXPECT_EQ(galloc_pool_destroy(NULL), cudaErrorInvalidValue);
+        pool_end(pool);
+        EXPECT_EQ(sim_physical(0) + sim_addresses(), 0);
+        finish();
+    }
+}
+
+TEST(shutdown_refuses_while_something_is_used)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = NULL;
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted); /* a pool of one's own */
+    pool_end(pool);
+    OK(galloc_malloc(&p, MIB(4), 0));
+    void *q = NULL;
+    OK(galloc_malloc(&q, MIB(64), 0));
+    OK(galloc_free(q, 0));
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted); /* a used block; what is unused is given back */
+    EXPECT(sim_physical(0) < MIB(64));
+    put(0, p, MIB(4), 1);
+    OK(galloc_free(p, 0));
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_physical(0) + sim_addresses() + sim_malloc_live(), 0);
+    OK(galloc_shutdown());
+    OK(galloc_malloc(&p, MIB(4), 0)); /* and from the beginning */
+    OK(galloc_free(p, 0));
+    finish();
+}
+
+TEST(pools_do_not_share_memory)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(8));
+    galloc_pool *a = pool_new(&config), *b = pool_new(&config);
+    void *p = get(a, MIB(8), s), *q = get(b, MIB(8), s), *r = NULL;
+    EXPECT_EQ(sim_physical(0), MIB(16));
+    EXPECT_EQ(galloc_pool_malloc(a, &r, 512, s), cudaErrorMemoryAllocation);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_malloc(a, &r, 512, s), cudaErrorMemoryAllocation);
+    OK(galloc_free(p, s));
+    pool_end(a);
+    expect_healthy(b, 1);
+    pool_end(b);
+    finish();
+}
+
+TEST_MAIN()

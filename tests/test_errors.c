@@ -1,0 +1,612 @@
+/* test_errors.c - bad input and a world that fails: each gets an error that a CUDA programmer would expect and one line
+   of log, and the heap is as it was. */
+
+#include "setup.h"
+
+/* The call fails with this error and one line of log. */
+#define FAILS(call, error)                                                                                             \
+    do {                                                                                                               \
+        long lines_ = log_lines;                                                                                       \
+        EXPECT_EQ((call), (error));                                                                                    \
+        EXPECT_EQ(log_lines, lines_ + 1);                                                                              \
+        EXPECT(galloc_last_message()[0] != 0);                                                                         \
+    } while (0)
+
+static galloc_request request_of(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    request.bytes = bytes;
+    request.stream = stream;
+    request.pool = pool;
+    return request;
+}
+
+/* What a failing call must leave alone. */
+static void expect_same(const galloc_stats *a, const galloc_stats *b)
+{
+    EXPECT_EQ(a->live.current, b->live.current);
+    EXPECT_EQ(a->allocated.current, b->allocated.current);
+    EXPECT_EQ(a->reserved.current, b->reserved.current);
+    EXPECT_EQ(a->blocks.current, b->blocks.current);
+    EXPECT_EQ(a->mallocs, b->mallocs);
+    EXPECT_EQ(a->frees, b->frees);
+}
+
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
+
+TEST(null_arguments)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, s), *out = &pool;
+    galloc_request request = request_of(pool, 100, s);
+    galloc_stats stats;
+    FAILS(galloc_malloc(NULL, 100, s), cudaErrorInvalidValue);
+    FAILS(galloc_malloc(NULL, 0, s), cudaErrorInvalidValue);
+    FAILS(galloc_alloc(NULL, &request), cudaErrorInvalidValue);
+    FAILS(galloc_alloc(&out, NULL), cudaErrorInvalidValue);
+    EXPECT(out == NULL);
+    out = &pool;
+    FAILS(galloc_pool_malloc(NULL, &out, 100, s), cudaErrorInvalidValue);
+    EXPECT(out == NULL);
+    FAILS(galloc_pool_malloc(pool, NULL, 100, s), cudaErrorInvalidValue);
+    FAILS(galloc_free_after(p, NULL, 1), cudaErrorInvalidValue);
+    FAILS(galloc_free_after(p, &s, 0), cudaErrorInvalidValue);
+    FAILS(galloc_free_after(p, &s, -1), cudaErrorInvalidValue);
+    FAILS(galloc_pool_reserve(NULL, 100), cudaErrorInvalidValue);
+    FAILS(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
+    FAILS(galloc_pool_stats(NULL, &stats), cudaErrorInvalidValue);
+    FAILS(galloc_pool_stats(pool, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_stats_reset(NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_config(pool, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_destroy(NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_create(NULL, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_default(NULL, 0), cudaErrorInvalidValue);
+    FAILS(galloc_pointer_info(p, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_record_stream(NULL, s), cudaErrorInvalidDevicePointer);
+    FAILS(galloc_resize(NULL, 100, s), cudaErrorInvalidDevicePointer);
+    FAILS(galloc_resize(p, 0, s), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_check(NULL), -1);
+    EXPECT_EQ(info_of(p).requested, 1000);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(sizes_near_the_end_of_numbers)
+{
+    static const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 511, SIZE_MAX - 512, SIZE_MAX - MIB(2),
+                                   SIZE_MAX - MIB(20), SIZE_MAX / 2 + 1, SIZE_MAX / 2, (size_t)1 << 62, (size_t)1 << 50,
+                                   (size_t)1 << 48, (size_t)1 << 47, GIB(65)};
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *keep = get(pool, 1000, 0);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            for (size_t alignment = 0; alignment <= MIB(64); alignment = alignment ? alignment * 4096 : 4096) {
+                galloc_request request = request_of(pool, sizes[i], 0);
+                galloc_stats before = stats_of(pool);
+                void *p = &before;
+                request.alignment = alignment;
+                FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+                EXPECT(p == NULL);
+                galloc_stats after = stats_of(pool);
+                EXPECT_EQ(after.failures, before.failures + 1);
+                expect_same(&before, &after);
+            }
+            EXPECT(galloc_resize(keep, sizes[i], 0) != cudaSuccess);
+            EXPECT_EQ(info_of(keep).requested, 1000);
+            FAILS(galloc_pool_reserve(pool, sizes[i]), cudaErrorMemoryAllocation);
+            expect_healthy(pool, 1);
+        }
+        OK(galloc_free(keep, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(room_and_alignment_near_the_end_of_numbers)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    for (int bit = 40; bit <= 64; bit++) {
+        size_t huge = bit < 64 ? (size_t)1 << bit : SIZE_MAX;
+        galloc_request request = request_of(pool, 1000, 0);
+        void *p = NULL;
+        request.max_bytes = huge;
+        if (galloc_alloc(&p, &request) == cudaSuccess) OK(galloc_free(p, 0));
+        else EXPECT(p == NULL);
+        request.max_bytes = 0;
+        request.alignment = huge;
+        if (galloc_alloc(&p, &request) == cudaSuccess) OK(galloc_free(p, 0));
+        else EXPECT(p == NULL);
+        expect_healthy(pool, 1);
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(wrong_pointers_are_told_apart)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        char *used = get(pool, 4096, s), *freed = get(pool, 8192, s), *wall = get(pool, 512, s);
+        void *foreign = NULL;
+        char message[4][400];
+        OK(cudaMalloc(&foreign, 512));
+        OK(galloc_free(freed, s));
+        galloc_stats before = stats_of(pool);
+        void *bad[4] = {foreign, used + 512, freed, &message};
+        for (int i = 0; i < 4; i++) {
+            FAILS(galloc_free(bad[i], s), cudaErrorInvalidDevicePointer);
+            snprintf(message[i], sizeof message[i], "%s", galloc_last_message());
+            FAILS(galloc_free_after(bad[i], &s, 1), cudaErrorInvalidDevicePointer);
+            FAILS(galloc_record_stream(bad[i], s), cudaErrorInvalidDevicePointer);
+            FAILS(galloc_resize(bad[i], 512, s), cudaErrorInvalidDevicePointer);
+        }
+        for (int i = 0; i < 3; i++)
+            for (int k = 0; k < i; k++) EXPECT(strcmp(message[i], message[k]) != 0);
+        FAILS(galloc_free(used + 1, s), cudaErrorInvalidDevicePointer);
+        FAILS(galloc_free(freed + 512, s), cudaErrorInvalidDevicePointer);
+        FAILS(galloc_free((void *)UINTPTR_MAX, s), cudaErrorInvalidDevicePointer);
+        FAILS(galloc_free((void *)1, s), cudaErrorInvalidDevicePointer);
+        galloc_stats after = stats_of(pool);
+        expect_same(&before, &after);
+        OK(galloc_free(used, s));
+        OK(galloc_free(wall, s));
+        FAILS(galloc_free(wall, s), cudaErrorInvalidDevicePointer); /* merged away */
+        OK(galloc_pool_trim(pool, 0));
+        FAILS(galloc_free(used, s), cudaErrorInvalidDevicePointer); /* unmapped */
+        OK(cudaFree(foreign));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(a_pool_with_used_blocks_is_not_destroyed)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, 0);
+    galloc_stats before = stats_of(pool);
+    FAILS(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    galloc_stats after = stats_of(pool);
+    expect_same(&before, &after);
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- running out ------------------------------------------------------------------------------------------------- */
+
+TEST(the_device_runs_out)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(128);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p[64] = {NULL};
+        int n = 0;
+        while (n < 64 && galloc_pool_malloc(pool, &p[n], MIB(12), s) == cudaSuccess) put(s, p[n++], MIB(12), 1);
+        EXPECT(n >= 8 && n <= 10);
+        EXPECT(p[n] == NULL);
+        EXPECT_EQ(log_lines, 1);
+        for (int i = 0; i < 3; i++) FAILS(galloc_pool_malloc(pool, &p[n], MIB(12), s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(stats_of(pool).failures, 4);
+        EXPECT_EQ(stats_of(pool).live.current, MIB(12) * (size_t)n);
+        OK(cudaPeekAtLastError());
+        expect_healthy(pool, 1);
+        OK(galloc_free(p[2], s));
+        p[2] = get(pool, MIB(12), s);
+        for (int i = 0; i < n; i++) OK(galloc_free(p[i], s));
+        if (expandable) { /* pages serve any size: all of them together one large block */
+            void *whole = get(pool, MIB(100), s);
+            OK(galloc_free(whole, s));
+        }
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Memory cached in the shape of other sizes is given back to the device rather than failing. */
+TEST(cached_memory_is_no_reason_to_fail)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(128);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p[5];
+        for (int i = 0; i < 5; i++) p[i] = get(pool, MIB(22), s);
+        for (int i = 0; i < 5; i++) OK(galloc_free(p[i], s));
+        void *whole = get(pool, MIB(120), s);
+        put(s, whole, MIB(120), 1);
+        OK(galloc_free(whole, s));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_limit_is_never_exceeded)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        for (uint64_t seed = 0; seed < 6; seed++) {
+            begin();
+            dice d = {test_seed() + seed};
+            cudaStream_t s[2] = {stream_new(), stream_new()};
+            size_t limit = MIB(2) + KIB(700) * roll_below(&d, 50);
+            galloc_config config = config_limit(limit);
+            config.expandable_segments = expandable;
+            galloc_pool *pool = pool_new(&config);
+            void *p[16] = {NULL};
+            int served = 0;
+            for (int i = 0; i < 200; i++) {
+                uint32_t k = roll_below(&d, 16);
+                OK(galloc_free(p[k], s[k % 2]));
+                cudaError_t err = galloc_pool_malloc(pool, &p[k], roll_bytes(&d, limit), s[k % 2]);
+                EXPECT(err == cudaSuccess || (err == cudaErrorMemoryAllocation && !p[k]));
+                served += err == cudaSuccess;
+            }
+            EXPECT(served > 50);
+            EXPECT(sim_physical_peak(0) <= limit);
+            for (int k = 0; k < 16; k++) OK(galloc_free(p[k], s[k % 2]));
+            expect_healthy(pool, 1);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* A limit below the usual size of a segment still serves what fits into it. */
+TEST(small_limits_serve_what_fits)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        galloc_config config = config_limit(MIB(6));
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(5), 0);
+        OK(galloc_free(p, 0));
+        p = get(pool, MIB(6), 0);
+        void *q = NULL;
+        FAILS(galloc_pool_malloc(pool, &q, 1, 0), cudaErrorMemoryAllocation);
+        OK(galloc_free(p, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_host_has_no_memory)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s[9];
+        for (int i = 0; i < 9; i++) s[i] = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config), *second = (galloc_pool *)&config;
+        void *p[64] = {NULL}, *large = get(pool, MIB(8), s[0]);
+        for (int i = 0; i < 32; i++) p[i] = get(pool, 1000, s[0]);
+        sim_fail_malloc(1, 1);
+        FAILS(galloc_pool_create(&second, &config), cudaErrorMemoryAllocation);
+        EXPECT(second == NULL);
+        for (int i = 32; i < 64; i++) {
+            cudaError_t err = galloc_pool_malloc(pool, &p[i], MIB(3), s[i % 9]);
+            EXPECT(err == cudaErrorMemoryAllocation ? !p[i] : err == cudaSuccess);
+        }
+        cudaError_t err = galloc_free_after(large, s, 9);
+        EXPECT(err == cudaErrorMemoryAllocation || err == cudaSuccess);
+        EXPECT_EQ(info_of(large).state == GALLOC_STATE_USED, err != cudaSuccess);
+        if (err != cudaSuccess) OK(galloc_free(large, s[0]));
+        for (int i = 0; i < 64; i += 2) OK(galloc_free(p[i], s[i % 9])); /* frees need no memory */
+        EXPECT(sim_failed_mallocs() > 0);
+        sim_fail_clear();
+        for (int i = 1; i < 64; i += 2) OK(galloc_free(p[i], s[i % 9]));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- a context, a driver, a process that are gone ----------------------------------------------------------------- */
+
+TEST(the_device_is_reset)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(MIB(64));
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(12), s), *q = get(pool, MIB(12), t), *keep = get(pool, MIB(4), s);
+        put(s, p, MIB(12), 1);
+        put(t, q, MIB(12), 1);
+        OK(galloc_record_stream(keep, t));
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, t));
+        OK(cudaDeviceReset());
+        s = stream_new();
+        t = stream_new();
+        for (int i = 0; i < 3; i++) {
+            p = get(pool, MIB(12), s);
+            q = get(pool, MIB(12), t);
+            put(s, p, MIB(12), 2);
+            put(t, q, MIB(12), 2);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, t));
+        }
+        OK(galloc_free(keep, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT(sim_physical(0) <= MIB(64));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_driver_is_gone)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(8), s), *q = get(pool, 1000, t), *r = get(pool, 1000, t);
+        cudaStream_t both[2] = {s, t};
+        sim_driver_exit();
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, t));
+        OK(galloc_free_after(r, both, 2));
+        EXPECT_EQ(log_lines, 0);
+        FAILS(galloc_pool_malloc(pool, &p, MIB(100), s), cudaErrorCudartUnloading);
+        EXPECT(p == NULL);
+        OK(galloc_pool_destroy(pool));
+        OK(galloc_shutdown());
+        EXPECT_EQ(sim_malloc_live(), 0);
+        EXPECT_EQ(sim_findings(SIM_ANY), 0);
+        sim_stop();
+    }
+}
+
+static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
+{
+    galloc_stats stats;
+    galloc_pool *other = (galloc_pool *)&stats;
+    void *p = &stats;
+    long calls = sim_calls(NULL);
+    FAILS(galloc_malloc(&p, 1000, s), cudaErrorInitializationError);
+    EXPECT(p == NULL);
+    p = &stats;
+    FAILS(galloc_pool_malloc(pool, &p, 1000, s), cudaErrorInitializationError);
+    EXPECT(p == NULL);
+    FAILS(galloc_free(held, s), cudaErrorInitializationError);
+    FAILS(galloc_record_stream(held, s), cudaErrorInitializationError);
+    FAILS(galloc_resize(held, 10, s), cudaErrorInitializationError);
+    FAILS(galloc_pool_trim(pool, 0), cudaErrorInitializationError);
+    FAILS(galloc_pool_reserve(pool, 1000), cudaErrorInitializationError);
+    FAILS(galloc_pool_create(&other, NULL), cudaErrorInitializationError);
+    EXPECT(other == NULL);
+    FAILS(galloc_pool_destroy(pool), cudaErrorInitializationError);
+    FAILS(galloc_shutdown(), cudaErrorInitializationError);
+    EXPECT_EQ(sim_calls(NULL), calls);
+}
+
+TEST(a_forked_child_is_refused)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(8), s);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        test_failures = 0;
+        use_in_child(pool, p, s);
+        _exit(test_failures ? 1 : 0);
+    }
+    int status = -1;
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    OK(galloc_free(p, s)); /* the parent goes on */
+    pool_end(pool);
+    finish();
+}
+
+/* ---- errors that stay -------------------------------------------------------------------------------------------- */
+
+TEST(a_sticky_error_closes_the_pool)
+{
+    static const int codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorHardwareStackError,
+                                cudaErrorECCUncorrectable};
+    for (int i = 0; i < 4; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get(pool, MIB(8), s), *q = &pool, *r = get(pool, 512, s);
+        sim_fail("cuMemCreate", 1, 0, codes[i]);
+        FAILS(galloc_pool_malloc(pool, &q, MIB(800), s), codes[i]);
+        EXPECT(q == NULL);
+        sim_fail_clear();
+        for (int k = 0; k < 3; k++) {
+            long calls = memory_calls();
+            q = &pool;
+            FAILS(galloc_pool_malloc(pool, &q, 512, s), codes[i]);
+            EXPECT(q == NULL);
+            EXPECT_EQ(memory_calls(), calls);
+        }
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(cudaDeviceReset()); /* the only cure; pages survive it */
+        (void)cudaGetLastError();
+        s = stream_new();
+        q = get(pool, MIB(800), s);
+        put(s, q, MIB(800), 1);
+        OK(galloc_free(q, s));
+        OK(galloc_free(p, s));
+        OK(galloc_free(r, s));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Having no memory is not a broken context. */
+TEST(running_out_is_not_sticky)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = NULL;
+    sim_fail("cuMemCreate", 1, 1, 0);
+    FAILS(galloc_pool_malloc(pool, &p, MIB(8), s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    p = get(pool, MIB(8), s);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- what is the program's own ----------------------------------------------------------------------------------- */
+
+static void call_everything(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    galloc_pool *other = NULL;
+    galloc_config config;
+    void *p = NULL, *q = NULL, *r = NULL;
+    (void)galloc_pool_malloc(pool, &p, MIB(8), s);
+    (void)galloc_pool_malloc(pool, &q, MIB(4), t);
+    (void)galloc_pool_malloc(pool, &r, GIB(900), t);
+    (void)galloc_record_stream(p, t);
+    (void)galloc_resize(p, MIB(3), s);
+    (void)galloc_resize(p, GIB(900), s);
+    (void)galloc_free(p, s);
+    (void)galloc_free(p, s);
+    (void)galloc_free_after(q, &s, 1);
+    (void)galloc_malloc(&p, 100, s);
+    (void)galloc_free(p, t);
+    (void)galloc_pool_reserve(pool, MIB(30));
+    (void)galloc_pool_reserve(pool, SIZE_MAX);
+    (void)galloc_pool_trim(pool, 0);
+    (void)galloc_stream_retire(t);
+    (void)galloc_pool_config(pool, &config);
+    (void)galloc_pool_create(&other, NULL);
+    (void)galloc_pool_destroy(other);
+    (void)galloc_pool_create(NULL, NULL);
+    (void)galloc_pointer_info(&p, NULL);
+    (void)galloc_shutdown();
+}
+
+TEST(the_programs_last_error_is_left_alone)
+{
+    for (int round = 0; round < 4; round++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(64);
+        begin_with(options);
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = round % 2;
+        galloc_pool *pool = pool_new(&config);
+        if (round / 2) EXPECT_EQ(cudaSetDevice(77), cudaErrorInvalidDevice);
+        call_everything(pool, s, t);
+        EXPECT_EQ(cudaPeekAtLastError(), round / 2 ? cudaErrorInvalidDevice : cudaSuccess);
+        (void)cudaGetLastError();
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_current_device_is_left_alone)
+{
+    for (int round = 0; round < 4; round++) {
+        sim_options options = sim_defaults();
+        options.devices = 3;
+        begin_with(options);
+        OK(cudaSetDevice(0));
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = round % 2;
+        config.device = 0;
+        int device = -1, now = round / 2 + 1;
+        OK(cudaSetDevice(now)); /* has been chosen, and has no context of its own yet */
+        CUcontext before = NULL, after = NULL;
+        EXPECT_EQ(cuCtxGetCurrent(&before), CUDA_SUCCESS);
+        galloc_pool *pool = pool_new(&config);
+        call_everything(pool, s, t);
+        pool_end(pool);
+        EXPECT_EQ(cuCtxGetCurrent(&after), CUDA_SUCCESS);
+        EXPECT(before == after);
+        OK(cudaGetDevice(&device));
+        EXPECT_EQ(device, now);
+        finish();
+    }
+}
+
+static void *allocate_without_context(void *stream)
+{
+    void *p = NULL, *q = NULL;
+    OK(galloc_malloc(&p, MIB(4), stream));
+    OK(galloc_free(p, stream));
+    OK(galloc_malloc(&q, MIB(4), 0));
+    OK(galloc_free(q, 0));
+    return NULL;
+}
+
+TEST(a_thread_needs_no_context)
+{
+    begin();
+    pthread_t thread;
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = NULL;
+    sim_forget_context();
+    EXPECT_EQ(pthread_create(&thread, NULL, allocate_without_context, s), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_forget_context();
+    allocate_without_context(s);
+    sim_forget_context();
+    OK(galloc_pool_create(&pool, NULL));
+    sim_forget_context();
+    void *p = get(pool, MIB(8), s);
+    sim_forget_context();
+    OK(galloc_free(p, s));
+    sim_forget_context();
+    OK(galloc_pool_trim(pool, 0));
+    sim_forget_context();
+    pool_end(pool);
+    finish();
+}
+
+/* The first call of a program may be galloc's. */
+TEST(galloc_may_come_first)
+{
+    begin();
+    void *p = NULL;
+    OK(galloc_malloc(&p, 1000, 0));
+    put(0, p, 1000, 1);
+    OK(galloc_free(p, 0));
+    finish();
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    pool_end(pool);
+    OK(galloc_stream_retire(0));
+    EXPECT_EQ(info_of(&p).state, GALLOC_STATE_FOREIGN);
+    finish();
+}
+
+TEST_MAIN()

@@ -1,0 +1,1030 @@
+/* test_streams.c - memory between streams: what must not be reused yet, and what may be reused without waiting. The
+   ledger of the simulated device finds every use that is not ordered after the uses before it. */
+
+#include "setup.h"
+
+enum { COMPLETED = GALLOC_REUSE_COMPLETED, FOLLOWED = GALLOC_REUSE_FOLLOWED, WAIT = GALLOC_REUSE_WAIT };
+
+/* A pool that may hold so much and no more, so that reuse is the only way to more memory. */
+static galloc_pool *tight_pool(size_t limit, int reuse)
+{
+    galloc_config config = config_limit(limit);
+    config.reuse = reuse;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, limit));
+    return pool;
+}
+
+/* Makes a second stream known to the pool: from then on there is somebody to record for. */
+static void come_into_play(galloc_pool *pool, cudaStream_t stream)
+{
+    OK(galloc_free(get(pool, 512, stream), stream));
+}
+
+/* Gets memory on a stream and writes it by queued work. */
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+/* ---- rule 1: the same stream ------------------------------------------------------------------------------------- */
+
+TEST(own_memory_is_reused_at_once)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), WAIT);
+    long events = event_calls(), memory = memory_calls(), blocking = sim_blocking_calls();
+    for (uint64_t i = 0; i < 50; i++) {
+        void *p = get_used(pool, MIB(8), s, i);
+        look(s, p, MIB(8), i);
+        OK(galloc_free(p, s));
+    }
+    EXPECT_EQ(sim_pending(), 100);
+    EXPECT_EQ(event_calls(), events);
+    EXPECT_EQ(memory_calls(), memory);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    pool_end(pool);
+    finish();
+}
+
+TEST(own_memory_is_reused_at_once_beside_other_streams)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), 0);
+    void *other = get_used(pool, MIB(8), t, 1);
+    for (uint64_t i = 0; i < 50; i++) {
+        void *p = get_used(pool, MIB(8), s, i);
+        OK(galloc_free(p, s));
+    }
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.waits, 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(one_stream_records_nothing)
+{
+    begin();
+    dice d = {test_seed()};
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[32] = {NULL};
+    for (int i = 0; i < 1000; i++) {
+        uint32_t k = roll_below(&d, 32);
+        if (p[k]) OK(galloc_free(p[k], s));
+        p[k] = get_used(pool, roll_bytes(&d, MIB(32)), s, k);
+    }
+    for (int k = 0; k < 32; k++) OK(galloc_free(p[k], s));
+    EXPECT_EQ(event_calls(), 0);
+    EXPECT_EQ(stats_of(pool).marks, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- rules 2, 3 and 4: other streams ----------------------------------------------------------------------------- */
+
+TEST(completed_memory_is_reused_by_polling)
+{
+    for (int reuse = COMPLETED; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse += 2) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), reuse);
+        void *p = get_used(pool, MIB(12), s, 1);
+        come_into_play(pool, t);
+        OK(galloc_free(p, s));
+        sim_run(-1);
+        long blocking = sim_blocking_calls(), memory = memory_calls();
+        void *q = get_used(pool, MIB(12), t, 2);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        EXPECT_EQ(memory_calls(), memory);
+        EXPECT_EQ(stats_of(pool).waits, 0);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(pending_memory_is_waited_for_under_pressure)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+    void *p = get_used(pool, MIB(12), s, 1);
+    come_into_play(pool, t);
+    OK(galloc_free(p, s));
+    void *q = get_used(pool, MIB(12), t, 2);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    EXPECT_EQ(sim_pending() > 0, 1);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(without_pressure_nobody_waits)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(12), s, 1);
+    come_into_play(pool, t);
+    OK(galloc_free(p, s));
+    void *q = get_used(pool, MIB(12), t, 2);
+    EXPECT(q != p);
+    EXPECT_EQ(stats_of(pool).waits, 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+/* Where waits between streams are forbidden the host waits instead, and only then. */
+TEST(forbidden_waits_are_not_queued)
+{
+    for (int reuse = 0; reuse < WAIT; reuse++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), reuse);
+        void *p = get_used(pool, MIB(12), s, 1);
+        come_into_play(pool, t);
+        OK(galloc_free(p, s));
+        void *q = get_used(pool, MIB(12), t, 2);
+        EXPECT_EQ(stats_of(pool).waits, 0);
+        EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
+        EXPECT(sim_blocking_calls() > 0);
+        EXPECT(sim_physical_peak(0) <= MIB(16));
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A wait for a later point of S covers what S freed before it. */
+TEST(what_a_stream_waited_for_it_need_not_wait_for_again)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), FOLLOWED | WAIT);
+    void *small = get_used(pool, MIB(4), s, 1), *wall = get(pool, 512, s), *large = get_used(pool, MIB(8), s, 2);
+    void *rest = get(pool, MIB(3), s);
+    come_into_play(pool, t);
+    OK(galloc_free(small, s));
+    OK(galloc_free(large, s));
+    void *p = get_used(pool, MIB(8), t, 3);
+    EXPECT(p == large);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    void *q = get_used(pool, MIB(4), t, 4);
+    EXPECT(q == small);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, t));
+    OK(galloc_free(wall, s));
+    OK(galloc_free(rest, s));
+    pool_end(pool);
+    finish();
+}
+
+/* A wait for an earlier point does not cover what S freed after it. */
+TEST(a_wait_covers_only_what_lies_before_it)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), FOLLOWED | WAIT);
+    void *first = get_used(pool, MIB(8), s, 1), *wall = get(pool, 512, s), *second = get_used(pool, MIB(4), s, 2);
+    void *rest = get(pool, MIB(3), s);
+    come_into_play(pool, t);
+    OK(galloc_free(first, s));
+    void *p = get_used(pool, MIB(8), t, 3);
+    EXPECT(p == first);
+    put(s, second, MIB(4), 5); /* more work, after the point that T waits for */
+    OK(galloc_free(second, s));
+    void *q = get_used(pool, MIB(4), t, 4);
+    EXPECT(q == second);
+    EXPECT_EQ(stats_of(pool).waits, 2);
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, t));
+    OK(galloc_free(wall, s));
+    OK(galloc_free(rest, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Small blocks get no mark of their own; memory that runs out finds them all the same. */
+TEST(the_unmarked_rest_is_found_when_memory_runs_out)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(2), COMPLETED);
+    void *p = get_used(pool, MIB(2) - KIB(4), s, 1);
+    come_into_play(pool, t);
+    OK(galloc_free(p, s));
+    void *q = get_used(pool, MIB(2) - KIB(4), t, 2);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(few_events_are_recorded_for_many_small_blocks)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    come_into_play(pool, t);
+    for (int i = 0; i < 4096; i++) OK(galloc_free(get_used(pool, KIB(4), s, 1), s)); /* 16 MiB in all */
+    EXPECT(sim_calls("cuEventRecord") <= 16);
+    pool_end(pool);
+    finish();
+}
+
+TEST(free_on_another_stream_than_malloc)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    for (uint64_t i = 0; i < 10; i++) {
+        void *p = get_used(pool, MIB(8), s, i);
+        order(s, t);
+        look(t, p, MIB(8), i);
+        OK(galloc_free(p, t)); /* the work of T is what the next one must come after */
+        p = get_used(pool, MIB(8), i % 2 ? t : u, 100 + i);
+        OK(galloc_free(p, i % 2 ? t : u));
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(free_after_waits_for_every_stream)
+{
+    for (int reuse = 0; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = tight_pool(MIB(8), reuse);
+        void *p = get_used(pool, MIB(8), s, 1);
+        order(s, t);
+        order(s, u);
+        look(t, p, MIB(8), 1);
+        look(u, p, MIB(8), 1);
+        cudaStream_t both[3] = {t, u, t};
+        OK(galloc_free_after(p, both, 3));
+        void *q = get_used(pool, MIB(8), s, 2);
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The two streams of a free_after are in no order to each other: neither has the memory before the other is done. */
+TEST(free_after_gives_nobody_a_head_start)
+{
+    for (int taker = 0; taker < 3; taker++) {
+        begin_still();
+        cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(8), s[0], 1);
+        order(s[0], s[1]);
+        look(s[1], p, MIB(8), 1);
+        look(s[0], p, MIB(8), 1);
+        OK(galloc_free_after(p, s, 2));
+        void *q = get_used(pool, MIB(8), s[taker], 2);
+        EXPECT(q != p);
+        OK(galloc_free(q, s[taker]));
+        sim_run(-1);
+        for (int i = 0; i < 2; i++) { /* done: both pieces are there for anybody */
+            long memory = memory_calls();
+            OK(galloc_free(get_used(pool, MIB(8), s[i], 3), s[i]));
+            EXPECT_EQ(memory_calls(), memory);
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- rule 5: marks belong to bytes ------------------------------------------------------------------------------- */
+
+/* [A freed on S, pending][B freed on T] are neighbours: T asks for what fits into B and waits for nothing; T asks for
+   all of it and honours the mark of A. */
+TEST(a_request_honours_the_marks_of_its_own_bytes_only)
+{
+    for (int swap = 0; swap < 2; swap++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+        void *a = get_used(pool, MIB(8), swap ? t : s, 1), *b = get_used(pool, MIB(8), swap ? s : t, 2);
+        OK(galloc_free(a, swap ? t : s));
+        OK(galloc_free(b, swap ? s : t));
+        void *own = swap ? a : b;
+        void *p = get_used(pool, MIB(8), t, 3);
+        EXPECT(p == own);
+        EXPECT_EQ(stats_of(pool).waits, 0);
+        OK(galloc_free(p, t));
+        void *q = get_used(pool, MIB(16), t, 4);
+        EXPECT_EQ(stats_of(pool).waits, 1);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(a_split_keeps_the_mark_on_both_parts)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+    come_into_play(pool, t);
+    OK(galloc_free(get_used(pool, MIB(16), s, 1), s));
+    void *p = get_used(pool, MIB(6), t, 2), *q = get_used(pool, MIB(6), u, 3), *r = get_used(pool, MIB(4), u, 4);
+    EXPECT_EQ(stats_of(pool).waits, 2); /* of T and of U, once each */
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, u));
+    OK(galloc_free(r, u));
+    pool_end(pool);
+    finish();
+}
+
+/* Each of many neighbours is freed on a stream of its own; whoever takes it all comes after all of them. */
+TEST(a_merge_keeps_every_mark)
+{
+    enum { N = 7 };
+    for (int seed = 1; seed <= 12; seed++) {
+        sim_options options = sim_defaults();
+        options.seed = (uint64_t)seed;
+        options.pace = seed % 3 - 1;
+        begin_with(options);
+        dice d = {(uint64_t)seed};
+        galloc_pool *pool = tight_pool(MIB(4) * N, COMPLETED | FOLLOWED | WAIT);
+        cudaStream_t s[N], taker = stream_new();
+        void *p[N];
+        for (int i = 0; i < N; i++) {
+            s[i] = stream_new();
+            p[i] = get_used(pool, MIB(4), s[i], (uint64_t)i);
+        }
+        for (uint32_t left = N; left > 0; left--) {
+            uint32_t k = roll_below(&d, left);
+            OK(galloc_free(p[k], s[k]));
+            p[k] = p[left - 1];
+            s[k] = s[left - 1];
+        }
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        void *q = get_used(pool, MIB(4) * N, taker, 99);
+        OK(galloc_free(q, taker));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* T takes by a wait what S freed; U takes it from T. The work of S lies before U only by way of T. */
+TEST(a_third_stream_honours_what_was_handed_on)
+{
+    for (int use = 0; use < 2; use++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+        come_into_play(pool, t);
+        come_into_play(pool, u);
+        OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+        void *p = get(pool, MIB(8), t);
+        if (use) put(t, p, MIB(8), 2);
+        OK(galloc_free(p, t));
+        p = get_used(pool, MIB(8), u, 3);
+        OK(galloc_free(p, u));
+        p = get_used(pool, MIB(8), s, 4);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A program that gets memory on T and gives it back on U without a use of its own owes U no order after T. galloc does:
+   what the bytes were waiting for is still to come. */
+TEST(memory_that_was_not_used_may_be_freed_on_any_stream)
+{
+    for (int same = 0; same < 2; same++) { /* got by a wait for S, and by S itself */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+        come_into_play(pool, t);
+        come_into_play(pool, u);
+        OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+        void *p = get(pool, MIB(8), same ? s : t);
+        OK(galloc_free(p, u));
+        p = get_used(pool, MIB(8), u, 2);
+        OK(galloc_free(p, u));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What T took by a wait and kept a part of: the rest, once free again, still lies behind S and T. */
+TEST(the_rest_of_a_handed_on_block_keeps_its_marks)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+    come_into_play(pool, t);
+    come_into_play(pool, u);
+    OK(galloc_free(get_used(pool, MIB(16), s, 1), s));
+    void *p = get(pool, MIB(16), t);
+    put(t, p, MIB(16), 2);
+    OK(galloc_resize(p, MIB(4), t));
+    void *q = get_used(pool, MIB(12), u, 3);
+    OK(galloc_free(q, u));
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_block_grows_only_into_bytes_that_its_stream_may_have)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    char *p = get_used(pool, MIB(4), s, 1);
+    void *q = get_used(pool, MIB(4), t, 2);
+    OK(galloc_free(q, t));
+    cudaError_t err = galloc_resize(p, MIB(8), s);
+    if (err == cudaSuccess) put(s, p + MIB(4), MIB(4), 3);
+    else EXPECT(err == cudaErrorMemoryAllocation || err == cudaErrorNotSupported);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- rule 6: record_stream --------------------------------------------------------------------------------------- */
+
+TEST(recorded_work_keeps_memory_from_everybody)
+{
+    for (int taker = 0; taker < 3; taker++) {
+        begin_still();
+        cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(8), s[0], 1);
+        order(s[0], s[1]);
+        OK(galloc_record_stream(p, s[1]));
+        look(s[1], p, MIB(8), 1);
+        OK(galloc_free(p, s[0]));
+        void *q = get_used(pool, MIB(8), s[taker], 2);
+        EXPECT(q != p);
+        sim_run(-1);
+        long memory = memory_calls();
+        void *r = get_used(pool, MIB(8), s[taker], 3);
+        EXPECT(r == p);
+        EXPECT_EQ(memory_calls(), memory);
+        OK(galloc_free(q, s[taker]));
+        OK(galloc_free(r, s[taker]));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Small blocks go through the same door. */
+TEST(recorded_small_blocks_are_kept_too)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, 4096, s, 1);
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_record_stream(p, t));
+    OK(galloc_record_stream(p, s));
+    look(t, p, 4096, 1);
+    OK(galloc_free(p, s));
+    for (int i = 0; i < 20; i++) OK(galloc_free(get_used(pool, 4096, s, 2), s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(recorded_work_is_waited_for_under_pressure)
+{
+    for (int reuse = 0; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse++) {
+        for (int taker = 0; taker < 2; taker++) {
+            begin_still();
+            cudaStream_t s[2] = {stream_new(), stream_new()};
+            galloc_pool *pool = tight_pool(MIB(8), reuse);
+            void *p = get_used(pool, MIB(8), s[0], 1);
+            order(s[0], s[1]);
+            OK(galloc_record_stream(p, s[1]));
+            look(s[1], p, MIB(8), 1);
+            look(s[0], p, MIB(8), 1);
+            OK(galloc_free(p, s[0]));
+            p = get_used(pool, MIB(8), s[taker], 2);
+            if (!(reuse & WAIT)) EXPECT_EQ(stats_of(pool).waits, 0);
+            OK(galloc_free(p, s[taker]));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+TEST(a_recorded_stream_may_be_retired_and_destroyed)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    void *p = get_used(pool, MIB(8), s, 1);
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    look(t, p, MIB(8), 1);
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    OK(galloc_free(p, s));
+    p = get_used(pool, MIB(8), s, 2);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* What a block gives up when it shrinks is as much in use by the recorded stream as the rest. */
+TEST(recorded_work_keeps_the_tail_of_a_shrunk_block)
+{
+    for (int reuse = 0; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(8), reuse);
+        void *p = get_used(pool, MIB(8), s, 1);
+        order(s, t);
+        OK(galloc_record_stream(p, t));
+        look(t, p, MIB(8), 1);
+        OK(galloc_resize(p, MIB(4), s));
+        void *q = get_used(pool, MIB(4), s, 2);
+        OK(galloc_free(p, s));
+        p = get_used(pool, MIB(4), s, 3);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- streams that die -------------------------------------------------------------------------------------------- */
+
+/* A new stream has the handle of a dead one whose work still runs. */
+TEST(a_recycled_handle_is_another_stream)
+{
+    static const size_t sizes[] = {4096, KIB(512), MIB(2) - KIB(8), MIB(8)};
+    for (int i = 0; i < 4; i++) {
+        for (int retire = 0; retire < 2; retire++) {
+            begin_still();
+            cudaStream_t keep = stream_new(), s = stream_new();
+            galloc_pool *pool = pool_new(NULL);
+            if (i % 2) come_into_play(pool, keep);
+            void *p = get_used(pool, sizes[i], s, 1);
+            unsigned long long id = stream_id(s);
+            OK(galloc_free(p, s));
+            if (retire) OK(galloc_stream_retire(s));
+            stream_end(s);
+            cudaStream_t again = stream_new();
+            EXPECT(again == s && stream_id(again) != id);
+            void *q = get_used(pool, sizes[i], again, 2);
+            EXPECT_EQ(info_of(q).stream_id, stream_id(again));
+            OK(galloc_free(q, again));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* No call is ever made on a handle that the current call was not given: a dead one would crash. */
+TEST(dead_streams_are_not_touched)
+{
+    for (int reuse = 0; reuse <= (COMPLETED | FOLLOWED | WAIT); reuse++) {
+        begin();
+        cudaStream_t t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), reuse);
+        for (int i = 0; i < 30; i++) {
+            cudaStream_t s = stream_new();
+            void *p = get_used(pool, MIB(1) + KIB(300) * (size_t)(i % 5), s, 1);
+            void *q = get_used(pool, 4096, s, 2);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+            stream_end(s);
+            OK(galloc_free(get_used(pool, MIB(14) + KIB(8) * (size_t)(i % 3), t, 3), t));
+        }
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(a_block_outlives_its_stream)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(4), s, 1);
+    unsigned long long id = stream_id(s);
+    order(s, t);
+    stream_end(s);
+    EXPECT_EQ(info_of(p).stream_id, id);
+    look(t, p, MIB(4), 1);
+    OK(galloc_free(p, t));
+    p = get_used(pool, MIB(4), t, 2);
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(retiring_makes_the_rest_available_without_waiting)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(2), COMPLETED | FOLLOWED | WAIT);
+    void *p = get_used(pool, KIB(1020), s, 1);
+    come_into_play(pool, t);
+    OK(galloc_free(p, s));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    void *keep = get_used(pool, KIB(1020), t, 2); /* pending or not, there is no other memory than that of S */
+    sim_run(-1);
+    long blocking = sim_blocking_calls();
+    EXPECT_EQ(blocking, 0);
+    void *q = get_used(pool, KIB(1020), t, 3);
+    EXPECT(keep == p || q == p);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(keep, t));
+    OK(galloc_free(q, t));
+    OK(galloc_stream_retire(t));
+    OK(galloc_stream_retire(t)); /* a stream that galloc does not know is fine */
+    pool_end(pool);
+    finish();
+}
+
+TEST(retiring_marks_every_pool)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool[2] = {tight_pool(MIB(2), COMPLETED), tight_pool(MIB(2), COMPLETED)};
+    for (int i = 0; i < 2; i++) {
+        come_into_play(pool[i], t);
+        OK(galloc_free(get_used(pool[i], MIB(1), s, 1), s));
+    }
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    sim_run(-1);
+    for (int i = 0; i < 2; i++) {
+        void *p = get_used(pool[i], MIB(2) - 512, t, 2);
+        OK(galloc_free(p, t));
+    }
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    pool_end(pool[0]);
+    pool_end(pool[1]);
+    finish();
+}
+
+/* ---- rule 7: the default streams --------------------------------------------------------------------------------- */
+
+TEST(legacy_and_blocking_streams_take_from_each_other)
+{
+    for (int seed = 1; seed <= 10; seed++) {
+        sim_options options = sim_defaults();
+        options.seed = (uint64_t)seed;
+        options.pace = seed % 3 - 1;
+        begin_with(options);
+        dice d = {(uint64_t)seed};
+        cudaStream_t s[4] = {0, NULL, NULL, stream_new()};
+        OK(cudaStreamCreate(&s[1]));
+        OK(cudaStreamCreate(&s[2]));
+        galloc_pool *pool = tight_pool(MIB(24), COMPLETED | FOLLOWED | WAIT);
+        for (int i = 0; i < 100; i++) {
+            cudaStream_t a = s[roll_below(&d, 4)];
+            size_t bytes = MIB(1) + KIB(512) * roll_below(&d, 40);
+            OK(galloc_free(get_used(pool, bytes, a, (uint64_t)i), a));
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Two blocking streams are in no order to each other, whatever legacy did. */
+TEST(blocking_streams_are_not_ordered_by_legacy)
+{
+    begin_still();
+    cudaStream_t a = NULL, b = NULL;
+    OK(cudaStreamCreate(&a));
+    OK(cudaStreamCreate(&b));
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    come_into_play(pool, 0);
+    OK(galloc_free(get_used(pool, MIB(8), 0, 1), 0));
+    OK(galloc_free(get_used(pool, MIB(8), a, 2), a));
+    void *p = get_used(pool, MIB(8), b, 3);
+    OK(galloc_free(p, b));
+    pool_end(pool);
+    finish();
+}
+
+/* A wait of the legacy stream would hold up every blocking stream: the host waits instead. */
+TEST(legacy_is_never_made_to_wait)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    come_into_play(pool, 0);
+    OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+    void *p = get_used(pool, MIB(8), 0, 2);
+    EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
+    EXPECT_EQ(stats_of(pool).waits, 0);
+    OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
+TEST(legacy_is_left_alone_while_a_blocking_stream_captures)
+{
+    for (int mode = 0; mode < 3; mode++) {
+        begin_still();
+        static const enum cudaStreamCaptureMode modes[] = {
+            cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+        cudaStream_t blocking = NULL, s = stream_new();
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamCreate(&blocking));
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get_used(pool, MIB(8), 0, 1), *q = NULL;
+        void *other = get_used(pool, MIB(8), s, 1);
+        OK(cudaStreamBeginCapture(blocking, modes[mode]));
+        OK(galloc_free(p, 0));
+        OK(galloc_free(other, s));
+        if (galloc_pool_malloc(pool, &q, MIB(4), 0) == cudaSuccess) OK(galloc_free(q, 0));
+        OK(galloc_free(get(pool, MIB(4), s), s));
+        (void)galloc_stream_retire(0);
+        OK(cudaStreamEndCapture(blocking, &graph));
+        EXPECT(graph != NULL);
+        OK(cudaGraphDestroy(graph));
+        q = get_used(pool, MIB(8), 0, 2);
+        OK(galloc_free(q, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static galloc_pool *thread_pool;
+static void *thread_ptr;
+
+static void *use_per_thread_stream(void *arg)
+{
+    void *p = get_used(thread_pool, MIB(8), cudaStreamPerThread, 2);
+    EXPECT(p != thread_ptr);
+    OK(galloc_free(p, cudaStreamPerThread));
+    return arg;
+}
+
+/* One handle, a stream for each thread. */
+TEST(per_thread_streams_are_different_streams)
+{
+    begin_still();
+    pthread_t thread;
+    thread_pool = pool_new(NULL);
+    thread_ptr = get_used(thread_pool, MIB(8), cudaStreamPerThread, 1);
+    OK(galloc_free(thread_ptr, cudaStreamPerThread));
+    EXPECT_EQ(pthread_create(&thread, NULL, use_per_thread_stream, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    void *p = get_used(thread_pool, MIB(8), cudaStreamPerThread, 3);
+    EXPECT(p == thread_ptr);
+    OK(galloc_free(p, cudaStreamPerThread));
+    pool_end(thread_pool);
+    finish();
+}
+
+TEST(the_default_streams_by_handle_and_by_zero_are_the_same)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(4), 0, 1);
+    EXPECT_EQ(info_of(p).stream_id, stream_id(cudaStreamLegacy));
+    OK(galloc_free(p, cudaStreamLegacy));
+    void *q = get_used(pool, MIB(4), 0, 2);
+    EXPECT(q == p);
+    EXPECT_EQ(event_calls(), 0);
+    OK(galloc_free(q, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- other devices ----------------------------------------------------------------------------------------------- */
+
+TEST(streams_of_other_devices_are_kept_apart)
+{
+    for (int pace = -1; pace <= 1; pace++) {
+        sim_options options = sim_defaults();
+        options.devices = 2;
+        options.pace = pace;
+        begin_with(options);
+        cudaStream_t s[2];
+        for (int d = 1; d >= 0; d--) {
+            OK(cudaSetDevice(d));
+            s[d] = stream_new();
+        }
+        galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+        for (int i = 0; i < 20; i++) {
+            void *p = get(pool, MIB(12), s[i % 2]);
+            EXPECT_EQ(info_of(p).device, 0);
+            if (i % 2 == 0) put(s[0], p, MIB(12), 1);
+            if (i % 4 == 2) order(s[0], s[1]);
+            OK(galloc_free(p, i % 4 == 2 ? s[1] : s[i % 2]));
+        }
+        EXPECT_EQ(sim_physical(1), 0);
+        int device = -1;
+        OK(cudaGetDevice(&device));
+        EXPECT_EQ(device, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- no deadlocks of galloc's making ----------------------------------------------------------------------------- */
+
+/* S frees p and then waits for a flag that T sets later; T takes p by a wait. The point that T waits for lies before the
+   flag, since it was taken at the free. */
+TEST(a_mark_is_taken_at_the_free)
+{
+    for (int pace = -1; pace <= 1; pace++) {
+        sim_options options = sim_defaults();
+        options.pace = pace;
+        begin_with(options);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *flag = NULL;
+        OK(cudaMallocHost(&flag, sizeof(uint32_t)));
+        *(uint32_t *)flag = 0;
+        CUdeviceptr address = (CUdeviceptr)(uintptr_t)flag;
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED | FOLLOWED | WAIT);
+        void *p = get_used(pool, MIB(8), s, 1);
+        come_into_play(pool, t);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(cuStreamWaitValue32(s, address, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
+        p = get_used(pool, MIB(8), t, 2);
+        EXPECT_EQ(cuStreamWriteValue32(t, address, 1, 0), CUDA_SUCCESS);
+        OK(galloc_free(p, t));
+        sim_run(-1);
+        EXPECT_EQ(sim_pending(), 0);
+        OK(cudaFreeHost(flag));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- capture ----------------------------------------------------------------------------------------------------- */
+
+TEST(a_captured_stream_is_refused_and_unharmed)
+{
+    begin();
+    cudaStream_t s = stream_new(), captured = stream_new();
+    cudaGraph_t graph = NULL;
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(8), s, 1), *q = &graph;
+    galloc_request request = {0};
+    request.bytes = 100;
+    request.stream = captured;
+    request.pool = pool;
+    cudaStream_t both[2] = {s, captured};
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+    put(captured, p, MIB(8), 2);
+    EXPECT_EQ(galloc_malloc(&q, 100, captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT(q == NULL);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, 100, captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_alloc(&q, &request), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_free(p, captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_free_after(p, both, 2), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_record_stream(p, captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_resize(p, MIB(4), captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_stream_retire(captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(log_lines, 8);
+    put(captured, p, MIB(8), 3);
+    OK(cudaStreamEndCapture(captured, &graph));
+    EXPECT(graph != NULL);
+    OK(cudaGraphDestroy(graph));
+    EXPECT_EQ(info_of(p).requested, MIB(8));
+    q = get(pool, 100, captured);
+    OK(galloc_free(q, captured));
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    finish();
+}
+
+typedef struct capture_world {
+    galloc_pool *pool, *other;
+    cudaStream_t s, t;
+} capture_world;
+
+/* Every kind of call, with marks pending, so that there is something to poll, to wait for and to give back. */
+static void *call_everything(void *arg)
+{
+    capture_world *w = arg;
+    galloc_config config = galloc_config_default();
+    w->other = pool_new(&config);
+    void *p = get_used(w->pool, MIB(8), w->s, 1), *q = get_used(w->pool, MIB(4), w->t, 2), *r = NULL;
+    order(w->s, w->t);
+    OK(galloc_record_stream(p, w->t));
+    OK(galloc_resize(p, MIB(6), w->s));
+    OK(galloc_free(p, w->s));
+    OK(galloc_free(q, w->t));
+    if (galloc_pool_malloc(w->pool, &r, MIB(14), w->t) == cudaSuccess) {
+        put(w->t, r, MIB(14), 3);
+        OK(galloc_free_after(r, &w->t, 1));
+    }
+    (void)galloc_pool_reserve(w->pool, MIB(16));
+    (void)galloc_pool_trim(w->pool, 0);
+    OK(galloc_stream_retire(w->s));
+    OK(galloc_free(get(w->other, MIB(3), w->s), w->s));
+    if (galloc_pool_destroy(w->other) == cudaSuccess) w->other = NULL;
+    (void)galloc_shutdown();
+    return NULL;
+}
+
+TEST(no_call_breaks_a_capture)
+{
+    static const enum cudaStreamCaptureMode modes[] = {
+        cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+    for (int round = 0; round < 24; round++) { /* mode, kind of segments, which thread calls, pace */
+        sim_options options = sim_defaults();
+        options.pace = round / 12 ? SIM_PACE_STILL : SIM_PACE_PROMPT;
+        begin_with(options);
+        galloc_config config = config_limit(MIB(24));
+        config.expandable_segments = round / 3 % 2;
+        capture_world w = {pool_new(&config), NULL, stream_new(), stream_new()};
+        cudaStream_t captured = stream_new();
+        cudaGraph_t graph = NULL;
+        void *p = get(w.pool, MIB(2), captured);
+        OK(cudaStreamBeginCapture(captured, modes[round % 3]));
+        put(captured, p, MIB(2), 1);
+        if (round / 6 % 2) {
+            call_everything(&w);
+        } else {
+            pthread_t thread;
+            EXPECT_EQ(pthread_create(&thread, NULL, call_everything, &w), 0);
+            EXPECT_EQ(pthread_join(thread, NULL), 0);
+        }
+        put(captured, p, MIB(2), 2);
+        OK(cudaStreamEndCapture(captured, &graph));
+        EXPECT(graph != NULL);
+        if (graph) OK(cudaGraphDestroy(graph));
+        OK(galloc_free(p, captured));
+        expect_healthy(w.pool, 0);
+        if (w.other) pool_end(w.other);
+        pool_end(w.pool);
+        finish();
+    }
+}
+
+/* ---- all of it at once ------------------------------------------------------------------------------------------- */
+
+/* A pipeline over four streams whose blocks wander, in a pool that is too small for it. */
+static void pipeline(uint64_t seed, int pace, int lag, int expandable, int reuse)
+{
+    enum { STREAMS = 4, SLOTS = 12 };
+    sim_options options = sim_defaults();
+    options.seed = seed;
+    options.pace = pace;
+    options.lag = lag;
+    begin_with(options);
+    dice d = {seed * 977 + (uint64_t)reuse};
+    galloc_config config = config_limit(MIB(48));
+    config.expandable_segments = expandable;
+    config.reuse = reuse;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[STREAMS];
+    void *p[SLOTS] = {NULL};
+    size_t bytes[SLOTS];
+    uint32_t home[SLOTS] = {0};
+    for (int i = 0; i < STREAMS; i++) s[i] = stream_new();
+    for (uint64_t i = 0; i < 150; i++) {
+        uint32_t k = roll_below(&d, SLOTS), other = roll_below(&d, STREAMS);
+        if (!p[k]) {
+            home[k] = other;
+            bytes[k] = roll_bytes(&d, MIB(9));
+            if (galloc_pool_malloc(pool, &p[k], bytes[k], s[other]) == cudaSuccess) put(s[other], p[k], bytes[k], k);
+            continue;
+        }
+        order(s[home[k]], s[other]);
+        look(s[other], p[k], bytes[k], k);
+        if (roll_below(&d, 2)) { /* its own stream frees it, with the other's use recorded */
+            OK(galloc_record_stream(p[k], s[other]));
+            OK(galloc_free(p[k], s[home[k]]));
+        } else {
+            OK(galloc_free(p[k], s[other]));
+        }
+        p[k] = NULL;
+    }
+    for (uint32_t k = 0; k < SLOTS; k++) OK(galloc_free(p[k], s[home[p[k] ? k : 0]]));
+    expect_healthy(pool, 1);
+    EXPECT(sim_physical_peak(0) <= MIB(48));
+    pool_end(pool);
+    finish();
+}
+
+TEST(pipelines_have_no_race_under_any_schedule)
+{
+    for (uint64_t seed = 1; seed <= 96; seed++)
+        pipeline(test_seed() + seed, (int)(seed % 3) - 1, seed % 5 == 0 ? 20 : 0, seed % 7 != 0, (int)(seed % 8));
+}
+
+TEST_MAIN()

@@ -1,0 +1,495 @@
+/* test_sweep.c - small scenarios in which the N-th CUDA call fails, or the N-th host malloc, for N = 1, 2, 3 ... until
+   nothing is left to fail; that call alone, and all from there on. Whatever fails, every call returns success or an
+   error, the heap stays whole, nothing leaks, and once the fault is over all goes on. */
+
+#include "setup.h"
+
+enum { HELD = 64 };
+
+typedef struct world {
+    galloc_pool *pool, *second; /* NULL: not made */
+    cudaStream_t s[3];
+    void *held[HELD];
+    int home[HELD]; /* the stream that each was got on and is used on */
+    int count;
+    int device_fault, host_fault; /* which kind is armed */
+    int broken;                   /* the fault breaks the context: even sim_launch then fails */
+    int failures;                 /* calls that returned an error */
+} world;
+
+typedef struct scenario {
+    const char *name;
+    void (*arrange)(world *w); /* before the faults */
+    void (*act)(world *w);     /* under them */
+    size_t limit;              /* of the pool; 0: none */
+    int fixed;
+} scenario;
+
+/* ---- calls that are allowed to fail, and nothing else ------------------------------------------------------------- */
+
+static int judge(world *w, cudaError_t err, long lines)
+{
+    EXPECT_EQ(log_lines - lines, err != cudaSuccess);
+    if (err != cudaSuccess) {
+        w->failures++;
+        if (!EXPECT(w->device_fault || w->host_fault)) printf("    %s\n", galloc_last_message());
+        if (w->host_fault) EXPECT_EQ(err, cudaErrorMemoryAllocation);
+    }
+    if (!w->broken) OK(cudaPeekAtLastError());
+    return err == cudaSuccess;
+}
+
+static void w_put(world *w, void *ptr, size_t bytes, int stream)
+{
+    if (!w->broken) put(w->s[stream], ptr, bytes, (uintptr_t)ptr);
+}
+
+static void hold(world *w, void *ptr, int stream)
+{
+    w->held[w->count] = ptr;
+    w->home[w->count++] = stream;
+}
+
+static int index_of(const world *w, const void *ptr)
+{
+    int i = 0;
+    while (i < w->count && w->held[i] != ptr) i++;
+    return i;
+}
+
+static void let_go(world *w, const void *ptr)
+{
+    int i = index_of(w, ptr), last = w->count - 1;
+    w->held[i] = w->held[last];
+    w->home[i] = w->home[last];
+    w->count = last;
+}
+
+static void *w_get_request(world *w, galloc_pool *pool, size_t bytes, size_t max_bytes, int stream)
+{
+    galloc_request request = {0};
+    void *ptr = w;
+    long lines = log_lines;
+    galloc_stats before = stats_of(pool);
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.pool = pool;
+    request.stream = w->s[stream];
+    if (judge(w, galloc_alloc(&ptr, &request), lines)) {
+        EXPECT(ptr != NULL && ptr != w);
+        hold(w, ptr, stream);
+        return ptr;
+    }
+    galloc_stats after = stats_of(pool);
+    EXPECT(ptr == NULL);
+    EXPECT_EQ(before.live.current, after.live.current);
+    EXPECT_EQ(before.blocks.current, after.blocks.current);
+    EXPECT_EQ(before.allocated.current, after.allocated.current);
+    return NULL;
+}
+
+static void *w_get(world *w, size_t bytes, int stream)
+{
+    void *ptr = w_get_request(w, w->pool, bytes, 0, stream);
+    if (ptr) w_put(w, ptr, bytes, stream);
+    return ptr;
+}
+
+/* On any stream: for a block that was never used. Freeing needs no host memory. */
+static void w_free_on(world *w, void *ptr, int stream)
+{
+    long lines = log_lines;
+    if (!ptr) return;
+    cudaError_t err = galloc_free(ptr, w->s[stream]);
+    if (w->host_fault) OK(err);
+    if (judge(w, err, lines)) let_go(w, ptr);
+    else EXPECT_EQ(info_of(ptr).state, GALLOC_STATE_USED);
+}
+
+static void w_free(world *w, void *ptr)
+{
+    if (ptr) w_free_on(w, ptr, w->home[index_of(w, ptr)]);
+}
+
+static void w_free_after(world *w, void *ptr, int n)
+{
+    long lines = log_lines;
+    if (!ptr) return;
+    if (judge(w, galloc_free_after(ptr, w->s, n), lines)) let_go(w, ptr);
+    else EXPECT_EQ(info_of(ptr).state, GALLOC_STATE_USED);
+}
+
+static void w_record(world *w, void *ptr, int stream)
+{
+    long lines = log_lines;
+    if (ptr) judge(w, galloc_record_stream(ptr, w->s[stream]), lines);
+}
+
+static void w_resize(world *w, void *ptr, size_t bytes, int stream)
+{
+    long lines = log_lines;
+    if (!ptr) return;
+    galloc_pointer before = info_of(ptr);
+    if (judge(w, galloc_resize(ptr, bytes, w->s[stream]), lines)) {
+        EXPECT_EQ(info_of(ptr).requested, bytes);
+        w_put(w, ptr, bytes, stream);
+    } else {
+        EXPECT_EQ(info_of(ptr).requested, before.requested);
+    }
+}
+
+static void w_trim(world *w, size_t keep)
+{
+    long lines = log_lines;
+    judge(w, galloc_pool_trim(w->pool, keep), lines);
+}
+
+static void w_reserve(world *w, size_t bytes)
+{
+    long lines = log_lines;
+    judge(w, galloc_pool_reserve(w->pool, bytes), lines);
+}
+
+static void w_retire(world *w, int stream)
+{
+    long lines = log_lines;
+    judge(w, galloc_stream_retire(w->s[stream]), lines);
+}
+
+/* ---- scenarios --------------------------------------------------------------------------------------------------- */
+
+static void nothing(world *w)
+{
+    (void)w;
+}
+
+static void create_and_use(world *w)
+{
+    galloc_pool *pool = (galloc_pool *)w;
+    long lines = log_lines;
+    int made = judge(w, galloc_pool_create(&pool, NULL), lines);
+    EXPECT(made ? pool != NULL : pool == NULL);
+    w->second = pool;
+    if (pool) w_free(w, w_get_request(w, pool, MIB(3), 0, 0));
+    if (!pool) return;
+    lines = log_lines;
+    if (judge(w, galloc_pool_destroy(pool), lines)) w->second = NULL;
+    else EXPECT_EQ(galloc_pool_check(pool), 0);
+}
+
+static void use_default(world *w)
+{
+    void *ptr = w;
+    long lines = log_lines;
+    if (!judge(w, galloc_malloc(&ptr, MIB(1), w->s[0]), lines)) {
+        EXPECT(ptr == NULL);
+        return;
+    }
+    hold(w, ptr, 0);
+    w_put(w, ptr, MIB(1), 0);
+    w_free(w, ptr);
+}
+
+static void first_block(world *w)
+{
+    w_free(w, w_get(w, 1000, 0));
+}
+
+static void small_blocks(world *w)
+{
+    void *p[24];
+    for (int i = 0; i < 24; i++) p[i] = w_get(w, (size_t)700 * (size_t)(i + 1), 0);
+    for (int i = 0; i < 24; i += 2) w_free(w, p[i]);
+    for (int i = 0; i < 24; i += 2) p[i] = w_get(w, 300, 0);
+    for (int i = 0; i < 24; i++) w_free(w, p[i]);
+}
+
+static void growing_sizes(world *w)
+{
+    for (size_t bytes = MIB(1); bytes <= MIB(256); bytes *= 2) w_get(w, bytes, 0);
+}
+
+static void grow_and_merge(world *w)
+{
+    void *p[6];
+    for (int i = 0; i < 6; i++) p[i] = w_get(w, MIB(5), 0);
+    for (int i = 0; i < 6; i++) w_free(w, p[(i * 5) % 6]);
+    w_get(w, MIB(30), 0);
+}
+
+static void two_streams(world *w)
+{
+    void *p[6];
+    for (int i = 0; i < 6; i++) p[i] = w_get(w, MIB(3), i % 2);
+    for (int i = 0; i < 6; i++) w_free(w, p[i]);
+    sim_run(-1);
+    for (int i = 0; i < 6; i++) w_get(w, MIB(3), 1 - i % 2);
+}
+
+static void fill(world *w)
+{
+    for (int i = 0; i < 4; i++) w_get(w, MIB(4), i % 2);
+}
+
+/* Under a limit, so that memory goes from stream to stream by waits. */
+static void hand_on(world *w)
+{
+    for (int i = w->count - 1; i >= 0; i--) w_free(w, w->held[i]);
+    w_free(w, w_get(w, MIB(16), 2));
+    w_free(w, w_get(w, MIB(9), 1));
+    w_get(w, MIB(14), 0);
+}
+
+static void free_elsewhere(world *w)
+{
+    w_free(w, w_get(w, MIB(8), 0));
+    w_free_on(w, w_get_request(w, w->pool, MIB(8), 0, 0), 1);
+    w_free_on(w, w_get_request(w, w->pool, MIB(8), 0, 1), 2);
+    w_free(w, w_get(w, MIB(8), 2));
+    w_free(w, w_get(w, MIB(8), 0));
+}
+
+static void free_after_all(world *w)
+{
+    void *p = w_get(w, MIB(8), 0), *q = w_get(w, 1000, 1);
+    w_free_after(w, q, 2);
+    w_free_after(w, p, 3);
+    w_get(w, MIB(8), 1);
+}
+
+static void record(world *w)
+{
+    void *p = w_get(w, MIB(6), 0), *q = w_get(w, 1000, 0);
+    for (int i = 0; i < 3; i++) w_record(w, p, i);
+    w_record(w, q, 2);
+    w_free(w, p);
+    w_free(w, q);
+    w_get(w, MIB(8), 1);
+    w_get(w, MIB(6), 2);
+}
+
+static void grow_in_place(world *w)
+{
+    void *p = w_get_request(w, w->pool, MIB(2), MIB(40), 0);
+    w_get(w, MIB(2), 1);
+    w_resize(w, p, MIB(10), 0);
+    w_resize(w, p, MIB(40), 0);
+    w_resize(w, p, MIB(3), 0);
+    w_get(w, MIB(4), 1);
+    w_resize(w, p, MIB(20), 0);
+}
+
+static void reserve_and_use(world *w)
+{
+    w_reserve(w, MIB(48));
+    for (int i = 0; i < 4; i++) w_get(w, MIB(7), i % 3);
+    w_reserve(w, MIB(48));
+}
+
+static void arrange_holes(world *w)
+{
+    void *p[16];
+    for (int i = 0; i < 16; i++) p[i] = w_get(w, MIB(2) + MIB(2) * (size_t)(i % 3), i % 2);
+    for (int i = 0; i < 16; i++)
+        if (i % 3) w_free(w, p[i]);
+}
+
+static void trim_in_steps(world *w)
+{
+    w_trim(w, MIB(40));
+    w_trim(w, 0);
+    w_get(w, MIB(24), 0);
+    w_trim(w, 0);
+}
+
+static void trim_and_grow(world *w)
+{
+    w_trim(w, 0);
+    for (int i = 0; i < 5; i++) w_get(w, MIB(2) * (size_t)(i + 1), i % 3);
+}
+
+static void retire_all(world *w)
+{
+    for (int i = 0; i < 3; i++) w_free(w, w_get(w, KIB(600), i));
+    for (int i = 0; i < 3; i++) w_retire(w, i);
+    w_get(w, KIB(1600), 1);
+}
+
+/* Memory that is cached in other shapes must go before the device can serve: the whole ladder. */
+static void squeeze(world *w)
+{
+    for (int i = w->count - 1; i > 0; i--) w_free(w, w->held[i]);
+    w_get(w, MIB(70), 2);
+    w_get(w, MIB(12), 1);
+}
+
+static void destroy_pool(world *w)
+{
+    long lines = log_lines;
+    while (w->count) {
+        int before = w->count;
+        w_free(w, w->held[0]);
+        if (w->count == before) return;
+    }
+    if (judge(w, galloc_pool_destroy(w->pool), lines)) w->pool = NULL;
+}
+
+static void shut_down(world *w)
+{
+    void *ptr = NULL;
+    long lines = log_lines;
+    destroy_pool(w);
+    lines = log_lines;
+    if (judge(w, galloc_malloc(&ptr, MIB(6), w->s[1]), lines)) {
+        hold(w, ptr, 1);
+        w_free(w, ptr);
+    }
+    if (w->pool || w->count) return;
+    lines = log_lines;
+    judge(w, galloc_shutdown(), lines);
+}
+
+static const scenario scenarios[] = {
+    {"create_and_use", nothing, create_and_use, 0, 0},
+    {"use_default", nothing, use_default, 0, 0},
+    {"first_block", nothing, first_block, 0, 0},
+    {"first_block_fixed", nothing, first_block, 0, 1},
+    {"small_blocks", nothing, small_blocks, 0, 0},
+    {"growing_sizes", nothing, growing_sizes, 0, 0},
+    {"growing_sizes_fixed", nothing, growing_sizes, 0, 1},
+    {"grow_and_merge", nothing, grow_and_merge, 0, 0},
+    {"two_streams", nothing, two_streams, 0, 0},
+    {"two_streams_fixed", nothing, two_streams, 0, 1},
+    {"hand_on", fill, hand_on, MIB(16), 0},
+    {"hand_on_fixed", fill, hand_on, MIB(20), 1},
+    {"free_elsewhere", nothing, free_elsewhere, MIB(8), 0},
+    {"free_after_all", nothing, free_after_all, MIB(16), 0},
+    {"record", nothing, record, MIB(16), 0},
+    {"record_fixed", nothing, record, MIB(20), 1},
+    {"grow_in_place", nothing, grow_in_place, 0, 0},
+    {"reserve_and_use", nothing, reserve_and_use, 0, 0},
+    {"reserve_and_use_fixed", nothing, reserve_and_use, 0, 1},
+    {"trim_in_steps", arrange_holes, trim_in_steps, 0, 0},
+    {"trim_in_steps_fixed", arrange_holes, trim_in_steps, 0, 1},
+    {"trim_and_grow", arrange_holes, trim_and_grow, 0, 0},
+    {"retire_all", nothing, retire_all, MIB(2), 0},
+    {"squeeze", arrange_holes, squeeze, 0, 0},
+    {"squeeze_fixed", arrange_holes, squeeze, 0, 1},
+    {"destroy_pool", arrange_holes, destroy_pool, 0, 0},
+    {"destroy_pool_fixed", arrange_holes, destroy_pool, 0, 1},
+    {"shut_down", arrange_holes, shut_down, 0, 0},
+};
+enum { SCENARIOS = sizeof scenarios / sizeof *scenarios };
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
+
+static void open_world(world *w, const scenario *sc, int n)
+{
+    sim_options options = sim_defaults();
+    galloc_config config = galloc_config_default();
+    memset(w, 0, sizeof *w);
+    options.memory = strncmp(sc->name, "squeeze", 7) ? GIB(2) : MIB(112);
+    options.seed = test_seed() + (uint64_t)n;
+    options.pace = n % 3 - 1;
+    begin_with(options);
+    for (int i = 0; i < 3; i++) w->s[i] = stream_new();
+    config.expandable_segments = !sc->fixed;
+    if (sc->limit) config.memory_limit = sc->limit;
+    w->pool = pool_new(&config);
+    sc->arrange(w);
+}
+
+/* Once the fault is over everything works, and can be given back. */
+static void close_world(world *w)
+{
+    w->device_fault = w->host_fault = 0;
+    if (w->pool) EXPECT_EQ(galloc_pool_check(w->pool), 0);
+    for (int i = w->count - 1; i >= 0; i--) w_free(w, w->held[i]);
+    EXPECT_EQ(w->count, 0);
+    if (w->pool) {
+        OK(galloc_pool_trim(w->pool, 0));
+        galloc_stats stats = stats_of(w->pool);
+        EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
+        EXPECT_EQ(stats.reserved.current + stats.quarantined, 0);
+        w_free(w, w_get(w, MIB(2), 1));
+        pool_end(w->pool);
+    }
+    if (w->second) pool_end(w->second);
+    finish();
+}
+
+/* Runs a scenario with one fault; returns how often it fired. */
+static long run_with_fault(const scenario *sc, int host, int nth, int on, int error)
+{
+    world w;
+    open_world(&w, sc, nth);
+    w.device_fault = !host;
+    w.host_fault = host;
+    if (host) sim_fail_malloc(nth, on);
+    else sim_fail(NULL, nth, on, error);
+    sc->act(&w);
+    long fired = host ? sim_failed_mallocs() : sim_failed();
+    sim_fail_clear();
+    if (!fired) EXPECT_EQ(w.failures, 0);
+    close_world(&w);
+    return fired;
+}
+
+static void sweep(int host, int on, int error)
+{
+    for (int i = 0; i < SCENARIOS; i++) {
+        long fired = 1, before = test_failures;
+        int nth = 0;
+        while (fired && nth < 5000 && test_failures == before) fired = run_with_fault(&scenarios[i], host, ++nth, on, error);
+        EXPECT(nth < 5000); /* it ended because nothing was left to fail */
+        if (test_failures > before) printf("    scenario %s, call %d\n", scenarios[i].name, nth);
+    }
+}
+
+TEST(without_faults_nothing_fails)
+{
+    for (int i = 0; i < SCENARIOS; i++) {
+        long before = test_failures;
+        EXPECT_EQ(run_with_fault(&scenarios[i], 0, 1000000, 0, 0), 0);
+        if (test_failures > before) printf("    scenario %s\n", scenarios[i].name);
+    }
+}
+
+TEST(the_nth_cuda_call_fails_once) { sweep(0, 0, 0); }
+
+TEST(every_cuda_call_from_the_nth_on_fails) { sweep(0, 1, 0); }
+
+TEST(the_nth_cuda_call_fails_with_an_odd_error) { sweep(0, 0, cudaErrorUnknown); }
+
+TEST(the_nth_host_malloc_fails_once) { sweep(1, 0, 0); }
+
+TEST(every_host_malloc_from_the_nth_on_fails) { sweep(1, 1, 0); }
+
+/* A broken context ends the pool's work until the device is reset; nothing crashes, hangs or is lost. */
+static long run_with_broken_context(const scenario *sc, int nth)
+{
+    world w;
+    open_world(&w, sc, nth);
+    w.device_fault = w.broken = 1;
+    sim_fail(NULL, nth, 0, cudaErrorIllegalAddress);
+    sc->act(&w);
+    long fired = sim_failed();
+    sim_fail_clear();
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    for (int k = 0; k < 3; k++) w.s[k] = stream_new();
+    close_world(&w);
+    return fired;
+}
+
+TEST(the_nth_cuda_call_breaks_the_context)
+{
+    for (int i = 0; i < SCENARIOS; i++) {
+        long fired = 1, before = test_failures;
+        int nth = 0;
+        while (fired && nth < 5000 && test_failures == before) fired = run_with_broken_context(&scenarios[i], ++nth);
+        if (test_failures > before) printf("    scenario %s, call %d\n", scenarios[i].name, nth);
+    }
+}
+
+TEST_MAIN()

@@ -1,0 +1,229 @@
+/* test_threads.c - several host threads at once, each with a stream of its own and all with shared ones, in one pool;
+   blocks also pass from thread to thread. Run it under ThreadSanitizer as well. */
+
+#include "setup.h"
+
+enum { THREADS = 6, SHARED = 2, SLOTS = 24, MAILBOXES = 16 };
+
+/* A block on its way to another thread, ordered after the event. */
+typedef struct letter {
+    void *ptr;
+    size_t bytes;
+    uint64_t tag;
+    cudaEvent_t ready;
+} letter;
+
+typedef struct hall {
+    galloc_pool *pool;
+    cudaStream_t shared[SHARED];
+    pthread_mutex_t post;
+    letter box[MAILBOXES];
+    int steps;
+    int retires; /* threads also destroy their streams */
+} hall;
+
+typedef struct worker {
+    hall *hall;
+    dice d;
+    cudaStream_t own;
+    uint64_t tag;
+    struct {
+        void *ptr;
+        size_t bytes;
+        uint64_t tag;
+        cudaStream_t stream;
+    } slot[SLOTS];
+} worker;
+
+static cudaStream_t some_stream(worker *w)
+{
+    uint32_t k = roll_below(&w->d, 3 + SHARED);
+    return k < SHARED ? w->hall->shared[k] : w->own;
+}
+
+/* Puts a letter into a box and takes out what was there. */
+static letter exchange(worker *w, letter in)
+{
+    letter *box = &w->hall->box[roll_below(&w->d, MAILBOXES)];
+    pthread_mutex_lock(&w->hall->post);
+    letter out = *box;
+    *box = in;
+    pthread_mutex_unlock(&w->hall->post);
+    return out;
+}
+
+static void receive(const letter *mail, cudaStream_t stream)
+{
+    if (!mail->ptr) return;
+    OK(cudaStreamWaitEvent(stream, mail->ready, 0));
+    OK(cudaEventDestroy(mail->ready));
+    look(stream, mail->ptr, mail->bytes, mail->tag);
+    OK(galloc_free(mail->ptr, stream));
+}
+
+static void send(worker *w, uint32_t k)
+{
+    letter mail = {w->slot[k].ptr, w->slot[k].bytes, w->slot[k].tag, NULL};
+    OK(cudaEventCreateWithFlags(&mail.ready, cudaEventDisableTiming));
+    OK(cudaEventRecord(mail.ready, w->slot[k].stream));
+    w->slot[k].ptr = NULL;
+    mail = exchange(w, mail);
+    receive(&mail, some_stream(w));
+}
+
+static void release(worker *w, uint32_t k)
+{
+    look(w->slot[k].stream, w->slot[k].ptr, w->slot[k].bytes, w->slot[k].tag);
+    OK(galloc_free(w->slot[k].ptr, w->slot[k].stream));
+    w->slot[k].ptr = NULL;
+}
+
+static void obtain(worker *w, uint32_t k)
+{
+    void *ptr = w;
+    size_t bytes = roll_bytes(&w->d, roll_below(&w->d, 4) ? KIB(256) : MIB(6));
+    cudaStream_t stream = some_stream(w);
+    cudaError_t err = galloc_pool_malloc(w->hall->pool, &ptr, bytes, stream);
+    EXPECT(err == cudaSuccess || err == cudaErrorMemoryAllocation);
+    if (err != cudaSuccess) {
+        EXPECT(ptr == NULL);
+        return;
+    }
+    w->slot[k].ptr = ptr;
+    w->slot[k].bytes = bytes;
+    w->slot[k].stream = stream;
+    w->slot[k].tag = ++w->tag;
+    put(stream, ptr, bytes, w->tag);
+    EXPECT(info_of(ptr).base == ptr);
+}
+
+static void replace_own(worker *w)
+{
+    for (uint32_t k = 0; k < SLOTS; k++)
+        if (w->slot[k].ptr && w->slot[k].stream == w->own) release(w, k);
+    if (roll_below(&w->d, 2)) OK(galloc_stream_retire(w->own));
+    stream_end(w->own);
+    w->own = stream_new();
+}
+
+static void *work(void *arg)
+{
+    worker *w = arg;
+    w->own = stream_new();
+    for (int i = 0; i < w->hall->steps; i++) {
+        uint32_t k = roll_below(&w->d, SLOTS), act = roll_below(&w->d, 100);
+        if (act == 0) (void)galloc_pool_trim(w->hall->pool, MIB(16));
+        else if (act == 1 && w->hall->retires) replace_own(w);
+        else if (act == 2) (void)stats_of(w->hall->pool);
+        else if (act == 3) EXPECT_EQ(galloc_pool_check(w->hall->pool), 0);
+        else if (!w->slot[k].ptr) obtain(w, k);
+        else if (act < 20) send(w, k);
+        else release(w, k);
+    }
+    for (uint32_t k = 0; k < SLOTS; k++)
+        if (w->slot[k].ptr) release(w, k);
+    return NULL;
+}
+
+static void run_threads(hall *h)
+{
+    static worker workers[THREADS];
+    pthread_t thread[THREADS];
+    letter none = {NULL, 0, 0, NULL};
+    memset(workers, 0, sizeof workers);
+    EXPECT_EQ(pthread_mutex_init(&h->post, NULL), 0);
+    for (int i = 0; i < SHARED; i++) h->shared[i] = stream_new();
+    for (int i = 0; i < THREADS; i++) {
+        workers[i].hall = h;
+        workers[i].d.state = test_seed() * 31 + (uint64_t)i;
+        workers[i].tag = (uint64_t)(i + 1) << 32;
+        EXPECT_EQ(pthread_create(&thread[i], NULL, work, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    for (int i = 0; i < MAILBOXES; i++) {
+        receive(&h->box[i], h->shared[0]);
+        h->box[i] = none;
+    }
+    EXPECT_EQ(stats_of(h->pool).live.current, 0);
+    pthread_mutex_destroy(&h->post);
+    expect_healthy(h->pool, 1);
+    pool_end(h->pool);
+    finish();
+}
+
+static int steps(void)
+{
+    const char *text = getenv("GALLOC_ROUNDS");
+    return text && *text ? atoi(text) * 100 : 600;
+}
+
+TEST(threads_share_a_pool)
+{
+    for (int round = 0; round < 4; round++) { /* kind of segments; roomy and tight */
+        static hall h;
+        begin();
+        galloc_config config = config_limit(round / 2 ? MIB(64) : SIZE_MAX);
+        config.expandable_segments = round % 2;
+        memset(&h, 0, sizeof h);
+        h.pool = pool_new(&config);
+        h.steps = steps();
+        h.retires = 1;
+        run_threads(&h);
+    }
+}
+
+static void *own_pool(void *arg)
+{
+    dice d = {(uint64_t)(uintptr_t)arg};
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 20; i++) {
+        galloc_pool *pool = pool_new(NULL);
+        void *p[8] = {NULL};
+        for (int k = 0; k < 40; k++) {
+            uint32_t at = roll_below(&d, 8);
+            if (p[at]) OK(galloc_free(p[at], s));
+            p[at] = get(pool, roll_bytes(&d, MIB(4)), s);
+        }
+        for (int at = 0; at < 8; at++) OK(galloc_free(p[at], s));
+        pool_end(pool);
+        void *ptr = NULL;
+        OK(galloc_malloc(&ptr, 1000, cudaStreamPerThread)); /* the default pool is made by whoever comes first */
+        OK(galloc_free(ptr, cudaStreamPerThread));
+    }
+    return NULL;
+}
+
+TEST(threads_make_and_destroy_pools)
+{
+    begin();
+    pthread_t thread[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_create(&thread[i], NULL, own_pool, (void *)(i + 1)), 0);
+    for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    finish();
+}
+
+/* Threads that miss together find what the first of them got. */
+static void *miss(void *pool)
+{
+    cudaStream_t s = stream_new();
+    void *p = get(pool, KIB(64), s);
+    OK(galloc_free(p, s));
+    return NULL;
+}
+
+TEST(threads_that_miss_together_grow_once)
+{
+    for (int round = 0; round < 10; round++) {
+        begin();
+        pthread_t thread[THREADS];
+        galloc_pool *pool = pool_new(NULL);
+        for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, miss, pool), 0);
+        for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        EXPECT_EQ(stats_of(pool).grows, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST_MAIN()
