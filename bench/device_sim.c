@@ -1,0 +1,120 @@
+/* device_sim.c - device.h on the simulated device. */
+
+#include "device.h"
+
+#include "sim.h"
+
+#define DEVICE_MEMORY ((size_t)141 << 30)
+#define DEVICE_LAG 512 /* operations that the device runs behind the host */
+#define FINDINGS_SHOWN 5
+
+const char *const device_backend = "sim";
+
+static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
+
+int device_start(bool behind)
+{
+    sim_options options = sim_defaults();
+    options.memory = DEVICE_MEMORY;
+    options.panic = 0; /* what would crash becomes a finding */
+    options.lag = behind ? DEVICE_LAG : 0;
+    return sim_start(&options);
+}
+
+void device_stop(void)
+{
+    sim_stop();
+}
+
+void device_describe(char *text, size_t size)
+{
+    snprintf(text, size, "SIMULATED device (no GPU), %zu GiB: driver calls are counted, their cost is a model",
+             DEVICE_MEMORY >> 30);
+}
+
+static cudaError_t launch(cudaStream_t stream, void *ptr, size_t bytes, int how, uint64_t tag)
+{
+    sim_access access = {ptr, bytes, how, tag};
+    return sim_launch(stream, &access, 1);
+}
+
+cudaError_t device_write(cudaStream_t stream, void *ptr, size_t bytes, uint64_t tag)
+{
+    return launch(stream, ptr, bytes, SIM_WRITE, tag);
+}
+
+cudaError_t device_check(cudaStream_t stream, void *ptr, size_t bytes, uint64_t tag)
+{
+    return launch(stream, ptr, bytes, SIM_READ | SIM_CHECK, tag);
+}
+
+cudaError_t device_use(cudaStream_t stream, void *ptr, size_t bytes)
+{
+    return launch(stream, ptr, bytes, SIM_WRITE, 0);
+}
+
+cudaError_t device_order(cudaStream_t earlier, cudaStream_t later)
+{
+    double before = sim_cost_us();
+    cudaEvent_t event;
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error) return error;
+    error = cudaEventRecord(event, earlier);
+    if (!error) error = cudaStreamWaitEvent(later, event, 0);
+    cudaEventDestroy(event);
+    other_us += sim_cost_us() - before;
+    return error;
+}
+
+bool device_idle(cudaStream_t stream)
+{
+    return sim_stream_done(stream);
+}
+
+cudaError_t device_finish(void)
+{
+    double before = sim_cost_us();
+    cudaError_t error = cudaDeviceSynchronize();
+    other_us += sim_cost_us() - before;
+    return error;
+}
+
+long device_findings(FILE *out)
+{
+    long n = sim_findings(SIM_ANY);
+    for (long i = 0; i < n && i < FINDINGS_SHOWN; i++) fprintf(out, "  found: %s\n", sim_finding(i));
+    if (n > FINDINGS_SHOWN) fprintf(out, "  and %ld more\n", n - FINDINGS_SHOWN);
+    return n;
+}
+
+long device_races(void)
+{
+    return sim_findings(SIM_RACE);
+}
+
+/* The counters of calls begin with the device, before which no allocator calls anything. */
+void account_reset(void)
+{
+    sim_physical_peak_reset(0);
+    other_us = sim_cost_us();
+}
+
+size_t account_held(void)
+{
+    return sim_physical(0);
+}
+
+size_t account_peak(void)
+{
+    return sim_physical_peak(0);
+}
+
+uint64_t account_calls(const char *function)
+{
+    return (uint64_t)sim_calls(function);
+}
+
+double account_us(void)
+{
+    return sim_cost_us() - other_us;
+}

@@ -1,0 +1,282 @@
+/* replay.c - replays allocator traces and prints what they cost: memory, time, calls into the driver.
+
+   build/replay --help says how it is called, and the README what the figures mean. */
+
+#define _GNU_SOURCE
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "device.h"
+#include "run.h"
+
+static const char help[] =
+    "usage: replay [options] TRACE...\n"
+    "\n"
+    "Replays logs of allocator calls (RMM's format, plain or gzip) and prints a table.\n"
+    "\n"
+    "  --json              a line of JSON for each trace instead\n"
+    "  --allocator NAME    galloc (default) or cudamalloc\n"
+    "  --conf STRING       settings of galloc's pool, as in GALLOC_CONF\n"
+    "  --limit-mib N       the allocator may hold at most N MiB\n"
+    "  --fit               also find the smallest limit that replays with no out-of-memory, in steps of 2 MiB\n"
+    "  --repeat N          replay N times in the same process and pool\n"
+    "  --busy              queued work that runs well behind the host uses every block\n"
+    "  --verify            queued work writes every byte of every block and checks it before the free\n"
+    "  --backend NAME      sim (default: a simulated device) or cuda (a GPU)\n"
+    "  --help              this text\n"
+    "\n"
+    "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
+    "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
+    "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
+    "driver_calls leaves out looks (which stream is it, does it capture?); driver_us_model has everything.\n"
+    "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
+    "\n"
+    "Exit status: 0; 1 for a failure or something found wrong; 2 for a wrong option, or one for something that is\n"
+    "not built in; 3 when galloc's counters and the device's differ.\n";
+
+typedef struct settings {
+    run_options run;
+    bool json;
+    const char *backend;
+} settings;
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, BACKEND, HELP };
+
+static const struct option long_options[] = {
+    {"json", no_argument, NULL, JSON},
+    {"allocator", required_argument, NULL, ALLOCATOR},
+    {"conf", required_argument, NULL, CONF},
+    {"limit-mib", required_argument, NULL, LIMIT_MIB},
+    {"fit", no_argument, NULL, FIT},
+    {"repeat", required_argument, NULL, REPEAT},
+    {"busy", no_argument, NULL, BUSY},
+    {"verify", no_argument, NULL, VERIFY},
+    {"backend", required_argument, NULL, BACKEND},
+    {"help", no_argument, NULL, HELP},
+    {NULL, 0, NULL, 0}
+};
+
+static bool set_option(settings *s, int option)
+{
+    galloc_config config;
+    uint64_t n = 0;
+    switch (option) {
+    case JSON: s->json = true; return true;
+    case ALLOCATOR: s->run.allocator = allocator_find(optarg); return s->run.allocator != NULL;
+    case CONF: s->run.conf = optarg; return allocator_conf(&config, optarg);
+    case LIMIT_MIB:
+        if (!cli_number("--limit-mib", optarg, 1, SIZE_MAX >> 20, &n)) return false;
+        s->run.limit = (size_t)n << 20;
+        return true;
+    case FIT: s->run.fit = true; return true;
+    case REPEAT:
+        if (!cli_number("--repeat", optarg, 1, 1000000, &n)) return false;
+        s->run.repeat = (int)n;
+        return true;
+    case BUSY: s->run.busy = true; return true;
+    case VERIFY: s->run.verify = true; return true;
+    case BACKEND: s->backend = optarg; return true;
+    case HELP: fputs(help, stdout); exit(0);
+    default: return false; /* getopt has said why */
+    }
+}
+
+static bool read_options(settings *s, int argc, char **argv)
+{
+    int option;
+    *s = (settings){.run = {.allocator = &allocator_galloc, .limit = SIZE_MAX, .repeat = 1}};
+    while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
+        if (!set_option(s, option)) return false;
+    if (s->run.conf && !s->run.allocator->pool) fprintf(stderr, "--conf is for galloc, which has settings\n");
+    else if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
+    else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
+    else return true;
+    return false;
+}
+
+/* ---- figures ----------------------------------------------------------------------------------------------------- */
+
+static double reserved_ratio(const run_result *r)
+{
+    return (double)r->peak_reserved / (double)r->peak_live;
+}
+
+static double fit_ratio(const run_result *r)
+{
+    return r->fit_limit ? (double)r->fit_limit / (double)r->peak_live : NAN;
+}
+
+static int64_t verify_errors(const settings *s, const run_result *r)
+{
+    return s->run.verify ? r->findings : -1;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
+
+static void json_integer(const char *key, int64_t value)
+{
+    if (value < 0) printf(", \"%s\": null", key);
+    else printf(", \"%s\": %" PRId64, key, value);
+}
+
+static void json_real(const char *key, double value, int digits)
+{
+    if (isnan(value)) printf(", \"%s\": null", key);
+    else printf(", \"%s\": %.*f", key, digits, value);
+}
+
+static void print_json(const settings *s, const trace *t, const run_result *r)
+{
+    fputs("{\"trace\": ", stdout);
+    cli_json_text(stdout, t->name);
+    printf(", \"allocator\": \"%s\", \"backend\": \"%s\"", s->run.allocator->name, device_backend);
+    json_integer("ops", (int64_t)r->ops);
+    json_integer("peak_live_bytes", (int64_t)r->peak_live);
+    json_integer("peak_reserved_bytes", (int64_t)r->peak_reserved);
+    json_real("reserved_ratio", reserved_ratio(r), 4);
+    json_real("fit_ratio", fit_ratio(r), 4);
+    json_integer("oom", (int64_t)r->oom);
+    json_real("ns_per_op", r->ns_per_op, 1);
+    json_real("ns_per_op_warm", r->ns_per_op_warm, 1);
+    json_integer("driver_calls", r->driver_calls);
+    json_real("driver_us_model", r->driver_us, 1);
+    json_integer("moves", r->moves);
+    json_integer("verify_errors", verify_errors(s, r));
+    json_integer("driver_calls_warm", r->driver_calls_warm);
+    json_integer("waits", r->waits);
+    json_integer("findings", r->findings);
+    json_integer("races", r->races);
+    json_real("unfinished_at_free", r->unfinished, 4);
+    puts("}");
+}
+
+/* ---- a table ----------------------------------------------------------------------------------------------------- */
+
+static void cell_integer(int width, int64_t value)
+{
+    if (value < 0) printf(" %*s", width, "-");
+    else printf(" %*" PRId64, width, value);
+}
+
+static void cell_real(int width, double value, int digits)
+{
+    if (isnan(value)) printf(" %*s", width, "-");
+    else printf(" %*.*f", width, digits, value);
+}
+
+static void print_head(const settings *s)
+{
+    char device[256];
+    device_describe(device, sizeof device);
+    printf("%s on: %s\n\n", s->run.allocator->name, device);
+    printf("%-24s %7s %9s %9s %7s %7s %4s %7s %7s %9s %10s %6s %6s\n", "trace", "calls", "live MiB", "held MiB",
+           "held", "fit", "oom", "ns/call", "warm", "driver", "driver ms", "moves", "errors");
+    printf("%-24s %7s %9s %9s %7s %7s %4s %7s %7s %9s %10s\n", "", "", "peak", "peak", "/live", "/live", "", "", "",
+           "calls", "model");
+}
+
+static void print_row(const settings *s, const trace *t, const run_result *r)
+{
+    printf("%-24.24s", t->name);
+    cell_integer(7, (int64_t)r->ops);
+    cell_integer(9, (int64_t)(r->peak_live >> 20));
+    cell_integer(9, (int64_t)(r->peak_reserved >> 20));
+    cell_real(7, reserved_ratio(r), 3);
+    cell_real(7, fit_ratio(r), 3);
+    cell_integer(4, (int64_t)r->oom);
+    cell_real(7, r->ns_per_op, 0);
+    cell_real(7, r->ns_per_op_warm, 0);
+    cell_integer(9, r->driver_calls);
+    cell_real(10, r->driver_us / 1e3, 2);
+    cell_integer(6, r->moves);
+    cell_integer(6, verify_errors(s, r));
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* Sums; of ratios and times per call, the sums of logarithms. */
+typedef struct totals {
+    int n;
+    double held, fit, ns, warm;
+    double driver_us;
+    int64_t ops, oom, driver_calls, moves, errors, findings;
+} totals;
+
+static void add(totals *sum, const settings *s, const run_result *r)
+{
+    sum->n++;
+    sum->held += log(reserved_ratio(r));
+    sum->fit += log(fit_ratio(r));
+    sum->ns += log(r->ns_per_op);
+    sum->warm += log(r->ns_per_op_warm);
+    sum->ops += (int64_t)r->ops;
+    sum->oom += (int64_t)r->oom;
+    sum->driver_calls += r->driver_calls;
+    sum->driver_us += r->driver_us;
+    sum->moves += r->moves;
+    sum->errors += verify_errors(s, r);
+    sum->findings += r->findings;
+}
+
+static void print_totals(const totals *sum)
+{
+    double n = sum->n;
+    printf("\n%-24s %7s %9s %9s", "geometric mean", "", "", "");
+    cell_real(7, exp(sum->held / n), 3);
+    cell_real(7, exp(sum->fit / n), 3);
+    printf(" %4s", "");
+    cell_real(7, exp(sum->ns / n), 0);
+    cell_real(7, exp(sum->warm / n), 0);
+    printf("\n%-24s", "total");
+    cell_integer(7, sum->ops);
+    printf(" %9s %9s %7s %7s", "", "", "", "");
+    cell_integer(4, sum->oom);
+    printf(" %7s %7s", "", "");
+    cell_integer(9, sum->driver_calls);
+    cell_real(10, sum->driver_us / 1e3, 2);
+    cell_integer(6, sum->moves);
+    cell_integer(6, sum->errors);
+    putchar('\n');
+}
+
+/* ---- main -------------------------------------------------------------------------------------------------------- */
+
+static int replay_file(const settings *s, const char *path, totals *sum)
+{
+    trace t;
+    run_result result;
+    run_progress("%s: reading", path);
+    if (trace_load(&t, path)) return RUN_FAILED;
+    int status = run_trace(&t, &s->run, &result);
+    if (!status) {
+        if (s->json) print_json(s, &t, &result);
+        else print_row(s, &t, &result);
+        fflush(stdout);
+        add(sum, s, &result);
+    }
+    trace_free(&t);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    settings s;
+    totals sum = {0};
+    int status = RUN_OK;
+    if (!read_options(&s, argc, argv)) {
+        fprintf(stderr, "replay --help lists the options\n");
+        return CLI_USAGE;
+    }
+    if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    if (!s.json) print_head(&s);
+    for (int i = optind; i < argc && !status; i++) status = replay_file(&s, argv[i], &sum);
+    if (!s.json && sum.n) print_totals(&sum);
+    return status || !sum.findings ? status : RUN_FAILED;
+}

@@ -1,0 +1,337 @@
+#define _POSIX_C_SOURCE 200809L
+#include "run.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device.h"
+
+#define PAGE ((size_t)2 << 20) /* what limits are tried in */
+
+/* The calls that an allocator makes to get something done, beside those that only look at a stream. */
+#define COUNTED_CALLS(X) GALLOC_DRIVER_CALLS(X) X(runtime_malloc, "cudaMalloc") X(runtime_free, "cudaFree")
+
+typedef struct block {
+    void *ptr;       /* NULL: none, or its allocation failed */
+    uint64_t bytes;
+    uint64_t tag;    /* of what was written into it */
+    uint32_t stream;
+} block;
+
+/* One replay: a device, a pool, some passes. */
+typedef struct run {
+    const trace *t;
+    const run_options *o;
+    size_t limit;
+    bool stop_at_oom;
+    cudaStream_t *stream;
+    block *block;
+    uint64_t tags;          /* given out */
+    size_t mallocs, frees;  /* that succeeded */
+    size_t unfinished;      /* frees while queued work used the block */
+    size_t oom;
+    size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
+} run;
+
+void run_progress(const char *format, ...)
+{
+    static int terminal = -1;
+    va_list args;
+    if (terminal < 0) terminal = isatty(STDERR_FILENO);
+    if (!terminal) return;
+    fputs("\r\033[K", stderr);
+    if (!format) return;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+}
+
+static double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static uint64_t counted_calls(void)
+{
+    uint64_t n = 0;
+#define ADD(name, function) n += account_calls(function);
+    COUNTED_CALLS(ADD)
+#undef ADD
+    return n;
+}
+
+static int failed(const run *r, const char *what, cudaError_t error)
+{
+    const char *message = r->o->allocator->message();
+    run_progress(NULL);
+    fprintf(stderr, "%s: %s failed with %d (%s)%s%s\n", r->t->name, what, (int)error, cudaGetErrorName(error),
+            *message ? ": " : "", message);
+    return RUN_FAILED;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+static bool works(const run *r)
+{
+    return r->o->busy || r->o->verify;
+}
+
+/* An allocator without a pool knows no limit; what a call makes the driver hold is known only after it. */
+static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t stream)
+{
+    cudaError_t error = r->o->allocator->alloc(ptr, bytes, stream);
+    if (error || r->o->allocator->pool || r->limit == SIZE_MAX) return error;
+    if (account_held() > r->limit) {
+        error = r->o->allocator->free(*ptr, stream);
+        *ptr = NULL;
+        return error ? error : cudaErrorMemoryAllocation;
+    }
+    if (account_held() > r->peak) r->peak = account_held();
+    return cudaSuccess;
+}
+
+static int replay_alloc(run *r, const trace_op *op, double *spent)
+{
+    block *b = &r->block[op->slot];
+    cudaStream_t stream = r->stream[op->stream];
+    double start = works(r) ? now_ns() : 0;
+    cudaError_t error = alloc_within(r, &b->ptr, op->bytes, stream);
+    if (works(r)) *spent += now_ns() - start;
+    b->bytes = op->bytes;
+    b->stream = op->stream;
+    if (error == cudaErrorMemoryAllocation) {
+        r->oom++;
+        return RUN_OK;
+    }
+    if (error) return failed(r, "an allocation", error);
+    r->mallocs++;
+    b->tag = ++r->tags;
+    if (r->o->verify) error = device_write(stream, b->ptr, b->bytes, b->tag);
+    else if (r->o->busy) error = device_use(stream, b->ptr, b->bytes);
+    return error ? failed(r, "a launch", error) : RUN_OK;
+}
+
+/* The last work on a block. A program that frees on another stream has ordered the two. */
+static cudaError_t last_use(const run *r, const block *b, uint32_t freeing)
+{
+    cudaStream_t stream = r->stream[freeing];
+    cudaError_t error = freeing == b->stream ? cudaSuccess : device_order(r->stream[b->stream], stream);
+    if (error) return error;
+    return r->o->verify ? device_check(stream, b->ptr, b->bytes, b->tag) : device_use(stream, b->ptr, b->bytes);
+}
+
+static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
+{
+    cudaError_t error = cudaSuccess;
+    double start = 0;
+    if (!b->ptr) return RUN_OK;
+    if (works(r)) {
+        error = last_use(r, b, freeing);
+        if (error) return failed(r, "a launch", error);
+        if (!device_idle(r->stream[freeing])) r->unfinished++;
+        start = now_ns();
+    }
+    error = r->o->allocator->free(b->ptr, r->stream[freeing]);
+    if (works(r)) *spent += now_ns() - start;
+    b->ptr = NULL;
+    r->frees++;
+    return error ? failed(r, "a free", error) : RUN_OK;
+}
+
+/* Replays the trace once, then frees what it left. ns: host time of the trace's calls. */
+static int replay_pass(run *r, double *ns)
+{
+    const trace *t = r->t;
+    double start = now_ns(), spent = 0, rest = 0;
+    int status = RUN_OK;
+    for (size_t i = 0; i < t->n && !status && !(r->oom && r->stop_at_oom); i++) {
+        const trace_op *op = &t->op[i];
+        if (op->bytes) status = replay_alloc(r, op, &spent);
+        else status = replay_free(r, &r->block[op->slot], op->stream, &spent);
+    }
+    *ns = works(r) ? spent : now_ns() - start;
+    for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
+    return status;
+}
+
+/* ---- galloc's counters against the device's account -------------------------------------------------------------- */
+
+static int differ(const run *r, const char *what, uint64_t ours, uint64_t theirs)
+{
+    run_progress(NULL);
+    fprintf(stderr, "%s: galloc counts %" PRIu64 " %s, but there were %" PRIu64 "\n", r->t->name, ours, what, theirs);
+    return RUN_MISMATCH;
+}
+
+/* All blocks are free at this moment. */
+static int agree(const run *r, const galloc_stats *s)
+{
+    int status = RUN_OK;
+#define SAME(what, ours, theirs) \
+    if ((uint64_t)(ours) != (uint64_t)(theirs)) status = differ(r, what, ours, theirs);
+#define SAME_CALLS(name, function) SAME("calls of " function, s->driver.name, account_calls(function))
+    GALLOC_DRIVER_CALLS(SAME_CALLS)
+    SAME("bytes held", s->reserved.current, account_held())
+    SAME("bytes held at most", s->reserved.peak, account_peak())
+    SAME("bytes live", s->live.current, 0)
+    SAME("blocks", s->blocks.current, 0)
+    SAME("allocations", s->mallocs, r->mallocs)
+    SAME("frees", s->frees, r->frees)
+    SAME("failures", s->failures, r->oom)
+#undef SAME_CALLS
+#undef SAME
+    return status;
+}
+
+static int read_pool(const run *r, run_result *result)
+{
+    galloc_stats stats;
+    galloc_pool *pool = r->o->allocator->pool ? r->o->allocator->pool() : NULL;
+    if (!pool) return RUN_OK;
+    cudaError_t error = galloc_pool_stats(pool, &stats);
+    if (error) return failed(r, "galloc_pool_stats", error);
+    result->moves = (int64_t)stats.moves;
+    result->waits = (int64_t)stats.waits;
+    if (galloc_pool_check(pool)) return differ(r, "broken invariants", (uint64_t)galloc_pool_check(pool), 0);
+    return agree(r, &stats);
+}
+
+/* ---- a replay with its device ------------------------------------------------------------------------------------ */
+
+static int streams_open(run *r)
+{
+    for (uint32_t i = 0; i < r->t->streams; i++) {
+        cudaError_t error = cudaStreamCreateWithFlags(&r->stream[i], cudaStreamNonBlocking);
+        if (error) return failed(r, "cudaStreamCreateWithFlags", error);
+    }
+    return RUN_OK;
+}
+
+static int streams_close(run *r)
+{
+    for (uint32_t i = 0; i < r->t->streams; i++) {
+        cudaError_t error = cudaStreamDestroy(r->stream[i]);
+        if (error) return failed(r, "cudaStreamDestroy", error);
+    }
+    return RUN_OK;
+}
+
+static int replay_passes(run *r, run_result *result)
+{
+    int status = RUN_OK;
+    for (int pass = 0; pass < r->o->repeat && !status && !(r->oom && r->stop_at_oom); pass++) {
+        double ns = 0;
+        uint64_t calls = counted_calls();
+        if (r->limit == r->o->limit) run_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
+        else run_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
+        status = replay_pass(r, &ns);
+        if (pass == 0) result->ns_per_op = ns / (double)r->t->n;
+        if (pass == 0) continue;
+        result->ns_per_op_warm = ns / (double)r->t->n;
+        result->driver_calls_warm = (int64_t)(counted_calls() - calls);
+    }
+    return status ? status : read_pool(r, result);
+}
+
+/* From opening the allocator to closing it: what the account is about. */
+static int replay_accounted(run *r, run_result *result)
+{
+    account_reset();
+    if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
+    int status = replay_passes(r, result);
+    if (status) return status;
+    if (r->o->allocator->close()) return RUN_FAILED;
+    result->peak_reserved = r->peak ? r->peak : account_peak();
+    result->driver_calls = (int64_t)counted_calls();
+    result->driver_us = account_us();
+    if (!account_held()) return RUN_OK;
+    fprintf(stderr, "%s: %zu bytes are still held when all is given back\n", r->t->name, account_held());
+    return RUN_MISMATCH;
+}
+
+static int replay_device(run *r, run_result *result)
+{
+    if (device_start(r->o->busy)) return RUN_FAILED;
+    int status = streams_open(r);
+    if (!status) status = replay_accounted(r, result);
+    if (!status && device_finish()) status = failed(r, "cudaDeviceSynchronize", cudaPeekAtLastError());
+    run_progress(NULL);
+    result->findings = device_findings(stderr);
+    result->races = device_races();
+    if (!status) status = streams_close(r);
+    device_stop();
+    return status;
+}
+
+static int replay(const trace *t, const run_options *o, size_t limit, bool stop_at_oom, run_result *result)
+{
+    run r = {.t = t, .o = o, .limit = limit, .stop_at_oom = stop_at_oom};
+    int status = RUN_FAILED;
+    *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
+                           .driver_calls_warm = -1, .moves = -1, .waits = -1, .unfinished = NAN};
+    r.stream = calloc(t->streams, sizeof *r.stream);
+    r.block = calloc(t->slots, sizeof *r.block);
+    if (r.stream && r.block) status = replay_device(&r, result);
+    else fprintf(stderr, "%s: the host has no memory to replay it\n", t->name);
+    free(r.stream);
+    free(r.block);
+    result->oom = r.oom;
+    if (o->busy && r.frees) result->unfinished = (double)r.unfinished / (double)r.frees;
+    return status;
+}
+
+/* ---- the smallest limit ------------------------------------------------------------------------------------------ */
+
+static int fits(const trace *t, const run_options *o, size_t pages, bool *yes)
+{
+    run_result result;
+    run_options once = *o;
+    once.repeat = 1;
+    int status = replay(t, &once, pages * PAGE, true, &result);
+    *yes = !result.oom;
+    if (!status && result.findings) status = RUN_FAILED;
+    return status;
+}
+
+/* Between live bytes, below which nothing fits, and a limit that is known or found to suffice. */
+static int find_fit(const trace *t, const run_options *o, size_t enough, size_t *limit)
+{
+    size_t low = (t->peak_live - 1) / PAGE, high = (enough + PAGE - 1) / PAGE;
+    bool yes = false;
+    int status = fits(t, o, high, &yes);
+    while (!status && !yes && high * PAGE < 8 * enough) {
+        low = high;
+        high += high / 16 + 1;
+        status = fits(t, o, high, &yes);
+    }
+    if (!status && !yes) {
+        fprintf(stderr, "%s: runs out of memory within %zu MiB, yet not without a limit\n", t->name,
+                high * PAGE >> 20);
+        return RUN_FAILED;
+    }
+    while (!status && high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        status = fits(t, o, middle, &yes);
+        if (yes) high = middle;
+        else low = middle;
+    }
+    *limit = high * PAGE;
+    return status;
+}
+
+int run_trace(const trace *t, const run_options *options, run_result *result)
+{
+    int status = replay(t, options, options->limit, false, result);
+    if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
+    run_progress(NULL);
+    return status;
+}

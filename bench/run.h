@@ -1,0 +1,49 @@
+/* run.h - replays a trace through an allocator and measures it. */
+
+#ifndef BENCH_RUN_H
+#define BENCH_RUN_H
+
+#include <stdbool.h>
+
+#include "allocator.h"
+#include "trace.h"
+
+typedef struct run_options {
+    const allocator *allocator;
+    const char *conf; /* for galloc_config_parse, or NULL */
+    size_t limit;     /* bytes that the allocator may hold; SIZE_MAX: no limit */
+    int repeat;       /* passes in one process and pool, at least 1 */
+    bool fit;         /* also find the smallest limit */
+    bool busy;        /* queued work, well behind the host, uses every block */
+    bool verify;      /* queued work writes every block and checks it */
+} run_options;
+
+/* What does not apply is -1, or NAN. */
+typedef struct run_result {
+    size_t ops; /* of the trace, in one pass */
+    size_t peak_live, peak_reserved;
+    size_t fit_limit;       /* 0: not sought, or memory ran out without it */
+    size_t oom;             /* allocations that failed for want of memory, all passes together */
+    double ns_per_op;       /* host time of a call in the first pass */
+    double ns_per_op_warm;  /* in the last one */
+    int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none */
+    int64_t driver_calls_warm;
+    double driver_us;       /* by the device's model; to the pool's end, looks included */
+    int64_t moves, waits;
+    int64_t findings, races;
+    double unfinished;      /* share of frees of blocks that queued work still used */
+} run_result;
+
+enum {
+    RUN_OK = 0,
+    RUN_FAILED = 1,      /* a call failed for another reason than memory */
+    RUN_MISMATCH = 3     /* galloc's counters are not what the device says */
+};
+
+/* Returns RUN_..., with a line on stderr when it is not RUN_OK. */
+int run_trace(const trace *t, const run_options *options, run_result *result);
+
+/* While work goes on, a line on stderr says which; only on a terminal. NULL clears it. */
+void run_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
