@@ -12,10 +12,13 @@ endif
 CLANG ?= clang
 CLANGXX ?= clang++
 JOBS ?= $(or $(shell nproc 2>/dev/null),2)
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(JOBS) --no-print-directory
+endif
 
 # The CUDA Toolkit, where there is one. `make NVCC= ...` does as if there were no compiler.
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)))
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(wildcard $(shell command -v nvcc)) \
+	/usr/local/cuda/bin/nvcc))
 NVCC ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
 TOOLKIT := $(patsubst %/cuda_runtime_api.h,%,$(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h))
 GPU = $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
@@ -31,8 +34,10 @@ export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS
 
 # What to say where a tool is missing, with the Debian package that has it.
 need = $(if $(shell command -v $(1)),,$(error $(1) is not found. On Debian: apt install $(2)))
+# A step says what it makes; with V=1 how.
+step = $(if $(V),,@echo '  $@';)
 need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On Debian: apt install nvidia-cuda-toolkit))
-compile = @mkdir -p $(@D)
+folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
@@ -53,7 +58,7 @@ help:
 	@echo 'make build/hotpath  the host time of an alloc/free pair; likewise'
 	@echo 'make clean          remove build/'
 
-# ---- the simulated device, and tests on it: for each set of CUDA headers and flags ------------------------------------
+# ---- the simulated device, and tests on it: for each set of CUDA headers and flags ----------------------------------
 
 SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
@@ -62,12 +67,14 @@ THREAD_TESTS := $(filter test_threads% test_random,$(TESTS))
 CHECKS := $(wildcard tests/check_*.sh)
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
+# Test programs are compiled far more often than they are run: -O1.
 define variant
 build/$(1)/sim/%.o: tests/sim/%.c
-	@mkdir -p $$(@D)
-	$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
+	$$(folder)
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
 build/$(1)/%: tests/%.c $(SIM:tests/%.c=build/$(1)/%.o)
-	$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -I. -Itests -Itests/sim -isystem $(2) $$(filter %.c %.o,$$^) -o $$@ $$(LIBS)
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests -Itests/sim -isystem $(2) \
+		$$(filter %.c %.o,$$^) -o $$@ $$(LIBS)
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))
 $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
@@ -77,11 +84,11 @@ $(eval $(call variant,tsan,$(BUNDLED),$(TSAN)))
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
 
 build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
-	$(compile)
-	$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
+	$(folder)
+	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
-test: $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $^
+test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^
@@ -92,7 +99,7 @@ test-mutants:
 check-tags:
 	@tests/check_names.sh
 
-# ---- fuzzing ----------------------------------------------------------------------------------------------------------
+# ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 FUZZ_SECONDS ?= 60
 FUZZERS := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
@@ -100,14 +107,15 @@ FUZZERS := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 build/fuzz/%: tests/%.c $(SIM) galloc.h
 	$(call need,$(CLANG),clang)
 	@mkdir -p $@.corpus
-	$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	$(step)$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-I. -Itests -Itests/sim -isystem $(BUNDLED) $< $(SIM) -o $@ $(LIBS)
 
 fuzz: $(FUZZERS)
 	@for fuzzer in $^; do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
-		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 $$fuzzer.corpus || exit 1; done
+		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 -artifact_prefix=$$fuzzer. \
+			$$fuzzer.corpus || exit 1; done
 
-# ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found -----------------------
+# ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
 HOTPATH := allocator cli
 REPLAY := $(HOTPATH) run trace
@@ -115,57 +123,50 @@ WRAPPED := cudaMalloc cudaFree cudaGetDriverEntryPoint cudaGetDriverEntryPointBy
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
 build/bench/%.o: bench/%.c
-	$(compile)
-	$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -Itests/sim -isystem $(BUNDLED) -c $< -o $@
+	$(folder)
+	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -Itests/sim -isystem $(BUNDLED) -c $< -o $@
 build/bench-cuda/%.o: bench/%.c
-	$(compile)
-	$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -c $< -o $@
+	$(folder)
+	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -c $< -o $@
 build/bench-cuda/%.o: bench/%.cu bench/device.h
-	$(compile)
-	$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
+	$(folder)
+	$(step)$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
-	$(CC) $^ -o $@ $(LIBS)
+	$(step)$(CC) $^ -o $@ $(LIBS)
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
-	$(CC) $^ -o $@ $(LIBS)
+	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
 		$(call bench_objects,bench-cuda,$(REPLAY) device_cuda account_cuda)
-	$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
+	$(step)$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
 build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) device_cuda)
-	$(NVCC) $^ -o $@ $(LIBS)
+	$(step)$(NVCC) $^ -o $@ $(LIBS)
 build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
 	@build/demo $(if $(GPU),--backend cuda) --peers bench/results/peers-h200.csv --svg build/demo.svg bench/traces/*.gz
 
-# ---- on a GPU ---------------------------------------------------------------------------------------------------------
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 GPU_EXAMPLES := $(patsubst examples/%,build/examples/%-cuda,$(basename $(wildcard examples/*.c examples/*.cu)))
-GPU_TESTS := $(patsubst tests/%,build/%,$(basename $(wildcard tests/gpu/*.c tests/gpu/*.cu)))
 build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. -Itests $< -o $@ $(LIBS)
 
 build/examples/%-cuda: examples/%.c galloc.h
-	$(compile)
-	$(build_gpu)
+	$(folder)
+	$(step)$(build_gpu)
 build/examples/%-cuda: examples/%.cu galloc.h
-	$(compile)
-	$(build_gpu)
-build/gpu/%: tests/gpu/%.c galloc.h
-	$(compile)
-	$(build_gpu)
-build/gpu/%: tests/gpu/%.cu galloc.h
-	$(compile)
-	$(build_gpu)
+	$(folder)
+	$(step)$(build_gpu)
 
 examples: $(EXAMPLES) $(if $(NVCC),$(GPU_EXAMPLES))
 
-test-gpu: $(GPU_TESTS) $(GPU_EXAMPLES)
-	$(call need_gpu)
-	@JOBS=1 tests/run.sh $^ $(wildcard tests/gpu/check_*.sh)
+test-gpu:
+	$(need_gpu)
+	@tests/gpu/run.sh
 
-bench-gpu: build/replay build/hotpath
-	$(call need_gpu)
-	@bench/gpu.sh
+bench-gpu:
+	$(need_gpu)
+	+@bench/gpu.sh
 
 clean:
 	rm -rf build

@@ -23,7 +23,6 @@
      - touch device memory, ever: descriptions are kept on the host
      - change the current device, or leave an error for cudaGetLastError
      - work inside a stream capture yet: calls on a captured stream are refused and the capture is not harmed
-     - move pages between addresses yet: what is free in pieces is reused in pieces
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
@@ -64,20 +63,25 @@
    ON MEMORY
      Sizes are rounded up to 512 bytes. Free blocks are kept in bins at most 3.1 % apart, found in constant time, cut
      to size, and merged with their neighbours when they are freed. Each pool has one range of addresses for all sizes
-     and streams; physical pages of 2 MiB to 64 MiB (a 64th of what the pool holds) are mapped into it where they
-     complete the best free place, and given back one by one, also out of the middle. With expandable_segments:False,
-     or where the device has no virtual memory management, segments of cudaMalloc take their place: 2 MiB for requests
-     up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to 2 MiB.
-     galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands; such
-     blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
+     and streams, into which physical pages of 2 MiB to 64 MiB are mapped where they complete the best free place.
+     When what is held would exceed the peak of live bytes by more than `overhead`, pages that lie wholly inside free
+     blocks are mapped to where memory is needed instead of new ones being created: no copy is made and nobody waits.
+     The old addresses stay mapped until the work that used them is known to be done. Each such page costs about 50 us
+     of host time, a created one about as much: overhead:0 holds the least and moves the most, overhead:0.1 hardly
+     ever moves; the default is 0.02 (docs/design.md has the curve). Pages are given back one by one, also out of the
+     middle. With expandable_segments:False, or where the device has no virtual memory management, segments of
+     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
+     2 MiB. galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands;
+     such blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
-     map new pages, up to the pool's limit; give free pages back and map them in one piece; have the stream wait for
+     map pages, up to the pool's limit; give free pages back and map them in one piece; have the stream wait for
      memory that others freed (reuse:wait); wait on the host for one freed piece after the other, then for the device;
      give back all that is cached and try once more. Then cudaErrorMemoryAllocation, with a message that says what was
-     asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work: if that
-     work waits for something that the same thread does after the allocation, it does not end.
+     asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work, and
+     other threads that need the driver for this pool wait along: if that work waits for something that one of them
+     does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
@@ -95,8 +99,8 @@
      >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streams >>pages >>policy >>heap
      >>configuration >>check >>pools >>public
 
-   Each section of the implementation calls only those before it. The words and the invariants are in >>structs;
-   galloc_pool_check computes them. The licence is at the end of the file. */
+   Each section of the implementation calls only those before it. The words and the invariants stand above the
+   private structs; galloc_pool_check computes them. The licence is at the end of the file. */
 
 #ifndef GALLOC_H
 #define GALLOC_H
@@ -106,8 +110,7 @@
 
 #include <cuda_runtime_api.h>
 
-/* ==== CONFIG =====================================================================================================
-   */
+/* ==== CONFIG ==================================================================================================== */
 /* >>config */
 
 #define GALLOC_VERSION_MAJOR 0
@@ -150,8 +153,7 @@
 #define galloc_resize galloc_resize_ptsz
 #endif
 
-/* ==== TYPES ======================================================================================================
-   */
+/* ==== TYPES ===================================================================================================== */
 /* >>types */
 
 /* A heap on one device: its settings, its limit, its memory. Opaque. */
@@ -170,6 +172,8 @@ typedef struct galloc_config {
     int expandable_segments; /* 1 (default): pages mapped into one address range; 0: segments of cudaMalloc */
     int reuse;               /* GALLOC_REUSE_... or-ed together; default: all three */
     size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
+    double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
+                                instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -180,7 +184,7 @@ enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
 typedef struct galloc_request {
     size_t bytes;        /* 0: success with NULL */
     size_t max_bytes;    /* room to grow: addresses up to here stay free for galloc_resize; 0: none */
-    size_t alignment;    /* a power of two; 0: 512. 2 MiB and more are possible */
+    size_t alignment;    /* a power of two, 1 .. 2^55; 0: 512 */
     cudaStream_t stream; /* the stream that uses the memory first */
     galloc_pool *pool;   /* NULL: the default pool of the stream's device */
     uint32_t tag;        /* any number of the program's; galloc_pointer_info gives it back */
@@ -198,9 +202,9 @@ typedef struct galloc_pointer {
     galloc_pool *pool;
     void *base;                   /* start of the block that holds the address */
     size_t requested;             /* bytes asked for; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512 */
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB */
     size_t room;                  /* bytes that galloc_resize may reach without moving; at least `usable` */
-    unsigned long long stream_id; /* the stream it was allocated for (cudaStreamGetId), or freed on */
+    unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy */
     int device;
     uint32_t tag;
     galloc_state state;
@@ -218,7 +222,7 @@ typedef struct galloc_stat {
     X(mem_alloc, "cuMemAlloc") X(mem_free, "cuMemFree") X(event_create, "cuEventCreate")                               \
     X(event_destroy, "cuEventDestroy") X(event_record, "cuEventRecord") X(event_query, "cuEventQuery")                 \
     X(event_synchronize, "cuEventSynchronize") X(stream_wait, "cuStreamWaitEvent")                                     \
-    X(context_synchronize, "cuCtxSynchronize")
+    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
 /* Counters of a pool; reading them costs one lock and no walk. Bytes satisfy, at any moment:
@@ -232,12 +236,14 @@ typedef struct galloc_stats {
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
     uint64_t failures;     /* allocations that failed */
-    uint64_t hits;         /* allocations served from what was held already */
-    uint64_t grows;        /* times that physical memory was added */
+    uint64_t hits;         /* allocations for which no page was created or moved */
+    uint64_t grows;        /* times that pages or segments were created */
     uint64_t splits, merges;
     uint64_t marks;        /* events recorded at a position of a stream */
     uint64_t waits;        /* waits queued between streams */
     uint64_t moves;        /* pages moved to other addresses */
+    uint64_t moved_bytes;  /* bytes of those pages */
+    size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
     struct {
@@ -245,8 +251,7 @@ typedef struct galloc_stats {
     } driver; /* calls made, by kind */
 } galloc_stats;
 
-/* ==== API ========================================================================================================
-   */
+/* ==== API ======================================================================================================= */
 /* >>api */
 
 /* Unless a function says otherwise:
@@ -274,27 +279,30 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
      Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
      says
               whether it is foreign, inside a block, or freed already
-     Host     allocates nothing and cannot fail for want of memory */
+     Host     needs no memory, but for a stream that the pool has not seen before; if there is none for that either,
+     it
+              waits for that stream instead */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* The same for memory that several streams use: it is reused after the work queued so far on each of them.
      streams  n streams, 1 <= n; may repeat
-     Returns  also cudaErrorMemoryAllocation when the host has no memory to note the streams: the block is still used
-     */
+     Returns  also cudaErrorMemoryAllocation when the host has no memory to note the streams: the block is
+              still used */
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
 
 /* The general form, of which the other allocating functions are shorthands.
      request  what is wanted; see galloc_request. Read during the call only */
 GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
 
-/* Grows or shrinks a block where it stands, keeping its contents. It can grow into the room that
-   galloc_request.max_bytes kept, and into free memory that happens to follow; new bytes may be used by work queued on
-   `stream` after this call.
+/* Grows or shrinks a block where it stands, keeping its contents. A block that was given room, by
+   galloc_request.max_bytes, grows into that, in steps of 2 MiB, and keeps its memory when it is made smaller. Any
+   other grows into free memory that happens to follow, and gives what is cut off back. New bytes may be used by work
+   queued on `stream` after this call.
      bytes    the new size, at least 1
      stream   as for galloc_free when shrinking, as for galloc_malloc when growing
-     Returns  also cudaErrorNotSupported when the block cannot grow where it stands, cudaErrorMemoryAllocation when
-     the
-              addresses are there but no memory is; the block is unchanged after either */
+     Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported when the block cannot grow where it stands;
+              cudaErrorMemoryAllocation when the addresses are there but no memory is. The block is as it was then
+     Device   waits for it only when memory has run out */
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 
 /* Says that `stream` uses the block too. When the block is freed, whatever that stream has been given until then
@@ -306,15 +314,16 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; the last two MiB or so that
-   such a stream freed are found again only when memory runs out. */
+   such a stream freed are found again only when memory runs out, or after a thousand such streams.
+     Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
 /* The settings that a pool has when nobody says otherwise. */
 GALLOC_API galloc_config galloc_config_default(void);
 
 /* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF:
-     expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   reuse:none or of
-     completed|followed|wait joined by '+'
+     expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   overhead:FRACTION (0.02)
+     reuse:none, or of completed, followed, wait joined by '+'
    Strict: anything else is an error and then nothing is changed.
      message  receives what is wrong, where, and what would be right; NULL with size 0 if it is not wanted */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
@@ -326,14 +335,17 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
-     Returns  also cudaErrorNotPermitted when blocks of it are still used: the pool is unchanged; and for default
-     pools Threads  no other thread may be using this pool
+     Returns  also cudaErrorNotPermitted when blocks of it are still used, and for default pools, and whatever error
+     the
+              driver gave when it would not take something back: the pool goes on
+     Threads  no other thread may be using this pool
      Device   waits for it */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
    GALLOC_CONF.
-     device   ordinal; -1: the current device */
+     device   ordinal; -1: the current device
+     Returns  also cudaErrorInvalidDevice, cudaErrorInvalidValue for a GALLOC_CONF that is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 
 /* galloc_malloc from a pool of one's own. The stream may belong to another device than the pool: the program sees to
@@ -357,7 +369,8 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
 /* Walks the whole heap and returns how many of its invariants (they stand above the private structs) do not hold: 0
-   is healthy. -1 for a NULL pool. For tests and debugging: takes time in proportion to the number of blocks. */
+   is healthy. -1 for a NULL pool and in a forked child. For tests and debugging: takes time in proportion to the
+   number of blocks. */
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
 
 /* What is known of an address. Any address may be asked: for one that is not galloc's the state is
@@ -403,8 +416,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 
 #endif /* GALLOC_H */
 
-/* ==== IMPLEMENTATION =============================================================================================
-   */
+/* ==== IMPLEMENTATION ============================================================================================ */
 
 #if defined(GALLOC_IMPLEMENTATION) && !defined(GALLOC_IMPLEMENTATION_DONE)
 #define GALLOC_IMPLEMENTATION_DONE
@@ -451,8 +463,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GALLOC_LOG(text) ((void)fprintf(stderr, "galloc: %s\n", text))
 #endif
 
-/* ==== PLATFORM ===================================================================================================
-   */
+/* ==== PLATFORM ================================================================================================== */
 /* >>platform */
 
 #if defined(__GNUC__)
@@ -461,8 +472,13 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GAI_FORMAT(string, first)
 #endif
 
-#if defined(_WIN32)
+#if defined(__GNUC__)
+#define GAI_THREAD_LOCAL __thread
+#else
 #define GAI_THREAD_LOCAL __declspec(thread)
+#endif
+
+#if defined(_WIN32)
 #define GAI_LOCK_STATIC SRWLOCK_INIT
 typedef SRWLOCK gai_lock;
 
@@ -471,7 +487,6 @@ static void gai_lock_end(gai_lock *lock) { (void)lock; }
 static void gai_lock_on(gai_lock *lock) { AcquireSRWLockExclusive(lock); }
 static void gai_lock_off(gai_lock *lock) { ReleaseSRWLockExclusive(lock); }
 #else
-#define GAI_THREAD_LOCAL __thread
 #define GAI_LOCK_STATIC PTHREAD_MUTEX_INITIALIZER
 typedef pthread_mutex_t gai_lock;
 
@@ -538,13 +553,13 @@ static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
 /* Every public function ends here. */
 static cudaError_t gai_end(cudaError_t error)
 {
-    if (error && gai_message_is_new) GALLOC_LOG(gai_message);
+    int say = error && gai_message_is_new;
     gai_message_is_new = 0;
+    if (say) GALLOC_LOG(gai_message);
     return error;
 }
 
-/* ==== SIZES ======================================================================================================
-   */
+/* ==== SIZES ===================================================================================================== */
 /* >>sizes */
 
 #define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
@@ -585,8 +600,7 @@ static int gai_lowest(uint64_t n) { return gai_log2(n & (~n + 1)); }
 /* The largest power of two that is no larger than n; n > 0. */
 static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
 
-/* ==== CUDA =======================================================================================================
-   */
+/* ==== CUDA ====================================================================================================== */
 /* >>cuda */
 
 /* The driver's functions are fetched from the runtime, so that no program must link libcuda, and called instead of
@@ -599,7 +613,6 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(CtxPopCurrent, (CUcontext *))                                                                                    \
     X(CtxGetId, (CUcontext, unsigned long long *))                                                                     \
     X(CtxGetDevice, (CUdevice *))                                                                                      \
-    X(CtxSynchronize, (void))                                                                                          \
     X(DeviceGetCount, (int *))                                                                                         \
     X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
     X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
@@ -618,6 +631,8 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(EventDestroy, (CUevent))                                                                                         \
     X(MemAlloc, (CUdeviceptr *, size_t))                                                                               \
     X(MemFree, (CUdeviceptr))                                                                                          \
+    X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
+    X(MemFreeHost, (void *))                                                                                           \
     X(MemGetAllocationGranularity,                                                                                     \
       (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))                                       \
     X(MemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                             \
@@ -706,9 +721,13 @@ static cudaError_t gai_bind_context(void)
     return cudaSuccess;
 }
 
+/* Not the driver's: what it was to be called for could not be noted. A number that CUDA does not use. */
+#define GAI_NO_HOST_MEMORY ((CUresult)1023)
+
 static cudaError_t gai_driver_failed(CUresult result, const char *function)
 {
     cudaError_t error = (cudaError_t)(int)result;
+    if (result == GAI_NO_HOST_MEMORY) return gai_fail(cudaErrorMemoryAllocation, "no host memory for %s", function);
     return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
 }
 
@@ -732,26 +751,41 @@ static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
     return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* Where a call stands: its stream and that stream's context, by their ids too, since handles come back. */
+/* Where a call stands. Streams are told apart by their ids, which CUDA never gives twice, since handles come back
+   after cudaStreamDestroy. The legacy stream has id 0 here and is told apart by its context: its own id cannot be
+   asked for at all times. */
 typedef struct gai_site {
     CUstream stream;
-    CUcontext context;
+    CUcontext context; /* NULL: not asked for yet */
     unsigned long long stream_id, context_id;
-    int hands_off; /* legacy, while a blocking stream is captured: any work on it would break the capture */
+    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
 } gai_site;
 
+static CUresult gai_site_context(gai_site *site)
+{
+    CUresult result;
+    if (site->context) return CUDA_SUCCESS;
+    if (site->stream == CU_STREAM_LEGACY || site->stream == CU_STREAM_PER_THREAD)
+        result = gai_cu.CtxGetCurrent(&site->context);
+    else
+        result = gai_cu.StreamGetCtx(site->stream, &site->context);
+    if (!result && !site->context) result = CUDA_ERROR_INVALID_CONTEXT;
+    if (!result) result = gai_cu.CtxGetId(site->context, &site->context_id);
+    if (result) site->context = NULL;
+    return result;
+}
+
+/* Whether it is captured comes first: asking a captured stream for its id or flags, or the legacy stream for anything
+   while a blocking stream is captured, loses that capture in every mode (measured: docs/design.md). */
 static CUresult gai_site_look(gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = gai_cu.StreamGetCtx(site->stream, &site->context);
-    if (!result) result = gai_cu.CtxGetId(site->context, &site->context_id);
-    if (!result) result = gai_cu.StreamGetId(site->stream, &site->stream_id);
-    if (result) return result;
-    result = gai_cu.StreamIsCapturing(site->stream, &status);
+    CUresult result = gai_cu.StreamIsCapturing(site->stream, &status);
     site->hands_off = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    if (site->hands_off) return CUDA_SUCCESS;
-    if (!result && status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return result;
+    if (result && !site->hands_off) return result;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (site->stream == CU_STREAM_LEGACY) return gai_site_context(site);
+    return gai_cu.StreamGetId(site->stream, &site->stream_id);
 }
 
 static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
@@ -799,8 +833,7 @@ static void gai_scope_leave(gai_scope *scope)
     if (scope->pushed) (void)gai_cu.CtxPopCurrent(&popped);
 }
 
-/* ==== STRUCTS ====================================================================================================
-   */
+/* ==== STRUCTS =================================================================================================== */
 /* >>structs */
 
 /* page      one physical memory handle, mapped at one range of addresses; in a fixed segment, its one cudaMalloc
@@ -818,7 +851,7 @@ static void gai_scope_leave(gai_scope *scope)
    lane      what a pool knows of one stream
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
-enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY };
+enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_LEAVING };
 
 typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
@@ -856,14 +889,26 @@ typedef struct gai_block {
     int growable; /* used: asked for with room to grow, which it keeps when it is made smaller */
 } gai_block;
 
+/* home: home->page == this, mappings == 1 + old mappings of it, counted */
 typedef struct gai_page {
-    struct gai_page *next_unused; /* links unused descriptors, and the quarantine */
-    gai_segment *segment;         /* never cleared: a look-up may come late */
-    uintptr_t addr;
-    size_t bytes;
-    gai_block *block;             /* busy, over the same addresses: while the page comes, goes, or is in quarantine */
+    struct gai_page *next_unused; /* links unused descriptors */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
+    struct gai_mapping *home; /* where its bytes belong to blocks; NULL: on its way in or out */
+    size_t bytes;
+    int mappings; /* ranges of addresses that show it: its home, and old ones that wait to be unmapped */
+    int counted;  /* in reserved */
 } gai_page;
+
+/* bytes == page->bytes */
+typedef struct gai_mapping {
+    struct gai_mapping *next; /* links unused descriptors, batches, old mappings, the quarantine */
+    void *pool;               /* read without a lock; a descriptor never changes its pool */
+    gai_segment *segment;
+    gai_page *page;
+    gai_block *block; /* over the same addresses: busy while it comes or goes, leaving while it is old */
+    uintptr_t addr;   /* 0: unmapped */
+    size_t bytes;
+} gai_mapping;
 
 struct gai_segment {
     gai_segment *next;
@@ -872,6 +917,7 @@ struct gai_segment {
     uintptr_t addr;
     size_t bytes; /* sum of the blocks' bytes */
     int fixed;
+    gai_mapping *whole; /* fixed: its one mapping */
     int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
@@ -880,6 +926,7 @@ typedef struct gai_event {
     struct gai_event *next;
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
+    uint64_t clock; /* when it was recorded, counted in frees */
 } gai_event;
 
 /* "`lane` has a wait in its queue for everything that `on` freed up to `epoch`" */
@@ -914,6 +961,7 @@ struct gai_lane {
     CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
     int blocking;        /* ordered with the legacy stream by CUDA itself */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
+    int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
     int due;             /* record an event as soon as the lock is let go: record_stream's rule */
     int retired;         /* its stream is, or is about to be, destroyed */
     int busy;            /* calls that hold on to it with no lock held */
@@ -954,16 +1002,19 @@ struct galloc_pool {
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
+    void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
     CUresult broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
+    size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_lane *lanes;
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
     gai_block *holes;     /* linked by next_bin, prev_bin */
-    gai_page *quarantine; /* unmapped, but the driver would not release them; counted in reserved */
+    gai_mapping *old;             /* of leaving blocks: unmapped when their marks are complete */
+    gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_set common, mixed;
-    gai_slab blocks, marks, pages, events, waits;
+    gai_slab blocks, marks, pages, mappings, events, waits;
     galloc_stats stats;
 };
 
@@ -978,8 +1029,7 @@ typedef struct gai_want {
     gai_lane *lane; /* NULL: for nobody in particular, so only what anybody may have */
 } gai_want;
 
-/* ==== SLAB =======================================================================================================
-   */
+/* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
@@ -1029,8 +1079,7 @@ static void gai_slab_end(gai_slab *slab)
     }
 }
 
-/* ==== MAP ========================================================================================================
-   */
+/* ==== MAP ======================================================================================================= */
 /* >>map */
 
 /* Two maps for all pools, read without a lock: from the address of a block to its descriptor, and from any address,
@@ -1112,6 +1161,13 @@ static void gai_map_set(gai_map *map, uintptr_t addr, void *value)
     gai_store_pointer(gai_map_slot(map, addr), value);
 }
 
+/* Takes an entry out, unless it is somebody else's by now. */
+static void gai_map_clear(gai_map *map, uintptr_t addr, const void *value)
+{
+    void **slot = gai_map_slot(map, addr);
+    if (slot && gai_load_pointer(slot) == value) gai_store_pointer(slot, NULL);
+}
+
 /* The last entry at or before an address, below the node `slots`; `bounded` while the way is the address's own. */
 static void *gai_map_floor_at(gai_map *map, void **slots, int level, uintptr_t addr, int bounded)
 {
@@ -1142,8 +1198,7 @@ static void gai_map_end(gai_map *map)
     memset(map->root, 0, sizeof map->root);
 }
 
-/* ==== BINS =======================================================================================================
-   */
+/* ==== BINS ====================================================================================================== */
 /* >>bins */
 
 #define GAI_LOOKS 8 /* blocks compared for the best fit within a bin; more gain less than 0.1 % of memory */
@@ -1296,8 +1351,7 @@ static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
     return NULL;
 }
 
-/* ==== MARKS ======================================================================================================
-   */
+/* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
 #define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per lane, for all that it spans */
@@ -1472,7 +1526,7 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
         if (mark->end <= at || mark->begin >= at + want->bytes) continue;
         if (gai_mark_allows(pool, mark, want->lane)) continue;
         if (may_wait && gai_mark_event(mark)) continue;
-        if (may_wait) mark->lane->asked = 1;
+        if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
         return mark;
     }
     return NULL;
@@ -1492,8 +1546,7 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
     }
 }
 
-/* ==== BLOCKS =====================================================================================================
-   */
+/* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
 /* The caller has made sure of a descriptor. */
@@ -1542,11 +1595,11 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
 {
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
     if (gai_block_is_mapped(right)) {
-        gai_map_set(&gai_block_map, right->addr, NULL);
+        gai_map_clear(&gai_block_map, right->addr, right);
         pool->stats.merges++;
     }
     block->bytes += right->bytes;
-    if (right->age > block->age) {
+    if (right->age > block->age && block->kind != GAI_USED) {
         block->age = right->age;
         block->stream_id = right->stream_id;
     }
@@ -1612,7 +1665,7 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
 /* Makes a block without pages a hole, one with the holes beside it. */
 static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 {
-    if (gai_map_get(&gai_block_map, block->addr) == block) gai_map_set(&gai_block_map, block->addr, NULL);
+    gai_map_clear(&gai_block_map, block->addr, block);
     gai_marks_end(pool, &block->marks);
     block->kind = GAI_HOLE;
     if (block->next && block->next->kind == GAI_HOLE) {
@@ -1654,6 +1707,7 @@ static void gai_stat_cached(galloc_pool *pool)
 /* The counters for a block that becomes the program's (or, with grown bytes, is already). */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
+    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current + requested);
     gai_stat_add(&pool->stats.allocated, bytes);
     gai_stat_add(&pool->stats.live, requested);
     gai_stat_cached(pool);
@@ -1710,8 +1764,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->kind = GAI_BUSY;
 }
 
-/* ==== STREAMS ====================================================================================================
-   */
+/* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
 #define GAI_MARK_BYTES (2 * GAI_MIB) /* freed on a stream before an event is recorded for it: bounds what a stream that
@@ -1744,12 +1797,11 @@ static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long stream_i
     return &pool->lane_index[stream_id % GAI_LANE_INDEX];
 }
 
-/* The key is (context, stream id), never the handle, which comes back after cudaStreamDestroy for another stream. */
+/* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream. */
 static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
 {
     gai_lane *lane = *gai_lane_bucket(pool, site->stream_id);
-    while (lane && (lane->stream_id != site->stream_id || lane->context != site->context ||
-                    lane->context_id != site->context_id))
+    while (lane && (lane->stream_id != site->stream_id || (!site->stream_id && lane->context_id != site->context_id)))
         lane = lane->next_indexed;
     return lane;
 }
@@ -1774,24 +1826,44 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
     return lane;
 }
 
+/* What must be known of a stream that is seen for the first time. A stream whose flags cannot be had is taken for a
+   non-blocking one, of which nothing follows. */
+static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
+{
+    *flags = 0;
+    if (site->stream != CU_STREAM_LEGACY && gai_cu.StreamGetFlags(site->stream, flags)) *flags = CU_STREAM_NON_BLOCKING;
+    return gai_site_context(site);
+}
+
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one. Called with the lock held; lets it go to ask the driver about a stream not seen before. */
-static gai_lane *gai_lane_hold(galloc_pool *pool, const gai_site *site)
+   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
+   stream not seen before. */
+static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
     gai_lane *lane = gai_lane_find(pool, site);
     if (!lane) {
-        unsigned int flags = 0;
+        unsigned int flags;
+        CUresult result;
         gai_lock_off(&pool->lock);
-        if (gai_cu.StreamGetFlags(site->stream, &flags)) flags = CU_STREAM_NON_BLOCKING;
+        result = gai_site_introduce(site, &flags);
         gai_lock_on(&pool->lock);
+        if (result) return NULL;
         lane = gai_lane_find(pool, site);
         if (!lane) lane = gai_lane_new(pool, site, flags);
         if (!lane) return NULL;
     }
-    lane->stream = site->stream;
+    if (lane->stream != site->stream) lane->stream = site->stream;
     lane->retired = 0;
     lane->busy++;
     return lane;
+}
+
+/* Why there is no lane. */
+static cudaError_t gai_lane_refused(gai_site *site)
+{
+    CUresult result = gai_site_context(site);
+    if (result) return gai_driver_failed(result, "cuStreamGetCtx");
+    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
 /* `lane` no longer remembers waits on `on`; NULL: on anybody. */
@@ -1831,9 +1903,10 @@ static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes 
    legacy only when asked for: an event there makes every blocking stream wait for every other. */
 static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
 {
-    if (site->hands_off || lane->retired || gai_pool_has_one_lane(pool)) return 0;
-    if (lane->asked) return 1;
-    return lane->unmarked >= GAI_MARK_BYTES && lane->stream != CU_STREAM_LEGACY;
+    if (site->hands_off || lane->retired) return 0;
+    if (lane->asked && lane->unmarked) return 1;
+    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
+    return lane->unmarked >= GAI_MARK_BYTES;
 }
 
 /* Notes an error after which nothing more can be had from the context, or from the driver. */
@@ -1870,7 +1943,7 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_lane *lane, CUresult *res
         return event;
     }
     if (!gai_slab_need(&pool->events, 1)) {
-        *result = CUDA_ERROR_OUT_OF_MEMORY;
+        *result = GAI_NO_HOST_MEMORY;
         return NULL;
     }
     event = (gai_event *)gai_slab_take(&pool->events);
@@ -1905,14 +1978,16 @@ static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *e
    first the epoch goes on, so that a free which comes meanwhile is not covered; then the event is recorded; then it
    is shown. A failure costs nothing but the mark, which the next call tries again. Called with the lock held; lets it
    go meanwhile. */
-static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream)
+static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream, int retire)
 {
     CUresult result;
     gai_event *event;
     size_t unmarked;
     event = gai_event_get(pool, lane, &result);
     if (event) {
+        event->clock = pool->clock;
         event->epoch = lane->epoch++;
+        lane->retired = retire;
         unmarked = lane->unmarked;
         lane->unmarked = 0;
         lane->asked = 0;
@@ -1927,6 +2002,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
         event->next = lane->idle;
         lane->idle = event;
         lane->unmarked += unmarked;
+        lane->retired = 0;
     }
     lane->asked = 1;
     gai_lock_off(&pool->lock);
@@ -1938,7 +2014,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
 /* The end of every call that held a lane: leaves a mark if one is due. Called with the lock held. */
 static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *site)
 {
-    if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream);
+    if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream, 0);
     lane->busy--;
 }
 
@@ -1988,16 +2064,24 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
     gai_lane_drop_events(pool, lane, 0);
 }
 
-/* Asks the lane's recorded events, oldest first, how far its stream has come. Called with `growth` held, in a scope.
-   */
+/* Before anything touches an event: what was queued in contexts that have ended is complete, and their events are
+   gone. Called with `growth` held. */
+static void gai_pool_bury(galloc_pool *pool)
+{
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = pool->lanes;
+    gai_lock_off(&pool->lock);
+    for (; lane; lane = lane->next)
+        if (gai_lane_is_dead(lane)) gai_lane_died(pool, lane);
+}
+
+/* Asks the lane's recorded events, oldest first, how far its stream has come. Called with `growth` held, in a
+   scope. */
 static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
 {
     gai_event *event;
     CUresult result = CUDA_SUCCESS;
-    if (gai_lane_is_dead(lane)) {
-        gai_lane_died(pool, lane);
-        return;
-    }
     do {
         gai_lock_on(&pool->lock);
         event = lane->recorded;
@@ -2026,10 +2110,8 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
         while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
         if (mark) {
             gai_set_remove(block);
-            block = gai_block_file(pool, block, 0);
-            /* A merge may have taken the next in line with it: begin again, there is one block less. */
-            newer = set->oldest;
-            misses = 0;
+            (void)gai_block_file(pool, block, 0);
+            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
         } else {
             misses++;
         }
@@ -2052,8 +2134,8 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth` held.
-   */
+/* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
+   held. */
 #define GAI_LANES_KEPT 64
 
 static int gai_lane_is_idle(const gai_lane *lane)
@@ -2061,12 +2143,21 @@ static int gai_lane_is_idle(const gai_lane *lane)
     return !lane->uses && !lane->busy && !lane->recorded && !lane->free.bytes;
 }
 
-static void gai_pool_sweep_lanes(galloc_pool *pool)
+static size_t gai_pool_count_lanes(galloc_pool *pool)
 {
-    gai_lane *lane, *next, *gone = NULL;
+    gai_lane *lane;
     size_t n = 0;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next) n++;
+    gai_lock_off(&pool->lock);
+    return n;
+}
+
+static void gai_pool_sweep_lanes(galloc_pool *pool)
+{
+    gai_lane *lane, *next, *gone = NULL;
+    size_t n = gai_pool_count_lanes(pool);
+    gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
@@ -2083,15 +2174,15 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     }
 }
 
-/* ==== PAGES ======================================================================================================
-   */
+/* ==== PAGES ===================================================================================================== */
 /* >>pages */
 
 /* Everything here is called with `growth` held, in a scope of the pool's context; `lock` is taken for the changes of
    state between driver calls, never around one. */
 
-#define GAI_PAGE_MAX (64 * GAI_MIB)   /* larger handles save no driver time and are harder to give back */
-#define GAI_PAGE_FRACTION 64          /* a page is about so small a part of what the pool holds */
+#define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles save little driver time and are harder to move or give back */
+#define GAI_PAGE_COARSEST 24
+#define GAI_PAGE_FINEST 384
 #define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
 #define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
 
@@ -2149,7 +2240,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
     CUdeviceptr addr = 0;
     CUresult result;
     gai_segment *segment = gai_segment_new(pool);
-    if (!segment) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!segment) return GAI_NO_HOST_MEMORY;
     for (;;) {
         result = GAI_CALL(pool, reserve, MemAddressReserve, (&addr, bytes, 0, 0, 0));
         if (!result || bytes == at_least || gai_is_sticky(result)) break;
@@ -2175,75 +2266,110 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     return 1;
 }
 
-static void gai_page_publish(gai_page *page, gai_page *value)
+/* Lets the mapping be found by its addresses, or no longer. */
+static void gai_mapping_show(gai_mapping *mapping, int show)
 {
     uintptr_t at;
-    for (at = page->addr; at < page->addr + page->bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2)
-        gai_map_set(&gai_page_map, at, value);
+    for (at = mapping->addr; at < mapping->addr + mapping->bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2) {
+        if (show) gai_map_set(&gai_page_map, at, mapping);
+        else gai_map_clear(&gai_page_map, at, mapping);
+    }
 }
 
-static CUresult gai_page_create(galloc_pool *pool, gai_page *page, uintptr_t addr)
+/* A page appears at an address; if it has no memory yet it gets it. */
+static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_t addr)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
-    CUresult result = GAI_CALL(pool, create, MemCreate, (&page->handle, page->bytes, &properties, 0));
+    gai_page *page = mapping->page;
+    CUresult result = CUDA_SUCCESS;
+    if (!page->handle) result = GAI_CALL(pool, create, MemCreate, (&page->handle, page->bytes, &properties, 0));
     if (result) {
         page->handle = 0;
         return result;
     }
     result = GAI_CALL(pool, map, MemMap, ((CUdeviceptr)addr, page->bytes, 0, page->handle, 0));
-    if (!result) page->addr = addr;
-    return result;
+    if (result) return result;
+    mapping->addr = addr;
+    page->mappings++;
+    return CUDA_SUCCESS;
 }
 
-/* Unmaps and releases, as far as the driver lets it; 1 when nothing is left of the page. */
-static int gai_page_undo(galloc_pool *pool, gai_page *page)
+/* How far the driver let a mapping be undone. */
+enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
+
+static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
-    if (page->segment->lost) return 1;
-    if (page->segment->fixed) {
-        result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)page->addr));
-        if (result) gai_pool_note(pool, result);
-        return !result;
-    }
-    if (page->addr) {
-        result = GAI_CALL(pool, unmap, MemUnmap, ((CUdeviceptr)page->addr, page->bytes));
-        if (result) gai_pool_note(pool, result);
-        if (result) return 0;
-        page->addr = 0;
-    }
-    if (page->handle) {
-        result = GAI_CALL(pool, release, MemRelease, (page->handle));
-        if (result) gai_pool_note(pool, result);
-        if (result) return 0;
-        page->handle = 0;
-    }
-    return 1;
+    int lost;
+    gai_lock_on(&pool->lock);
+    lost = mapping->segment->lost;
+    gai_lock_off(&pool->lock);
+    if (lost) return GAI_RELEASED;
+    result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
+    if (result) gai_pool_note(pool, result);
+    return result ? GAI_STUCK : GAI_RELEASED;
 }
 
-/* What has become of a page whose undoing was tried: gone, or in quarantine until it can be tried again. With the
-   lock held. */
-static void gai_page_settle(galloc_pool *pool, gai_page *page, int gone)
+/* Unmaps, and releases the page when this was the last range to show it. */
+static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
 {
-    gai_segment *segment = page->segment;
-    if (page->block && (gone || (!page->addr && !segment->fixed))) {
-        gai_block_to_hole(pool, page->block);
-        page->block = NULL;
+    gai_page *page = mapping->page;
+    CUresult result = CUDA_SUCCESS;
+    if (mapping->segment->fixed) return gai_mapping_undo_fixed(pool, mapping);
+    if (mapping->addr) result = GAI_CALL(pool, unmap, MemUnmap, ((CUdeviceptr)mapping->addr, mapping->bytes));
+    if (!result && mapping->addr) {
+        mapping->addr = 0;
+        page->mappings--;
     }
-    if (gone) {
-        gai_slab_give(&pool->pages, page);
-        if (!segment->fixed) return;
-        gai_hole_unlink(pool, segment->first);
-        gai_segment_end(pool, segment);
-        return;
-    }
-    page->next_unused = pool->quarantine;
-    pool->quarantine = page;
-    pool->stats.quarantined += page->bytes;
+    if (!result && page->mappings) return GAI_UNMAPPED;
+    if (!result && page->handle) result = GAI_CALL(pool, release, MemRelease, (page->handle));
+    if (!result) return GAI_RELEASED;
+    gai_pool_note(pool, result);
+    return GAI_STUCK;
 }
 
-/* Pages on their way in or out, in order of address, each with a busy block of its own. */
+/* The end of a page whose memory is the device's again. With the lock held. */
+static void gai_page_end(galloc_pool *pool, gai_page *page)
+{
+    if (page->counted) pool->stats.reserved.current -= page->bytes;
+    gai_slab_give(&pool->pages, page);
+}
+
+/* What the driver would not undo is kept, and tried again later. With the lock held. */
+static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
+{
+    gai_page *page = mapping->page;
+    if (!page->counted) gai_stat_add(&pool->stats.reserved, page->bytes);
+    page->counted = 1;
+    if (!page->home) pool->stats.quarantined += page->bytes;
+    mapping->next = pool->quarantine;
+    pool->quarantine = mapping;
+}
+
+/* What has become of a mapping whose undoing was tried. With the lock held. */
+static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
+{
+    gai_segment *segment = mapping->segment;
+    if (mapping->block && (undone != GAI_STUCK || (!mapping->addr && !segment->fixed))) {
+        gai_block_to_hole(pool, mapping->block);
+        mapping->block = NULL;
+    }
+    if (undone == GAI_STUCK) {
+        gai_mapping_quarantine(pool, mapping);
+    } else {
+        if (undone == GAI_RELEASED) gai_page_end(pool, mapping->page);
+        gai_slab_give(&pool->mappings, mapping);
+        if (segment->fixed) {
+            gai_hole_unlink(pool, segment->first);
+            gai_segment_end(pool, segment);
+        }
+    }
+    gai_stat_cached(pool);
+}
+
+/* Mappings on their way in or out, in order of address, each with a block of its own. */
 typedef struct gai_batch {
-    gai_page *first, **last;
+    gai_mapping *first, **last;
 } gai_batch;
 
 static void gai_batch_start(gai_batch *batch)
@@ -2252,33 +2378,30 @@ static void gai_batch_start(gai_batch *batch)
     batch->last = &batch->first;
 }
 
-static void gai_batch_add(gai_batch *batch, gai_page *page, gai_block *block)
+static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *block)
 {
-    page->next_unused = NULL;
-    page->block = block;
-    *batch->last = page;
-    batch->last = &page->next_unused;
+    mapping->next = NULL;
+    mapping->block = block;
+    *batch->last = mapping;
+    batch->last = &mapping->next;
 }
 
-/* Undoes what was done for the pages of a batch. `counted`: their bytes are in reserved already. */
-static void gai_batch_undo(galloc_pool *pool, gai_batch *batch, int counted)
+static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
     while (batch->first) {
-        gai_page *page = batch->first;
-        int gone;
-        batch->first = page->next_unused;
-        gone = gai_page_undo(pool, page);
+        gai_mapping *mapping = batch->first;
+        enum gai_undone undone;
+        batch->first = mapping->next;
+        if (mapping->page->home == mapping) mapping->page->home = NULL;
+        undone = gai_mapping_undo(pool, mapping);
         gai_lock_on(&pool->lock);
-        if (gone && counted) pool->stats.reserved.current -= page->bytes;
-        if (!gone && !counted) gai_stat_add(&pool->stats.reserved, page->bytes);
-        gai_page_settle(pool, page, gone);
-        gai_stat_cached(pool);
+        gai_mapping_settle(pool, mapping, undone);
         gai_lock_off(&pool->lock);
     }
 }
 
-/* Cuts [addr, addr + bytes) out of a hole, as a busy block. The caller has made sure of two descriptors. Lock held.
-   */
+/* Cuts [addr, addr + bytes) out of a hole, as a busy block. The caller has made sure of two descriptors. Lock
+   held. */
 static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
 {
     gai_hole_unlink(pool, hole);
@@ -2293,25 +2416,75 @@ static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t add
     return hole;
 }
 
-/* Descriptors for new pages over [addr, addr + bytes) of a hole, each of page_bytes but the last. All that host
-   memory is needed for later is taken now. 0: there is none, nothing has changed. With the lock held. */
-static int gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr, size_t bytes,
-                               size_t page_bytes)
+/* A mapping for the whole of a busy block; page: NULL for a new one. The caller has made sure of the descriptors. */
+static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_page *page)
 {
-    size_t at, n = (bytes + page_bytes - 1) / page_bytes;
+    gai_mapping *mapping = (gai_mapping *)gai_slab_take(&pool->mappings);
+    if (!page) {
+        page = (gai_page *)gai_slab_take(&pool->pages);
+        memset(page, 0, sizeof *page);
+        page->bytes = block->bytes;
+    }
+    gai_store_pointer(&mapping->pool, pool);
+    mapping->segment = block->segment;
+    mapping->page = page;
+    mapping->block = NULL;
+    mapping->addr = 0;
+    mapping->bytes = page->bytes;
+    return mapping;
+}
+
+/* The bytes at the new address are the bytes at the old one: whoever must be waited for there must be here. */
+static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *to)
+{
+    const gai_mark *mark;
+    for (mark = from->marks; mark; mark = mark->next) {
+        uintptr_t begin = mark->begin - from->addr + to->addr;
+        gai_mark *copy = gai_mark_new(pool, mark->lane, mark->epoch, begin, begin + (mark->end - mark->begin));
+        copy->next = to->marks;
+        to->marks = copy;
+    }
+}
+
+/* How a hole is going to be filled: first with pages that donors give up, then with new ones. */
+typedef struct gai_filling {
+    gai_batch donors; /* old mappings, their blocks busy and out of sight */
+    size_t moved, fresh, page_bytes;
+} gai_filling;
+
+/* Makes sure of all that host memory is needed for. With the lock held. */
+static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintptr_t addr)
+{
+    size_t n = (filling->fresh + filling->page_bytes - 1) / filling->page_bytes, moved = 0, marks = 0;
+    const gai_mapping *donor;
+    for (donor = filling->donors.first; donor; donor = donor->next) {
+        moved++;
+        marks += gai_marks_count(donor->block->marks);
+    }
+    return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
+           gai_slab_need(&pool->blocks, n + moved + 2) && gai_slab_need(&pool->marks, marks) &&
+           gai_page_map_need(addr, filling->moved + filling->fresh) && gai_map_need(&gai_block_map, addr);
+}
+
+/* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. 0: no host memory, nothing
+   has changed. With the lock held. */
+static int gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
+                               const gai_filling *filling)
+{
+    const gai_mapping *donor = filling->donors.first;
+    size_t left = filling->moved + filling->fresh;
     gai_block *block;
     gai_batch_start(batch);
-    if (!gai_slab_need(&pool->pages, n) || !gai_slab_need(&pool->blocks, n + 2) || !gai_page_map_need(addr, bytes) ||
-        !gai_map_need(&gai_block_map, addr))
-        return 0;
-    block = gai_hole_cut(pool, hole, addr, bytes);
-    for (at = 0; at < bytes; at += page_bytes) {
-        gai_page *page = (gai_page *)gai_slab_take(&pool->pages);
-        memset(page, 0, sizeof *page);
-        page->segment = block->segment;
-        page->bytes = gai_min(page_bytes, bytes - at);
-        gai_batch_add(batch, page, block);
-        if (at + page->bytes < bytes) block = gai_block_split(pool, block, block->addr + page->bytes, GAI_BUSY);
+    if (!gai_filling_need(pool, filling, addr)) return 0;
+    block = gai_hole_cut(pool, hole, addr, left);
+    while (left) {
+        size_t bytes = donor ? donor->bytes : gai_min(filling->page_bytes, left);
+        gai_block *rest = bytes < left ? gai_block_split(pool, block, block->addr + bytes, GAI_BUSY) : NULL;
+        gai_batch_add(batch, gai_mapping_new(pool, block, donor ? donor->page : NULL), block);
+        if (donor) gai_marks_copy(pool, donor->block, block);
+        if (donor) donor = donor->next;
+        left -= bytes;
+        block = rest;
     }
     return 1;
 }
@@ -2320,11 +2493,11 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch, uintptr_t add
 {
     CUmemAccessDesc access;
     CUresult result = CUDA_SUCCESS;
-    gai_page *page;
+    gai_mapping *mapping;
     uintptr_t at = addr;
-    for (page = batch->first; page && !result; page = page->next_unused) {
-        result = gai_page_create(pool, page, at);
-        at += page->bytes;
+    for (mapping = batch->first; mapping && !result; mapping = mapping->next) {
+        result = gai_mapping_do(pool, mapping, at);
+        at += mapping->bytes;
     }
     if (result) return result;
     memset(&access, 0, sizeof access);
@@ -2334,55 +2507,78 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch, uintptr_t add
     return GAI_CALL(pool, set_access, MemSetAccess, ((CUdeviceptr)addr, bytes, &access, 1));
 }
 
-/* The batch is mapped: its pages can be found, its bytes count, its blocks are one, still busy. With the lock held.
-   */
+/* The batch is mapped: its pages are at home there and count, its blocks are one, still busy. With the lock held. */
 static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = batch->first->block;
-    gai_page *page;
-    for (page = batch->first; page; page = page->next_unused) {
-        gai_page_publish(page, page);
-        gai_stat_add(&pool->stats.reserved, page->bytes);
-        if (page->block != block) gai_block_absorb(pool, block, page->block);
-        page->block = NULL;
+    gai_mapping *mapping;
+    for (mapping = batch->first; mapping; mapping = mapping->next) {
+        gai_page *page = mapping->page;
+        gai_mapping_show(mapping, 1);
+        page->home = mapping;
+        if (!page->counted) gai_stat_add(&pool->stats.reserved, page->bytes);
+        page->counted = 1;
+        if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
+        mapping->block = NULL;
     }
     gai_map_set(&gai_block_map, block->addr, block);
-    pool->stats.grows++;
-    gai_stat_cached(pool);
     return block;
+}
+
+/* A fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
+static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
+{
+    gai_segment *segment = gai_segment_new(pool);
+    if (!segment) return NULL;
+    gai_lock_on(&pool->lock);
+    segment->fixed = 1;
+    segment->first->kind = GAI_BUSY;
+    segment->first->bytes = bytes;
+    if (gai_slab_need(&pool->pages, 1) && gai_slab_need(&pool->mappings, 1)) {
+        segment->whole = gai_mapping_new(pool, segment->first, NULL);
+    } else {
+        gai_segment_end(pool, segment);
+        segment = NULL;
+    }
+    gai_lock_off(&pool->lock);
+    return segment;
+}
+
+/* Fetches the memory of a fixed segment. A step that cannot be undone leaves the address in the mapping. */
+static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes)
+{
+    CUdeviceptr addr = 0;
+    CUresult result = GAI_CALL(pool, mem_alloc, MemAlloc, (&addr, bytes));
+    if (result) return result;
+    segment->whole->addr = (uintptr_t)addr;
+    if (addr % ((CUdeviceptr)1 << GAI_PAGE_LOG2)) result = CUDA_ERROR_NOT_SUPPORTED;
+    else if (!gai_page_map_need((uintptr_t)addr, bytes) || !gai_map_need(&gai_block_map, (uintptr_t)addr))
+        result = GAI_NO_HOST_MEMORY;
+    if (result && !GAI_CALL(pool, mem_free, MemFree, (addr))) segment->whole->addr = 0;
+    return result;
 }
 
 /* A segment of one cudaMalloc; *block is its busy block. */
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **block)
 {
     gai_batch batch;
-    gai_page *page = NULL;
-    CUdeviceptr addr = 0;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    gai_segment *segment = gai_segment_new(pool);
-    if (!segment) return result;
+    CUresult result;
+    gai_segment *segment = gai_segment_new_fixed(pool, bytes);
+    if (!segment) return GAI_NO_HOST_MEMORY;
+    result = gai_segment_fetch(pool, segment, bytes);
+    gai_lock_on(&pool->lock);
+    if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
+    segment->whole->page->mappings = segment->whole->addr != 0;
     gai_batch_start(&batch);
-    gai_lock_on(&pool->lock);
-    if (gai_slab_need(&pool->pages, 1)) page = (gai_page *)gai_slab_take(&pool->pages);
-    gai_lock_off(&pool->lock);
-    if (page) result = GAI_CALL(pool, mem_alloc, MemAlloc, (&addr, bytes));
-    if (!result && addr % ((CUdeviceptr)1 << GAI_PAGE_LOG2)) result = CUDA_ERROR_MISALIGNED_ADDRESS;
-    if (!result && (!gai_page_map_need((uintptr_t)addr, bytes) || !gai_map_need(&gai_block_map, (uintptr_t)addr)))
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (result && addr) (void)GAI_CALL(pool, mem_free, MemFree, (addr));
-    gai_lock_on(&pool->lock);
+    gai_batch_add(&batch, segment->whole, segment->first);
     if (!result) {
-        segment->fixed = 1;
-        gai_segment_link(pool, segment, (uintptr_t)addr, bytes);
-        memset(page, 0, sizeof *page);
-        page->segment = segment;
-        page->addr = (uintptr_t)addr;
-        page->bytes = bytes;
-        segment->first->kind = GAI_BUSY;
-        gai_batch_add(&batch, page, segment->first);
         *block = gai_batch_publish(pool, &batch);
+        pool->stats.grows++;
+    } else if (segment->whole->addr) {
+        gai_mapping_quarantine(pool, segment->whole);
     } else {
-        if (page) gai_slab_give(&pool->pages, page);
+        gai_slab_give(&pool->pages, segment->whole->page);
+        gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
     }
     gai_lock_off(&pool->lock);
@@ -2397,94 +2593,117 @@ static size_t gai_fixed_bytes(size_t bytes)
 }
 
 /* The page at an address of a pool's heap. */
-static gai_page *gai_page_at(uintptr_t addr)
+static gai_mapping *gai_page_at(uintptr_t addr)
 {
-    return (gai_page *)gai_map_get(&gai_page_map, gai_down(addr, (size_t)1 << GAI_PAGE_LOG2));
+    return (gai_mapping *)gai_map_get(&gai_page_map, gai_down(addr, (size_t)1 << GAI_PAGE_LOG2));
 }
 
-/* No mark over the page that is still to be completed? */
-static int gai_page_is_quiet(const gai_page *page, const gai_mark *mark)
+/* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
+   used by a request, whose stream may have to wait for recorded events; or with no request to be given back. */
+typedef struct gai_quest {
+    const gai_want *want;
+    size_t wanted, most;
+    int may_wait;
+} gai_quest;
+
+/* May the page under a mapping be had? A page to be given back must be one that nothing which still runs can touch,
+   through this address or an old one. */
+static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
+                                const gai_quest *quest)
 {
-    for (; mark; mark = mark->next)
-        if (mark->end > page->addr && mark->begin < page->addr + page->bytes && !gai_mark_is_complete(mark)) return 0;
+    if (!quest->want && mapping->page->mappings > 1) return 0;
+    for (; mark; mark = mark->next) {
+        if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
+        if (gai_mark_allows(pool, mark, quest->want ? quest->want->lane : NULL)) continue;
+        if (!quest->may_wait || !gai_mark_event(mark)) return 0;
+    }
     return 1;
 }
 
-/* The last run of whole, quiet pages in a free block, no longer than is wanted: at its high end, since blocks are
-   placed at the low one. Returns its length, 0 if there is none. */
-static size_t gai_block_spare_pages(const gai_block *block, size_t wanted, uintptr_t *begin)
+/* The last run of whole pages in a free block that serve the quest: at its high end, since blocks are placed at the
+   low one. Returns its length, 0 if there is none. */
+static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_quest *quest,
+                                    uintptr_t *begin)
 {
     uintptr_t end = 0, at = block->addr + block->bytes;
     size_t bytes = 0;
     if (block->bytes < GAI_FIXED_SMALL) return 0;
-    while (at > block->addr && bytes < wanted) {
-        const gai_page *page = gai_page_at(at - 1);
-        int whole = page->addr >= block->addr && page->addr + page->bytes <= block->addr + block->bytes;
-        if (whole && gai_page_is_quiet(page, block->marks)) {
-            if (!end) end = page->addr + page->bytes;
-            bytes = end - page->addr;
-            *begin = page->addr;
+    while (at > block->addr && bytes < quest->wanted) {
+        const gai_mapping *mapping = gai_page_at(at - 1);
+        int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
+        if (fits && bytes + mapping->bytes <= quest->most &&
+            gai_mapping_is_spare(pool, mapping, block->marks, quest)) {
+            if (!end) end = mapping->addr + mapping->bytes;
+            bytes = end - mapping->addr;
+            *begin = mapping->addr;
         } else if (end) {
             break;
         }
-        at = page->addr;
+        at = mapping->addr;
     }
     return bytes;
 }
 
-/* Takes the pages of a free block's range out of the heap: each gets a busy block. 0: no host memory, nothing
-   changed. */
+/* Takes the pages of a free block's range out of sight: each gets a busy block, with the marks of its bytes. 0: no
+   host memory, nothing changed. With the lock held. */
 static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t begin, size_t bytes, gai_batch *batch)
 {
     uintptr_t end = begin + bytes, at;
     size_t cuts = (size_t)(begin > block->addr) + (size_t)(end < block->addr + block->bytes);
     for (at = gai_page_at(begin)->bytes + begin; at < end; at += gai_page_at(at)->bytes) cuts++;
-    if (!gai_slab_has(&pool->blocks, cuts) || !gai_slab_has(&pool->marks, 2 * gai_marks_count(block->marks))) return 0;
+    if (!gai_slab_has(&pool->blocks, cuts) || !gai_slab_has(&pool->marks, (cuts + 1) * gai_marks_count(block->marks)))
+        return 0;
     if (end < block->addr + block->bytes && !gai_map_need(&gai_block_map, end)) return 0;
     block = gai_block_cut_out(pool, block, begin, bytes, GAI_BUSY);
     while (begin < end) {
-        gai_page *page = gai_page_at(begin);
-        begin += page->bytes;
-        gai_page_publish(page, NULL);
-        gai_batch_add(batch, page, block);
-        if (begin < end) block = gai_block_split(pool, block, begin, GAI_BUSY);
+        gai_mapping *mapping = gai_page_at(begin);
+        gai_block *rest = NULL;
+        begin += mapping->bytes;
+        if (begin < end) rest = gai_block_split(pool, block, begin, GAI_BUSY);
+        gai_mapping_show(mapping, 0);
+        gai_batch_add(batch, mapping, block);
+        block = rest;
     }
     return 1;
 }
 
-/* Takes up to `wanted` bytes of pages out of the free blocks of a set, least recently freed first. Returns the bytes
-   taken. With the lock held. */
-static size_t gai_set_to_batch(galloc_pool *pool, gai_set *set, size_t wanted, gai_batch *batch)
+/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
+   held; 0: no host memory for all of them. */
+static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
 {
     gai_block *block = set->oldest;
-    size_t taken = 0;
-    while (block && taken < wanted) {
+    int enough = 1;
+    while (block && quest->wanted && enough) {
         uintptr_t begin = 0;
         gai_block *newer = block->newer;
-        size_t bytes = gai_block_spare_pages(block, wanted - taken, &begin);
+        size_t bytes = gai_block_spare_pages(pool, block, quest, &begin);
         if (bytes) {
-            if (!gai_block_to_batch(pool, block, begin, bytes, batch)) {
-                /* No host memory for so many at once: one page, and the rest when that is gone. */
-                bytes = gai_block_spare_pages(block, 1, &begin);
-                if (gai_block_to_batch(pool, block, begin, bytes, batch)) taken += bytes;
-                break;
+            if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0; /* a move may have to put them back */
+            enough = gai_block_to_batch(pool, block, begin, bytes, batch);
+            if (!enough) { /* one page then, and the rest when that is gone */
+                gai_quest one = *quest;
+                one.wanted = 1;
+                bytes = gai_block_spare_pages(pool, block, &one, &begin);
+                if (!gai_block_to_batch(pool, block, begin, bytes, batch)) return 0;
             }
-            taken += bytes;
-            newer = set->oldest; /* what is left of the block may have merged with the next in line */
+            quest->wanted -= gai_min(bytes, quest->wanted);
+            quest->most -= bytes;
+            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
         }
         block = newer;
     }
-    return taken;
+    return enough;
 }
 
-static size_t gai_pool_to_batch(galloc_pool *pool, size_t wanted, gai_batch *batch)
+/* The same over all sets: everybody's, the asking stream's own, then all others. */
+static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
-    gai_lane *lane;
-    size_t taken = gai_set_to_batch(pool, &pool->common, wanted, batch);
-    if (taken < wanted) taken += gai_set_to_batch(pool, &pool->mixed, wanted - taken, batch);
-    for (lane = pool->lanes; lane && taken < wanted; lane = lane->next)
-        taken += gai_set_to_batch(pool, &lane->free, wanted - taken, batch);
-    return taken;
+    gai_lane *own = quest->want ? quest->want->lane : NULL, *lane;
+    int enough = gai_set_to_batch(pool, &pool->common, quest, batch);
+    if (enough && own) enough = gai_set_to_batch(pool, &own->free, quest, batch);
+    if (enough) enough = gai_set_to_batch(pool, &pool->mixed, quest, batch);
+    for (lane = pool->lanes; lane && enough; lane = lane->next)
+        if (lane != own) enough = gai_set_to_batch(pool, &lane->free, quest, batch);
 }
 
 /* Gives pages back that nobody uses and no unfinished work may touch, until `wanted` bytes are given or there are no
@@ -2492,20 +2711,90 @@ static size_t gai_pool_to_batch(galloc_pool *pool, size_t wanted, gai_batch *bat
 static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
-    size_t taken, before, after, given = 0;
+    size_t before, after, given = 0;
+    int some;
     do {
+        gai_quest quest;
+        quest.want = NULL;
+        quest.wanted = wanted - given;
+        quest.most = SIZE_MAX;
+        quest.may_wait = 0;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
         before = pool->stats.reserved.current;
-        taken = gai_pool_to_batch(pool, wanted - given, &batch);
+        gai_pool_to_batch(pool, &quest, &batch);
         gai_lock_off(&pool->lock);
-        gai_batch_undo(pool, &batch, 1);
+        some = batch.first != NULL;
+        gai_batch_undo(pool, &batch);
         gai_lock_on(&pool->lock);
         after = pool->stats.reserved.current;
         gai_lock_off(&pool->lock);
         given += before - after;
-    } while (taken && given < wanted);
+    } while (some && given < wanted);
     return given;
+}
+
+/* ---- moving ---- */
+
+/* Puts the pages of donors back where they were: the move did not happen. With the lock held. */
+static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
+{
+    gai_block *block = NULL;
+    while (donors->first) {
+        gai_mapping *mapping = donors->first;
+        donors->first = mapping->next;
+        gai_mapping_show(mapping, 1);
+        if (!block) block = mapping->block;
+        else gai_block_absorb(pool, block, mapping->block);
+        mapping->block = NULL;
+        if (donors->first && donors->first->block == block->next) continue;
+        gai_map_set(&gai_block_map, block->addr, block);
+        (void)gai_block_file(pool, block, 0);
+        block = NULL;
+    }
+}
+
+/* The move has happened: the old ranges are leaving. They keep their marks, which say when they can be unmapped;
+   whose stream has no event yet is asked for one. With the lock held. */
+static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
+{
+    while (donors->first) {
+        gai_mapping *mapping = donors->first;
+        gai_mark *mark;
+        donors->first = mapping->next;
+        gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
+        mapping->block->kind = GAI_LEAVING;
+        for (mark = mapping->block->marks; mark; mark = mark->next)
+            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) mark->lane->asked = 1;
+        mapping->next = pool->old;
+        pool->old = mapping;
+        pool->stats.moves++;
+        pool->stats.moved_bytes += mapping->bytes;
+        pool->stats.leaving += mapping->bytes;
+    }
+}
+
+/* Unmaps old ranges whose marks are complete; never waits for one. */
+static void gai_pool_unmap_old(galloc_pool *pool)
+{
+    gai_batch batch;
+    gai_mapping **at = &pool->old;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    while (*at) {
+        gai_mapping *mapping = *at;
+        gai_marks_prune(pool, &mapping->block->marks);
+        if (mapping->block->marks) {
+            at = &mapping->next;
+            continue;
+        }
+        *at = mapping->next;
+        mapping->block->kind = GAI_BUSY;
+        pool->stats.leaving -= mapping->bytes;
+        gai_batch_add(&batch, mapping, mapping->block);
+    }
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch);
 }
 
 /* Tries again what the driver refused to undo. */
@@ -2517,7 +2806,7 @@ static void gai_pool_retry(galloc_pool *pool)
     pool->quarantine = NULL;
     pool->stats.quarantined = 0;
     gai_lock_off(&pool->lock);
-    gai_batch_undo(pool, &batch, 1);
+    gai_batch_undo(pool, &batch);
 }
 
 static int gai_segment_is_used(const gai_segment *segment)
@@ -2527,28 +2816,40 @@ static int gai_segment_is_used(const gai_segment *segment)
     return block != NULL;
 }
 
+/* The segment's addresses lead nowhere any more. */
+static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
+{
+    gai_block *block;
+    uintptr_t at;
+    for (block = segment->first; block; block = block->next) {
+        gai_marks_end(pool, &block->marks);
+        gai_map_clear(&gai_block_map, block->addr, block);
+        for (at = block->addr; gai_block_is_mapped(block) && at < block->addr + block->bytes;) {
+            gai_mapping *mapping = gai_page_at(at);
+            if (!mapping || mapping->segment != segment) break;
+            at = mapping->addr + mapping->bytes;
+            gai_mapping_show(mapping, 0);
+        }
+    }
+    if (segment->whole) gai_mapping_show(segment->whole, 0);
+}
+
 static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = next) {
-        gai_page *page = segment->lost ? gai_page_at(segment->addr) : NULL;
-        gai_block *block;
         next = segment->next;
-        if (!page || gai_segment_is_used(segment)) continue;
-        for (block = segment->first; block; block = block->next) {
-            gai_marks_end(pool, &block->marks);
-            gai_map_set(&gai_block_map, block->addr, NULL);
-        }
-        gai_page_publish(page, NULL);
-        gai_slab_give(&pool->pages, page);
+        if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->home) continue;
+        gai_segment_hide(pool, segment);
+        gai_slab_give(&pool->pages, segment->whole->page);
+        gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
     }
     gai_lock_off(&pool->lock);
 }
 
-/* ==== POLICY =====================================================================================================
-   */
+/* ==== POLICY ==================================================================================================== */
 /* >>policy */
 
 /* One allocation on its way through the heap. */
@@ -2557,6 +2858,9 @@ typedef struct gai_job {
     gai_want want;
     gai_site site;
     gai_block *got;
+    int frugal;         /* create no more than the overhead allows */
+    int may_wait;       /* pages may come from streams that the asking one then waits for */
+    int grown;          /* pages were created or moved for it */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
     CUresult said;      /* by the driver, when it refused memory */
     const char *who;
@@ -2645,10 +2949,76 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
     return gai_job_is_done(job);
 }
 
+/* ---- waits between streams ---- */
+
+/* The note of what `lane` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
+static gai_wait *gai_lane_wait_on(galloc_pool *pool, gai_lane *lane, gai_lane *on)
+{
+    gai_wait *wait = lane->waits;
+    while (wait && wait->on != on) wait = wait->next;
+    if (wait || !gai_slab_need(&pool->waits, 1)) return wait;
+    wait = (gai_wait *)gai_slab_take(&pool->waits);
+    wait->on = on;
+    wait->epoch = 0;
+    wait->next = lane->waits;
+    lane->waits = wait;
+    return wait;
+}
+
+/* Queues one wait: first the wait, then the note that it is queued, or a third call could rely on a wait that is not
+   there yet. Recorded events stay recorded while `growth` is held. */
+static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
+{
+    galloc_pool *pool = job->pool;
+    gai_event *event;
+    gai_wait *wait;
+    gai_scope scope;
+    CUresult result;
+    gai_lock_on(&pool->lock);
+    event = gai_mark_event(mark);
+    wait = gai_lane_wait_on(pool, job->want.lane, mark->lane);
+    gai_lock_off(&pool->lock);
+    if (!wait) return GAI_NO_HOST_MEMORY;
+    result = gai_scope_enter(&scope, job->want.lane->context);
+    if (result) return result;
+    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.stream, event->event, 0));
+    gai_scope_leave(&scope);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    if (event->epoch > wait->epoch) wait->epoch = event->epoch;
+    pool->stats.waits++;
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+/* Has the asking stream wait for every mark of the block just taken; if that fails the block goes back with all of
+   them. */
+static void gai_job_wait(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    CUresult result = CUDA_SUCCESS;
+    const gai_mark *mark;
+    for (mark = job->got->marks; mark && !result; mark = mark->next) {
+        int allowed;
+        gai_lock_on(&pool->lock);
+        allowed = gai_mark_allows(pool, mark, job->want.lane);
+        gai_lock_off(&pool->lock);
+        if (!allowed) result = gai_job_wait_for(job, mark);
+    }
+    if (!result) return;
+    gai_lock_on(&pool->lock);
+    gai_block_untake(pool, job->got);
+    (void)gai_block_file(pool, job->got, 0);
+    gai_lock_off(&pool->lock);
+    job->got = NULL;
+    job->error = gai_driver_failed(result, "cuStreamWaitEvent");
+    gai_pool_note(pool, result);
+}
+
 /* ---- growth ---- */
 
-/* Where new pages go: into [begin, end) of a hole, so that `at` becomes free together with the free blocks beside it.
-   */
+/* Where new pages go: into [begin, end) of a hole, so that `at` becomes free together with the free blocks
+   beside it. */
 typedef struct gai_plan {
     gai_block *hole, *left, *right;
     uintptr_t begin, end, at;
@@ -2706,21 +3076,30 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     return pool->config.memory_limit > held ? pool->config.memory_limit - held : 0;
 }
 
-/* A page is a 64th of what the pool will hold, so that neither their number nor the last one's waste grows with the
-   heap. */
-static size_t gai_page_size(const galloc_pool *pool, size_t more)
+/* Bytes that may be created before pages are moved instead. */
+static size_t gai_pool_allowance(const galloc_pool *pool, const gai_want *want)
 {
-    size_t wish = (pool->stats.reserved.current + more) / GAI_PAGE_FRACTION;
+    size_t peak = gai_max(pool->live_peak, pool->stats.live.current + want->requested);
+    double most = (double)peak * (1 + pool->config.overhead), held = (double)pool->stats.reserved.current;
+    return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
+}
+
+/* Pages grow with the heap, so that their number does not: a 24th of it while there is plenty, and half of what may
+   still be created as that runs low, since only pages that are free as a whole can move; never less than a 384th. */
+static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
+{
+    size_t held = pool->stats.reserved.current + more;
+    size_t wish = gai_max(held / GAI_PAGE_FINEST, gai_min(held / GAI_PAGE_COARSEST, allowance / 2));
     wish = gai_min(gai_max(wish, pool->granularity), GAI_PAGE_MAX);
     return gai_max(gai_power_below(wish), pool->granularity);
 }
 
 /* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
-static void gai_plan_round(const galloc_pool *pool, gai_plan *plan, size_t page_bytes)
+static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
 {
     uintptr_t hole_end = plan->hole->addr + plan->hole->bytes;
     size_t bytes = gai_up(plan->end - plan->begin, page_bytes);
-    if (bytes <= hole_end - plan->begin && bytes <= gai_pool_headroom(pool)) plan->end = plan->begin + bytes;
+    if (bytes <= hole_end - plan->begin && bytes <= most) plan->end = plan->begin + bytes;
 }
 
 static void gai_plan_hold(gai_plan *plan)
@@ -2749,8 +3128,8 @@ static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room
     hole->kind = GAI_ROOM;
 }
 
-/* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have them.
-   */
+/* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have
+   them. */
 static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *block)
 {
     block->kind = GAI_FREE;
@@ -2769,6 +3148,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     gai_found found = {NULL, 0};
     found.block = gai_block_file(job->pool, gai_plan_join(job->pool, plan, block), 0);
     found.at = plan->at;
+    job->grown = 1;
     gai_job_take(job, found);
     if (job->got) gai_block_keep_room(job->pool, job->got, job->want.room);
 }
@@ -2798,25 +3178,49 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     return !result && gai_plan_best(pool, &job->want, plan);
 }
 
-/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
-   the bytes to map, 0 if growth is not possible (the job may have an error). */
-static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_batch *batch, int exact)
+/* Decides how the planned range is filled: with new pages as far as the overhead allows, then with pages moved from
+   free blocks, and if those do not suffice with new ones after all. 0: the limit does not allow it. With the lock
+   held, the plan's blocks out of sight. */
+static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
     galloc_pool *pool = job->pool;
-    size_t bytes, page_bytes;
+    gai_quest quest;
+    size_t bytes = plan->end - plan->begin, allowance = gai_pool_allowance(pool, &job->want);
+    gai_batch_start(&filling->donors);
+    filling->page_bytes = gai_page_size(pool, bytes, allowance);
+    quest.want = &job->want;
+    if (job->want.room) allowance = 0; /* nothing from the bins has served it: what is held comes first here */
+    quest.wanted = bytes - gai_min(bytes, gai_down(allowance, pool->granularity));
+    quest.may_wait = job->may_wait;
+    quest.most = plan->hole->addr + plan->hole->bytes - plan->begin;
+    filling->moved = quest.most;
+    if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
+    filling->moved -= quest.most;
+    if (!filling->moved && !exact && !job->want.room) gai_plan_round(plan, filling->page_bytes, allowance);
+    bytes = plan->end - plan->begin;
+    filling->fresh = bytes - gai_min(bytes, filling->moved);
+    plan->end = plan->begin + filling->moved + filling->fresh;
+    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(allowance, pool->granularity - 1)
+                                                            : gai_pool_headroom(pool));
+}
+
+/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
+   the bytes to map, 0 if growth is not possible (the job may have an error). */
+static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, gai_batch *batch, int exact)
+{
+    galloc_pool *pool = job->pool;
+    size_t bytes;
     if (!gai_job_plan(job, plan)) return 0;
-    bytes = plan->end - plan->begin;
-    if (bytes > gai_pool_headroom(pool)) return 0;
-    page_bytes = gai_page_size(pool, bytes);
-    if (!exact && !job->want.room) gai_plan_round(pool, plan, page_bytes);
-    bytes = plan->end - plan->begin;
-    if (!gai_slab_need(&pool->blocks, 4) ||
-        !gai_batch_over_hole(pool, batch, plan->hole, plan->begin, bytes, page_bytes)) {
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes", bytes);
-        return 0;
-    }
     gai_plan_hold(plan);
-    return bytes;
+    if (gai_job_choose(job, plan, filling, exact)) {
+        bytes = plan->end - plan->begin;
+        if (gai_slab_need(&pool->blocks, 4) && gai_batch_over_hole(pool, batch, plan->hole, plan->begin, filling))
+            return bytes;
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes", bytes);
+    }
+    gai_donors_restore(pool, &filling->donors);
+    gai_plan_let_go(pool, plan);
+    return 0;
 }
 
 /* Adds pages to the best place, in whole pages of the heap's page size, or if `exact` just what is needed. */
@@ -2824,20 +3228,28 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_plan plan;
+    gai_filling filling;
     gai_batch batch;
     CUresult result;
     size_t bytes;
     gai_lock_on(&pool->lock);
-    bytes = gai_job_prepare(job, &plan, &batch, exact);
+    bytes = gai_job_prepare(job, &plan, &filling, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!bytes) return CUDA_SUCCESS;
     result = gai_batch_map(pool, &batch, plan.begin, bytes);
-    if (result) gai_batch_undo(pool, &batch, 0);
+    if (result) gai_batch_undo(pool, &batch);
     gai_lock_on(&pool->lock);
-    if (result) gai_plan_let_go(pool, &plan);
-    else gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
+    if (result) {
+        gai_donors_restore(pool, &filling.donors);
+        gai_plan_let_go(pool, &plan);
+    } else {
+        pool->stats.grows += filling.fresh != 0;
+        gai_donors_leave(pool, &filling.donors);
+        gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
+    }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, "cuMemCreate");
+    if (job->got && job->may_wait) gai_job_wait(job);
     return result;
 }
 
@@ -2855,6 +3267,7 @@ static void gai_job_grow_fixed(gai_job *job)
         gai_lock_on(&pool->lock);
         found.block = gai_block_file(pool, block, 0);
         found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
+        job->grown = 1;
         gai_job_take(job, found);
         gai_lock_off(&pool->lock);
     }
@@ -2874,12 +3287,24 @@ static int gai_step_grow(gai_job *job)
     return gai_job_is_done(job);
 }
 
+/* The same within the overhead: with pages moved rather than created. */
+static int gai_step_grow_within(gai_job *job)
+{
+    int done;
+    if (!job->pool->config.expandable_segments) return 0;
+    job->frugal = 1;
+    done = gai_step_grow(job);
+    job->frugal = 0;
+    return done;
+}
+
 /* What other streams have done with, if the pool may know. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
     if (job->pool->config.reuse & GALLOC_REUSE_COMPLETED) gai_pool_poll(job->pool);
+    gai_pool_unmap_old(job->pool);
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
@@ -2897,70 +3322,6 @@ static int gai_step_recycle(gai_job *job)
     return gai_pool_release(pool, wanted) && gai_step_grow(job);
 }
 
-/* The note of what `lane` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
-static gai_wait *gai_lane_wait_on(galloc_pool *pool, gai_lane *lane, gai_lane *on)
-{
-    gai_wait *wait = lane->waits;
-    while (wait && wait->on != on) wait = wait->next;
-    if (wait || !gai_slab_need(&pool->waits, 1)) return wait;
-    wait = (gai_wait *)gai_slab_take(&pool->waits);
-    wait->on = on;
-    wait->epoch = 0;
-    wait->next = lane->waits;
-    lane->waits = wait;
-    return wait;
-}
-
-/* Queues one wait: first the wait, then the note that it is queued, or a third call could rely on a wait that is not
-   there yet. Recorded events stay recorded while `growth` is held. */
-static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
-{
-    galloc_pool *pool = job->pool;
-    gai_event *event;
-    gai_wait *wait;
-    gai_scope scope;
-    CUresult result;
-    gai_lock_on(&pool->lock);
-    event = gai_mark_event(mark);
-    wait = gai_lane_wait_on(pool, job->want.lane, mark->lane);
-    gai_lock_off(&pool->lock);
-    if (!wait) return CUDA_ERROR_OUT_OF_MEMORY;
-    result = gai_scope_enter(&scope, job->site.context);
-    if (result) return result;
-    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.stream, event->event, 0));
-    gai_scope_leave(&scope);
-    if (result) return result;
-    gai_lock_on(&pool->lock);
-    if (event->epoch > wait->epoch) wait->epoch = event->epoch;
-    pool->stats.waits++;
-    gai_lock_off(&pool->lock);
-    return CUDA_SUCCESS;
-}
-
-/* Has the asking stream wait for every mark of the block just taken; if that fails the block goes back with all of
-   them. */
-static void gai_job_wait(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    CUresult result = CUDA_SUCCESS;
-    const gai_mark *mark;
-    for (mark = job->got->marks; mark && !result; mark = mark->next) {
-        int allowed;
-        gai_lock_on(&pool->lock);
-        allowed = gai_mark_allows(pool, mark, job->want.lane);
-        gai_lock_off(&pool->lock);
-        if (!allowed) result = gai_job_wait_for(job, mark);
-    }
-    if (!result) return;
-    gai_lock_on(&pool->lock);
-    gai_block_untake(pool, job->got);
-    (void)gai_block_file(pool, job->got, 0);
-    gai_lock_off(&pool->lock);
-    job->got = NULL;
-    job->error = gai_driver_failed(result, "cuStreamWaitEvent");
-    gai_pool_note(pool, result);
-}
-
 /* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
    anyway. */
 static void gai_pool_join(galloc_pool *pool)
@@ -2976,29 +3337,42 @@ static void gai_pool_join(galloc_pool *pool)
     }
 }
 
-/* Never for the legacy stream: every blocking stream would wait along. */
+/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. Never for the
+   legacy stream: every blocking stream would wait along. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.room) return 0;
-    if (job->want.lane->stream == CU_STREAM_LEGACY || job->want.just_ready) return 0;
+    int done;
+    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
+    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
-    gai_job_take(job, gai_find_all(pool, &job->want, 1));
+    if (!job->want.room) gai_job_take(job, gai_find_all(pool, &job->want, 1));
     gai_lock_off(&pool->lock);
     if (job->got) gai_job_wait(job);
-    return gai_job_is_done(job);
+    if (gai_job_is_done(job)) return 1;
+    job->may_wait = 1;
+    done = gai_step_grow_within(job);
+    job->may_wait = 0;
+    return done;
 }
 
-/* The oldest event that is still out; NULL: none. */
-static gai_lane *gai_pool_oldest_mark(galloc_pool *pool, CUevent *event)
+/* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
+   is oldest. Returns its oldest event; NULL: none is out. */
+static CUevent gai_pool_best_event(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_lane *lane, *best = NULL;
+    CUevent event = NULL;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane && !(lane->recorded && lane->uses); lane = lane->next) continue;
-    if (lane) *event = lane->recorded->event;
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        if (!lane->recorded || !lane->uses) continue;
+        if (best && best->free.bytes > lane->free.bytes) continue;
+        if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
+        best = lane;
+    }
+    if (best) event = best->recorded->event;
     gai_lock_off(&pool->lock);
-    return lane;
+    return event;
 }
 
 /* Has the host wait for one event after another until something fits. */
@@ -3006,24 +3380,33 @@ static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     CUevent event;
-    while (gai_pool_oldest_mark(pool, &event)) {
+    while ((event = gai_pool_best_event(pool)) != NULL) {
         CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event));
         if (result) {
             gai_job_refused(job, result, "cuEventSynchronize");
             return 1;
         }
         gai_pool_poll(pool);
-        if (gai_job_search(job, GAI_REACH_ALL)) return 1;
+        gai_pool_unmap_old(pool);
+        if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
     }
     return 0;
 }
 
-/* Is a stream of the current context being captured in a way that forbids waiting for the device? */
-static int gai_is_capture_near(void)
+/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
+   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
+   (measured: docs/design.md). What the driver would not take back is used the next time. */
+static CUresult gai_device_wait(galloc_pool *pool)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
-    return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = CUDA_SUCCESS;
+    if (!pool->fence) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&pool->fence, GAI_UNIT, 0));
+    if (result) {
+        pool->fence = NULL;
+        return result;
+    }
+    result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
+    if (!result) pool->fence = NULL;
+    return result;
 }
 
 /* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
@@ -3037,7 +3420,7 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane->context == context && lane->context_id == context_id) lane->waited_for = lane->epoch++;
     gai_lock_off(&pool->lock);
-    result = gai_is_capture_near() ? CUDA_ERROR_NOT_READY : GAI_CALL(pool, context_synchronize, CtxSynchronize, ());
+    result = gai_device_wait(pool);
     gai_scope_leave(&scope);
     if (result) return result;
     gai_lock_on(&pool->lock);
@@ -3047,16 +3430,14 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     return CUDA_SUCCESS;
 }
 
-/* Is something that was freed on the lane's stream not known to be complete? Not in a dead context, by definition. */
-static int gai_lane_is_incomplete(galloc_pool *pool, gai_lane *lane)
+/* Is something that was freed on the lane's stream not known to be complete? */
+static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
 {
     int incomplete;
     gai_lock_on(&pool->lock);
     incomplete = lane->uses && lane->freed > lane->done;
     gai_lock_off(&pool->lock);
-    if (!incomplete || !gai_lane_is_dead(lane)) return incomplete;
-    gai_lane_died(pool, lane);
-    return 0;
+    return incomplete;
 }
 
 /* Waits for the device, in every context that freed something, and lets everybody have the result. */
@@ -3073,21 +3454,22 @@ static CUresult gai_pool_wait(galloc_pool *pool)
         if (said) result = said;
     }
     gai_pool_poll(pool);
+    gai_pool_unmap_old(pool);
     return result;
 }
 
 static int gai_step_wait_device(gai_job *job)
 {
     CUresult result = gai_pool_wait(job->pool);
-    if (result && result != CUDA_ERROR_NOT_READY) gai_job_refused(job, result, "cuCtxSynchronize");
+    if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll,      gai_step_grow,        gai_step_recycle, gai_step_wait,
-    gai_step_wait_host, gai_step_wait_device, gai_step_recycle,
+    gai_step_poll,    gai_step_grow_within, gai_step_wait,        gai_step_grow,
+    gai_step_recycle, gai_step_wait_host,   gai_step_wait_device, gai_step_recycle,
 };
 
 static void gai_job_say_no_memory(gai_job *job)
@@ -3140,11 +3522,17 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
         if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
     }
     if (error) gai_lock_off(&pool->growth);
+    else gai_pool_bury(pool);
     return error;
 }
 
+/* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
+   device proves all of them complete, and those that hold nothing then are forgotten. */
+#define GAI_LANES_MANY 1024
+
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 {
+    if (gai_pool_count_lanes(pool) > GAI_LANES_MANY) (void)gai_pool_wait(pool);
     gai_pool_sweep_lanes(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->growth);
@@ -3157,10 +3545,11 @@ static void gai_job_count(gai_job *job)
     gai_stat_used(job->pool, job->got->bytes, job->got->requested);
     gai_stat_add(&job->pool->stats.blocks, 1);
     job->pool->stats.mallocs++;
+    job->pool->stats.hits += !job->grown;
 }
 
-/* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search first.
-   */
+/* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
+   first. */
 static void gai_job_run(gai_job *job)
 {
     gai_scope scope;
@@ -3174,12 +3563,12 @@ static void gai_job_run(gai_job *job)
     }
     gai_lock_on(&job->pool->lock);
     gai_job_count(job);
+    gai_stat_cached(job->pool);
     gai_lock_off(&job->pool->lock);
     gai_pool_leave(job->pool, &scope);
 }
 
-/* ==== HEAP =======================================================================================================
-   */
+/* ==== HEAP ====================================================================================================== */
 /* >>heap */
 
 /* A pool that met a sticky error gives out nothing until its context is another one. */
@@ -3232,10 +3621,9 @@ static cudaError_t gai_job_do(gai_job *job)
     if (job->want.lane) {
         gai_job_search_locked(job, GAI_REACH_OWN);
         gai_job_count(job);
-        pool->stats.hits += job->got != NULL;
     }
     gai_lock_off(&pool->lock);
-    if (!job->want.lane) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
+    if (!job->want.lane) return gai_lane_refused(&job->site);
     if (!gai_job_is_done(job)) gai_job_run(job);
     gai_lock_on(&pool->lock);
     gai_lane_release(pool, job->want.lane, &job->site);
@@ -3243,7 +3631,7 @@ static cudaError_t gai_job_do(gai_job *job)
     return job->got ? cudaSuccess : job->error;
 }
 
-static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, const gai_site *site)
+static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
     cudaError_t error;
@@ -3267,8 +3655,8 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
 
 static galloc_pool *gai_pool_of(const void *ptr)
 {
-    const gai_page *page = gai_page_at((uintptr_t)ptr);
-    return page ? page->segment->pool : NULL;
+    const gai_mapping *mapping = gai_page_at((uintptr_t)ptr);
+    return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : NULL;
 }
 
 /* The block of any kind that an address lies in. With the lock held. */
@@ -3378,6 +3766,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     gai_block *room = block->next && block->next->kind == GAI_ROOM ? block->next : NULL;
     gai_mark *taker;
+    if (marks) block->stream_id = marks->lane->stream_id;
     gai_block_stamp(pool, block, marks);
     for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
     gai_block_stamp_takers(pool, block, block->takers);
@@ -3396,8 +3785,8 @@ static int gai_lane_is_reachable(const gai_lane *lane)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    if (gai_cu.StreamGetId(lane->stream, &id) || id != lane->stream_id) return 0;
-    return !gai_cu.StreamIsCapturing(lane->stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+    if (gai_cu.StreamIsCapturing(lane->stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
+    return lane->stream == CU_STREAM_LEGACY || (!gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id);
 }
 
 /* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
@@ -3425,7 +3814,7 @@ static void gai_pool_mark_due(galloc_pool *pool)
             gai_scope_leave(&scope);
         }
         gai_lock_on(&pool->lock);
-        if (reachable && lane->asked) (void)gai_lane_mark(pool, lane, lane->stream);
+        if (reachable && lane->asked) (void)gai_lane_mark(pool, lane, lane->stream, 0);
         lane->busy--;
     }
     gai_lock_off(&pool->marking);
@@ -3433,11 +3822,12 @@ static void gai_pool_mark_due(galloc_pool *pool)
 
 /* The host has no memory to note a stream never seen before, but a free must not fail for that: once the stream's
    work is done there is nothing to note. */
-static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, const gai_site *site)
+static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_scope scope;
     gai_block *block;
-    CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_scope_enter(&scope, site->context);
+    CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
+    if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
         result = gai_cu.StreamSynchronize(site->stream);
         gai_scope_leave(&scope);
@@ -3451,7 +3841,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, const ga
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, const gai_site *site)
+static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block;
     gai_lane *lane;
@@ -3474,7 +3864,7 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, const gai_site *s
 /* ---- several streams ---- */
 
 /* Adds a mark that names the stream's lane to a list; the lane stays held. */
-static int gai_marks_name(galloc_pool *pool, gai_mark **list, const gai_site *site)
+static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
 {
     gai_lane *lane;
     gai_mark *mark = NULL;
@@ -3555,7 +3945,7 @@ static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *la
     return 1;
 }
 
-static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, const gai_site *site)
+static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
     gai_lane *lane;
@@ -3570,24 +3960,29 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, const ga
     gai_lock_off(&pool->lock);
     if (noted) return cudaSuccess;
     if (lane && !block) return gai_pointer_refused(pool, ptr);
-    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a stream");
+    return gai_lane_refused(site);
 }
 
-/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. */
+/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. A record that is
+   due on the stream is waited for, and then not due any more. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
+    gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
     lane = gai_lane_find(pool, site);
     if (lane) {
+        int named = lane->uses || lane->busy;
+        lane->due = 0;
         lane->busy++;
-        if (lane->uses && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        else if (lane->uses) result = gai_lane_mark(pool, lane, site->stream);
-        if (!result) lane->retired = 1;
+        if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
+        else lane->retired = 1;
         lane->busy--;
     }
     gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->marking);
     return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
 }
 
@@ -3603,6 +3998,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane,
     tail = gai_block_split(pool, block, block->addr + bytes, GAI_USED);
     mark = gai_mark_new(pool, NULL, 0, 0, 0);
     mark->lane = lane;
+    tail->stream_id = lane->stream_id;
     gai_block_stamp(pool, tail, mark);
     for (taker = block->takers; taker; taker = taker->next) {
         mark = gai_mark_new(pool, NULL, 0, 0, 0);
@@ -3633,11 +4029,12 @@ static int gai_block_extend(galloc_pool *pool, gai_block *block, gai_lane *lane,
     return 1;
 }
 
-/* Maps pages into the room behind a block. Meanwhile the room is a hole like any other, which only `growth` guards.
-   */
-static cudaError_t gai_block_grow_into_room(galloc_pool *pool, gai_block *block, size_t bytes, size_t page_bytes)
+/* Maps pages into the room behind a block. Meanwhile the room is a hole like any other, which only `growth`
+   guards. */
+static CUresult gai_block_grow_into_room(galloc_pool *pool, gai_block *block, size_t bytes, size_t page_bytes)
 {
     gai_batch batch;
+    gai_filling filling;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     size_t more = bytes - block->bytes, room;
     uintptr_t addr = block->addr + block->bytes;
@@ -3645,45 +4042,68 @@ static cudaError_t gai_block_grow_into_room(galloc_pool *pool, gai_block *block,
     gai_lock_on(&pool->lock);
     room = block->bytes + block->next->bytes;
     gai_block_to_hole(pool, block->next);
-    ready = gai_batch_over_hole(pool, &batch, block->next, addr, more, page_bytes);
+    gai_batch_start(&filling.donors);
+    filling.moved = 0;
+    filling.fresh = more;
+    filling.page_bytes = page_bytes;
+    ready = gai_batch_over_hole(pool, &batch, block->next, addr, &filling);
     gai_lock_off(&pool->lock);
     if (ready) result = gai_batch_map(pool, &batch, addr, more);
-    if (ready && result) gai_batch_undo(pool, &batch, 0);
+    if (ready && result) gai_batch_undo(pool, &batch);
     gai_lock_on(&pool->lock);
     if (!result) {
         gai_block *grown = gai_batch_publish(pool, &batch);
+        pool->stats.grows++;
         grown->kind = GAI_USED;
         gai_block_absorb(pool, block, grown);
         gai_stat_used(pool, more, 0);
     }
     gai_block_keep_room(pool, block, room);
     gai_lock_off(&pool->lock);
-    if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
-    return gai_fail((cudaError_t)(int)result, "growing a block by %zu bytes: %s", more,
-                    ready ? cudaGetErrorString((cudaError_t)(int)result) : "no host memory");
+    return ready ? result : GAI_NO_HOST_MEMORY;
 }
 
-/* The used block at `ptr` and whether it can be made `bytes` long in its room. With `growth` held. */
+/* What a used block lacks to be `bytes` long in its room. With `growth` held. */
+static cudaError_t gai_room_lacks(galloc_pool *pool, void *ptr, size_t bytes, gai_block **block, size_t *more)
+{
+    size_t room = 0, want = gai_up(bytes, pool->granularity);
+    gai_lock_on(&pool->lock);
+    *block = gai_block_used(pool, ptr);
+    if (*block) {
+        room = (*block)->bytes;
+        if ((*block)->next && (*block)->next->kind == GAI_ROOM) room += (*block)->next->bytes;
+        *more = want - gai_min(want, (*block)->bytes);
+    }
+    gai_lock_off(&pool->lock);
+    if (!*block) return gai_pointer_refused(pool, ptr);
+    if (want <= room) return cudaSuccess;
+    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", ptr, bytes);
+}
+
+/* Makes a block longer in its room, giving free pages back for it as far as the limit or the device demands: first
+   those known to be unused, then those that a wait for the device proves so. With `growth` held. */
 static cudaError_t gai_pool_grow_into_room(galloc_pool *pool, void *ptr, size_t bytes)
 {
     gai_block *block;
-    size_t want, room = 0, more = 0, headroom;
-    gai_lock_on(&pool->lock);
-    block = gai_block_used(pool, ptr);
-    want = gai_up(bytes, pool->granularity);
-    if (block && block->next && block->next->kind == GAI_ROOM) room = block->bytes + block->next->bytes;
-    if (block) more = want - gai_min(want, block->bytes);
-    headroom = gai_pool_headroom(pool);
-    gai_lock_off(&pool->lock);
-    if (!block) return gai_pointer_refused(pool, ptr);
-    if (want > room)
-        return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", ptr, bytes);
-    if (more > headroom) headroom += gai_pool_release(pool, more - headroom);
-    if (more > headroom)
-        return gai_fail(cudaErrorMemoryAllocation, "out of memory: growing a block by %zu bytes; memory_limit is %zu",
-                        more, pool->config.memory_limit);
-    return more ? gai_block_grow_into_room(pool, block, want, gai_page_size(pool, more)) : cudaSuccess;
+    size_t more = 0;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    int tries;
+    for (tries = 0; tries < 3 && result == CUDA_ERROR_OUT_OF_MEMORY; tries++) {
+        size_t headroom = gai_pool_headroom(pool);
+        cudaError_t error = gai_room_lacks(pool, ptr, bytes, &block, &more);
+        if (error || !more) return error;
+        if (tries == 2) (void)gai_pool_wait(pool);
+        else gai_pool_poll(pool);
+        if (more > headroom) headroom += gai_pool_release(pool, more - headroom);
+        else if (tries) (void)gai_pool_release(pool, SIZE_MAX);
+        if (more <= headroom)
+            result = gai_block_grow_into_room(pool, block, block->bytes + more, gai_page_size(pool, more, more));
+    }
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) return result ? gai_driver_failed(result, "growing a block") : cudaSuccess;
+    return gai_fail(cudaErrorMemoryAllocation,
+                    "out of memory: growing a block by %zu bytes; held %zu, memory_limit %zu", more,
+                    pool->stats.reserved.current, pool->config.memory_limit);
 }
 
 /* What can be done about a block's size with the lock alone; 0: it needs its room. Lock held. */
@@ -3692,15 +4112,18 @@ static int gai_block_resize(galloc_pool *pool, gai_block *block, gai_lane *lane,
     size_t rounded = gai_up(bytes, GAI_UNIT);
     if (rounded > block->bytes)
         return !block->growable && gai_block_extend(pool, block, lane, rounded - block->bytes);
-    if (rounded < block->bytes && !block->growable) (void)gai_block_shrink(pool, block, lane, rounded);
+    if (rounded < block->bytes && !block->growable && !block->segment->lost)
+        (void)gai_block_shrink(pool, block, lane, rounded);
     return 1;
 }
 
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
 {
-    pool->stats.live.current -= block->requested;
+    size_t before = block->requested;
     block->requested = bytes;
-    gai_stat_add(&pool->stats.live, bytes);
+    if (bytes > before) gai_stat_add(&pool->stats.live, bytes - before);
+    else pool->stats.live.current -= before - bytes;
+    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current);
 }
 
 static cudaError_t gai_pool_resize_slowly(galloc_pool *pool, void *ptr, size_t bytes)
@@ -3719,7 +4142,7 @@ static cudaError_t gai_pool_resize_slowly(galloc_pool *pool, void *ptr, size_t b
     return error;
 }
 
-static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, const gai_site *site)
+static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
 {
     gai_block *block = NULL;
     gai_lane *lane;
@@ -3734,14 +4157,15 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, c
     }
     if (lane) gai_lane_release(pool, lane, site);
     gai_lock_off(&pool->lock);
-    if (!lane) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
+    if (!lane) return gai_lane_refused(site);
     if (!block) return gai_pointer_refused(pool, ptr);
     return done ? cudaSuccess : gai_pool_resize_slowly(pool, ptr, bytes);
 }
 
-/* ==== CONFIGURATION ==============================================================================================
-   */
+/* ==== CONFIGURATION ============================================================================================= */
 /* >>configuration */
+
+#define GAI_OVERHEAD_MAX 100
 
 /* A piece of the text that is being parsed. */
 typedef struct gai_text {
@@ -3793,6 +4217,26 @@ static int gai_parse_size(gai_text text, size_t *value)
     return 1;
 }
 
+/* Digits with at most one point among them, whatever the locale; six digits behind the point count. */
+static int gai_parse_fraction(gai_text text, double *value)
+{
+    double whole = 0, scale = 1;
+    int points = 0;
+    size_t i, digits = 0;
+    for (i = 0; i < text.length; i++) {
+        char c = text.at[i];
+        if (c == '.' && !points++) continue;
+        if (c < '0' || c > '9') return 0;
+        digits++;
+        if (points && scale >= 1e6) continue;
+        whole = whole * 10 + (c - '0');
+        if (points) scale *= 10;
+    }
+    if (!digits || whole / scale > GAI_OVERHEAD_MAX) return 0;
+    *value = whole / scale;
+    return 1;
+}
+
 static int gai_parse_reuse(gai_text text, int *value)
 {
     int reuse = 0, more;
@@ -3820,6 +4264,7 @@ static const struct {
 } gai_keys[] = {
     {"expandable_segments", "True or False"},
     {"memory_limit", "bytes, or a number with K, M or G"},
+    {"overhead", "a fraction such as 0.02, from 0 to 100"},
     {"reuse", "none, or completed, followed, wait joined by '+'"},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
@@ -3829,6 +4274,7 @@ static int gai_parse_value(galloc_config *config, int key, gai_text value)
     switch (key) {
     case 0: return gai_parse_switch(value, &config->expandable_segments);
     case 1: return gai_parse_size(value, &config->memory_limit);
+    case 2: return gai_parse_fraction(value, &config->overhead);
     default: return gai_parse_reuse(value, &config->reuse);
     }
 }
@@ -3841,7 +4287,8 @@ static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, un
     int i, has_value = gai_text_cut(&pair, ':', &key), shown = (int)gai_min(key.length, 40);
     for (i = 0; i < GAI_KEYS && !gai_text_is(key, gai_keys[i].key); i++) continue;
     if (i == GAI_KEYS)
-        (void)snprintf(message, size, "at %zu: unknown key '%.*s': expandable_segments, memory_limit or reuse", place,
+        (void)snprintf(message, size,
+                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse", place,
                        shown, key.at);
     else if (!has_value)
         (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
@@ -3875,8 +4322,7 @@ static int gai_parse(galloc_config *config, const char *text, char *message, siz
     return 1;
 }
 
-/* ==== CHECK ======================================================================================================
-   */
+/* ==== CHECK ===================================================================================================== */
 /* >>check */
 
 /* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
@@ -3914,6 +4360,25 @@ static int gai_check_set(const gai_set *set)
     return broken + (set->newest != older) + (bytes != set->bytes) + (in_list != in_bins);
 }
 
+static int gai_check_slab(const gai_slab *slab)
+{
+    void *const *unused = (void *const *)slab->unused;
+    size_t n = 0;
+    for (; unused; unused = (void *const *)*unused) n++;
+    return n != slab->available;
+}
+
+/* It can be found, and knows of no wait that it cannot have. */
+static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
+{
+    const gai_lane *other = *gai_lane_bucket(pool, lane->stream_id);
+    const gai_wait *wait;
+    int broken = lane->free.lane != lane || (lane->due && !pool->due);
+    while (other && other != lane) other = other->next_indexed;
+    for (wait = lane->waits; wait; wait = wait->next) broken += wait->epoch >= wait->on->epoch;
+    return broken + (other == NULL);
+}
+
 static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
 {
     const gai_event *event;
@@ -3932,7 +4397,7 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
             for (mark = block->takers; mark; mark = mark->next) uses += mark->lane == lane;
         }
     }
-    return broken + (uses != lane->uses) + gai_check_set(&lane->free);
+    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -3951,10 +4416,10 @@ static int gai_check_pages(const gai_block *block)
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
     while (at < end && mapped) {
-        const gai_page *page = gai_page_at(at);
-        if (!page) return broken + 1;
-        broken += at < page->addr || at >= page->addr + page->bytes || page->segment != block->segment;
-        at = page->addr + page->bytes;
+        const gai_mapping *mapping = gai_page_at(at);
+        if (!mapping) return broken + 1;
+        broken += at < mapping->addr || at >= mapping->addr + mapping->bytes || mapping->segment != block->segment;
+        at = mapping->addr + mapping->bytes;
     }
     for (; at < end && at - block->addr < 64 * GAI_FIXED_SMALL; at += GAI_FIXED_SMALL)
         broken += gai_page_at(at) != NULL;
@@ -3974,6 +4439,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
         if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
+    broken += block->kind == GAI_ROOM && !(block->prev && block->prev->kind == GAI_USED && block->prev->growable);
     return broken + gai_check_marks(block) + gai_check_pages(block);
 }
 
@@ -3987,9 +4453,9 @@ static size_t gai_check_mapped(const gai_block *block)
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
     size_t bytes = 0;
     while (at < end && gai_block_is_mapped(block)) {
-        const gai_page *page = gai_page_at(at);
-        if (page && page->addr >= block->addr) bytes += page->bytes;
-        at = page ? page->addr + page->bytes : end;
+        const gai_mapping *mapping = gai_page_at(at);
+        if (mapping && mapping->addr >= block->addr) bytes += mapping->bytes;
+        at = mapping ? mapping->addr + mapping->bytes : end;
     }
     return bytes;
 }
@@ -4003,6 +4469,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         if (!segment->lost) broken += gai_check_block(pool, block);
         if (!segment->lost) census->mapped += gai_check_mapped(block);
         bytes += block->bytes;
+        broken += segment->lost && block->kind == GAI_FREE;
         census->holes += block->kind == GAI_HOLE;
         census->free += block->kind == GAI_FREE ? block->bytes : 0;
         if (block->kind != GAI_USED) continue;
@@ -4019,19 +4486,34 @@ static int gai_check_pool(galloc_pool *pool)
     gai_census census;
     const gai_segment *segment;
     const gai_lane *lane;
-    const gai_page *page;
+    const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, filed = pool->common.bytes + pool->mixed.bytes, holes = 0;
+    size_t quarantined = 0, leaving = 0, filed = pool->common.bytes + pool->mixed.bytes, holes = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
-    for (segment = pool->segments; segment; segment = segment->next)
+    for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
+        if (!segment->fixed) census.bytes += segment->bytes;
+    }
+    broken += census.bytes != pool->stats.addresses;
     for (lane = pool->lanes; lane; lane = lane->next) {
         broken += gai_check_lane(pool, lane);
         filed += lane->free.bytes;
     }
-    for (page = pool->quarantine; page; page = page->next_unused) quarantined += page->bytes;
-    for (hole = pool->holes; hole; hole = hole->next_bin) holes++;
+    for (mapping = pool->quarantine; mapping; mapping = mapping->next)
+        quarantined += mapping->page->home ? 0 : mapping->bytes;
+    for (mapping = pool->old; mapping; mapping = mapping->next) {
+        leaving += mapping->bytes;
+        broken += mapping->block->kind != GAI_LEAVING || mapping->block->addr != mapping->addr ||
+                  mapping->block->bytes != mapping->bytes || mapping->page->mappings < 2 || !mapping->page->home;
+    }
+    broken += leaving != pool->stats.leaving;
+    for (hole = pool->holes; hole; hole = hole->next_bin) {
+        holes++;
+        broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
+    }
+    broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
+    broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
     broken += census.free != filed;
     broken += census.holes != holes;
     broken += census.used != pool->stats.allocated.current;
@@ -4040,11 +4522,11 @@ static int gai_check_pool(galloc_pool *pool)
     broken += quarantined != pool->stats.quarantined;
     broken += census.mapped + quarantined != pool->stats.reserved.current;
     broken += pool->stats.allocated.current + pool->stats.cached.current != pool->stats.reserved.current;
+    broken += pool->stats.live.current > pool->stats.allocated.current;
     return broken;
 }
 
-/* ==== POOLS ======================================================================================================
-   */
+/* ==== POOLS ===================================================================================================== */
 /* >>pools */
 
 #define GAI_DEVICES 64 /* default pools that can exist at once; CUDA itself stops at fewer */
@@ -4062,6 +4544,8 @@ static cudaError_t gai_config_check(const galloc_config *config)
     if (config->expandable_segments != 0 && config->expandable_segments != 1)
         return gai_fail(cudaErrorInvalidValue, "config.expandable_segments %d: must be 0 or 1",
                         config->expandable_segments);
+    if (!(config->overhead >= 0 && config->overhead <= GAI_OVERHEAD_MAX))
+        return gai_fail(cudaErrorInvalidValue, "config.overhead %g: must be a fraction, 0 to 100", config->overhead);
     if (config->reuse & ~(GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT))
         return gai_fail(cudaErrorInvalidValue, "config.reuse %d: must be GALLOC_REUSE_... or-ed together",
                         config->reuse);
@@ -4096,7 +4580,8 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result && pool->config.expandable_segments)
         result = gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties,
                                                     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    if (!result && pool->granularity % GAI_FIXED_SMALL) pool->granularity = gai_up(pool->granularity, GAI_FIXED_SMALL);
+    if (!gai_is_power_of_two(pool->granularity)) pool->granularity = 2 * gai_power_below(pool->granularity);
+    pool->granularity = gai_max(pool->granularity, GAI_FIXED_SMALL);
     if (result) (void)gai_cu.DevicePrimaryCtxRelease(device);
     return result;
 }
@@ -4111,6 +4596,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->blocks.size = sizeof(gai_block);
     pool->marks.size = sizeof(gai_mark);
     pool->pages.size = sizeof(gai_page);
+    pool->mappings.size = sizeof(gai_mapping);
     pool->events.size = sizeof(gai_event);
     pool->waits.size = sizeof(gai_wait);
 }
@@ -4118,7 +4604,10 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 /* Frees what the pool has of host memory. */
 static void gai_pool_discard(galloc_pool *pool)
 {
-    while (pool->segments) gai_segment_end(pool, pool->segments);
+    while (pool->segments) {
+        gai_segment_hide(pool, pool->segments);
+        gai_segment_end(pool, pool->segments);
+    }
     while (pool->lanes) {
         gai_lane *lane = pool->lanes;
         pool->lanes = lane->next;
@@ -4127,6 +4616,7 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_slab_end(&pool->blocks);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
+    gai_slab_end(&pool->mappings);
     gai_slab_end(&pool->events);
     gai_slab_end(&pool->waits);
     gai_lock_end(&pool->lock);
@@ -4178,6 +4668,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep)
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     gai_pool_poll(pool);
+    gai_pool_unmap_old(pool);
     for (round = 0; round < 2; round++) {
         gai_lock_on(&pool->lock);
         held = pool->stats.reserved.current;
@@ -4186,7 +4677,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep)
         if (held <= keep || round) break;
         result = gai_pool_wait(pool);
     }
-    if (!result || result == CUDA_ERROR_NOT_READY) return cudaSuccess;
+    if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");
 }
@@ -4215,11 +4706,12 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     cudaError_t error = gai_pool_shrink(pool, 0);
     if (error) return error;
     if (pool->stats.reserved.current)
-        return gai_fail(cudaErrorNotReady,
-                        "the pool of device %d still holds %zu bytes: a stream is being captured, or the driver refused",
+        return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
                         pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
+    if (pool->fence) result = gai_device_wait(pool);
+    if (result) return gai_driver_failed(result, "cuMemFreeHost");
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;
 }
@@ -4293,10 +4785,11 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
 }
 
 /* The device of a stream's context. */
-static cudaError_t gai_site_device(const gai_site *site, int *device)
+static cudaError_t gai_site_device(gai_site *site, int *device)
 {
     CUcontext current = NULL, popped;
-    CUresult result = gai_cu.CtxGetCurrent(&current);
+    CUresult result = gai_site_context(site);
+    if (!result) result = gai_cu.CtxGetCurrent(&current);
     if (!result && current == site->context) {
         result = gai_cu.CtxGetDevice(device);
     } else if (!result) {
@@ -4355,8 +4848,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
     return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
 }
 
-/* ==== PUBLIC =====================================================================================================
-   */
+/* ==== PUBLIC ==================================================================================================== */
 /* >>public */
 
 /* A file sees only one of these pairs under its name; the library has both. */
@@ -4387,6 +4879,7 @@ GALLOC_API galloc_config galloc_config_default(void)
     config.expandable_segments = 1;
     config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
     config.memory_limit = SIZE_MAX;
+    config.overhead = 0.02;
     return config;
 }
 
@@ -4554,8 +5047,10 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes)
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
 {
-    if (!pool || !config)
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_config: pool and config must not be NULL"));
+    cudaError_t error = gai_begin();
+    if (!error && (!pool || !config))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_config: pool and config must not be NULL");
+    if (error) return gai_end(error);
     *config = pool->config;
     return cudaSuccess;
 }
@@ -4565,10 +5060,13 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 {
-    if (!pool || !stats)
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL"));
+    cudaError_t error = gai_begin();
+    if (!error && (!pool || !stats))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL");
+    if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
+    stats->cached.current = stats->reserved.current - stats->allocated.current;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -4583,7 +5081,9 @@ static void gai_stat_reset(galloc_stat *stat)
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
     galloc_stats *stats = pool ? &pool->stats : NULL;
-    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL"));
+    cudaError_t error = gai_begin();
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL");
+    if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
     gai_stat_reset(&stats->live);
     gai_stat_reset(&stats->allocated);
@@ -4591,7 +5091,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     gai_stat_reset(&stats->cached);
     gai_stat_reset(&stats->blocks);
     stats->mallocs = stats->frees = stats->failures = stats->hits = stats->grows = 0;
-    stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = 0;
+    stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -4600,7 +5100,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 GALLOC_API int galloc_pool_check(galloc_pool *pool)
 {
     int broken;
-    if (!pool) return -1;
+    if (!pool || gai_begin()) return -1;
     gai_lock_on(&pool->growth);
     gai_lock_on(&pool->lock);
     broken = gai_check_pool(pool);

@@ -1,6 +1,6 @@
 /* replay.c - replays allocator traces and prints what they cost: memory, time, calls into the driver.
 
-   build/replay --help says how it is called, and the README what the figures mean. */
+   build/replay --help says how it is called and what the figures mean. */
 
 #define _GNU_SOURCE
 #include <getopt.h>

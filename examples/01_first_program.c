@@ -25,7 +25,8 @@ int main(void)
     void *p, *q;
     cudaError_t error;
 
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 1;
+    error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) return printf("no device: %s\n", cudaGetErrorString(error)), 1;
     if (galloc_malloc(&p, BYTES, stream) != cudaSuccess) return 1; /* galloc has said why on stderr */
     printf("%zu bytes at %p\n", BYTES, p);
     cudaMemsetAsync(p, 0, BYTES, stream); /* work that uses the memory, on the same stream */

@@ -108,10 +108,7 @@ static __global__ void digest(const uint32_t *histogram, const uint32_t *sums, s
 static uint32_t input_at(size_t i) { return mix((uint32_t)i); }
 
 /* 1 KiB to 256 KiB for each temporary, now and then 4 MiB. */
-static size_t length_of(int step)
-{
-    return step % 32 == 31 ? (size_t)LONGEST : 256 + mix((uint32_t)step) % 65280;
-}
+static size_t length_of(int step) { return step % 32 == 31 ? (size_t)LONGEST : 256 + mix((uint32_t)step) % 65280; }
 
 static uint32_t result_on_host(int step)
 {
@@ -185,7 +182,7 @@ struct timing {
 };
 
 static timing time_round(const allocator *with, cudaStream_t stream, const uint32_t *in, uint32_t *results, int *wrong,
-                        const std::vector<uint32_t> &right)
+                         const std::vector<uint32_t> &right)
 {
     run r = {with, stream, 0};
     std::vector<uint32_t> found(STEPS);

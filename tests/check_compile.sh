@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found, against
-# the bundled and the toolkit's headers, without a warning; and a program of several translation units that runs.
+# check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found,
+# against the bundled and the toolkit's headers, without a warning; and a program of several files that runs.
 # Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in).
 
 cd "$(dirname "$0")/.." || exit 1
@@ -35,15 +35,17 @@ found() { command -v "$1" >/dev/null 2>&1; }
 languages() { # header set, include folder
     for compiler in "$cc" "$clang"; do
         found "$compiler" || continue
+        label=$1-$(basename "$compiler")
         for std in c99 c11 c17; do
-            check "$1-$(basename "$compiler")-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
+            check "$label-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
                 -x c $parts/main.c $parts/static.c $parts/header.c
         done
     done
     for compiler in "$cxx" "$clangxx"; do
         found "$compiler" || continue
+        label=$1-$(basename "$compiler")
         for std in c++11 c++14 c++17 c++20; do
-            check "$1-$(basename "$compiler")-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
+            check "$label-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
                 -x c++ $parts/main.c $parts/static.c $parts/header.c $parts/typed.cpp
         done
     done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# check_names.sh - what galloc.h shows to the including file and to the linker, and whether it keeps its own rules of form.
+# check_names.sh - what galloc.h shows to the including file and to the linker, and whether it keeps its rules of form.
 # Environment: CC, BUILD (a folder to work in), NM.
 
 cd "$(dirname "$0")/.." || exit 1

@@ -29,10 +29,7 @@ static void require(int holds, const char *what)
     abort();
 }
 
-static uint32_t next(machine *m)
-{
-    return m->at < m->end ? *m->at++ : 0;
-}
+static uint32_t next(machine *m) { return m->at < m->end ? *m->at++ : 0; }
 
 /* An order of magnitude and a fraction: 1 byte .. 16 MiB, the sizes near powers of two within reach. */
 static size_t next_bytes(machine *m)
@@ -59,6 +56,7 @@ static void do_malloc(machine *m, block *b)
     if (b->ptr) put(m->s[b->home], b->ptr, b->bytes, (uintptr_t)b->ptr);
 }
 
+/* On another stream that comes after it, after both, or with that stream's use recorded. */
 static void do_free(machine *m, block *b)
 {
     uint32_t how = next(m), other = how / 4 % STREAMS;
@@ -67,8 +65,8 @@ static void do_free(machine *m, block *b)
     order(m->s[b->home], m->s[other]);
     put(m->s[other], b->ptr, b->bytes, 7);
     if (how % 4 == 0) err = galloc_free_after(b->ptr, both, 2);
-    else if (how % 4 == 1 && galloc_record_stream(b->ptr, m->s[other]) == cudaSuccess) err = galloc_free(b->ptr, both[0]);
-    else err = galloc_free(b->ptr, m->s[other]);
+    else if (how % 4 == 1 && !galloc_record_stream(b->ptr, both[1])) err = galloc_free(b->ptr, both[0]);
+    else err = galloc_free(b->ptr, both[1]);
     if (err == cudaSuccess) b->ptr = NULL;
     else order(m->s[other], m->s[b->home]);
 }
@@ -92,13 +90,17 @@ static void new_stream(machine *m, uint32_t k)
     m->s[k] = stream_new();
 }
 
+/* Faults end; perhaps a new one of the host, or of the device, or both. */
 static void set_fault(machine *m)
 {
-    uint32_t how = next(m);
+    static const char *const functions[] = {"cuMemCreate",   "cuMemMap",     "cuMemSetAccess",   "cuMemUnmap",
+                                            "cuMemRelease",  "cuMemAlloc",   "cuMemFree",        "cuEventCreate",
+                                            "cuEventRecord", "cuEventQuery", "cuMemFreeHost", "cuStreamWaitEvent",
+                                            "cuStreamGetId", "cuCtxGetId",   "cuEventDestroy",   "cuMemAddressReserve"};
+    uint32_t how = next(m), which = next(m);
     sim_fail_clear();
-    if (how % 4 == 1) sim_fail_malloc(1 + (long)(how / 8 % 16), how & 4);
-    if (how % 4 == 2) sim_fail("cuMemCreate", 1 + (long)(how / 8 % 16), how & 4, 0);
-    if (how % 4 == 3) sim_fail("cuMemMap", 1 + (long)(how / 8 % 16), how & 4, 0);
+    if (how & 1) sim_fail_malloc(1 + (long)(how / 8 % 16), how & 4);
+    if (how & 2) sim_fail(functions[which % 16], 1 + (long)(next(m) % 8), how & 128, which & 16 ? cudaErrorUnknown : 0);
 }
 
 static void step(machine *m)
@@ -109,7 +111,10 @@ static void step(machine *m)
     case 0: (void)galloc_pool_trim(m->pool[op % POOLS], next_bytes(m)); break;
     case 1: (void)galloc_pool_reserve(m->pool[op % POOLS], next_bytes(m)); break;
     case 2: op % 4 ? sim_run((long)op % 8) : new_stream(m, op % STREAMS); break;
-    case 3: op % 8 ? (void)galloc_free((char *)b->ptr + 256, m->s[0]) : set_fault(m); break;
+    case 3:
+        if (op % 8 == 0) set_fault(m);
+        else if (b->ptr) (void)galloc_free((char *)b->ptr + 256, m->s[0]);
+        break;
     case 4:
         if (b->ptr) do_resize(m, b);
         break;
@@ -140,12 +145,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < POOLS; i++) require(galloc_pool_check(m.pool[i]) == 0, "the heap is broken");
     for (int i = 0; i < BLOCKS; i++)
         require(galloc_free(m.block[i].ptr, m.s[m.block[i].home]) == cudaSuccess, "a block cannot be freed");
-    for (int i = 0; i < POOLS; i++) require(galloc_pool_destroy(m.pool[i]) == cudaSuccess, "a pool cannot be destroyed");
+    for (int i = 0; i < POOLS; i++)
+        require(galloc_pool_destroy(m.pool[i]) == cudaSuccess, "a pool cannot be destroyed");
     require(galloc_shutdown() == cudaSuccess, "no shutdown");
     sim_run(-1);
     require(sim_findings(SIM_ANY) == 0, "the device found something");
     require(test_failures == 0, "a check failed");
-    require(sim_leaks(NULL, 0) == 0 && sim_malloc_live() == 0, "something leaked");
+    char leaked[256] = "";
+    require(sim_leaks(leaked, sizeof leaked) == 0, leaked);
+    require(sim_malloc_live() == 0, "host memory leaked");
     sim_stop();
     return 0;
 }

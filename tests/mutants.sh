@@ -2,9 +2,9 @@
 # mutants.sh [NAME...] - breaks galloc.h on purpose, one way after the other, and sees to it that the tests notice.
 #
 # A mutant is a file tests/mutants/NAME.txt: what it breaks, in lines that begin with '#'; a line `tests: PROGRAM[:TEST]
-# ...` with the programs, and perhaps the test, that must notice; a line `--- old`, the lines to replace, exactly as they
-# stand once in galloc.h; a line `--- new`, what to put there; and at the end a line `---`. A mutant is caught when one of
-# its programs fails, crashes or does not end.
+# ...` with the programs, and perhaps the tests, that must notice; a line `--- old`, the lines to replace, exactly as
+# they stand once in galloc.h; a line `--- new`, what to put there; perhaps more such pairs; and a line `---` at the
+# end. A mutant is caught when one of its programs fails, crashes or does not end.
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH.
 
 cd "$(dirname "$0")/.." || exit 1
@@ -13,27 +13,33 @@ work=${BUILD:-build}/mutants
 include=${CUDA_INCLUDE:-tests/sim/include}
 jobs=${JOBS:-2}
 seconds=${SECONDS_EACH:-60}
-flags="-std=gnu11 -O1 -w"
+flags="-std=c11 -O1 -w"
 
 mkdir -p "$work/sim" || exit 1
 
 # Writes galloc.h with the replacement made, or says what is wrong with the mutant.
 apply() { # mutant, result
     awk -v mutant="$1" '
+        function stop(why) { print mutant ": " why > "/dev/stderr"; failed = 1; exit 1 }
         FNR == 1 { file++ }
-        file == 1 && /^--- old$/ { part = "old"; next }
+        file == 1 && /^--- old$/ { part = "old"; n++; next }
         file == 1 && /^--- new$/ { part = "new"; next }
         file == 1 && /^---$/ { part = ""; next }
-        file == 1 { if (part != "") text[part] = text[part] $0 "\n"; next }
-        { whole = whole $0 "\n" }
+        file == 1 && part == "old" { old[n] = old[n] $0 "\n" }
+        file == 1 && part == "new" { new[n] = new[n] $0 "\n" }
+        file == 2 { whole = whole $0 "\n" }
         END {
-            old = text["old"]
-            if (old == "" || old == text["new"]) { print mutant ": no text to replace" > "/dev/stderr"; exit 1 }
-            at = index(whole, old)
-            if (!at) { print mutant ": its text is not in galloc.h" > "/dev/stderr"; exit 1 }
-            rest = substr(whole, at + length(old))
-            if (index(rest, old)) { print mutant ": its text is there twice" > "/dev/stderr"; exit 1 }
-            printf "%s%s%s", substr(whole, 1, at - 1), text["new"], rest
+            if (failed) exit 1
+            if (!n) stop("nothing to replace")
+            for (i = 1; i <= n; i++) {
+                at = index(whole, old[i])
+                if (old[i] == "" || old[i] == new[i]) stop("no change")
+                if (!at) stop("this is not in galloc.h:\n" old[i])
+                rest = substr(whole, at + length(old[i]))
+                if (index(rest, old[i])) stop("this is in galloc.h twice:\n" old[i])
+                whole = substr(whole, 1, at - 1) new[i] rest
+            }
+            printf "%s", whole
         }' "$1" galloc.h >"$2"
 }
 
@@ -56,7 +62,8 @@ try() { # name
             echo "no such test: $test" >"$dir/result"
             return
         elif [ $status -ne 0 ]; then
-            echo "caught by $test: $(grep -m 1 -E '^FAILED' "$dir/$program.out" || echo "status $status")" >"$dir/result"
+            why=$(grep -m 1 '^FAILED' "$dir/$program.out" || echo "status $status")
+            echo "caught by $test: $why" >"$dir/result"
             return
         fi
     done

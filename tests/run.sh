@@ -1,8 +1,9 @@
 #!/bin/sh
-# run.sh PROGRAM... - runs test programs, JOBS at once, and adds up what they say in their last lines: "N passed, M failed".
+# run.sh PROGRAM... - runs test programs, JOBS at once, and adds up what they say in their last lines, which are of the
+# form "N passed, M failed"; so is its own last line.
 #
-# One that ends without such a line, with a wrong exit status, or not within TEST_SECONDS, counts as a failure. Examples
-# say nothing of the kind: they count as one test each, by their exit status. Ends in one line "N passed, M failed".
+# A program that ends without such a line, or with an exit status that does not fit it, or not within TEST_SECONDS,
+# counts as a failure. Examples say nothing of the kind: they count as one test each, by their exit status.
 
 build=${BUILD:-build}
 out=$build/out
@@ -10,7 +11,7 @@ out=$build/out
 # One program, with its output in a file; a line that says how it went.
 if [ "$1" = --one ]; then
     program=$2
-    file=$out/$(echo "$program" | tr / .)
+    file=$out/log.$(echo "$program" | tr / .)
     begin=$(date +%s)
     timeout "${TEST_SECONDS:-300}" "$program" >"$file" 2>&1 </dev/null
     status=$?
@@ -36,5 +37,6 @@ fi
 
 rm -rf "$out" && mkdir -p "$out" || exit 1
 [ $# -gt 0 ] && printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I '{}' "$0" --one '{}'
-cat "$out"/*.result 2>/dev/null |
-    awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed"; exit failed || !passed }'
+cat "$out"/*.result 2>/dev/null | awk '
+    { passed += $1; failed += $3 }
+    END { print passed + 0 " passed, " failed + 0 " failed"; exit failed || !passed }'

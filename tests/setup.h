@@ -22,7 +22,8 @@
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static long log_lines;
-static char log_text[1024]; /* the latest line */
+static char log_text[1024];    /* the latest line */
+static void (*log_hook)(void); /* what the program's log does besides */
 
 static void log_line(const char *text)
 {
@@ -30,6 +31,7 @@ static void log_line(const char *text)
     log_lines++;
     snprintf(log_text, sizeof log_text, "%s", text);
     pthread_mutex_unlock(&log_lock);
+    if (log_hook) log_hook();
 }
 
 #define GALLOC_MALLOC(bytes) sim_malloc(bytes)
@@ -108,10 +110,7 @@ static UNUSED cudaStream_t stream_new(void)
     return stream;
 }
 
-static UNUSED void stream_end(cudaStream_t stream)
-{
-    OK(cudaStreamDestroy(stream));
-}
+static UNUSED void stream_end(cudaStream_t stream) { OK(cudaStreamDestroy(stream)); }
 
 static UNUSED unsigned long long stream_id(cudaStream_t stream)
 {
@@ -211,14 +210,12 @@ static UNUSED void pool_end(galloc_pool *pool)
 
 /* Calls that get memory from the driver or give it back. */
 #define MEMORY_CALLS(X)                                                                                                \
-    X("cuMemAddressReserve") X("cuMemAddressFree") X("cuMemCreate") X("cuMemRelease") X("cuMemMap") X("cuMemUnmap")    \
-    X("cuMemSetAccess") X("cuMemAlloc") X("cuMemFree") X("cudaMalloc") X("cudaFree")
+    X("cuMemAddressReserve")                                                                                           \
+    X("cuMemAddressFree") X("cuMemCreate") X("cuMemRelease") X("cuMemMap") X("cuMemUnmap") X("cuMemSetAccess")         \
+        X("cuMemAlloc") X("cuMemFree") X("cudaMalloc") X("cudaFree")
 #define ADD_CALLS(name) +sim_calls(name)
 
-static UNUSED long memory_calls(void)
-{
-    return 0 MEMORY_CALLS(ADD_CALLS);
-}
+static UNUSED long memory_calls(void) { return 0 MEMORY_CALLS(ADD_CALLS); }
 
 /* Calls that order streams or look at events. */
 static UNUSED long event_calls(void)
@@ -239,10 +236,7 @@ static UNUSED uint32_t roll(dice *d)
     return (uint32_t)(d->state >> 33);
 }
 
-static UNUSED uint32_t roll_below(dice *d, uint32_t n)
-{
-    return roll(d) % n;
-}
+static UNUSED uint32_t roll_below(dice *d, uint32_t n) { return roll(d) % n; }
 
 /* 1 .. max bytes, every order of magnitude as likely as the others. */
 static UNUSED size_t roll_bytes(dice *d, size_t max)

@@ -11,6 +11,14 @@ static galloc_pool *pool_of_kind(int expandable)
     return pool_new(&config);
 }
 
+static galloc_config config_of(galloc_pool *pool)
+{
+    galloc_config config;
+    memset(&config, 0, sizeof config);
+    OK(galloc_pool_config(pool, &config));
+    return config;
+}
+
 #define FOR_BOTH_KINDS(kind) for (const int *kind = both_kinds; kind != both_kinds + 2; kind++)
 
 /* ---- allocating and freeing -------------------------------------------------------------------------------------- */
@@ -295,6 +303,34 @@ TEST(best_fit_takes_the_smallest_hole)
     }
 }
 
+/* Sizes that share a bin are told apart as well. */
+TEST(best_fit_within_a_bin)
+{
+    static const size_t more[] = {KIB(48), KIB(8), KIB(32), KIB(60), KIB(16)};
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *hole[5], *wall[5], *whole = get(pool, MIB(32), s);
+        OK(galloc_free(whole, s));
+        for (int i = 0; i < 5; i++) {
+            hole[i] = get(pool, MIB(3) + more[i], s);
+            wall[i] = get(pool, 512, s);
+        }
+        for (int i = 0; i < 5; i++) OK(galloc_free(hole[i], s));
+        static const int order_of_size[] = {1, 4, 2, 0, 3};
+        void *p[5];
+        for (int i = 0; i < 5; i++) {
+            p[i] = get(pool, MIB(3) + 512, s);
+            EXPECT(p[i] == hole[order_of_size[i]]);
+        }
+        for (int i = 0; i < 5; i++) OK(galloc_free(p[i], s));
+        for (int i = 0; i < 5; i++) OK(galloc_free(wall[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Three neighbours freed in each of the six orders make one piece again. */
 TEST(freed_neighbours_merge)
 {
@@ -380,9 +416,7 @@ TEST(without_virtual_memory_segments_are_fixed)
     options.vmm = 0;
     begin_with(options);
     galloc_pool *pool = pool_new(NULL);
-    galloc_config config;
-    OK(galloc_pool_config(pool, &config));
-    EXPECT_EQ(config.expandable_segments, 0);
+    EXPECT_EQ(config_of(pool).expandable_segments, 0);
     void *p = get(pool, 1000, 0);
     EXPECT_EQ(sim_physical(0), MIB(2));
     OK(galloc_free(p, 0));
@@ -548,6 +582,50 @@ TEST(resize_honours_the_limit)
     finish();
 }
 
+/* Memory that is cached elsewhere in the pool makes way for a block that grows into its room: under a limit, and on a
+   device that has no more. */
+TEST(resize_takes_what_is_cached)
+{
+    for (int full = 0; full < 2; full++) {
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_PROMPT;
+        if (full) options.memory = MIB(64);
+        begin_with(options);
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(full ? SIZE_MAX : MIB(64));
+        galloc_pool *pool = pool_new(&config);
+        void *wall = get(pool, 512, t), *p = get_with_room(pool, MIB(2), MIB(60), s), *q = get(pool, MIB(56), t);
+        put(t, q, MIB(56), 1);
+        OK(galloc_free(q, t));
+        OK(galloc_resize(p, MIB(40), s));
+        put(s, p, MIB(40), 2);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(wall, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(resize_counts_what_grew)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(4), s);
+    OK(galloc_resize(p, MIB(1), s));
+    EXPECT_EQ(stats_of(pool).live.total, MIB(4));
+    OK(galloc_free(get(pool, MIB(3), t), t));
+    OK(galloc_stream_retire(t));
+    OK(cudaStreamSynchronize(t));
+    OK(galloc_resize(p, MIB(2), s));
+    EXPECT_EQ(stats_of(pool).live.total, MIB(8));
+    EXPECT_EQ(info_of(p).stream_id, stream_id(s)); /* not that of the bytes it grew into */
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- what is known of an address --------------------------------------------------------------------------------- */
 
 TEST(pointer_info_of_every_kind_of_address)
@@ -580,6 +658,7 @@ TEST(pointer_info_of_every_kind_of_address)
         EXPECT_EQ(info.state, GALLOC_STATE_FREE);
         EXPECT(info.pool == pool && (char *)info.base <= p);
         EXPECT_EQ(info.requested, 0);
+        EXPECT_EQ(info.stream_id, stream_id(t));
         OK(galloc_pool_trim(pool, 0));
         EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN); /* an address without memory */
         EXPECT_EQ(log_lines, 0);
@@ -638,6 +717,22 @@ TEST(counters_follow_a_known_history)
         EXPECT_EQ(stats.driver.create + stats.driver.map + stats.driver.mem_alloc, 0);
         expect_healthy(pool, 1);
         OK(galloc_free(a, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Memory that comes from the driver for a block was never cached. */
+TEST(only_what_lies_idle_is_cached)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *p = get(pool, GIB(1), 0);
+        EXPECT(stats_of(pool).cached.peak < MIB(128));
+        EXPECT(stats_of(pool).cached.total < MIB(128));
+        OK(galloc_free(p, 0));
+        EXPECT_EQ(stats_of(pool).cached.peak, stats_of(pool).reserved.current);
         pool_end(pool);
         finish();
     }
@@ -868,7 +963,7 @@ TEST(settings_can_be_read_back)
     config.memory_limit = 12345678;
     OK(cudaSetDevice(1));
     galloc_pool *pool = pool_new(&config);
-    OK(galloc_pool_config(pool, &back));
+    back = config_of(pool);
     EXPECT_EQ(back.device, 1);
     EXPECT_EQ(back.expandable_segments, 0);
     EXPECT_EQ(back.reuse, 0);
@@ -876,8 +971,7 @@ TEST(settings_can_be_read_back)
     pool_end(pool);
     config.device = 0;
     pool = pool_new(&config);
-    OK(galloc_pool_config(pool, &back));
-    EXPECT_EQ(back.device, 0);
+    EXPECT_EQ(config_of(pool).device, 0);
     EXPECT_EQ(galloc_pool_config(pool, NULL), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_pool_config(NULL, &back), cudaErrorInvalidValue);
     pool_end(pool);
@@ -960,17 +1054,57 @@ TEST(config_parse_reads_the_language)
 }
 
 static const char *const bad_texts[] = {
-    "expandable_segments", "expandable_segments:", "expandable_segments:true", "expandable_segments:1",
-    "expandable_segments:Truely", "expandable_segments:Tru", "Expandable_segments:True", "expandable_segments=True",
-    "expandable:True", ":True", ":", ",", "memory_limit:1M,", ",memory_limit:1M", "memory_limit:1M,,reuse:none",
-    "memory_limit", "memory_limit:", "memory_limit:M", "memory_limit:-1", "memory_limit:+1", "memory_limit: 1",
-    "memory_limit:1 M", "memory_limit:1MB", "memory_limit:1m", "memory_limit:1.5G", "memory_limit:0x10",
-    "memory_limit:1T", "memory_limit:18446744073709551616", "memory_limit:99999999999999999999999",
-    "memory_limit:17179869184G", "memory_limit:18014398509481985K", "reuse", "reuse:", "reuse:None", "reuse:all",
-    "reuse:none+wait", "reuse:wait+none", "reuse:wait+", "reuse:+wait", "reuse:wait++completed", "reuse:waits",
-    "reuse:wait|completed", "garbage_collection:True", "memory_limit:1M;reuse:none", " memory_limit:1M",
-    "memory_limit:1M ", "memory_limit:1M, reuse:none", "memory_limit:1M\n", "memory_limit:1M,reuse:oops",
-    "expandable_segments:False,memory_limit:x", "reuse:none,unknown:1",
+    "expandable_segments",
+    "expandable_segments:",
+    "expandable_segments:true",
+    "expandable_segments:1",
+    "expandable_segments:Truely",
+    "expandable_segments:Tru",
+    "Expandable_segments:True",
+    "expandable_segments=True",
+    "expandable:True",
+    ":True",
+    ":",
+    ",",
+    "memory_limit:1M,",
+    ",memory_limit:1M",
+    "memory_limit:1M,,reuse:none",
+    "memory_limit",
+    "memory_limit:",
+    "memory_limit:M",
+    "memory_limit:-1",
+    "memory_limit:+1",
+    "memory_limit: 1",
+    "memory_limit:1 M",
+    "memory_limit:1MB",
+    "memory_limit:1m",
+    "memory_limit:1.5G",
+    "memory_limit:0x10",
+    "memory_limit:1T",
+    "memory_limit:18446744073709551616",
+    "memory_limit:99999999999999999999999",
+    "memory_limit:17179869184G",
+    "memory_limit:18014398509481985K",
+    "reuse",
+    "reuse:",
+    "reuse:None",
+    "reuse:all",
+    "reuse:none+wait",
+    "reuse:wait+none",
+    "reuse:wait+",
+    "reuse:+wait",
+    "reuse:wait++completed",
+    "reuse:waits",
+    "reuse:wait|completed",
+    "garbage_collection:True",
+    "memory_limit:1M;reuse:none",
+    " memory_limit:1M",
+    "memory_limit:1M ",
+    "memory_limit:1M, reuse:none",
+    "memory_limit:1M\n",
+    "memory_limit:1M,reuse:oops",
+    "expandable_segments:False,memory_limit:x",
+    "reuse:none,unknown:1",
 };
 
 TEST(config_parse_is_strict_and_changes_nothing_on_error)
@@ -1011,19 +1145,17 @@ TEST(default_pools_obey_the_environment)
 {
     begin();
     galloc_pool *pool = NULL;
-    galloc_config config;
     void *p = NULL;
     setenv("GALLOC_CONF", "memory_limit:64M,reuse:none,expandable_segments:False", 1);
     OK(galloc_malloc(&p, 1000, 0));
     OK(galloc_pool_default(&pool, 0));
-    OK(galloc_pool_config(pool, &config));
+    galloc_config config = config_of(pool);
     EXPECT_EQ(config.memory_limit, MIB(64));
     EXPECT_EQ(config.reuse, 0);
     EXPECT_EQ(config.expandable_segments, 0);
     OK(galloc_free(p, 0));
     pool = pool_new(NULL); /* a pool of one's own does not look at the environment */
-    OK(galloc_pool_config(pool, &config));
-    EXPECT_EQ(config.memory_limit, SIZE_MAX);
+    EXPECT_EQ(config_of(pool).memory_limit, SIZE_MAX);
     pool_end(pool);
     finish();
     unsetenv("GALLOC_CONF");

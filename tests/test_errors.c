@@ -28,6 +28,12 @@ static void expect_same(const galloc_stats *a, const galloc_stats *b)
     EXPECT_EQ(a->allocated.current, b->allocated.current);
     EXPECT_EQ(a->reserved.current, b->reserved.current);
     EXPECT_EQ(a->blocks.current, b->blocks.current);
+    EXPECT_EQ(a->live.total, b->live.total);
+    EXPECT_EQ(a->live.peak, b->live.peak);
+    EXPECT_EQ(a->allocated.total, b->allocated.total);
+    EXPECT_EQ(a->allocated.peak, b->allocated.peak);
+    EXPECT_EQ(a->blocks.total, b->blocks.total);
+    EXPECT_EQ(a->blocks.peak, b->blocks.peak);
     EXPECT_EQ(a->mallocs, b->mallocs);
     EXPECT_EQ(a->frees, b->frees);
 }
@@ -76,9 +82,10 @@ TEST(null_arguments)
 
 TEST(sizes_near_the_end_of_numbers)
 {
-    static const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 511, SIZE_MAX - 512, SIZE_MAX - MIB(2),
-                                   SIZE_MAX - MIB(20), SIZE_MAX / 2 + 1, SIZE_MAX / 2, (size_t)1 << 62, (size_t)1 << 50,
-                                   (size_t)1 << 48, (size_t)1 << 47, GIB(65)};
+    static const size_t sizes[] = {
+        SIZE_MAX,           SIZE_MAX - 1,     SIZE_MAX - 511, SIZE_MAX - 512,  SIZE_MAX - MIB(2),
+        SIZE_MAX - MIB(20), SIZE_MAX / 2 + 1, SIZE_MAX / 2,   (size_t)1 << 62, (size_t)1 << 50,
+        (size_t)1 << 48,    (size_t)1 << 47,  GIB(65)};
     for (int expandable = 0; expandable < 2; expandable++) {
         begin();
         galloc_config config = galloc_config_default();
@@ -325,15 +332,77 @@ TEST(the_host_has_no_memory)
     }
 }
 
-/* ---- a context, a driver, a process that are gone ----------------------------------------------------------------- */
+/* The host's want is not the device's: nothing that is cached is given back for it. */
+TEST(the_host_has_no_memory_and_the_device_has)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(512), s), *q = NULL;
+        OK(galloc_free(p, s));
+        OK(cudaStreamSynchronize(s));
+        galloc_stats before = stats_of(pool);
+        sim_fail_malloc(1, 1);
+        if (galloc_pool_malloc(pool, &q, GIB(expandable ? 60 : 1), s) == cudaSuccess) OK(galloc_free(q, s));
+        sim_fail_clear();
+        EXPECT(stats_of(pool).reserved.current >= before.reserved.current);
+        pool_end(pool);
+        finish();
+    }
+}
+
+static gai_driver real_driver;
+
+static CUresult CUDAAPI alloc_askew(CUdeviceptr *ptr, size_t bytes)
+{
+    CUresult result = real_driver.MemAlloc(ptr, bytes + KIB(512));
+    if (!result) *ptr += KIB(512);
+    return result;
+}
+
+static CUresult CUDAAPI free_askew(CUdeviceptr ptr)
+{
+    return real_driver.MemFree(ptr % MIB(2) == KIB(512) ? ptr - KIB(512) : ptr);
+}
+
+/* CUDA promises 256 bytes of alignment: a device that gives no more is served, or refused, and breaks nothing. */
+TEST(a_device_with_odd_addresses)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *p = NULL;
+    real_driver = gai_cu;
+    gai_cu.MemAlloc = alloc_askew;
+    gai_cu.MemFree = free_askew;
+    cudaError_t err = galloc_pool_malloc(pool, &p, MIB(4), s);
+    EXPECT(err == cudaSuccess || (err == cudaErrorNotSupported && !p));
+    if (p) put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    gai_cu.MemAlloc = real_driver.MemAlloc;
+    p = get(pool, MIB(40), s);
+    put(s, p, MIB(40), 2);
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    gai_cu.MemFree = real_driver.MemFree;
+    finish();
+}
+
+/* ---- a context, a driver, a process that are gone ---------------------------------------------------------------- */
 
 TEST(the_device_is_reset)
 {
-    for (int expandable = 0; expandable < 2; expandable++) {
+    for (int round = 0; round < 16; round++) { /* kind of segments, reuse */
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_config config = config_limit(MIB(64));
-        config.expandable_segments = expandable;
+        config.expandable_segments = round / 8;
+        config.reuse = round % 8;
         galloc_pool *pool = pool_new(&config);
         void *p = get(pool, MIB(12), s), *q = get(pool, MIB(12), t), *keep = get(pool, MIB(4), s);
         put(s, p, MIB(12), 1);
@@ -359,6 +428,49 @@ TEST(the_device_is_reset)
         pool_end(pool);
         finish();
     }
+}
+
+/* The driver gives addresses out again: a new segment may lie where a void one was. */
+TEST(addresses_come_back_after_a_reset)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *a = get(pool, MIB(4), s), *b = get(pool, MIB(4), s);
+    OK(galloc_free(a, s));
+    OK(cudaDeviceReset());
+    s = stream_new();
+    void *p = get(pool, 512, s), *q = get(pool, MIB(19), s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    (void)galloc_free(b, s);
+    void *r = get(pool, MIB(30), s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    put(s, p, 512, 1);
+    put(s, q, MIB(19), 2);
+    put(s, r, MIB(30), 3);
+    look(s, p, 512, 1);
+    look(s, q, MIB(19), 2);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_pool_that_outlives_the_driver_leaves_no_addresses)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    void *p = get(pool, MIB(1), 0);
+    sim_driver_exit();
+    OK(galloc_pool_destroy(pool));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+    OK(galloc_pool_destroy(other));
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
 }
 
 TEST(the_driver_is_gone)
@@ -389,6 +501,8 @@ TEST(the_driver_is_gone)
 static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
 {
     galloc_stats stats;
+    galloc_config config;
+    galloc_pointer info;
     galloc_pool *other = (galloc_pool *)&stats;
     void *p = &stats;
     long calls = sim_calls(NULL);
@@ -406,6 +520,12 @@ static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
     EXPECT(other == NULL);
     FAILS(galloc_pool_destroy(pool), cudaErrorInitializationError);
     FAILS(galloc_shutdown(), cudaErrorInitializationError);
+    FAILS(galloc_pool_stats(pool, &stats), cudaErrorInitializationError);
+    FAILS(galloc_pool_stats_reset(pool), cudaErrorInitializationError);
+    FAILS(galloc_pool_config(pool, &config), cudaErrorInitializationError);
+    FAILS(galloc_pointer_info(held, &info), cudaErrorInitializationError);
+    FAILS(galloc_stream_retire(s), cudaErrorInitializationError);
+    EXPECT_EQ(galloc_pool_check(pool), -1);
     EXPECT_EQ(sim_calls(NULL), calls);
 }
 
@@ -435,8 +555,8 @@ TEST(a_forked_child_is_refused)
 TEST(a_sticky_error_closes_the_pool)
 {
     static const int codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorHardwareStackError,
-                                cudaErrorECCUncorrectable};
-    for (int i = 0; i < 4; i++) {
+                                cudaErrorECCUncorrectable, cudaErrorContextIsDestroyed};
+    for (int i = 0; i < 5; i++) {
         begin();
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_new(NULL);
@@ -480,6 +600,53 @@ TEST(running_out_is_not_sticky)
     p = get(pool, MIB(8), s);
     OK(galloc_free(p, s));
     pool_end(pool);
+    finish();
+}
+
+/* A block that was taken and must go back, since the wait for it cannot be queued, leaves no trace. */
+TEST(a_wait_that_fails_is_undone)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(10));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(8), s), *q = &pool, *rest = get(pool, 512, t);
+    sim_hold(s, 1);
+    sim_access access = {p, MIB(8), SIM_WRITE, 1};
+    OK(sim_launch(s, &access, 1));
+    OK(galloc_free(p, s));
+    galloc_stats before = stats_of(pool);
+    sim_fail("cuStreamWaitEvent", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_malloc(pool, &q, MIB(8), t), cudaErrorUnknown);
+    EXPECT(q == NULL);
+    galloc_stats after = stats_of(pool);
+    expect_same(&before, &after);
+    EXPECT_EQ(after.failures, before.failures + 1);
+    EXPECT_EQ(after.waits, before.waits);
+    q = get(pool, MIB(8), t);
+    EXPECT(q == p);
+    EXPECT_EQ(stats_of(pool).waits, before.waits + 1);
+    put(t, q, MIB(8), 2);
+    sim_hold(s, 0);
+    OK(galloc_free(q, t));
+    OK(galloc_free(rest, t));
+    pool_end(pool);
+    finish();
+}
+
+static void fail_once_more(void)
+{
+    log_hook = NULL;
+    EXPECT_EQ(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
+}
+
+TEST(the_log_may_call_galloc)
+{
+    begin();
+    log_hook = fail_once_more;
+    EXPECT_EQ(galloc_free(&log_hook, 0), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(log_lines, 2);
+    EXPECT(strstr(log_text, "galloc_pool_trim") != NULL);
     finish();
 }
 
@@ -554,6 +721,9 @@ TEST(the_current_device_is_left_alone)
         EXPECT(before == after);
         OK(cudaGetDevice(&device));
         EXPECT_EQ(device, now);
+        enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+        OK(cudaThreadExchangeStreamCaptureMode(&mode)); /* nor is the thread's mode of capture */
+        EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
         finish();
     }
 }

@@ -200,16 +200,16 @@ static void play_round(uint64_t seed)
     finish();
 }
 
-static int rounds(int usual)
+static int rounds(void)
 {
     const char *text = getenv("GALLOC_ROUNDS");
-    return text && *text ? atoi(text) : usual;
+    return text && *text ? atoi(text) : 400;
 }
 
 TEST(random_operations)
 {
     printf("GALLOC_SEED=%llu\n", (unsigned long long)test_seed());
-    for (int i = 0; i < rounds(100); i++) {
+    for (int i = 0; i < rounds(); i++) {
         long before = test_failures;
         play_round(test_seed() + (uint64_t)i);
         if (test_failures > before) {
@@ -223,7 +223,7 @@ TEST(random_operations)
 /* The same in a device that is far too small for it: most of the time is spent on the ladder. */
 TEST(random_operations_with_real_contents)
 {
-    for (int i = 0; i < rounds(4); i++) {
+    for (int i = 0; i < (rounds() + 39) / 40; i++) {
         sim_options options = sim_defaults();
         options.mode = SIM_BACKED;
         options.memory = MIB(64);

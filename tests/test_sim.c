@@ -87,13 +87,6 @@ static unsigned long long id_of(cudaStream_t s)
     return id;
 }
 
-static void *id_of_per_thread(void *id)
-{
-    OK(cudaFree(NULL));
-    *(unsigned long long *)id = id_of(cudaStreamPerThread);
-    return NULL;
-}
-
 static cudaEvent_t event(void)
 {
     cudaEvent_t e = NULL;
@@ -205,6 +198,7 @@ static void write_tag(cudaStream_t s, const void *p, size_t bytes, uint64_t tag)
 
 static void write_on(cudaStream_t s, const void *p, size_t bytes) { write_tag(s, p, bytes, 1); }
 static void read_on(cudaStream_t s, const void *p, size_t bytes) { OK(use(s, p, bytes, SIM_READ, 0)); }
+
 static void check_on(cudaStream_t s, const void *p, size_t bytes, uint64_t tag)
 {
     OK(use(s, p, bytes, SIM_READ | SIM_CHECK, tag));
@@ -283,7 +277,8 @@ STORY(a_write_must_be_ordered_after_every_read, SIM_RACE)
         order(s, readers[i]);
         read_on(readers[i], p, PAGE);
     }
-    for (int i = 0; i < (broken ? 3 : 4); ++i) order(readers[i], s);
+    for (int i = 0; i < 4; ++i)
+        if (!broken || i != 1) order(readers[i], s);
     write_on(s, p, PAGE);
 }
 
@@ -316,6 +311,15 @@ STORY(copies_and_sets_are_operations_too, SIM_RACE)
     OK(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, t));
     order(broken ? s : t, u);
     write_on(u, p + PAGE + 5, 1);
+}
+
+STORY(a_copy_reads_where_it_copies_from, SIM_RACE)
+{
+    char *p = memory(2);
+    cudaStream_t s = stream(), t = stream();
+    OK(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s));
+    if (!broken) order(s, t);
+    OK(cudaMemsetAsync(p, 0, 1, t));
 }
 
 STORY(an_operation_through_an_alias_is_an_operation_on_the_same_bytes, SIM_RACE)
@@ -368,17 +372,21 @@ STORY(a_checked_read_knows_what_was_written_last, SIM_STALE)
 
 STORY(what_was_written_is_copied_along, SIM_STALE)
 {
-    char *p = memory(2);
-    uint64_t word = 0;
+    char *p = memory(2), *q = p + PAGE;
+    uint64_t host[1024], word = 44;
     cudaStream_t s = stream();
     write_tag(s, p, PAGE, 11);
     write_tag(s, p + 4096, 4096, 22);
-    OK(cudaMemcpyAsync(p + PAGE, p, 8192, cudaMemcpyDeviceToDevice, s));
-    check_on(s, p + PAGE, broken ? 8192 : 4096, 11);
-    check_on(s, p + PAGE + 4096, 4096, 22);
-    OK(cudaMemcpyAsync(&word, p + PAGE + 4096, sizeof word, cudaMemcpyDeviceToHost, s));
+    write_tag(s, q, PAGE, 33);
+    OK(cudaMemcpyAsync(q, p, 6000, cudaMemcpyDeviceToDevice, s));
+    OK(cudaMemcpyAsync(p, &word, sizeof word, cudaMemcpyHostToDevice, s));
+    check_on(s, q, broken ? 4097 : 4096, 11);
+    check_on(s, q + 4096, 6000 - 4096, 22);
+    check_on(s, q + 6000, PAGE - 6000, 33);
+    check_on(s, p, sizeof word, 44);
+    OK(cudaMemcpyAsync(host, p, sizeof host, cudaMemcpyDeviceToHost, s));
     OK(cudaStreamSynchronize(s));
-    EXPECT_EQ(word, 22);
+    EXPECT(host[0] == 44 && host[1] == 11 && host[511] == 11 && host[512] == 22 && host[1023] == 22);
 }
 
 STORY(new_memory_holds_nothing, SIM_STALE)
@@ -449,6 +457,14 @@ STORY(what_was_freed_is_a_hole, SIM_HOLE)
     if (!broken) OK(cudaFree(p));
 }
 
+STORY(copies_and_sets_need_memory_too, SIM_HOLE)
+{
+    char *p = addresses(2 * PAGE);
+    map(p, page());
+    if (broken) EXPECT_EQ(cudaMemset(p + PAGE - 1, 0, 2), cudaErrorInvalidValue);
+    else OK(cudaMemset(p + PAGE - 1, 0, 1));
+}
+
 /* Each stream adds pages of its own to the story; no two of them may be mixed up. */
 STORY(many_streams_and_pages_are_told_apart, SIM_RACE)
 {
@@ -459,6 +475,172 @@ STORY(many_streams_and_pages_are_told_apart, SIM_RACE)
         for (int i = 0; i < 8; ++i) write_on(s[i], p + (size_t)(2 * i) * PAGE, 2 * PAGE);
     for (int i = 0; i + 1 < 8; ++i) order(s[i], s[i + 1]);
     write_on(s[broken ? 6 : 7], p, 16 * PAGE);
+}
+
+/* ==== A MODEL ==================================================================================================== */
+
+/* The whole of happens-before, kept for each byte by itself: slow, and too simple to be wrong. */
+enum { MODEL_STREAMS = 5, MODEL_BLOCKING = 2, MODEL_LEGACY = 4, MODEL_EVENTS = 3, MODEL_BYTES = 64 };
+
+typedef struct model_clock {
+    int of[MODEL_STREAMS]; /* operations of each stream */
+} model_clock;
+
+typedef struct model {
+    model_clock stream[MODEL_STREAMS]; /* two non-blocking ones, two blocking ones, legacy */
+    model_clock host;
+    model_clock event[MODEL_EVENTS], use[2]; /* of each of the two addresses */
+    int recorded[MODEL_EVENTS];
+    struct {
+        int writer, no; /* the no-th operation of that stream; 0: never written */
+        uint64_t tag;
+        model_clock reads; /* since then */
+    } byte[MODEL_BYTES];
+} model;
+
+/* What plays against the model. */
+typedef struct player {
+    model m;
+    uint64_t random;
+    cudaStream_t stream[MODEL_STREAMS];
+    cudaEvent_t event[MODEL_EVENTS];
+    CUmemGenericAllocationHandle page;
+    char *at[2]; /* where the page is mapped */
+} player;
+
+static uint64_t random_below(uint64_t *state, uint64_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (*state >> 33) % n;
+}
+
+static int any(player *p, int n) { return (int)random_below(&p->random, (uint64_t)n); }
+
+static void join(model_clock *to, const model_clock *from)
+{
+    for (int i = 0; i < MODEL_STREAMS; ++i)
+        if (to->of[i] < from->of[i]) to->of[i] = from->of[i];
+}
+
+static int is_within(const model_clock *a, const model_clock *b)
+{
+    for (int i = 0; i < MODEL_STREAMS; ++i)
+        if (a->of[i] > b->of[i]) return 0;
+    return 1;
+}
+
+/* One more operation; the clock of its stream is then its own. */
+static model_clock *model_operation(model *m, int stream)
+{
+    model_clock *now = &m->stream[stream];
+    join(now, &m->host);
+    for (int i = MODEL_BLOCKING; i < MODEL_LEGACY; ++i) {
+        if (stream == MODEL_LEGACY) join(now, &m->stream[i]);
+        if (stream == i) join(now, &m->stream[MODEL_LEGACY]);
+    }
+    ++now->of[stream];
+    return now;
+}
+
+static void model_access(model *m, int stream, int from, int to, const sim_access *a, int *race, int *stale)
+{
+    const model_clock *now = model_operation(m, stream);
+    *race = *stale = 0;
+    for (int i = from; i < to; ++i) {
+        *race |= m->byte[i].no > now->of[m->byte[i].writer];
+        *stale |= (a->how & SIM_CHECK) && (!m->byte[i].no || m->byte[i].tag != a->tag);
+        if (a->how & SIM_WRITE) {
+            *race |= !is_within(&m->byte[i].reads, now);
+            m->byte[i].writer = stream;
+            m->byte[i].no = now->of[stream];
+            m->byte[i].tag = a->tag;
+            memset(&m->byte[i].reads, 0, sizeof m->byte[i].reads);
+        } else {
+            m->byte[i].reads.of[stream] = now->of[stream];
+        }
+    }
+}
+
+static void play_access(player *p)
+{
+    static const int hows[] = {SIM_READ, SIM_WRITE, SIM_READ | SIM_CHECK};
+    int stream = any(p, MODEL_STREAMS), address = any(p, 2), race, stale;
+    int from = any(p, MODEL_BYTES), to = from + 1 + any(p, MODEL_BYTES - from);
+    sim_access a = {p->at[address] + from, (size_t)(to - from), hows[any(p, 3)], (uint64_t)any(p, 3)};
+    model_access(&p->m, stream, from, to, &a, &race, &stale);
+    p->m.use[address].of[stream] = p->m.stream[stream].of[stream];
+    OK(sim_launch(p->stream[stream], &a, 1));
+    EXPECT_EQ(sim_findings(SIM_RACE), race);
+    EXPECT_EQ(sim_findings(SIM_STALE), stale);
+    EXPECT_EQ(sim_findings(SIM_ANY), race + stale);
+}
+
+static void play_record(player *p)
+{
+    int stream = any(p, MODEL_STREAMS), e = any(p, MODEL_EVENTS);
+    OK(cudaEventRecord(p->event[e], p->stream[stream]));
+    p->m.event[e] = *model_operation(&p->m, stream);
+    p->m.recorded[e] = 1;
+}
+
+static void play_wait(player *p)
+{
+    int stream = any(p, MODEL_STREAMS), e = any(p, MODEL_EVENTS);
+    OK(cudaStreamWaitEvent(p->stream[stream], p->event[e], 0));
+    if (p->m.recorded[e]) join(model_operation(&p->m, stream), &p->m.event[e]);
+}
+
+static void play_look(player *p)
+{
+    int stream = any(p, MODEL_STREAMS), e = any(p, MODEL_EVENTS);
+    if (any(p, 4)) {
+        if (cudaEventQuery(p->event[e]) == cudaSuccess) join(&p->m.host, &p->m.event[e]);
+    } else {
+        OK(cudaStreamSynchronize(p->stream[stream]));
+        if (stream == MODEL_LEGACY) model_operation(&p->m, stream);
+        join(&p->m.host, &p->m.stream[stream]);
+    }
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
+static void play_remap(player *p)
+{
+    int address = any(p, 2);
+    unmap(p->at[address], PAGE);
+    map(p->at[address], p->page);
+    EXPECT_EQ(sim_findings(SIM_UNMAP_IN_USE), !is_within(&p->m.use[address], &p->m.host));
+    memset(&p->m.use[address], 0, sizeof p->m.use[address]);
+}
+
+static void play(player *p, int turns)
+{
+    static void (*const moves[])(player *) = {play_access, play_access, play_access, play_record,
+                                              play_record, play_wait,   play_wait,   play_look, play_remap};
+    for (int turn = 0; turn < turns; ++turn) {
+        sim_findings_clear();
+        moves[any(p, sizeof moves / sizeof *moves)](p);
+    }
+}
+
+TEST(the_ledger_agrees_with_a_model_that_keeps_every_byte)
+{
+    player p;
+    memset(&p, 0, sizeof p);
+    p.random = test_seed();
+    for (int round = 0; round < 100; ++round) {
+        start_seeded(p.random, SIM_PACE_RANDOM);
+        memset(&p.m, 0, sizeof p.m);
+        p.at[0] = addresses(2 * PAGE);
+        p.at[1] = p.at[0] + PAGE;
+        p.page = page();
+        for (int i = 0; i < 2; ++i) map(p.at[i], p.page);
+        for (int i = 0; i < MODEL_EVENTS; ++i) p.event[i] = event();
+        for (int i = 0; i < MODEL_BLOCKING; ++i) p.stream[i] = stream();
+        p.stream[MODEL_BLOCKING] = blocking_stream();
+        p.stream[MODEL_BLOCKING + 1] = cudaStreamPerThread;
+        p.stream[MODEL_LEGACY] = cudaStreamLegacy;
+        play(&p, 200);
+    }
 }
 
 /* ==== UNMAPPING ================================================================================================== */
@@ -480,6 +662,24 @@ STORY(the_completion_of_work_that_followed_counts, SIM_UNMAP_IN_USE)
     write_on(s, p, PAGE);
     if (!broken) order(s, t);
     OK(cudaStreamSynchronize(t));
+    unmap(p, PAGE);
+}
+
+STORY(every_stream_that_uses_an_address_counts, SIM_UNMAP_IN_USE)
+{
+    char *p = memory(1);
+    cudaStream_t s[3];
+    for (int i = 0; i < 3; ++i) read_on(s[i] = stream(), p, PAGE);
+    for (int i = 0; i < 3; ++i)
+        if (!broken || i != 1) OK(cudaStreamSynchronize(s[i]));
+    unmap(p, PAGE);
+}
+
+STORY(to_wait_for_legacy_is_to_wait_for_the_blocking_streams, SIM_UNMAP_IN_USE)
+{
+    char *p = memory(1);
+    write_on(broken ? stream() : blocking_stream(), p, PAGE);
+    OK(cudaStreamSynchronize(cudaStreamLegacy));
     unmap(p, PAGE);
 }
 
@@ -550,6 +750,7 @@ TEST(unmapping_in_use_is_reported_at_the_unmap)
     EXPECT_EQ(sim_findings(SIM_UNMAP_IN_USE), 0);
     cuMemUnmap(address_of(p), PAGE);
     EXPECT_EQ(sim_findings(SIM_UNMAP_IN_USE), 1);
+    EXPECT(sim_finding(0) && strstr(sim_finding(0), "cuMemUnmap"));
 }
 
 TEST(unmapping_one_alias_under_work_through_the_other_is_legal_and_counted)
@@ -978,6 +1179,20 @@ TEST(an_event_is_complete_when_the_work_before_it_is)
     OK(cudaStreamQuery(s));
 }
 
+TEST(events_come_and_go_by_the_thousand)
+{
+    start();
+    char *p = memory(1);
+    cudaStream_t s = stream(), t = stream();
+    for (int i = 0; i < 4000; ++i) {
+        write_on(i % 2 ? s : t, p, PAGE);
+        order(i % 2 ? s : t, i % 2 ? t : s);
+    }
+    EXPECT_EQ(sim_leaks(NULL, 0), 2); /* the reservation and the mapping */
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
 TEST(time_passes_between_two_events)
 {
     start();
@@ -992,7 +1207,8 @@ TEST(time_passes_between_two_events)
     OK(cudaEventRecord(after, s));
     OK(cudaEventSynchronize(after));
     OK(cudaEventElapsedTime(&ms, before, after));
-    EXPECT(ms >= 0);
+    EXPECT(ms > 0);
+    EXPECT_EQ(cudaEventElapsedTime(&ms, before, record(s)), cudaErrorInvalidResourceHandle);
 }
 
 /* ==== TIME ======================================================================================================= */
@@ -1052,6 +1268,22 @@ TEST(a_stream_runs_in_its_order)
         OK(cudaLaunchHostFunc(s, write_entry, &e));
         OK(cudaStreamSynchronize(s));
         EXPECT(!strcmp(d.text, "abcd"));
+    }
+}
+
+TEST(legacy_and_blocking_streams_run_in_their_order)
+{
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+        diary d;
+        entry a = {&d, 'a'}, b = {&d, 'b'}, c = {&d, 'c'};
+        memset(&d, 0, sizeof d);
+        start_seeded(seed, SIM_PACE_RANDOM);
+        cudaStream_t s = blocking_stream(), t = blocking_stream();
+        OK(cudaLaunchHostFunc(s, write_entry, &a));
+        OK(cudaLaunchHostFunc(cudaStreamLegacy, write_entry, &b));
+        OK(cudaLaunchHostFunc(t, write_entry, &c));
+        OK(cudaDeviceSynchronize());
+        EXPECT(!strcmp(d.text, "abc"));
     }
 }
 
@@ -1176,6 +1408,30 @@ STORY(waiting_for_a_flag_that_nobody_sets_is_a_deadlock, SIM_DEADLOCK)
     OK(cuStreamWaitValue32(s, address_of(flag), 5, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
+TEST(a_flag_is_compared_in_four_ways)
+{
+    static const struct {
+        unsigned how;
+        uint32_t wanted, too_early, enough;
+    } ways[] = {{CU_STREAM_WAIT_VALUE_GEQ, 5, 4, 6},
+                {CU_STREAM_WAIT_VALUE_EQ, 5, 6, 5},
+                {CU_STREAM_WAIT_VALUE_AND, 5, 2, 4},
+                {CU_STREAM_WAIT_VALUE_NOR, 0xfffffff0, 0xf, 0xe}};
+    for (int i = 0; i < 4; ++i) {
+        start_still();
+        void *host = NULL;
+        cudaStream_t s = stream();
+        OK(cudaHostAlloc(&host, 4096, cudaHostAllocMapped));
+        *(volatile uint32_t *)host = ways[i].too_early;
+        OK(cuStreamWaitValue32(s, address_of(host), ways[i].wanted, ways[i].how));
+        sim_run(-1);
+        EXPECT_EQ(sim_stream_done(s), 0);
+        *(volatile uint32_t *)host = ways[i].enough;
+        sim_run(-1);
+        EXPECT_EQ(sim_stream_done(s), 1);
+    }
+}
+
 TEST(the_host_can_set_the_flag)
 {
     start();
@@ -1289,6 +1545,21 @@ static cudaError_t call_is_capturing_driver(cudaStream_t s)
     CUstreamCaptureStatus status;
     return (cudaError_t)cuStreamIsCapturing(s, &status);
 }
+static cudaError_t call_get_flags(cudaStream_t s)
+{
+    unsigned flags;
+    return cudaStreamGetFlags(s, &flags);
+}
+static cudaError_t call_get_flags_driver(cudaStream_t s)
+{
+    unsigned flags;
+    return (cudaError_t)cuStreamGetFlags(s, &flags);
+}
+static cudaError_t call_get_context(cudaStream_t s)
+{
+    CUcontext context;
+    return (cudaError_t)cuStreamGetCtx(s, &context);
+}
 static cudaError_t call_query(cudaStream_t s) { return cudaStreamQuery(s); }
 static cudaError_t call_synchronize(cudaStream_t s) { return cudaStreamSynchronize(s); }
 static cudaError_t call_record(cudaStream_t s) { return cudaEventRecord(event(), s); }
@@ -1298,8 +1569,9 @@ static cudaError_t call_launch(cudaStream_t s) { return sim_launch(s, NULL, 0); 
 static cudaError_t call_destroy(cudaStream_t s) { return cudaStreamDestroy(s); }
 
 static const stream_call stream_calls[] = {
-    call_get_id, call_get_id_driver, call_is_capturing,  call_is_capturing_driver, call_query,  call_synchronize,
-    call_record, call_wait,          call_record_driver, call_launch,              call_destroy};
+    call_get_id, call_get_id_driver, call_get_flags, call_get_flags_driver, call_is_capturing, call_is_capturing_driver,
+    call_query,  call_synchronize,   call_record,    call_record_driver,    call_get_context,  call_wait,
+    call_launch, call_destroy};
 enum { STREAM_CALLS = sizeof stream_calls / sizeof *stream_calls };
 
 TEST(a_call_on_a_dead_stream_is_found)
@@ -1388,6 +1660,13 @@ TEST(streams_say_what_they_are)
     EXPECT(id_of(cudaStreamLegacy) != id_of(cudaStreamPerThread));
 }
 
+static void *id_of_per_thread(void *id)
+{
+    OK(cudaFree(NULL));
+    *(unsigned long long *)id = id_of(cudaStreamPerThread);
+    return NULL;
+}
+
 TEST(per_thread_streams_have_ids_of_their_own)
 {
     start();
@@ -1418,8 +1697,10 @@ static void set_scene(cudaStream_t captured)
 static cudaError_t query_event(void) { return cudaEventQuery(scene.done); }
 static cudaError_t query_event_driver(void) { return (cudaError_t)cuEventQuery(scene.done); }
 static cudaError_t synchronize_event(void) { return cudaEventSynchronize(scene.done); }
+static cudaError_t synchronize_event_driver(void) { return (cudaError_t)cuEventSynchronize(scene.done); }
 static cudaError_t query_stream(void) { return cudaStreamQuery(scene.other); }
 static cudaError_t synchronize_stream(void) { return cudaStreamSynchronize(scene.other); }
+static cudaError_t synchronize_stream_driver(void) { return (cudaError_t)cuStreamSynchronize(scene.other); }
 static cudaError_t malloc_and_free(void)
 {
     void *p = NULL;
@@ -1431,6 +1712,24 @@ static cudaError_t malloc_and_free_driver(void)
     CUdeviceptr p = 0;
     CUresult error = cuMemAlloc(&p, 4096);
     return (cudaError_t)(error ? error : cuMemFree(p));
+}
+static cudaError_t pin_and_free(void)
+{
+    void *p = NULL;
+    cudaError_t error = cudaHostAlloc(&p, 4096, cudaHostAllocDefault);
+    return error ? error : cudaFreeHost(p);
+}
+static cudaError_t pin_and_free_driver(void)
+{
+    void *p = NULL;
+    CUresult error = cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_PORTABLE);
+    return (cudaError_t)(error ? error : cuMemFreeHost(p));
+}
+static cudaError_t reserve_and_free(void)
+{
+    CUdeviceptr p = 0;
+    CUresult error = cuMemAddressReserve(&p, 64 * PAGE, 0, 0, 0);
+    return (cudaError_t)(error ? error : cuMemAddressFree(p, 64 * PAGE));
 }
 static cudaError_t move_a_page(void)
 {
@@ -1449,22 +1748,57 @@ static cudaError_t create_and_destroy_event(void)
     return error ? error : cudaEventDestroy(e);
 }
 static cudaError_t record_elsewhere(void) { return cudaEventRecord(scene.done, scene.other); }
+static cudaError_t wait_elsewhere(void) { return cudaStreamWaitEvent(scene.other, scene.done, 0); }
 static cudaError_t ask_for_memory(void)
 {
     size_t unused, total;
     return cudaMemGetInfo(&unused, &total);
 }
+static cudaError_t push_and_pop_context(void)
+{
+    CUcontext current = NULL;
+    CUresult error = cuCtxGetCurrent(&current);
+    if (!error) error = cuCtxPushCurrent(current);
+    return (cudaError_t)(error ? error : cuCtxPopCurrent(&current));
+}
+static cudaError_t ask_context_for_id(void)
+{
+    CUcontext current = NULL;
+    unsigned long long id;
+    CUresult error = cuCtxGetCurrent(&current);
+    return (cudaError_t)(error ? error : cuCtxGetId(current, &id));
+}
 static cudaError_t ask_for_capture(void) { return call_is_capturing(scene.captured); }
+static cudaError_t ask_for_capture_driver(void) { return call_is_capturing_driver(scene.captured); }
+static cudaError_t ask_for_context(void) { return call_get_context(scene.captured); }
 
 typedef cudaError_t (*plain_call)(void);
 
 static const struct {
     plain_call call;
     int unsafe; /* breaks a capture unless the thread is relaxed */
-} capture_table[] = {{query_event, 1},        {query_event_driver, 1}, {synchronize_event, 1},
-                     {query_stream, 1},       {synchronize_stream, 1}, {malloc_and_free, 1},
-                     {malloc_and_free_driver, 1}, {move_a_page, 0},    {create_and_destroy_event, 0},
-                     {record_elsewhere, 0},   {ask_for_memory, 0},     {ask_for_capture, 0}};
+} capture_table[] = {{query_event, 1},
+                     {query_event_driver, 1},
+                     {synchronize_event, 1},
+                     {synchronize_event_driver, 1},
+                     {query_stream, 1},
+                     {synchronize_stream, 1},
+                     {synchronize_stream_driver, 1},
+                     {malloc_and_free, 1},
+                     {malloc_and_free_driver, 1},
+                     {pin_and_free, 1},
+                     {pin_and_free_driver, 1},
+                     {reserve_and_free, 0},
+                     {move_a_page, 0},
+                     {create_and_destroy_event, 0},
+                     {record_elsewhere, 0},
+                     {wait_elsewhere, 0},
+                     {ask_for_memory, 0},
+                     {push_and_pop_context, 0},
+                     {ask_context_for_id, 0},
+                     {ask_for_capture, 0},
+                     {ask_for_capture_driver, 0},
+                     {ask_for_context, 0}};
 enum { CAPTURE_ROWS = sizeof capture_table / sizeof *capture_table };
 
 typedef struct attempt {
@@ -1479,6 +1813,7 @@ static void *make_attempt(void *arg)
     enum cudaStreamCaptureMode mode = a->mode;
     OK(cudaSetDevice(0));
     OK(cudaThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
     a->result = a->call();
     OK(cudaThreadExchangeStreamCaptureMode(&mode));
     EXPECT_EQ(mode, a->mode);
@@ -1491,6 +1826,22 @@ static cudaError_t try_call(plain_call call, int other_thread, enum cudaStreamCa
     if (other_thread) elsewhere(make_attempt, &a);
     else make_attempt(&a);
     return a.result;
+}
+
+/* How a stream is captured, and how a call comes in between. */
+typedef struct way {
+    int count, blocking, mode, thread, other; /* `thread`: the mode of the one that calls */
+} way;
+
+/* Goes through all of them. */
+static int next_way(way *w)
+{
+    int i = w->count++;
+    w->blocking = i % 2;
+    w->mode = i / 2 % 3;
+    w->thread = i / 6 % 3;
+    w->other = i / 18;
+    return i < 36;
 }
 
 /* Ends the scene's capture: 1 when it was whole, 0 when somebody had broken it. */
@@ -1508,32 +1859,140 @@ static int capture_ends_whole(void)
     return graph != NULL;
 }
 
+static void check_call(const way *w, plain_call call, cudaError_t result, int whole)
+{
+    start();
+    set_scene(w->blocking ? blocking_stream() : stream());
+    OK(cudaStreamBeginCapture(scene.captured, (enum cudaStreamCaptureMode)w->mode));
+    OK(sim_launch(scene.captured, NULL, 0));
+    int right = try_call(call, w->other, (enum cudaStreamCaptureMode)w->thread) == result;
+    right &= capture_ends_whole() == whole;
+    if (!EXPECT(right)) printf("blocking %d mode %d thread %d other %d\n", w->blocking, w->mode, w->thread, w->other);
+}
+
 TEST(a_capture_is_broken_by_just_the_calls_that_break_it)
 {
-    for (int captured = 0; captured < 3; ++captured)
-        for (int thread = 0; thread < 3; ++thread)
-            for (int other = 0; other < 2; ++other)
-                for (int row = 0; row < CAPTURE_ROWS; ++row) {
-                    int forbidden = capture_table[row].unsafe && thread != cudaStreamCaptureModeRelaxed;
-                    if (captured == cudaStreamCaptureModeRelaxed) forbidden = 0;
-                    if (other && (captured || thread)) forbidden = 0; /* only both in global mode meet across threads */
-                    start();
-                    set_scene(stream());
-                    OK(cudaStreamBeginCapture(scene.captured, (enum cudaStreamCaptureMode)captured));
-                    OK(sim_launch(scene.captured, NULL, 0));
-                    cudaError_t error =
-                        try_call(capture_table[row].call, other, (enum cudaStreamCaptureMode)thread);
-                    int right = error == (forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
-                    right &= capture_ends_whole() == !forbidden;
-                    if (!EXPECT(right)) printf("capture %d thread %d other %d row %d\n", captured, thread, other, row);
-                }
+    for (way w = {0}; next_way(&w);)
+        for (int row = 0; row < CAPTURE_ROWS; ++row) {
+            int forbidden = capture_table[row].unsafe && w.thread != cudaStreamCaptureModeRelaxed;
+            if (w.mode == cudaStreamCaptureModeRelaxed) forbidden = 0;
+            if (w.other && (w.mode || w.thread)) forbidden = 0; /* only both in global mode meet across threads */
+            check_call(&w, capture_table[row].call, forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess,
+                       !forbidden);
+        }
+}
+
+static cudaError_t synchronize_device(void) { return cudaDeviceSynchronize(); }
+static cudaError_t synchronize_context(void) { return (cudaError_t)cuCtxSynchronize(); }
+static cudaError_t query_captured_stream(void) { return cudaStreamQuery(scene.captured); }
+static cudaError_t synchronize_captured_stream(void) { return cudaStreamSynchronize(scene.captured); }
+static cudaError_t ask_for_id(void) { return call_get_id(scene.captured); }
+static cudaError_t ask_for_id_driver(void) { return call_get_id_driver(scene.captured); }
+static cudaError_t ask_for_flags(void) { return call_get_flags(scene.captured); }
+static cudaError_t ask_for_flags_driver(void) { return call_get_flags_driver(scene.captured); }
+
+TEST(some_calls_break_a_capture_in_every_mode)
+{
+    static const plain_call calls[] = {
+        synchronize_device, synchronize_context, query_captured_stream, synchronize_captured_stream,
+        ask_for_id,         ask_for_id_driver,   ask_for_flags,         ask_for_flags_driver};
+    for (way w = {0}; next_way(&w);)
+        for (size_t i = 0; i < sizeof calls / sizeof *calls; ++i)
+            check_call(&w, calls[i], cudaErrorStreamCaptureUnsupported, 0);
+}
+
+TEST(a_stream_drawn_into_a_capture_answers_for_it)
+{
+    for (int driver = 0; driver < 2; ++driver)
+        for (int flags = 0; flags < 2; ++flags) {
+            start();
+            set_scene(stream());
+            OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeRelaxed));
+            order(scene.captured, scene.other);
+            cudaError_t error = flags ? (driver ? call_get_flags_driver : call_get_flags)(scene.other)
+                                      : (driver ? call_get_id_driver : call_get_id)(scene.other);
+            EXPECT_EQ(error, cudaErrorStreamCaptureUnsupported);
+            EXPECT(!capture_ends_whole());
+            OK(call_get_id(scene.other));
+        }
+}
+
+TEST(a_context_without_captures_can_be_waited_for)
+{
+    start();
+    CUcontext other = NULL;
+    set_scene(stream());
+    OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeRelaxed));
+    OK(cuCtxCreate(&other, NULL, 0, 0));
+    OK(synchronize_context());
+    OK(cuCtxPopCurrent(&other));
+    EXPECT(capture_ends_whole());
+    OK(synchronize_context());
+    OK(synchronize_device());
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
+TEST(waiting_for_the_context_breaks_all_its_captures)
+{
+    start();
+    set_scene(stream());
+    cudaStream_t second = blocking_stream();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeRelaxed));
+    OK(cudaStreamBeginCapture(second, cudaStreamCaptureModeGlobal));
+    EXPECT_EQ(synchronize_context(), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 2);
+    EXPECT_EQ(cudaStreamEndCapture(scene.captured, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(cudaStreamEndCapture(second, &graph), cudaErrorStreamCaptureInvalidated);
+}
+
+/* Memory that is freed below while work runs; p[0] cudaMalloc's, p[1] pinned. */
+static cudaError_t free_block(void *const *p) { return cudaFree(p[0]); }
+static cudaError_t free_block_driver(void *const *p) { return (cudaError_t)cuMemFree((uintptr_t)p[0]); }
+static cudaError_t free_pinned(void *const *p) { return cudaFreeHost(p[1]); }
+static cudaError_t free_pinned_driver(void *const *p) { return (cudaError_t)cuMemFreeHost(p[1]); }
+
+TEST(freeing_memory_waits_for_the_device_also_during_a_capture)
+{
+    static cudaError_t (*const calls[])(void *const *) = {free_block, free_block_driver, free_pinned,
+                                                          free_pinned_driver};
+    static const size_t sizes[] = {512, PAGE, 64 << 20};
+    for (int i = 0; i < 12; ++i)
+        for (int captured = 0; captured < 2; ++captured) {
+            enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+            void *p[2] = {NULL, NULL};
+            start_still();
+            char *busy = memory(1);
+            set_scene(blocking_stream());
+            OK(cudaMalloc(&p[0], sizes[i / 4]));
+            OK((cudaError_t)cuMemHostAlloc(&p[1], sizes[i / 4], CU_MEMHOSTALLOC_DEVICEMAP));
+            write_on(scene.other, busy, PAGE);
+            if (captured) OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeGlobal));
+            OK(cudaThreadExchangeStreamCaptureMode(&mode));
+            long before = sim_blocking_calls();
+            OK(calls[i % 4](p));
+            EXPECT_EQ(sim_blocking_calls(), before + 1);
+            EXPECT_EQ(sim_stream_done(scene.other), 1);
+            OK(cudaThreadExchangeStreamCaptureMode(&mode));
+            if (captured) EXPECT(capture_ends_whole());
+            write_on(stream(), busy, PAGE); /* the host has seen the first write complete */
+            EXPECT_EQ(sim_findings(SIM_ANY), 0);
+        }
 }
 
 static cudaError_t record_on_legacy(void) { return cudaEventRecord(scene.done, cudaStreamLegacy); }
 static cudaError_t wait_on_legacy(void) { return cudaStreamWaitEvent(cudaStreamLegacy, scene.done, 0); }
 static cudaError_t query_legacy(void) { return cudaStreamQuery(cudaStreamLegacy); }
 static cudaError_t launch_on_legacy(void) { return sim_launch(cudaStreamLegacy, NULL, 0); }
+static cudaError_t synchronize_legacy(void) { return cudaStreamSynchronize(cudaStreamLegacy); }
 static cudaError_t ask_legacy_for_capture(void) { return call_is_capturing(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_capture_driver(void) { return call_is_capturing_driver(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_context(void) { return call_get_context(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_id(void) { return call_get_id(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_id_driver(void) { return call_get_id_driver(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_flags(void) { return call_get_flags(cudaStreamLegacy); }
+static cudaError_t ask_legacy_for_flags_driver(void) { return call_get_flags_driver(cudaStreamLegacy); }
+static cudaError_t ask_stream_zero_for_id(void) { return call_get_id(NULL); }
 static cudaError_t record_on_context(void)
 {
     CUcontext current = NULL;
@@ -1545,40 +2004,67 @@ static const struct {
     plain_call call;
     cudaError_t error;
     int harmless;
-} legacy_table[] = {{record_on_legacy, cudaErrorStreamCaptureImplicit, 0},
-                    {wait_on_legacy, cudaErrorStreamCaptureImplicit, 0},
-                    {query_legacy, cudaErrorStreamCaptureImplicit, 0},
-                    {launch_on_legacy, cudaErrorStreamCaptureImplicit, 0},
-                    {ask_legacy_for_capture, cudaErrorStreamCaptureImplicit, 1},
-                    {record_on_context, cudaErrorStreamCaptureUnsupported, 0}};
+    int look; /* at the stream's work: that may break the capture of a non-blocking stream too */
+} legacy_table[] = {{record_on_legacy, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {wait_on_legacy, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {query_legacy, cudaErrorStreamCaptureImplicit, 0, 1},
+                    {synchronize_legacy, cudaErrorStreamCaptureImplicit, 0, 1},
+                    {launch_on_legacy, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_legacy_for_capture, cudaErrorStreamCaptureImplicit, 1, 0},
+                    {ask_legacy_for_capture_driver, cudaErrorStreamCaptureImplicit, 1, 0},
+                    {ask_legacy_for_context, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_legacy_for_id, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_legacy_for_id_driver, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_legacy_for_flags, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_legacy_for_flags_driver, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {ask_stream_zero_for_id, cudaErrorStreamCaptureImplicit, 0, 0},
+                    {record_on_context, cudaErrorStreamCaptureUnsupported, 0, 1}};
 enum { LEGACY_ROWS = sizeof legacy_table / sizeof *legacy_table };
 
 TEST(a_blocking_stream_that_captures_puts_legacy_out_of_bounds)
 {
-    static const enum cudaStreamCaptureMode threads[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed};
-    for (int captured = 0; captured < 3; ++captured)
-        for (int thread = 0; thread < 2; ++thread)
-            for (int other = 0; other < 2; ++other)
-                for (int row = 0; row < LEGACY_ROWS; ++row) {
-                    start();
-                    set_scene(blocking_stream());
-                    OK(cudaStreamBeginCapture(scene.captured, (enum cudaStreamCaptureMode)captured));
-                    cudaError_t error = try_call(legacy_table[row].call, other, threads[thread]);
-                    int right = error == legacy_table[row].error;
-                    right &= capture_ends_whole() == legacy_table[row].harmless;
-                    if (!EXPECT(right)) printf("capture %d thread %d other %d row %d\n", captured, thread, other, row);
-                }
+    for (way w = {0}; next_way(&w);)
+        for (int row = 0; w.blocking && row < LEGACY_ROWS; ++row) {
+            check_call(&w, legacy_table[row].call, legacy_table[row].error, legacy_table[row].harmless);
+            OK(legacy_table[row].call());
+        }
 }
 
 TEST(a_nonblocking_stream_that_captures_leaves_legacy_alone)
 {
+    for (way w = {0}; next_way(&w);)
+        for (int row = 0; !w.blocking && row < LEGACY_ROWS; ++row)
+            if (!legacy_table[row].look) check_call(&w, legacy_table[row].call, cudaSuccess, 1);
+}
+
+static cudaError_t only_record_captured_event(void) { return cudaEventRecord(scene.done, scene.captured); }
+
+TEST(one_call_can_break_several_captures)
+{
     start();
     set_scene(stream());
+    cudaStream_t second = stream();
+    cudaGraph_t graph = NULL;
     OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeGlobal));
-    OK(record_on_legacy());
-    OK(wait_on_legacy());
-    OK(ask_legacy_for_capture());
-    EXPECT(capture_ends_whole());
+    OK(cudaStreamBeginCapture(second, cudaStreamCaptureModeGlobal));
+    EXPECT_EQ(query_event(), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 2);
+    EXPECT_EQ(cudaStreamEndCapture(scene.captured, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(cudaStreamEndCapture(second, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT(!graph);
+}
+
+TEST(two_captures_cannot_be_merged)
+{
+    start();
+    set_scene(stream());
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeRelaxed));
+    OK(cudaStreamBeginCapture(scene.other, cudaStreamCaptureModeRelaxed));
+    OK(only_record_captured_event());
+    EXPECT_EQ(cudaStreamWaitEvent(scene.other, scene.done, 0), cudaErrorStreamCaptureMerge);
+    EXPECT_EQ(cudaStreamEndCapture(scene.captured, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(cudaStreamEndCapture(scene.other, &graph), cudaErrorStreamCaptureInvalidated);
 }
 
 TEST(an_event_from_outside_is_no_business_of_a_capture)
@@ -1603,7 +2089,6 @@ static cudaError_t synchronize_captured_event(void)
     OK(cudaEventRecord(scene.done, scene.captured));
     return cudaEventSynchronize(scene.done);
 }
-static cudaError_t only_record_captured_event(void) { return cudaEventRecord(scene.done, scene.captured); }
 
 TEST(an_event_of_a_capture_may_be_recorded_and_not_looked_at)
 {
@@ -1651,6 +2136,16 @@ TEST(waiting_for_a_captured_event_draws_a_stream_into_the_capture)
     }
 }
 
+TEST(legacy_is_not_drawn_into_a_capture)
+{
+    start();
+    set_scene(stream());
+    OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeRelaxed));
+    OK(only_record_captured_event());
+    EXPECT_EQ(wait_on_legacy(), cudaErrorStreamCaptureImplicit);
+    EXPECT(!capture_ends_whole());
+}
+
 static cudaError_t end_capture(void)
 {
     cudaGraph_t graph = NULL;
@@ -1667,6 +2162,17 @@ TEST(a_capture_is_ended_by_the_thread_that_began_it)
         EXPECT_EQ(try_call(end_capture, 1, cudaStreamCaptureModeGlobal),
                   relaxed ? cudaSuccess : cudaErrorStreamCaptureWrongThread);
     }
+}
+
+TEST(a_capture_is_ended_on_the_stream_where_it_began)
+{
+    start();
+    set_scene(stream());
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(scene.captured, cudaStreamCaptureModeGlobal));
+    order(scene.captured, scene.other);
+    EXPECT_EQ(cudaStreamEndCapture(scene.other, &graph), cudaErrorStreamCaptureUnmatched);
+    EXPECT(!capture_ends_whole());
 }
 
 TEST(legacy_cannot_be_captured)
@@ -1749,11 +2255,12 @@ STORY(branches_of_a_graph_are_ordered_by_its_edges_alone, SIM_RACE)
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
-    order(s, t);
     write_on(s, p, PAGE);
-    if (!broken) order(s, t);
+    order(s, t);
+    if (broken) write_on(s, p, PAGE);
     write_on(t, p, PAGE);
     order(t, s);
+    write_on(s, p, PAGE);
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphInstantiate(&exec, graph, 0));
     OK(cudaGraphLaunch(exec, s));
@@ -1787,6 +2294,47 @@ STORY(an_external_wait_is_waited_for_at_each_launch, SIM_RACE)
     write_on(t, p, PAGE);
     if (!broken) OK(cudaEventRecord(e, t));
     OK(cudaGraphLaunch(exec, s));
+}
+
+STORY(an_external_record_is_made_at_each_launch, SIM_RACE)
+{
+    char *p = memory(1);
+    cudaStream_t s = stream(), t = stream();
+    cudaEvent_t e = event();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    if (broken) OK(cudaEventRecordWithFlags(e, s, cudaEventRecordExternal));
+    write_on(s, p, PAGE);
+    if (!broken) OK(cudaEventRecordWithFlags(e, s, cudaEventRecordExternal));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    wait_for(t, e);
+    write_on(t, p, PAGE);
+}
+
+TEST(a_captured_flag_is_waited_for_at_the_launch)
+{
+    start();
+    void *host = NULL;
+    cudaStream_t s = stream();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaHostAlloc(&host, 4096, cudaHostAllocMapped));
+    volatile uint32_t *words = (volatile uint32_t *)host;
+    words[0] = words[1] = 0;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(cuStreamWaitValue32(s, address_of(host), 1, CU_STREAM_WAIT_VALUE_EQ));
+    OK(cuStreamWriteValue32(s, address_of(host) + 4, 7, 0));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    sim_run(-1);
+    EXPECT_EQ(sim_stream_done(s), 0);
+    words[0] = 1;
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(words[1], 7);
 }
 
 static void raise_flag(void *flag) { ++*(int *)flag; }
@@ -1833,6 +2381,33 @@ TEST(a_user_object_goes_when_its_capture_is_broken)
     EXPECT(!capture_ends_whole());
     OK(cudaDeviceSynchronize());
     EXPECT_EQ(gone, 1);
+}
+
+TEST(a_user_object_goes_when_its_device_is_reset)
+{
+    start();
+    cudaStream_t s = stream();
+    cudaUserObject_t object = NULL;
+    cudaGraph_t graph = NULL;
+    enum cudaStreamCaptureStatus status;
+    int gone = 0;
+    OK(cudaUserObjectCreate(&object, &gone, raise_flag, 1, cudaUserObjectNoDestructorSync));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(cudaStreamGetCaptureInfo(s, &status, NULL, &graph, NULL, NULL, NULL));
+    OK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+    OK(cudaDeviceReset());
+    EXPECT_EQ(gone, 1);
+    OK(query_legacy());
+}
+
+TEST(a_user_object_may_not_call_cuda_when_it_goes)
+{
+    start();
+    cudaUserObject_t object = NULL;
+    cudaError_t error = cudaSuccess;
+    OK(cudaUserObjectCreate(&object, &error, call_from_host_function, 1, cudaUserObjectNoDestructorSync));
+    OK(cudaUserObjectRelease(object, 1));
+    EXPECT_EQ(error, cudaErrorNotPermitted);
 }
 
 TEST(a_user_object_goes_with_its_last_reference)
@@ -2000,6 +2575,32 @@ TEST(each_device_has_its_memory_and_its_streams)
     EXPECT_EQ(cudaSetDevice(3), cudaErrorInvalidDevice);
 }
 
+TEST(a_context_takes_its_streams_and_blocks_along)
+{
+    start_devices(2);
+    CUcontext own = NULL, other = NULL, seen = NULL;
+    CUdeviceptr block = 0;
+    CUdevice device = -1;
+    unsigned long long id = 0, current = 0;
+    OK(cuCtxGetCurrent(&own));
+    OK(cuCtxCreate(&other, NULL, 0, 1));
+    OK(cuCtxGetDevice(&device));
+    EXPECT_EQ(device, 1);
+    OK(cuCtxGetId(other, &id));
+    OK(cuCtxGetId(NULL, &current));
+    EXPECT_EQ(id, current);
+    cudaStream_t s = stream();
+    OK(cuMemAlloc(&block, PAGE));
+    EXPECT_EQ(sim_physical(1), PAGE);
+    OK(sim_launch(s, NULL, 0));
+    OK(cuCtxDestroy(other));
+    OK(cuCtxGetCurrent(&seen));
+    EXPECT(seen == own);
+    EXPECT_EQ(sim_pending(), 0);
+    EXPECT_EQ(sim_physical(1), 0);
+    EXPECT_EQ(call_get_id(s), cudaErrorInvalidResourceHandle);
+}
+
 STORY(legacy_streams_of_two_contexts_have_nothing_to_do_with_each_other, SIM_RACE)
 {
     CUcontext own = NULL, other = NULL;
@@ -2036,12 +2637,13 @@ TEST(a_reset_leaves_pages_and_mappings_and_nothing_else)
     EXPECT(id_after != id_before);
     EXPECT_EQ(sim_physical(0), PAGE);
     EXPECT_EQ(sim_mapped(0), PAGE);
+    EXPECT_EQ(call_get_id(s), cudaErrorInvalidResourceHandle);
+    EXPECT_EQ(cuEventQuery(e), CUDA_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(sim_findings(SIM_DEAD_HANDLE), 2);
     check_on(stream(), p, PAGE, 4);
     OK(cudaDeviceSynchronize());
-    EXPECT_EQ(sim_findings(SIM_ANY), 0);
     unmap(p, PAGE);
-    EXPECT_EQ(cuEventQuery(e), CUDA_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(sim_findings(SIM_DEAD_HANDLE), 1);
+    EXPECT_EQ(sim_findings(SIM_ANY), 2);
 }
 
 TEST(after_the_driver_is_gone_every_call_says_so)
@@ -2129,6 +2731,7 @@ TEST(a_page_is_held_until_its_last_mapping_and_its_handle_are_gone)
         EXPECT_EQ(sim_mapped(0), 0);
         EXPECT_EQ(sim_physical(0), release_first ? 0 : PAGE);
         if (!release_first) OK(cuMemRelease(handle));
+        EXPECT_EQ(cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
         EXPECT_EQ(sim_physical(0), 0);
         EXPECT_EQ(sim_physical_peak(0), PAGE);
         sim_physical_peak_reset(0);
@@ -2150,6 +2753,8 @@ TEST(sizes_and_addresses_keep_to_the_granularity)
     EXPECT_EQ(granularity, PAGE);
     EXPECT_EQ(cuMemCreate(&handle, PAGE + 512, &prop, 0), CUDA_ERROR_INVALID_VALUE);
     EXPECT_EQ(cuMemCreate(&handle, 0, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    prop.location.id = 1;
+    EXPECT_EQ(cuMemCreate(&handle, PAGE, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
     CUdeviceptr at = 0;
     EXPECT_EQ(cuMemAddressReserve(&at, PAGE - 1, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
     char *p = addresses(4 * PAGE);
@@ -2214,6 +2819,67 @@ TEST(addresses_cost_no_memory_and_may_be_many)
     OK(cuMemAddressFree(address_of(p), (size_t)4 << 40));
 }
 
+enum { RANGES = 64 };
+
+typedef struct range {
+    uintptr_t at;
+    size_t bytes;
+} range;
+
+static int is_apart(const range *ranges, range r)
+{
+    for (int i = 0; i < RANGES; ++i)
+        if (ranges[i].bytes && ranges[i].at < r.at + r.bytes && r.at < ranges[i].at + ranges[i].bytes) return 0;
+    return 1;
+}
+
+TEST(reservations_never_overlap)
+{
+    start();
+    uint64_t random = test_seed();
+    range ranges[RANGES];
+    memset(ranges, 0, sizeof ranges);
+    for (int turn = 0; turn < 1000; ++turn) {
+        range *r = &ranges[random_below(&random, RANGES)];
+        if (r->bytes) {
+            OK(cuMemAddressFree(r->at, r->bytes));
+            r->bytes = 0;
+        } else {
+            range one = {0, (1 + random_below(&random, 20)) * PAGE};
+            one.at = (uintptr_t)addresses(one.bytes);
+            EXPECT(one.at % PAGE == 0 && is_apart(ranges, one));
+            *r = one;
+        }
+    }
+}
+
+TEST(small_blocks_never_overlap_and_share_pages)
+{
+    start();
+    uint64_t random = test_seed();
+    range ranges[RANGES];
+    memset(ranges, 0, sizeof ranges);
+    for (int turn = 0; turn < 1000; ++turn) {
+        range *r = &ranges[random_below(&random, RANGES)];
+        if (r->bytes) {
+            OK(cudaFree((void *)r->at));
+            r->bytes = 0;
+        } else {
+            void *p = NULL;
+            range one = {0, 1 + random_below(&random, 9000)};
+            OK(cudaMalloc(&p, one.bytes));
+            one.at = (uintptr_t)p;
+            EXPECT(one.at % 256 == 0 && is_apart(ranges, one));
+            *r = one;
+        }
+        EXPECT(sim_physical(0) <= PAGE);
+    }
+    for (int i = 0; i < RANGES; ++i)
+        if (ranges[i].bytes) OK(cudaFree((void *)ranges[i].at));
+    EXPECT_EQ(sim_physical(0), 0);
+    EXPECT_EQ(cudaFree((void *)ranges[0].at), cudaErrorInvalidValue);
+}
+
 TEST(memory_can_run_out)
 {
     sim_options options = forgiving();
@@ -2270,6 +2936,16 @@ STORY(stream_ordered_memory_is_freed_in_the_order_of_its_stream, SIM_RACE)
     EXPECT(q == p);
     write_on(s, q, 4096);
     OK(cudaFreeAsync(q, s));
+}
+
+STORY(stream_ordered_memory_ends_with_its_free, SIM_HOLE)
+{
+    void *p = NULL;
+    cudaStream_t s = stream();
+    OK(cudaMallocAsync(&p, 4096, s));
+    if (broken) OK(cudaFreeAsync(p, s));
+    write_on(s, p, 4096);
+    if (!broken) OK(cudaFreeAsync(p, s));
 }
 
 TEST(what_lives_is_a_leak)
@@ -2341,6 +3017,54 @@ TEST(a_backed_page_keeps_its_bytes_when_it_moves)
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
 }
 
+TEST(backed_pages_are_copied_across_their_borders)
+{
+    enum { N = 5000000 };
+    start_backed();
+    char *p = memory(4), *q = memory(4), *in = (char *)malloc(N), *out = (char *)malloc(N);
+    cudaStream_t s = stream();
+    if (!EXPECT(in && out)) return;
+    for (int i = 0; i < N; ++i) in[i] = (char)(i * 31 + (i >> 12));
+    OK(cudaMemcpyAsync(p + 100, in, N, cudaMemcpyHostToDevice, s));
+    OK(cudaMemcpyAsync(q + 4001, p + 100, N, cudaMemcpyDeviceToDevice, s));
+    OK(cudaMemcpyAsync(out, q + 4001, N, cudaMemcpyDeviceToHost, s));
+    EXPECT(!memcmp(in, out, N));
+    char *end = p + 3 * PAGE + 20;
+    write_tag(s, p + 3, (size_t)(end - p - 3), 0x0102030405060708);
+    check_on(s, p + 3, (size_t)(end - p - 3), 0x0102030405060708);
+    write_tag(s, p + 1, 2, 0x0909);
+    OK(cudaStreamSynchronize(s));
+    uint64_t word = 0;
+    memcpy(&word, p + 3, 8);
+    EXPECT_EQ(word, 0x0102030405060708);
+    memcpy(&word, end - 8, 8);
+    EXPECT_EQ(word, 0x0102030405060708);
+    EXPECT(p[1] == 9 && p[2] == 9);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    free(in);
+    free(out);
+}
+
+TEST(a_backed_copy_takes_pageable_bytes_as_they_were)
+{
+    sim_options options = forgiving();
+    options.mode = SIM_BACKED;
+    options.memory = 4 * PAGE;
+    options.pace = SIM_PACE_STILL;
+    start_with(options);
+    char *p = memory(1), pageable = 1;
+    void *pinned = NULL;
+    cudaStream_t s = stream();
+    OK(cudaMallocHost(&pinned, 1));
+    *(char *)pinned = 1;
+    OK(cudaMemcpyAsync(p, &pageable, 1, cudaMemcpyHostToDevice, s));
+    OK(cudaMemcpyAsync(p + 1, pinned, 1, cudaMemcpyHostToDevice, s));
+    pageable = *(char *)pinned = 2;
+    OK(cudaStreamSynchronize(s));
+    EXPECT(p[0] == 1 && p[1] == 2);
+    OK(cudaFreeHost(pinned));
+}
+
 typedef struct host_range {
     char *p;
     size_t bytes;
@@ -2359,12 +3083,12 @@ TEST(a_backed_operation_may_touch_device_memory)
     void *p = NULL;
     OK(cudaMalloc(&p, 4096));
     cudaStream_t s = stream();
-    host_range range = {(char *)p, 4096, 0};
+    host_range bytes = {(char *)p, 4096, 0};
     sim_access read = {p, 4096, SIM_READ, 0};
     OK(cudaMemsetAsync(p, 3, 4096, s));
-    OK(sim_launch_call(s, &read, 1, add_up, &range));
+    OK(sim_launch_call(s, &read, 1, add_up, &bytes));
     OK(cudaStreamSynchronize(s));
-    EXPECT_EQ(range.sum, 3 * 4096);
+    EXPECT_EQ(bytes.sum, 3 * 4096);
     OK(cudaFree(p));
 }
 
@@ -2437,6 +3161,7 @@ TEST(a_function_can_fail_from_then_on)
     EXPECT_EQ(sim_failed(), 3);
     EXPECT_EQ(sim_mapped(0), 0);
     sim_fail_clear();
+    EXPECT_EQ(sim_failed(), 0);
     map(p, handle);
 }
 
@@ -2487,6 +3212,8 @@ TEST(host_memory_can_fail_too)
     for (int i = 0; i < 3; ++i) EXPECT(sim_malloc(10) == NULL);
     EXPECT_EQ(sim_failed_mallocs(), 3);
     sim_fail_clear();
+    EXPECT((p = sim_malloc(10)) != NULL);
+    sim_free(p);
     EXPECT_EQ(sim_malloc_live(), 1);
     sim_free(kept);
     sim_free(NULL);
@@ -2571,12 +3298,27 @@ TEST(every_call_costs_what_it_was_measured_to_cost)
     EXPECT(access_two >= 44 && access_two <= 54);
     EXPECT(unmap_two >= 28 && unmap_two <= 50);
     EXPECT(map_large >= 0.6 && map_large <= 1.6);
+    OK(cuMemRelease(small));
+    double release_small = cost_of_last();
+    EXPECT(release_small >= 13 && release_small <= 15);
+}
+
+TEST(a_look_at_a_default_stream_costs_more)
+{
+    start();
+    CUstreamCaptureStatus status;
     cudaStream_t s = stream();
     cudaEvent_t e = event();
     cost_of_last();
+    OK(cuStreamIsCapturing(s, &status));
+    double own = cost_of_last();
+    OK(cuStreamIsCapturing(CU_STREAM_LEGACY, &status));
+    double legacy = cost_of_last();
     OK(cuEventRecord(e, s));
     double mark = cost_of_last();
-    EXPECT(mark > 0.1 && mark < 0.3);
+    EXPECT(own > 0.014 && own < 0.016);
+    EXPECT(legacy > 0.035 && legacy < 0.042);
+    EXPECT(mark > 0.18 && mark < 0.19);
 }
 
 TEST(the_cost_of_a_block_depends_on_its_size)
@@ -2597,6 +3339,26 @@ TEST(the_cost_of_a_block_depends_on_its_size)
         cost = cost_of_last();
         EXPECT(cost >= 0.9 * measured[i].free_us && cost <= 1.1 * measured[i].free_us);
     }
+}
+
+TEST(pinned_memory_costs_much_and_little_to_free)
+{
+    start();
+    void *p = NULL;
+    for (int driver = 0; driver < 2; ++driver) {
+        cost_of_last();
+        if (driver) OK(cuMemHostAlloc(&p, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+        else OK(cudaHostAlloc(&p, 4096, cudaHostAllocMapped));
+        double cost = cost_of_last();
+        EXPECT(cost >= 540 && cost <= 660);
+        if (driver) OK(cuMemFreeHost(p));
+        else OK(cudaFreeHost(p));
+        cost = cost_of_last();
+        EXPECT(cost >= 9 && cost <= 11);
+    }
+    EXPECT_EQ(cuMemFreeHost(p), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuMemHostAlloc(&p, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuMemHostAlloc(&p, 4096, 8), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST(access_for_two_devices_costs_twice)
@@ -2621,7 +3383,7 @@ typedef CUresult (*get_id_fn)(CUstream, unsigned long long *);
 
 static void *entry_point(const char *name, unsigned version, unsigned long long flags)
 {
-    void *function = NULL;
+    void *function = &function;
     enum cudaDriverEntryPointQueryResult found;
     OK(cudaGetDriverEntryPointByVersion(name, &function, version, flags, &found));
     EXPECT_EQ(found == cudaDriverEntryPointSuccess, function != NULL);
@@ -2673,12 +3435,111 @@ TEST(an_old_driver_has_fewer_entry_points)
     OK(cudaDriverGetVersion(&version));
     EXPECT_EQ(version, 12000);
     EXPECT(entry_point("cuMemMap", 12000, cudaEnableLegacyStream) != NULL);
+    EXPECT(entry_point("cuMemHostAlloc", 12000, cudaEnableLegacyStream) != NULL);
+    EXPECT(entry_point("cuMemFreeHost", 12000, cudaEnableLegacyStream) != NULL);
     EXPECT(entry_point("cuStreamGetDevice", 13000, cudaEnableLegacyStream) == NULL);
     EXPECT(entry_point("cuNoSuchFunction", 12000, cudaEnableLegacyStream) == NULL);
     start();
     EXPECT(entry_point("cuStreamGetDevice", 13000, cudaEnableLegacyStream) != NULL);
     OK(cudaRuntimeGetVersion(&version));
     EXPECT_EQ(version, CUDART_VERSION);
+}
+
+TEST(the_driver_has_streams_and_events_too)
+{
+    start();
+    CUstream s = NULL, t = NULL;
+    CUevent e = NULL;
+    unsigned flags = 9;
+    int raised = 0;
+    unsigned long long id = 0;
+    OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamCreate(&t, CU_STREAM_DEFAULT));
+    OK(cuStreamGetFlags(s, &flags));
+    EXPECT_EQ(flags, CU_STREAM_NON_BLOCKING);
+    OK(cuStreamGetId(s, &id));
+    EXPECT_EQ(id, id_of(s));
+    OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
+    sim_hold(s, 1);
+    OK(cuLaunchHostFunc(s, raise_flag, &raised));
+    OK(cuEventRecordWithFlags(e, s, CU_EVENT_RECORD_DEFAULT));
+    OK(cuStreamWaitEvent(t, e, CU_EVENT_WAIT_DEFAULT));
+    EXPECT_EQ(cuStreamQuery(t), CUDA_ERROR_NOT_READY);
+    sim_hold(s, 0);
+    OK(cuStreamSynchronize(t));
+    EXPECT_EQ(raised, 1);
+    OK(cuEventDestroy(e));
+    OK(cuStreamDestroy(s));
+    OK(cuStreamDestroy(t));
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+}
+
+TEST(the_driver_captures_too)
+{
+    start();
+    cudaStream_t s = stream();
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUuserObject object = NULL;
+    CUgraph graph = NULL, ended = NULL;
+    cuuint64_t id = 0;
+    int gone = 0;
+    OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cuStreamGetCaptureInfo(s, &status, &id, &graph, NULL, NULL, NULL));
+    EXPECT(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id && graph);
+    OK(cuThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    OK(cuStreamQuery(stream()));
+    OK(cuThreadExchangeStreamCaptureMode(&mode));
+    EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+    OK(cuUserObjectCreate(&object, &gone, raise_flag, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    OK(cuUserObjectRetain(object, 1));
+    OK(cuGraphRetainUserObject(graph, object, 1, 0));
+    OK(cuUserObjectRelease(object, 2));
+    OK(cuStreamEndCapture(s, &ended));
+    EXPECT(ended == graph);
+    EXPECT_EQ(gone, 0);
+    OK(cuGraphDestroy(graph));
+    EXPECT_EQ(gone, 1);
+}
+
+TEST(the_driver_has_stream_ordered_memory_too)
+{
+    start();
+    cudaStream_t s = stream();
+    CUdeviceptr p = 0;
+    OK(cuMemAllocAsync(&p, 4096, s));
+    write_on(s, (void *)(uintptr_t)p, 4096);
+    OK(cuMemFreeAsync(p, s));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    write_on(s, (void *)(uintptr_t)p, 4096);
+    EXPECT_EQ(sim_findings(SIM_HOLE), 1);
+}
+
+TEST(the_driver_knows_its_devices)
+{
+    start_devices(2);
+    size_t bytes = 0, unused = 0, total = 0;
+    int count = 0, can = -1, active = -1;
+    unsigned flags;
+    CUdevice device = -1;
+    OK(cuDeviceGetCount(&count));
+    EXPECT_EQ(count, 2);
+    OK(cuDeviceGet(&device, 1));
+    EXPECT_EQ(device, 1);
+    OK(cuDeviceTotalMem(&bytes, 1));
+    EXPECT_EQ(bytes, sim_defaults().memory);
+    OK(cuMemGetInfo(&unused, &total));
+    EXPECT(unused == bytes && total == bytes);
+    OK(cuDeviceCanAccessPeer(&can, 0, 1));
+    EXPECT_EQ(can, 1);
+    OK(cuDeviceCanAccessPeer(&can, 1, 1));
+    EXPECT_EQ(can, 0);
+    OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+    EXPECT_EQ(active, 1);
+    OK(cuDevicePrimaryCtxGetState(1, &flags, &active));
+    EXPECT_EQ(active, 0);
+    EXPECT_EQ(cuDeviceGet(&device, 2), CUDA_ERROR_INVALID_DEVICE);
 }
 
 enum { THREADS = 4, TURNS = 200 };
@@ -2751,6 +3612,8 @@ TEST(a_start_forgets_everything)
     EXPECT(!current);
     memory(1);
     sim_stop();
+    OK(cudaFree(NULL)); /* starts a device by itself */
+    memory(1);
 }
 
 TEST_MAIN()

@@ -15,11 +15,16 @@ static galloc_pool *tight_pool(size_t limit, int reuse)
     return pool;
 }
 
-/* Makes a second stream known to the pool: from then on there is somebody to record for. */
-static void come_into_play(galloc_pool *pool, cudaStream_t stream)
+/* A pool that creates new memory rather than have anybody wait or any page move. */
+static galloc_pool *roomy_pool(void)
 {
-    OK(galloc_free(get(pool, 512, stream), stream));
+    galloc_config config = galloc_config_default();
+    config.overhead = 100;
+    return pool_new(&config);
 }
+
+/* Makes a second stream known to the pool: from then on there is somebody to record for. */
+static void come_into_play(galloc_pool *pool, cudaStream_t stream) { OK(galloc_free(get(pool, 512, stream), stream)); }
 
 /* Gets memory on a stream and writes it by queued work. */
 static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
@@ -73,7 +78,7 @@ TEST(one_stream_records_nothing)
     begin();
     dice d = {test_seed()};
     cudaStream_t s = stream_new();
-    galloc_pool *pool = pool_new(NULL);
+    galloc_pool *pool = roomy_pool();
     void *p[32] = {NULL};
     for (int i = 0; i < 1000; i++) {
         uint32_t k = roll_below(&d, 32);
@@ -131,7 +136,7 @@ TEST(without_pressure_nobody_waits)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_pool *pool = pool_new(NULL);
+    galloc_pool *pool = roomy_pool();
     void *p = get_used(pool, MIB(12), s, 1);
     come_into_play(pool, t);
     OK(galloc_free(p, s));
@@ -225,7 +230,9 @@ TEST(the_unmarked_rest_is_found_when_memory_runs_out)
     void *p = get_used(pool, MIB(2) - KIB(4), s, 1);
     come_into_play(pool, t);
     OK(galloc_free(p, s));
+    long memory = memory_calls();
     void *q = get_used(pool, MIB(2) - KIB(4), t, 2);
+    EXPECT_EQ(memory_calls(), memory);
     OK(galloc_free(q, t));
     pool_end(pool);
     finish();
@@ -286,7 +293,7 @@ TEST(free_after_gives_nobody_a_head_start)
     for (int taker = 0; taker < 3; taker++) {
         begin_still();
         cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
-        galloc_pool *pool = pool_new(NULL);
+        galloc_pool *pool = roomy_pool();
         void *p = get_used(pool, MIB(8), s[0], 1);
         order(s[0], s[1]);
         look(s[1], p, MIB(8), 1);
@@ -326,6 +333,34 @@ TEST(a_request_honours_the_marks_of_its_own_bytes_only)
         OK(galloc_free(p, t));
         void *q = get_used(pool, MIB(16), t, 4);
         EXPECT_EQ(stats_of(pool).waits, 1);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What S freed has merged with bytes that nobody used: those are anybody's at once, from either side. */
+TEST(unused_bytes_beside_a_mark_are_free_for_all)
+{
+    for (int far = 0; far < 2; far++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+        galloc_request request = {0};
+        void *p = NULL;
+        request.bytes = MIB(8);
+        request.stream = s;
+        request.pool = pool;
+        request.lifetime = far ? GALLOC_LIFETIME_LONG : GALLOC_LIFETIME_ANY;
+        OK(galloc_alloc(&p, &request));
+        put(s, p, MIB(8), 1);
+        OK(galloc_free(p, s));
+        long memory = memory_calls();
+        void *q = get_used(pool, MIB(8), t, 2);
+        EXPECT(q != p);
+        EXPECT_EQ(memory_calls(), memory);
+        EXPECT_EQ(stats_of(pool).waits, 0);
         EXPECT_EQ(sim_blocking_calls(), 0);
         OK(galloc_free(q, t));
         pool_end(pool);
@@ -464,7 +499,7 @@ TEST(recorded_work_keeps_memory_from_everybody)
     for (int taker = 0; taker < 3; taker++) {
         begin_still();
         cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
-        galloc_pool *pool = pool_new(NULL);
+        galloc_pool *pool = roomy_pool();
         void *p = get_used(pool, MIB(8), s[0], 1);
         order(s[0], s[1]);
         OK(galloc_record_stream(p, s[1]));
@@ -793,12 +828,37 @@ TEST(per_thread_streams_are_different_streams)
     finish();
 }
 
+static void *look_on_per_thread_stream(void *stream)
+{
+    order(stream, cudaStreamPerThread);
+    OK(galloc_record_stream(thread_ptr, cudaStreamPerThread));
+    look(cudaStreamPerThread, thread_ptr, MIB(8), 1);
+    return NULL;
+}
+
+/* record_stream's stream was another thread's: an event of this thread's says nothing about it. */
+TEST(a_recorded_per_thread_stream_stays_its_threads)
+{
+    begin_still();
+    pthread_t thread;
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    thread_ptr = get_used(pool, MIB(8), s, 1);
+    EXPECT_EQ(pthread_create(&thread, NULL, look_on_per_thread_stream, s), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_free(thread_ptr, s));
+    void *p = get_used(pool, MIB(8), s, 2);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(the_default_streams_by_handle_and_by_zero_are_the_same)
 {
     begin_still();
     galloc_pool *pool = pool_new(NULL);
     void *p = get_used(pool, MIB(4), 0, 1);
-    EXPECT_EQ(info_of(p).stream_id, stream_id(cudaStreamLegacy));
+    EXPECT_EQ(info_of(p).stream_id, 0); /* the legacy stream's own id cannot be asked for at all times */
     OK(galloc_free(p, cudaStreamLegacy));
     void *q = get_used(pool, MIB(4), 0, 2);
     EXPECT(q == p);
@@ -839,10 +899,259 @@ TEST(streams_of_other_devices_are_kept_apart)
     }
 }
 
+/* ---- rule 8: what another thread may see between the steps of a call --------------------------------------------- */
+
+/* The driver's function is replaced by one that before or after its work, once, lets another thread do something; it
+   does not wait for ever, since that thread may have to wait for the very call that it comes between. */
+typedef struct interlude {
+    void (*run)(void);
+    int after;
+    cudaStream_t at; /* where a look at this stream is the moment */
+    galloc_pool *pool;
+    cudaStream_t s, t;
+    void *ptr;
+} interlude;
+
+enum { PATIENCE_MS = 50 };
+
+static interlude between;
+static gai_driver real_driver;
+static pthread_t between_thread;
+static int between_done;
+
+static void *run_interlude(void *arg)
+{
+    between.run();
+    __atomic_store_n(&between_done, 1, __ATOMIC_RELEASE);
+    return arg;
+}
+
+static void other_thread(int now)
+{
+    if (!now || between_done != -1) return;
+    between_done = 0;
+    EXPECT_EQ(pthread_create(&between_thread, NULL, run_interlude, NULL), 0);
+    for (int ms = 0; !__atomic_load_n(&between_done, __ATOMIC_ACQUIRE) && ms < PATIENCE_MS; ms++) usleep(1000);
+}
+
+static CUresult CUDAAPI record_with_interlude(CUevent event, CUstream stream)
+{
+    other_thread(!between.at && !between.after);
+    CUresult result = real_driver.EventRecord(event, stream);
+    other_thread(!between.at && between.after);
+    return result;
+}
+
+static CUresult CUDAAPI wait_with_interlude(CUstream stream, CUevent event, unsigned int flags)
+{
+    other_thread(!between.at && !between.after);
+    CUresult result = real_driver.StreamWaitEvent(stream, event, flags);
+    other_thread(!between.at && between.after);
+    return result;
+}
+
+static CUresult CUDAAPI look_with_interlude(CUstream stream, CUstreamCaptureStatus *status)
+{
+    other_thread(between.at && stream == between.at);
+    return real_driver.StreamIsCapturing(stream, status);
+}
+
+static void interlude_begin(interlude all)
+{
+    between = all;
+    between_done = -1;
+    real_driver = gai_cu;
+    gai_cu.EventRecord = record_with_interlude;
+    gai_cu.StreamWaitEvent = wait_with_interlude;
+    gai_cu.StreamIsCapturing = look_with_interlude;
+}
+
+static void interlude_end(void)
+{
+    if (EXPECT(between_done != -1)) EXPECT_EQ(pthread_join(between_thread, NULL), 0);
+    gai_cu = real_driver;
+}
+
+static void take_on_t(void)
+{
+    void *p = get_used(between.pool, MIB(8), between.t, 2);
+    OK(galloc_free(p, between.t));
+}
+
+TEST(an_event_is_shown_after_it_is_recorded)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED);
+        void *p = get_used(pool, MIB(8), s, 1);
+        come_into_play(pool, t);
+        interlude_begin((interlude){take_on_t, after, NULL, pool, s, t, NULL});
+        OK(galloc_free(p, s));
+        interlude_end();
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+static void use_and_free_on_s(void)
+{
+    put(between.s, between.ptr, MIB(4), 3);
+    OK(galloc_free(between.ptr, between.s));
+}
+
+TEST(a_free_during_the_record_is_not_covered)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED | FOLLOWED | WAIT);
+        void *y = get_used(pool, MIB(4), s, 1), *p = get_used(pool, MIB(5), s, 1);
+        come_into_play(pool, t);
+        interlude_begin((interlude){use_and_free_on_s, after, NULL, pool, s, t, y});
+        OK(galloc_free(p, s));
+        interlude_end();
+        void *q = get_used(pool, MIB(4), t, 2);
+        EXPECT(q == y);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static void free_on_t(void) { OK(galloc_free(between.ptr, between.t)); }
+
+/* A block that S got from its own pending memory, and did not use, is freed on T while T's wait for S is being queued:
+   a mark of T that lies before the wait does not stand for S. */
+TEST(a_wait_is_known_after_it_is_queued)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = tight_pool(MIB(18), COMPLETED | FOLLOWED | WAIT);
+        void *rest = get(pool, MIB(1), t);
+        OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+        void *x = get(pool, MIB(8), s), *g = get_used(pool, MIB(8), s, 2);
+        OK(galloc_free(g, s));
+        interlude_begin((interlude){free_on_t, after, NULL, pool, s, t, x});
+        void *p = get_used(pool, MIB(8), t, 3);
+        interlude_end();
+        EXPECT(p == g);
+        void *q = get_used(pool, MIB(8), u, 4);
+        EXPECT(q == x);
+        OK(galloc_free(p, t));
+        OK(galloc_free(q, u));
+        OK(galloc_free(rest, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static void retire_s(void) { OK(galloc_stream_retire(between.s)); }
+
+/* A stream that is retired while a free_after names it is marked all the same. */
+TEST(retiring_during_free_after_loses_nothing)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = tight_pool(MIB(4), COMPLETED | FOLLOWED | WAIT);
+    void *p = get_used(pool, MIB(4), t, 1);
+    order(t, s);
+    look(s, p, MIB(4), 1);
+    cudaStream_t both[2] = {s, t};
+    interlude_begin((interlude){retire_s, 0, t, pool, s, t, p});
+    OK(galloc_free_after(p, both, 2));
+    interlude_end();
+    p = get_used(pool, MIB(4), u, 2);
+    OK(galloc_free(p, u));
+    pool_end(pool);
+    finish();
+}
+
+static void retire_and_destroy_s(void)
+{
+    OK(galloc_stream_retire(between.s));
+    stream_end(between.s);
+}
+
+/* Once retire has returned nobody calls on the stream any more, also not a free that was about to mark it. */
+TEST(retiring_ends_what_others_do_with_the_stream)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_STILL;
+    options.panic = 0;
+    begin_with(options);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(4), t, 1), *other = get(pool, MIB(1), s);
+    OK(galloc_record_stream(p, s));
+    order(t, s);
+    look(s, p, MIB(4), 1);
+    interlude_begin((interlude){retire_and_destroy_s, 0, s, pool, s, t, p});
+    OK(galloc_free(p, t));
+    interlude_end();
+    OK(galloc_free(get_used(pool, MIB(4), t, 2), t));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- waiting for just enough ------------------------------------------------------------------------------------- */
+
+/* A stream that never ends is not waited for when the memory of another suffices. */
+TEST(the_host_waits_for_no_more_than_it_needs)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), endless = stream_new();
+    galloc_pool *pool = tight_pool(MIB(10), COMPLETED);
+    void *p = get_used(pool, MIB(8), s, 1), *other = NULL;
+    come_into_play(pool, t);
+    OK(cudaMalloc(&other, 512));
+    put(endless, other, 512, 1);
+    sim_hold(endless, 1);
+    OK(galloc_free(p, s));
+    void *q = get_used(pool, MIB(8), t, 2);
+    EXPECT(q == p);
+    EXPECT_EQ(sim_findings(SIM_DEADLOCK), 0);
+    EXPECT_EQ(sim_stream_done(endless), 0);
+    sim_hold(endless, 0);
+    OK(galloc_free(q, t));
+    OK(cudaFree(other));
+    pool_end(pool);
+    finish();
+}
+
+/* Of two streams the host waits for the one whose memory is enough, also when the other freed some before and after. */
+TEST(the_host_waits_for_the_stream_that_can_help)
+{
+    for (int turn = 0; turn < 2; turn++) {
+        begin_still();
+        cudaStream_t s[2] = {stream_new(), stream_new()}, t = stream_new();
+        cudaStream_t helps = s[turn], endless = s[1 - turn];
+        galloc_pool *pool = tight_pool(MIB(64), COMPLETED);
+        void *q = get(pool, MIB(4), endless), *r = get(pool, MIB(4), endless), *p = get_used(pool, MIB(32), helps, 1);
+        void *rest = get(pool, MIB(4), t);
+        put(endless, q, MIB(4), 2);
+        put(endless, r, MIB(4), 2);
+        sim_hold(endless, 1);
+        OK(galloc_free(q, endless));
+        OK(galloc_free(p, helps));
+        OK(galloc_free(r, endless));
+        p = get_used(pool, MIB(48), t, 3);
+        EXPECT_EQ(sim_findings(SIM_DEADLOCK), 0);
+        sim_hold(endless, 0);
+        OK(galloc_free(p, t));
+        OK(galloc_free(rest, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- no deadlocks of galloc's making ----------------------------------------------------------------------------- */
 
-/* S frees p and then waits for a flag that T sets later; T takes p by a wait. The point that T waits for lies before the
-   flag, since it was taken at the free. */
+/* S frees p and then waits for a flag that T sets later; T takes p by a wait. The point that T waits for lies before
+   the flag, since it was taken at the free. */
 TEST(a_mark_is_taken_at_the_free)
 {
     for (int pace = -1; pace <= 1; pace++) {
@@ -942,8 +1251,8 @@ static void *call_everything(void *arg)
 
 TEST(no_call_breaks_a_capture)
 {
-    static const enum cudaStreamCaptureMode modes[] = {
-        cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+    static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                                       cudaStreamCaptureModeRelaxed};
     for (int round = 0; round < 24; round++) { /* mode, kind of segments, which thread calls, pace */
         sim_options options = sim_defaults();
         options.pace = round / 12 ? SIM_PACE_STILL : SIM_PACE_PROMPT;

@@ -13,6 +13,7 @@ typedef struct world {
     int home[HELD]; /* the stream that each was got on and is used on */
     int count;
     int device_fault, host_fault; /* which kind is armed */
+    int stuck;                    /* and nothing that was done can be undone */
     int broken;                   /* the fault breaks the context: even sim_launch then fails */
     int failures;                 /* calls that returned an error */
 } world;
@@ -25,7 +26,7 @@ typedef struct scenario {
     int fixed;
 } scenario;
 
-/* ---- calls that are allowed to fail, and nothing else ------------------------------------------------------------- */
+/* ---- calls that are allowed to fail, and nothing else ------------------------------------------------------------ */
 
 static int judge(world *w, cudaError_t err, long lines)
 {
@@ -33,7 +34,7 @@ static int judge(world *w, cudaError_t err, long lines)
     if (err != cudaSuccess) {
         w->failures++;
         if (!EXPECT(w->device_fault || w->host_fault)) printf("    %s\n", galloc_last_message());
-        if (w->host_fault) EXPECT_EQ(err, cudaErrorMemoryAllocation);
+        if (w->host_fault && !w->stuck) EXPECT_EQ(err, cudaErrorMemoryAllocation);
     }
     if (!w->broken) OK(cudaPeekAtLastError());
     return err == cudaSuccess;
@@ -158,10 +159,7 @@ static void w_retire(world *w, int stream)
 
 /* ---- scenarios --------------------------------------------------------------------------------------------------- */
 
-static void nothing(world *w)
-{
-    (void)w;
-}
+static void nothing(world *w) { (void)w; }
 
 static void create_and_use(world *w)
 {
@@ -190,10 +188,7 @@ static void use_default(world *w)
     w_free(w, ptr);
 }
 
-static void first_block(world *w)
-{
-    w_free(w, w_get(w, 1000, 0));
-}
+static void first_block(world *w) { w_free(w, w_get(w, 1000, 0)); }
 
 static void small_blocks(world *w)
 {
@@ -440,7 +435,8 @@ static void sweep(int host, int on, int error)
     for (int i = 0; i < SCENARIOS; i++) {
         long fired = 1, before = test_failures;
         int nth = 0;
-        while (fired && nth < 5000 && test_failures == before) fired = run_with_fault(&scenarios[i], host, ++nth, on, error);
+        while (fired && nth < 5000 && test_failures == before)
+            fired = run_with_fault(&scenarios[i], host, ++nth, on, error);
         EXPECT(nth < 5000); /* it ended because nothing was left to fail */
         if (test_failures > before) printf("    scenario %s, call %d\n", scenarios[i].name, nth);
     }
@@ -464,6 +460,58 @@ TEST(the_nth_cuda_call_fails_with_an_odd_error) { sweep(0, 0, cudaErrorUnknown);
 TEST(the_nth_host_malloc_fails_once) { sweep(1, 0, 0); }
 
 TEST(every_host_malloc_from_the_nth_on_fails) { sweep(1, 1, 0); }
+
+/* The driver takes nothing back. */
+static void get_stuck(world *w)
+{
+    w->stuck = 1;
+    sim_fail("cuMemUnmap", 1, 1, 0);
+    sim_fail("cuMemRelease", 1, 1, 0);
+    sim_fail("cuMemFree", 1, 1, 0);
+}
+
+static long run_stuck_without_host_memory(const scenario *sc, int nth)
+{
+    world w;
+    open_world(&w, sc, nth);
+    w.host_fault = 1;
+    get_stuck(&w);
+    sim_fail_malloc(nth, 0);
+    sc->act(&w);
+    long fired = sim_failed_mallocs();
+    sim_fail_clear();
+    close_world(&w);
+    return fired;
+}
+
+static long run_stuck_without(const scenario *sc, const char *function, int nth)
+{
+    world w;
+    open_world(&w, sc, nth);
+    w.device_fault = 1;
+    get_stuck(&w);
+    long calls = sim_calls(function);
+    sim_fail(function, nth, 0, 0);
+    sc->act(&w);
+    calls = sim_calls(function) - calls;
+    sim_fail_clear();
+    close_world(&w);
+    return calls >= nth;
+}
+
+/* What cannot be undone is kept in quarantine and given back later. */
+TEST(rollbacks_fail_as_well)
+{
+    static const char *const functions[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc"};
+    for (int i = 0; i < SCENARIOS; i++) {
+        long before = test_failures;
+        int nth = 1;
+        while (run_stuck_without_host_memory(&scenarios[i], nth) && test_failures == before) nth++;
+        for (int f = 0; f < 4; f++)
+            for (nth = 1; run_stuck_without(&scenarios[i], functions[f], nth) && test_failures == before;) nth++;
+        if (test_failures > before) printf("    scenario %s\n", scenarios[i].name);
+    }
+}
 
 /* A broken context ends the pool's work until the device is reset; nothing crashes, hangs or is lost. */
 static long run_with_broken_context(const scenario *sc, int nth)

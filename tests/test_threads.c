@@ -3,6 +3,8 @@
 
 #include "setup.h"
 
+#include <sched.h>
+
 enum { THREADS = 6, SHARED = 2, SLOTS = 24, MAILBOXES = 16 };
 
 /* A block on its way to another thread, ordered after the event. */
@@ -17,6 +19,7 @@ typedef struct hall {
     galloc_pool *pool;
     cudaStream_t shared[SHARED];
     pthread_mutex_t post;
+    pthread_barrier_t start;
     letter box[MAILBOXES];
     int steps;
     int retires; /* threads also destroy their streams */
@@ -106,18 +109,36 @@ static void replace_own(worker *w)
     w->own = stream_new();
 }
 
+/* A stream that uses a block for a while and is gone as soon as the block is free. */
+static void be_guest(worker *w)
+{
+    void *ptr = NULL;
+    cudaStream_t host = w->hall->shared[0], guest;
+    if (galloc_pool_malloc(w->hall->pool, &ptr, KIB(64), host) != cudaSuccess) return;
+    guest = stream_new();
+    put(host, ptr, KIB(64), ++w->tag);
+    order(host, guest);
+    OK(galloc_record_stream(ptr, guest));
+    look(guest, ptr, KIB(64), w->tag);
+    OK(galloc_free(ptr, host));
+    stream_end(guest);
+}
+
 static void *work(void *arg)
 {
     worker *w = arg;
     w->own = stream_new();
+    pthread_barrier_wait(&w->hall->start);
     for (int i = 0; i < w->hall->steps; i++) {
         uint32_t k = roll_below(&w->d, SLOTS), act = roll_below(&w->d, 100);
+        if (act % 16 == 0) sched_yield();
         if (act == 0) (void)galloc_pool_trim(w->hall->pool, MIB(16));
         else if (act == 1 && w->hall->retires) replace_own(w);
-        else if (act == 2) (void)stats_of(w->hall->pool);
-        else if (act == 3) EXPECT_EQ(galloc_pool_check(w->hall->pool), 0);
+        else if (act < 5) be_guest(w);
+        else if (act == 5) (void)stats_of(w->hall->pool);
+        else if (act == 6) EXPECT_EQ(galloc_pool_check(w->hall->pool), 0);
         else if (!w->slot[k].ptr) obtain(w, k);
-        else if (act < 20) send(w, k);
+        else if (act < 22) send(w, k);
         else release(w, k);
     }
     for (uint32_t k = 0; k < SLOTS; k++)
@@ -132,6 +153,7 @@ static void run_threads(hall *h)
     letter none = {NULL, 0, 0, NULL};
     memset(workers, 0, sizeof workers);
     EXPECT_EQ(pthread_mutex_init(&h->post, NULL), 0);
+    EXPECT_EQ(pthread_barrier_init(&h->start, NULL, THREADS), 0);
     for (int i = 0; i < SHARED; i++) h->shared[i] = stream_new();
     for (int i = 0; i < THREADS; i++) {
         workers[i].hall = h;
@@ -145,6 +167,7 @@ static void run_threads(hall *h)
         h->box[i] = none;
     }
     EXPECT_EQ(stats_of(h->pool).live.current, 0);
+    pthread_barrier_destroy(&h->start);
     pthread_mutex_destroy(&h->post);
     expect_healthy(h->pool, 1);
     pool_end(h->pool);
@@ -154,15 +177,18 @@ static void run_threads(hall *h)
 static int steps(void)
 {
     const char *text = getenv("GALLOC_ROUNDS");
-    return text && *text ? atoi(text) * 100 : 600;
+    return text && *text ? atoi(text) * 100 : 10000;
 }
 
 TEST(threads_share_a_pool)
 {
     for (int round = 0; round < 4; round++) { /* kind of segments; roomy and tight */
         static hall h;
-        begin();
-        galloc_config config = config_limit(round / 2 ? MIB(64) : SIZE_MAX);
+        sim_options options = sim_defaults();
+        options.seed = test_seed();
+        options.lag = round / 2 ? 40 : 0; /* what is freed is mostly not complete */
+        begin_with(options);
+        galloc_config config = config_limit(round / 2 ? MIB(24) : SIZE_MAX);
         config.expandable_segments = round % 2;
         memset(&h, 0, sizeof h);
         h.pool = pool_new(&config);
@@ -197,10 +223,45 @@ TEST(threads_make_and_destroy_pools)
 {
     begin();
     pthread_t thread[THREADS];
-    for (uintptr_t i = 0; i < THREADS; i++)
-        EXPECT_EQ(pthread_create(&thread[i], NULL, own_pool, (void *)(i + 1)), 0);
+    for (uintptr_t i = 0; i < THREADS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, own_pool, (void *)(i + 1)), 0);
     for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
     finish();
+}
+
+static void *shown; /* an address that may have been given back meanwhile */
+static int stop;
+
+static void *look_up(void *arg)
+{
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        galloc_pointer info = info_of(__atomic_load_n(&shown, __ATOMIC_RELAXED));
+        EXPECT(info.state == GALLOC_STATE_FOREIGN || info.pool == arg);
+    }
+    return NULL;
+}
+
+TEST(any_address_may_be_asked_at_any_time)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        pthread_t thread;
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        stop = 0;
+        EXPECT_EQ(pthread_create(&thread, NULL, look_up, pool), 0);
+        for (int i = 0; i < 2000; i++) {
+            void *p = get(pool, MIB(1) + MIB(2) * (size_t)(i % 3), s);
+            __atomic_store_n(&shown, p, __ATOMIC_RELAXED);
+            OK(galloc_free(p, s));
+            OK(galloc_pool_trim(pool, 0));
+        }
+        __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* Threads that miss together find what the first of them got. */

@@ -1,5 +1,5 @@
-/* main.c - the file of a program that holds the implementation: the header before it, the implementation, and both again
-   after it. As C and as C++. */
+/* main.c - the file of a program that holds the implementation: the header before it, the implementation, and both
+   again after it. As C and as C++. */
 
 #include "galloc.h"
 #include "galloc.h"

@@ -13,8 +13,7 @@ static int on_per_thread_stream(const void *ptr)
     galloc_pointer info;
     galloc_pool *pool = NULL;
     unsigned long long id = 0;
-    return cudaStreamGetId(cudaStreamPerThread, &id) == cudaSuccess &&
-           galloc_pool_default(&pool, 0) == cudaSuccess &&
+    return cudaStreamGetId(cudaStreamPerThread, &id) == cudaSuccess && galloc_pool_default(&pool, 0) == cudaSuccess &&
            galloc_pointer_info(ptr, &info) == cudaSuccess && info.stream_id == id && info.pool == pool;
 }
 

@@ -1,7 +1,7 @@
 /* work.h - work for a GPU that a test can check, and what the programs of this folder share. Include it first.
 
-   Compiled by nvcc it launches kernels. Compiled as C++ with GALLOC_ON_SIM it asks the simulated device for the same, so
-   that the programs themselves can be tried where there is no GPU. */
+   Compiled by nvcc it launches kernels. Compiled as C++ with GALLOC_ON_SIM it asks the simulated device for the same,
+   so that the programs themselves can be tried where there is no GPU. */
 
 #ifndef WORK_H
 #define WORK_H
@@ -43,8 +43,8 @@ static UNUSED size_t mib(size_t n) { return n << 20; }
 
 /* ---- the device -------------------------------------------------------------------------------------------------- */
 
-/* A gate holds a stream back: what is queued after gate_close waits until gate_open. One that nobody opens gives way after
-   GATE_SECONDS, and the test that forgot it fails. */
+/* A gate holds a stream back: what is queued after gate_close waits until gate_open. One that nobody opens gives way
+   after GATE_SECONDS, and the test that forgot it fails. */
 enum { GATES = 1024, GATE_SECONDS = 20 };
 
 typedef struct gate {
@@ -223,8 +223,8 @@ static UNUSED unsigned long long device_wrong(void)
     OK(cudaMemcpyToSymbol(wrong_words, &none, sizeof none));
     OK(cudaMemcpyToSymbol(gates_given_up, &nothing, sizeof nothing));
     if (wrong)
-        printf("    %llu words are wrong; the first at %p: %08x instead of %08x, tag %u\n", wrong, first.at, first.found,
-               first.expected, first.tag);
+        printf("    %llu words are wrong; the first at %p: %08x instead of %08x, tag %u\n", wrong, first.at,
+               first.found, first.expected, first.tag);
     if (given_up) printf("    %u gates were never opened\n", given_up);
     return wrong + given_up;
 }
@@ -323,6 +323,8 @@ static UNUSED void *get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     EXPECT(ptr != NULL);
     return ptr;
 }
+
+enum { REUSE_ALL = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT };
 
 static UNUSED int overlap(const void *a, const void *b, size_t bytes)
 {

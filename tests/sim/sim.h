@@ -95,7 +95,7 @@ typedef enum sim_kind {
     SIM_DEADLOCK,       /* something waits and nothing can run */
     SIM_DEAD_HANDLE,    /* a call on a stream or event that was destroyed */
     SIM_CAPTURE_BROKEN, /* a call invalidated somebody's capture */
-    SIM_BAD_EVENT,      /* recorded or waited in the wrong context, or recycled while a wait on it was being queued */
+    SIM_BAD_EVENT,      /* recorded on a stream of another context than its own */
     SIM_KINDS
 } sim_kind;
 

@@ -186,6 +186,27 @@ int sm_capture_break_blocking(sm_context *context) {
     return E_CAPTURE_IMPLICIT;
 }
 
+/* A captured stream was asked what it does not tell, nor the legacy stream while a blocking one is captured. The mode
+   of the capture and that of the thread are of no account. */
+int sm_capture_touched(sm_stream *s) {
+    if (s->legacy && s->context->captures) return sm_capture_break_blocking(s->context);
+    if (!s->capture) return 0;
+    sm_capture_break(s->capture);
+    return E_CAPTURE_UNSUPPORTED;
+}
+
+/* The whole context was to be waited for: every capture in it is lost, whoever asks, and in whatever mode. */
+int sm_capture_break_context(sm_context *context) {
+    int error = 0;
+    for (sm_capture *c = sm.captures; c; c = c->next)
+        for (int i = 0; i < c->lanes; i++) {
+            if (c->stream[i]->context != context) continue;
+            sm_capture_break(c);
+            error = E_CAPTURE_UNSUPPORTED;
+        }
+    return error;
+}
+
 int sm_capture_mode(int *mode) {
     if (!mode || *mode < 0 || *mode > 2) return E_VALUE;
     sm_thread *t = sm_self();

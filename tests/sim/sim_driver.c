@@ -94,16 +94,18 @@ int sm_stream_id(CUstream handle, unsigned long long *id) {
     sm_stream *s;
     int error = sm_stream_find(handle, &s);
     if (error || !id) return error ? error : E_VALUE;
-    *id = s->id;
-    return 0;
+    error = sm_capture_touched(s);
+    if (!error) *id = s->id;
+    return error;
 }
 
 int sm_stream_flags(CUstream handle, unsigned *flags) {
     sm_stream *s;
     int error = sm_stream_find(handle, &s);
     if (error || !flags) return error ? error : E_VALUE;
-    *flags = s->flags;
-    return 0;
+    error = sm_capture_touched(s);
+    if (!error) *flags = s->flags;
+    return error;
 }
 
 int sm_stream_device(CUstream handle, int *device) {
@@ -221,7 +223,7 @@ static int context_device(CUdevice *out, CUcontext c) {
 static int context_wait(CUcontext c) {
     if (!c) c = sm_current();
     int error = sm_context_use(c);
-    return error ? error : sm_wait_context(c);
+    return error ? error : sm_synchronize(c);
 }
 
 static int context_create(CUcontext *out, CUdevice device) {
@@ -319,12 +321,14 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags
 
 /* ---- streams ---------------------------------------------------------------------------------------------------- */
 
+/* Captured streams do tell their context. */
 static int stream_context(CUstream handle, CUcontext *out) {
     sm_stream *s;
     int error = sm_stream_find(handle, &s);
     if (error || !out) return error ? error : E_VALUE;
-    *out = s->context;
-    return 0;
+    if (s->legacy) error = sm_capture_touched(s);
+    if (!error) *out = s->context;
+    return error;
 }
 
 CUresult CUDAAPI cuStreamDestroy(CUstream stream) { SM_DRIVER(cuStreamDestroy, sm_stream_close(stream)); }
@@ -481,6 +485,12 @@ CUresult CUDAAPI cuMemGetInfo(size_t *left, size_t *total) { SM_DRIVER(cuMemGetI
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *out, size_t bytes) { SM_DRIVER(cuMemAlloc, malloc_into(out, bytes)); }
 CUresult CUDAAPI cuMemFree(CUdeviceptr address) { SM_DRIVER(cuMemFree, sm_free_block(address)); }
 
+CUresult CUDAAPI cuMemFreeHost(void *p) { SM_DRIVER(cuMemFreeHost, sm_host_free(p)); }
+
+CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
+    SM_DRIVER(cuMemHostAlloc, flags > 7 ? E_VALUE : sm_host_malloc(out, bytes));
+}
+
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     SM_DRIVER(cuMemAllocAsync, malloc_async_into(out, bytes, stream));
 }
@@ -554,6 +564,7 @@ static const entry entries[] = {
     ENTRY(cuUserObjectCreate, 11030), ENTRY(cuUserObjectRetain, 11030), ENTRY(cuUserObjectRelease, 11030),
     ENTRY(cuGraphRetainUserObject, 11030),
     ENTRY(cuMemGetInfo, 3020), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),
+    ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000),
     ENTRY(cuMemGetAllocationGranularity, 10020), ENTRY(cuMemAddressReserve, 10020), ENTRY(cuMemAddressFree, 10020),
     ENTRY(cuMemCreate, 10020), ENTRY(cuMemRelease, 10020), ENTRY(cuMemMap, 10020), ENTRY(cuMemUnmap, 10020),
     ENTRY(cuMemSetAccess, 10020),

@@ -49,13 +49,13 @@ enum {
     X(sim_launch, F_CTX | F_WORK, 0) \
     X(cudaGetDriverEntryPoint, 0, 200) X(cudaGetDriverEntryPointByVersion, 0, 200) \
     X(cudaGetDevice, 0, 33) X(cudaSetDevice, 0, 50) X(cudaGetDeviceCount, 0, 33) X(cudaDeviceGetAttribute, 0, 33) \
-    X(cudaDeviceReset, F_ALWAYS, 1000000) X(cudaDeviceSynchronize, F_CTX | F_LOOK, 1000) \
+    X(cudaDeviceReset, F_ALWAYS, 1000000) X(cudaDeviceSynchronize, F_CTX, 1000) \
     X(cudaDriverGetVersion, F_ALWAYS, 33) X(cudaRuntimeGetVersion, F_ALWAYS, 33) \
     X(cudaDeviceCanAccessPeer, 0, 100) X(cudaDeviceEnablePeerAccess, F_CTX, 1000) \
     X(cudaMalloc, F_CTX | F_LOOK, 0) X(cudaFree, F_CTX | F_LOOK, 0) X(cudaMemGetInfo, F_CTX, 6300) \
     X(cudaMallocAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) \
-    X(cudaMallocHost, F_CTX | F_LOOK, 36000) X(cudaHostAlloc, F_CTX | F_LOOK, 36000) \
-    X(cudaFreeHost, F_CTX | F_LOOK, 28000) X(cudaHostGetDevicePointer, F_CTX, 50) \
+    X(cudaMallocHost, F_CTX | F_LOOK, 600000) X(cudaHostAlloc, F_CTX | F_LOOK, 600000) \
+    X(cudaFreeHost, F_CTX | F_LOOK, 10000) X(cudaHostGetDevicePointer, F_CTX, 50) \
     X(cudaMemcpy, F_CTX | F_LOOK, 4300) X(cudaMemcpyAsync, F_CTX, 4300) \
     X(cudaMemset, F_CTX, 4300) X(cudaMemsetAsync, F_CTX, 4300) \
     X(cudaStreamCreate, F_CTX, 11000) X(cudaStreamCreateWithFlags, F_CTX, 11000) \
@@ -78,7 +78,7 @@ enum {
     X(cuDeviceGetAttribute, 0, 8) X(cuDeviceTotalMem, 0, 8) X(cuDeviceCanAccessPeer, 0, 100) \
     X(cuCtxGetCurrent, F_SURE | F_ALWAYS, 8) X(cuCtxSetCurrent, 0, 16) X(cuCtxPushCurrent, 0, 16) \
     X(cuCtxPopCurrent, F_SURE, 16) X(cuCtxGetId, 0, 16) X(cuCtxGetDevice, F_CTX, 8) \
-    X(cuCtxSynchronize, F_CTX | F_LOOK, 1000) X(cuCtxCreate, 0, 1000000) X(cuCtxDestroy, 0, 1000000) \
+    X(cuCtxSynchronize, F_CTX, 1000) X(cuCtxCreate, 0, 1000000) X(cuCtxDestroy, 0, 1000000) \
     X(cuCtxRecordEvent, F_CTX, 187) \
     X(cuDevicePrimaryCtxRetain, 0, 1000) X(cuDevicePrimaryCtxRelease, 0, 1000) \
     X(cuDevicePrimaryCtxGetState, 0, 100) \
@@ -95,6 +95,7 @@ enum {
     X(cuUserObjectCreate, 0, 200) X(cuUserObjectRetain, 0, 50) X(cuUserObjectRelease, F_SURE, 50) \
     X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) \
     X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
+    X(cuMemHostAlloc, F_CTX | F_LOOK, 600000) X(cuMemFreeHost, F_CTX | F_LOOK, 10000) \
     X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) \
     X(cuMemGetAllocationGranularity, 0, 100) X(cuMemAddressReserve, 0, 33000) X(cuMemAddressFree, 0, 10000) \
     X(cuMemCreate, 0, 0) X(cuMemRelease, 0, 0) X(cuMemMap, 0, 1000) X(cuMemUnmap, 0, 0) X(cuMemSetAccess, 0, 0) \
@@ -401,7 +402,7 @@ typedef struct sm_state {
     uint32_t *free_handles;
     size_t nfree_handles, capfree_handles;
     uint32_t handle_serial;
-    struct sm_pinned { char *p; size_t size; } *pinned;
+    struct sm_pinned { char *p; size_t size; sm_context *context; } *pinned;
     size_t npinned, cappinned;
     size_t addresses, unmapped_under_work;
 
@@ -485,6 +486,7 @@ int sm_value(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flag
 void sm_value_queue(sm_stream *s, uint32_t *word, uint32_t value, unsigned flags, bool write);
 int sm_wait(const sm_stamp *stamp);
 int sm_wait_context(sm_context *c);
+int sm_synchronize(sm_context *c);
 void sm_pace(void);
 void sm_events_of_context_die(sm_context *c);
 
@@ -494,6 +496,8 @@ int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
 int sm_capture_mode(int *mode);
 int sm_capture_look(void);
+int sm_capture_touched(sm_stream *s);
+int sm_capture_break_context(sm_context *c);
 void sm_capture_break(sm_capture *c);
 int sm_capture_break_blocking(sm_context *c);
 bool sm_capture_lost(const sm_capture *c);

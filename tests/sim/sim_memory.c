@@ -615,17 +615,25 @@ int sm_host_malloc(void **out, size_t bytes) {
     if (posix_memalign(&p, 4096, bytes)) return E_MEMORY;
     memset(p, 0, bytes);
     sm.pinned = sm_grow(sm.pinned, sm.npinned, &sm.cappinned, sizeof *sm.pinned);
-    sm.pinned[sm.npinned++] = (struct sm_pinned){p, bytes};
+    sm.pinned[sm.npinned++] = (struct sm_pinned){p, bytes, sm_current()};
     *out = p;
     return 0;
 }
 
-int sm_host_free(void *p) {
-    if (!p) return 0;
-    int error = sm_wait_context(sm_current());
-    if (error) return error;
+static size_t pinned_at(const void *p) {
     size_t i = 0;
     while (i < sm.npinned && sm.pinned[i].p != p) i++;
+    return i;
+}
+
+/* Waits for the device, as sm_free_block does. The lock may be given back meanwhile. */
+int sm_host_free(void *p) {
+    if (!p) return 0;
+    size_t i = pinned_at(p);
+    if (i == sm.npinned) return E_VALUE;
+    int error = sm_wait_context(sm.pinned[i].context);
+    if (error) return error;
+    i = pinned_at(p);
     if (i == sm.npinned) return E_VALUE;
     free(p);
     sm.pinned[i] = sm.pinned[--sm.npinned];

@@ -320,6 +320,13 @@ int sm_wait_context(sm_context *c) {
     return error;
 }
 
+/* As a program asks for it: not allowed while anything of the context is captured. */
+int sm_synchronize(sm_context *c) {
+    int looked = sm_capture_look(), error = sm_capture_break_context(c);
+    if (!error) error = looked;
+    return error ? error : sm_wait_context(c);
+}
+
 /* Its context is gone: what is pending never runs, and counts as complete. */
 void sm_stream_abandon(sm_stream *s) {
     for (sm_op *op = s->head, *next; op; op = next) {
@@ -354,10 +361,8 @@ void sm_after(sm_stream *s, const sm_stamp *stamp) {
 static int look_at(CUstream handle, sm_stream **s) {
     int error = sm_stream_find(handle, s);
     if (error) return error;
-    if ((*s)->legacy && (*s)->context->captures) return sm_capture_break_blocking((*s)->context);
-    if (!(*s)->capture) return sm_capture_look();
-    sm_capture_break((*s)->capture);
-    return E_CAPTURE_UNSUPPORTED;
+    error = sm_capture_touched(*s);
+    return error ? error : sm_capture_look();
 }
 
 int sm_stream_query(CUstream handle) {

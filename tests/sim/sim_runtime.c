@@ -95,7 +95,7 @@ cudaError_t CUDARTAPI cudaGetDevice(int *device) { SM_RUNTIME(cudaGetDevice, put
 cudaError_t CUDARTAPI cudaSetDevice(int device) { SM_RUNTIME(cudaSetDevice, set_device(device)); }
 cudaError_t CUDARTAPI cudaGetDeviceCount(int *count) { SM_RUNTIME(cudaGetDeviceCount, put(count, sm.opt.devices)); }
 cudaError_t CUDARTAPI cudaDeviceReset(void) { SM_RUNTIME(cudaDeviceReset, sm_device_reset()); }
-cudaError_t CUDARTAPI cudaDeviceSynchronize(void) { SM_RUNTIME(cudaDeviceSynchronize, sm_wait_context(sm_current())); }
+cudaError_t CUDARTAPI cudaDeviceSynchronize(void) { SM_RUNTIME(cudaDeviceSynchronize, sm_synchronize(sm_current())); }
 
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device) {
     SM_RUNTIME(cudaDeviceGetAttribute, sm_attribute(value, (int)attr, device));

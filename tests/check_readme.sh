@@ -1,0 +1,125 @@
+#!/bin/sh
+# check_readme.sh - what the texts say is so: the code of README.md and of the header's DO THIS compiles and runs, links
+# lead somewhere, tests that are named exist, figures come from files.
+# Environment: CC, NVCC, BUILD (a folder to work in).
+
+cd "$(dirname "$0")/.." || exit 1
+cc=${CC:-gcc}
+work=${BUILD:-build}/check_readme
+include=tests/sim/include
+passed=0 failed=0
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+
+verdict() { # 0 when it holds, what does, file that says more
+    if [ "$1" -eq 0 ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $2"
+        [ -z "$3" ] || head -20 "$3"
+    fi
+}
+
+empty() { # file, what it means that it is
+    [ ! -s "$1" ]
+    verdict $? "$2" "$1"
+}
+
+# ---- code -----------------------------------------------------------------------------------------------------------
+
+# The simulated device as `make` has built it, else built here.
+sim=${BUILD:-build}/bundled/sim
+if [ ! -e "$sim/sim_core.o" ]; then
+    sim=$work/sim
+    mkdir "$sim"
+    for file in tests/sim/*.c; do
+        "$cc" -std=c11 -O1 -w -Itests/sim -isystem $include -c "$file" -o "$sim/$(basename "$file" .c).o" || exit 1
+    done
+fi
+
+# Compiles a program with all warnings, links it with the simulated device, runs it.
+works() { # file, what it is
+    "$cc" -std=c11 -Wall -Wextra -Werror -I. -isystem $include "$1" "$sim"/*.o -o "$work/program" -lpthread -lm \
+        >"$work/out" 2>&1 && "$work/program" >"$work/out" 2>&1
+    verdict $? "$2 does not compile, link and run:" "$work/out"
+}
+
+# The first block of C in the README.
+awk '/^```c$/ { inside = 1; next } /^```/ && inside { exit } inside' README.md >"$work/readme.c"
+works "$work/readme.c" "the code in README.md"
+[ "$(grep -n '^```c$' README.md | head -n 1 | cut -d: -f1)" -le 15 ] && [ -s "$work/readme.c" ]
+verdict $? "README.md has no code by line 15"
+[ "$(wc -l <README.md)" -le 200 ]
+verdict $? "README.md is longer than 200 lines"
+
+# The lines of DO THIS in the header: those for the preprocessor (what stands beside them is for other files), then
+# statements, of which a kernel launch is the only one that is not C.
+awk '/^   DO THIS/ { inside = 1; next } inside && /^   [A-Z][A-Z ]+$/ { exit } inside && /^       /' galloc.h \
+    >"$work/do_this"
+grep '^ *#' "$work/do_this" | sed 's/^ *//; s/   .*//' >"$work/preamble"
+grep -v '^ *#' "$work/do_this" >"$work/statements"
+grep -q GALLOC_IMPLEMENTATION "$work/preamble" && grep -q galloc_malloc "$work/statements" &&
+    grep -q galloc_free "$work/statements"
+verdict $? "the header's DO THIS shows no allocation"
+
+program() { # how my_kernel is defined
+    cat "$work/preamble"
+    printf '%s\n' "$1"
+    echo 'int main(void) {'
+    echo '    size_t bytes = 4096;'
+    echo '    cudaStream_t stream;'
+    echo '    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return 1;'
+    cat "$work/statements"
+    echo '    return galloc_shutdown() != cudaSuccess;'
+    echo '}'
+}
+
+program 'static void my_kernel(float *p, cudaStream_t s) { (void)cudaMemsetAsync(p, 0, 4096, s); }' |
+    sed 's/<<<.*>>>(p)/(p, stream)/' >"$work/do_this.c"
+works "$work/do_this.c" "the header's DO THIS"
+if [ -n "$NVCC" ] && [ -x "$NVCC" ]; then
+    program '__global__ void my_kernel(float *p) { *p = 0; }
+static const int grid = 1, block = 1;' >"$work/do_this.cu"
+    "$NVCC" -I. -c "$work/do_this.cu" -o "$work/do_this.o" >"$work/out" 2>&1
+    verdict $? "the header's DO THIS does not compile as CUDA C++:" "$work/out"
+fi
+
+# ---- what the texts name --------------------------------------------------------------------------------------------
+
+texts="README.md CHANGELOG.md $(ls docs/*.md)"
+
+# Links to files, from the folder of the text.
+for text in $texts; do
+    grep -oE '\]\([^)#:]+\)' "$text" | sed 's/^](//; s/)$//' | while read -r link; do
+        [ -e "$(dirname "$text")/$link" ] || echo "$text: $link"
+    done
+done >"$work/links"
+empty "$work/links" "links that lead nowhere:"
+
+# Figures: each row of the README's table names its file.
+awk '/figures:begin/ { inside = 1 } /figures:end/ { exit } inside && /^\|[^-]/ { print }' README.md | tail -n +2 |
+    grep -E '[0-9]' | grep -vE 'bench/results/[A-Za-z0-9._-]+' >"$work/figures"
+empty "$work/figures" "figures without a file:"
+
+# Tests that the design names, in the rows of its table.
+sed -n 's/^| [a-z0-9 ]* | `\([a-z0-9_]*\)` |$/\1/p' docs/design.md >"$work/tests.named"
+[ -s "$work/tests.named" ]
+verdict $? "docs/design.md names no tests"
+while read -r name; do
+    grep -q "^TEST($name)" tests/test_*.c || echo "$name"
+done <"$work/tests.named" >"$work/tests"
+empty "$work/tests" "docs/design.md names tests that are not there:"
+
+# Keys of GALLOC_CONF: those of the README's table are those that the parser knows.
+sed -n '/^## Settings/,/^## What lies/p' README.md | sed -n 's/^| `\([a-z_]*\)` .*/\1/p' | sort >"$work/keys.readme"
+sed -n '/gai_keys\[\]/,/};/p' galloc.h | grep -oE '\{"[a-z_]+"' | tr -d '{"' | sort >"$work/keys.header"
+[ -s "$work/keys.header" ] && diff "$work/keys.readme" "$work/keys.header" >"$work/out"
+verdict $? "the keys of GALLOC_CONF in README.md and in galloc.h differ:" "$work/out"
+
+awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $texts examples/* tests/gpu/* bench/*.sh \
+    >"$work/long"
+empty "$work/long" "lines over 120 columns:"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]

@@ -1,0 +1,131 @@
+#!/bin/sh
+# check_replay.sh - build/replay on the ten traces (nothing wrong is found, hardly more is held than is live), on traces
+# that are none, and with options that are wrong. Environment: BUILD.
+
+cd "$(dirname "$0")/.." || exit 1
+replay=${BUILD:-build}/replay
+work=${BUILD:-build}/check_replay
+passed=0 failed=0
+header=Thread,Time,Action,Pointer,Size,Stream
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+
+verdict() { # 0 when it holds, what does
+    if [ "$1" -eq 0 ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $2:"
+        head -20 "$work/out"
+    fi
+}
+
+# replay, with these arguments, ends with the status that is expected.
+ends() { # status, arguments
+    expected=$1
+    shift
+    "$replay" "$@" >"$work/out" 2>&1
+    status=$?
+    [ $status -eq "$expected" ]
+    verdict $? "status $status, not $expected: replay $*"
+}
+
+says() { # pattern, what that means
+    grep -q "$1" "$work/out"
+    verdict $? "$2"
+}
+
+# ---- the ten traces -------------------------------------------------------------------------------------------------
+
+keys='trace allocator backend ops peak_live_bytes peak_reserved_bytes reserved_ratio fit_ratio oom ns_per_op'
+keys="$keys ns_per_op_warm driver_calls driver_us_model moves verify_errors"
+pattern='^{'
+for key in $keys; do pattern="$pattern\"$key\": [^ ]*, "; done
+
+# Means that peers reach with expandable segments: 1.132, at worst 1.661.
+held() {
+    awk -F'"reserved_ratio": ' '
+        { ratio = $2 + 0; sum += log(ratio); if (ratio > worst) worst = ratio }
+        END { print "mean", exp(sum / NR), "worst", worst; exit !(NR == 10 && exp(sum / NR) <= 1.15 && worst <= 1.70) }
+    ' "$1" >"$work/out"
+}
+
+for options in '' '--busy --verify' '--conf expandable_segments:False --busy --verify'; do
+    ends 0 --json $options bench/traces/*.csv.gz
+    cp "$work/out" "$work/lines"
+    [ "$(grep -c "$pattern" "$work/lines")" -eq 10 ]
+    verdict $? "ten lines with all keys: $options"
+    [ "$(grep -c '"oom": 0, .*"findings": 0, ' "$work/lines")" -eq 10 ]
+    verdict $? "no out-of-memory and nothing wrong: $options"
+    case $options in
+    *False*) ;;
+    *) held "$work/lines"; verdict $? "held memory: $options" ;;
+    esac
+done
+
+small=bench/traces/moe_multistream.csv.gz
+gzip -dc "$small" >"$work/plain.csv"
+ends 0 --json --fit --repeat 3 "$work/plain.csv"
+says '"fit_ratio": 1\.[01]' 'a limit that fits is found, near live bytes'
+says '"ns_per_op_warm": [0-9]' 'the last pass is timed'
+ends 0 --json --limit-mib 4000 "$small"
+says '"oom": [1-9]' 'too low a limit is out-of-memory, not a failure'
+ends 0 --allocator cudamalloc --busy --verify "$small"
+says 'moe_multistream' 'a table'
+
+# ---- what is no trace -----------------------------------------------------------------------------------------------
+
+row=0,0.1,allocate,0x10,512,0
+refused() { # line that is blamed, text of the file
+    printf "$2" >"$work/bad.csv"
+    ends 1 "$work/bad.csv"
+    says "bad.csv:$1: " "line $1 is blamed: $2"
+}
+
+refused 1 ''
+refused 1 'foo\n'
+refused 2 "$header\n"
+refused 2 "$header\n\n"
+refused 2 "$header\n0,0.1,allocat,0x10,512,0\n"
+refused 2 "$header\n0,0.1,allocate,0x10,-512,0\n"
+refused 2 "$header\n0,0.1,allocate,0x10,99999999999999999999,0\n"
+refused 2 "$header\n0,0.1,allocate,0x10,1125899906842625,0\n"
+refused 2 "$header\n0,0.1,allocate,0x1ffffffffffffffff,512,0\n"
+refused 2 "$header\n0,0.1,allocate,0,512,0\n"
+refused 2 "$header\n0,0.1,allocate,0x10,512\n"
+refused 2 "$header\n$row,1\n"
+refused 2 "$header\nx,0.1,allocate,0x10,512,0\n"
+refused 2 "$header\n0,x,allocate,0x10,512,0\n"
+refused 2 "$header\n0,0.1,allocate,0x10,512,\n"
+refused 2 "$header\n0,0.1,allocate,0x10,512,\033[1m0\n"
+refused 3 "$header\n$row\n$row\n"
+refused 3 "$header\n$row\n$(printf '%300s' '')\n"
+head -c 3000 "$small" >"$work/cut.csv.gz"
+ends 1 "$work/cut.csv.gz"
+says 'gzip could not unpack it' 'a damaged file is told'
+ends 1 "$work/no such file"
+ends 1 "$work"
+
+# What real logs have: no end of the last line, frees of what was allocated before, failures, other notations.
+printf '%s\r\n%s' "$header" "$row" >"$work/good.csv"
+ends 0 "$work/good.csv"
+printf '%s\n7,10:11:12.5,allocate failure,(nil),512,0\n7,10:11:12.5,free,0x20,512,0\n%s\n' "$header" \
+    '7,10:11:13.5,allocate,0x10,512,0x7f0000000000' >"$work/good.csv"
+ends 0 "$work/good.csv"
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+ends 0 --help
+ends 2
+ends 2 --foo "$small"
+ends 2 --allocator torch "$small"
+ends 2 --allocator foo "$small"
+ends 2 --conf foo:1 "$small"
+ends 2 --limit-mib 0 "$small"
+ends 2 --limit-mib 1e3 "$small"
+ends 2 --repeat 0 "$small"
+ends 2 --backend foo "$small"
+ends 2 --fit --limit-mib 5000 "$small"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]

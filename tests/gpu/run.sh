@@ -1,0 +1,141 @@
+#!/bin/bash
+# run.sh - builds the tests of this folder and the examples, runs them on the GPU, and runs one of them a second time,
+# briefly, under compute-sanitizer where that is found. Ends in a table and one line "N passed, M failed"; fails when a
+# test fails and when nothing ran.
+#
+# Environment
+#   OUT_LOG          also write everything to this file
+#   CONTENT_SECONDS  how long gpu_content runs (24)
+#   PROBE=1          run probe_context_sync too, and show what it says
+#   BACKEND=sim      the same programs on the simulated device: shows that they work, says nothing about a GPU
+#   NVCC, ARCH, CXX, CC, BUILD, GALLOC_COMMIT
+
+cd "$(dirname "$0")/../.." || exit 1
+build=${BUILD:-build}/gpu
+backend=${BACKEND:-cuda}
+content_seconds=${CONTENT_SECONDS:-24}
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+programs="gpu_behaviour gpu_content gpu_reset"
+examples="01_first_program 02_reuse"
+[ "$backend" = sim ] && examples=01_first_program
+[ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync"
+passed=0 failed=0 table=
+
+# ---- building -------------------------------------------------------------------------------------------------------
+
+gpu_arch() {
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+    echo "${ARCH:-${capability:+sm_$capability}}"
+}
+
+build_cuda() { # source, program
+    "$nvcc" -O2 "-arch=$arch" -I. "$1" -o "$build/$2" -lpthread >"$build/$2.log" 2>&1
+}
+
+build_sim() { # source, program
+    if [ "${1%.c}" != "$1" ]; then
+        "${CC:-gcc}" -O1 -g -w -I. -isystem tests/sim/include "$1" tests/sim/*.c -o "$build/$2" -lpthread -lm
+    else
+        "${CXX:-g++}" -x c++ -std=c++14 -O1 -g -w -DGALLOC_ON_SIM -I. -Itests/sim -isystem tests/sim/include \
+            -c "$1" -o "$build/$2.o" && "${CXX:-g++}" "$build/$2.o" "$build"/sim_*.o -o "$build/$2" -lpthread -lm
+    fi >"$build/$2.log" 2>&1
+}
+
+build_all() {
+    rm -rf "$build" && mkdir -p "$build" || return 1
+    if [ "$backend" = sim ]; then
+        for file in tests/sim/*.c; do
+            "${CC:-gcc}" -std=c11 -O2 -w -Itests/sim -isystem tests/sim/include -c "$file" \
+                -o "$build/$(basename "$file" .c).o" || return 1
+        done
+    else
+        command -v "$nvcc" >/dev/null || { echo "nvcc is not found (Debian: nvidia-cuda-toolkit)"; return 1; }
+        arch=$(gpu_arch)
+        : "${arch:=native}"
+    fi
+    for name in $programs; do "build_$backend" "tests/gpu/$name.cu" "$name" & done
+    for name in $examples; do "build_$backend" "$(ls examples/"$name".c*)" "$name" & done
+    wait
+    for name in $programs $examples; do
+        [ -x "$build/$name" ] && continue
+        echo "$name does not compile:"
+        cat "$build/$name.log"
+        return 1
+    done
+}
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+add_row() { # name, what to say, seconds
+    table="$table$(printf '%-28s %-28s %6s' "$1" "$2" "$3")"$'\n'
+}
+
+# A program and what its last line says. An example, or a probe, passes by its exit status.
+run() { # name, seconds at most, command...
+    name=$1 limit=$2
+    shift 2
+    echo
+    echo "== $name"
+    SECONDS=0
+    timeout -k 10 "$limit" "$@" 2>&1 </dev/null | tee "$build/output"
+    status=${PIPESTATUS[0]}
+    result=$(grep -xE '[0-9]+ passed, [0-9]+ failed' "$build/output" | tail -n 1)
+    case $name in
+    0*|probe*) [ "$status" -eq 0 ] && result="1 passed, 0 failed" ;;
+    esac
+    [ -n "$result" ] || result="0 passed, 1 failed"
+    if [ "$status" -ne 0 ] && [ "${result% 0 failed}" != "$result" ]; then result="${result% 0 failed} 1 failed"; fi
+    [ "$status" -eq 124 ] && echo "stopped after $limit s"
+    [ "$status" -ne 0 ] && echo "exit status $status"
+    passed=$((passed + ${result%% *}))
+    failed=$((failed + $(echo "$result" | sed 's/.*, \([0-9]*\) failed/\1/')))
+    add_row "$name" "$result" "$SECONDS"
+}
+
+sanitizer() {
+    command -v compute-sanitizer 2>/dev/null || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null
+}
+
+# Errors that galloc handles are not the program's: only what kernels do to memory is looked at.
+run_memcheck() {
+    tool=$(sanitizer)
+    if [ "$backend" = sim ] || [ -z "$tool" ]; then
+        add_row "memcheck of gpu_content" "not run: no compute-sanitizer" -
+        return
+    fi
+    "$tool" --tool memcheck "$build/01_first_program" >"$build/output" 2>&1
+    if grep -q 'Device not supported' "$build/output"; then
+        add_row "memcheck of gpu_content" "not run: device not supported" -
+        return
+    fi
+    run "memcheck of gpu_content" 120 "$tool" --tool memcheck --report-api-errors no --error-exitcode 9 \
+        "$build/gpu_content" --seconds 4 --threads 2 --limit-mib 256
+}
+
+main() {
+    tests/gpu/describe.sh
+    echo
+    echo "building"
+    build_all || { echo "0 passed, 1 failed"; return 1; }
+    for name in $programs; do
+        case $name in
+        gpu_content) run "$name" 300 "$build/$name" --seconds "$content_seconds" ;;
+        *) run "$name" 180 "$build/$name" ;;
+        esac
+    done
+    for name in $examples; do run "$name" 120 "$build/$name"; done
+    run_memcheck
+    echo
+    tests/gpu/describe.sh
+    echo
+    printf '%-28s %-28s %6s\n' test result seconds
+    printf '%s\n' "$table"
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+}
+
+if [ -n "$OUT_LOG" ]; then
+    main 2>&1 | tee "$OUT_LOG"
+    exit "${PIPESTATUS[0]}"
+fi
+main
