@@ -45,8 +45,9 @@
      Then
        - later work on the same stream may have it at once. Nothing is recorded, nobody waits;
        - work on another stream may have it when the freeing stream's work is known to be done (reuse:completed), or
-         when the other stream already waits for that work by a wait of galloc's (reuse:followed), or, when memory has
-         run out, by such a wait queued for it (reuse:wait). The legacy stream and the blocking streams of its context
+         when the other stream already waits for that work by a wait of galloc's (reuse:followed), or by such a wait
+         queued for it (reuse:wait): that is done when memory has run out, and before pages are created beyond the
+         `overhead` once the pool holds a 64th of what it may. The legacy stream and the blocking streams of its context
          may have each other's memory at once, as CUDA keeps them in order.
      Use by further streams is said by galloc_free_after or galloc_record_stream.
      The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
@@ -63,25 +64,27 @@
    ON MEMORY
      Sizes are rounded up to 512 bytes. Free blocks are kept in bins at most 3.1 % apart, found in constant time, cut
      to size, and merged with their neighbours when they are freed. Each pool has one range of addresses for all sizes
-     and streams, into which physical pages of 2 MiB to 64 MiB are mapped where they complete the best free place.
+     and streams, into which physical pages of 2 MiB to 256 MiB are mapped where they complete the best free place.
      When what is held would exceed the peak of live bytes by more than `overhead`, pages that lie wholly inside free
      blocks are mapped to where memory is needed instead of new ones being created: no copy is made and nobody waits.
      The old addresses stay mapped until the work that used them is known to be done. Each such page costs about 50 us
-     of host time, a created one about as much: overhead:0 holds the least and moves the most, overhead:0.1 hardly
-     ever moves; the default is 0.02 (docs/design.md has the curve). Pages are given back one by one, also out of the
-     middle. With expandable_segments:False, or where the device has no virtual memory management, segments of
+     of host time, a created one about as much. Memory held over memory live, both at their peaks, and the driver's
+     time, over ten traces of real programs: overhead:0 1.007 and 2.3 s, 0.01 1.027 and 0.6 s, 0.02 (the default) 1.027
+     and 0.4 s, 0.05 1.044 and 0.3 s, 0.2 1.086 and 0.2 s (bench/results/sim-overhead.csv). Under a memory_limit pages
+     are small, so that nearly all of it can be used. Pages are given back one by one, also out of the middle.
+     With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
      2 MiB. galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands;
      such blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
-     map pages, up to the pool's limit; give free pages back and map them in one piece; have the stream wait for
-     memory that others freed (reuse:wait); wait on the host for one freed piece after the other, then for the device;
-     give back all that is cached and try once more. Then cudaErrorMemoryAllocation, with a message that says what was
-     asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work, and
-     other threads that need the driver for this pool wait along: if that work waits for something that one of them
-     does after its allocation, it does not end.
+     create pages, or move them, as the overhead allows; have the stream wait for memory that others freed (reuse:wait);
+     create pages up to the pool's limit; give free pages back and map them in one piece; wait on the host for one freed
+     piece after the other, then for the device; give back all that is cached and try once more. Then
+     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
+     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
+     along: if that work waits for something that one of them does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
@@ -2180,9 +2183,8 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
 /* Everything here is called with `growth` held, in a scope of the pool's context; `lock` is taken for the changes of
    state between driver calls, never around one. */
 
-#define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles save little driver time and are harder to move or give back */
-#define GAI_PAGE_COARSEST 24
-#define GAI_PAGE_FINEST 384
+#define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles cost less per byte, but are harder to move or give back */
+#define GAI_OVERHEAD_FRUGAL 0.01
 #define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
 #define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
 
@@ -2462,7 +2464,7 @@ static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintp
         marks += gai_marks_count(donor->block->marks);
     }
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
-           gai_slab_need(&pool->blocks, n + moved + 2) && gai_slab_need(&pool->marks, marks) &&
+           gai_slab_need(&pool->blocks, n + moved + 6) && gai_slab_need(&pool->marks, 4 * marks + 1) &&
            gai_page_map_need(addr, filling->moved + filling->fresh) && gai_map_need(&gai_block_map, addr);
 }
 
@@ -2979,6 +2981,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     wait = gai_lane_wait_on(pool, job->want.lane, mark->lane);
     gai_lock_off(&pool->lock);
     if (!wait) return GAI_NO_HOST_MEMORY;
+    if (!event) return CUDA_ERROR_NOT_READY;
     result = gai_scope_enter(&scope, job->want.lane->context);
     if (result) return result;
     result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.stream, event->event, 0));
@@ -3011,6 +3014,7 @@ static void gai_job_wait(gai_job *job)
     (void)gai_block_file(pool, job->got, 0);
     gai_lock_off(&pool->lock);
     job->got = NULL;
+    if (result == CUDA_ERROR_NOT_READY) return; /* coarse marks asked for more than is recorded: the ladder goes on */
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
     gai_pool_note(pool, result);
 }
@@ -3084,14 +3088,22 @@ static size_t gai_pool_allowance(const galloc_pool *pool, const gai_want *want)
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
 
-/* Pages grow with the heap, so that their number does not: a 24th of it while there is plenty, and half of what may
-   still be created as that runs low, since only pages that are free as a whole can move; never less than a 384th. */
+/* Pages grow with the heap, so that their number does not; but only a page that is free as a whole can move, so that
+   they are half of what may still be created, between an eighth of the overhead and twice the overhead (a 16th at most)
+   as parts of the heap. Where every page counts, under a limit or with hardly any overhead, they are 1/1024 of it.
+   Small heaps take a few MiB at a time, very large pages are for heaps that leave room for several of them. */
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
-    size_t held = pool->stats.reserved.current + more;
-    size_t wish = gai_max(held / GAI_PAGE_FINEST, gai_min(held / GAI_PAGE_COARSEST, allowance / 2));
-    wish = gai_min(gai_max(wish, pool->granularity), GAI_PAGE_MAX);
-    return gai_max(gai_power_below(wish), pool->granularity);
+    double held = (double)(pool->stats.reserved.current + more), overhead = pool->config.overhead;
+    int frugal = pool->config.memory_limit < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
+    size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
+    if (!frugal) {
+        finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
+        coarsest = (size_t)(held * (overhead < 1.0 / 32 ? overhead * 2 : 1.0 / 16));
+    }
+    wish = gai_max(finest, gai_min(coarsest, allowance / 2));
+    wish = gai_min(wish, gai_max(GAI_PAGE_MAX, gai_min(allowance / 3, 4 * GAI_PAGE_MAX)));
+    return gai_power_below(gai_max(wish, pool->granularity));
 }
 
 /* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
@@ -3142,15 +3154,24 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
     return plan->left;
 }
 
-/* The pages are there: the answer is cut from what has become free. Lock held. */
+/* The pages are there: the answer is cut from what has become free, before that merges with blocks whose marks are not
+   the answer's business. Lock held. */
 static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
 {
+    galloc_pool *pool = job->pool;
     gai_found found = {NULL, 0};
-    found.block = gai_block_file(job->pool, gai_plan_join(job->pool, plan, block), 0);
+    found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
     job->grown = 1;
+    gai_marks_prune(pool, &found.block->marks);
+    gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
     gai_job_take(job, found);
-    if (job->got) gai_block_keep_room(job->pool, job->got, job->want.room);
+    if (!job->got || job->want.just_ready) {
+        gai_set_remove(found.block);
+        found.block = gai_block_file(pool, found.block, 0);
+        if (job->got) job->got = found.block;
+    }
+    if (job->got) gai_block_keep_room(pool, job->got, job->want.room);
 }
 
 /* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
@@ -3204,6 +3225,18 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
                                                             : gai_pool_headroom(pool));
 }
 
+/* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. */
+static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *filling)
+{
+    galloc_pool *pool = job->pool;
+    const gai_mapping *donor;
+    size_t marks = plan->left ? gai_marks_count(plan->left->marks) : 0;
+    if (plan->right) marks += gai_marks_count(plan->right->marks);
+    for (donor = filling->donors.first; donor; donor = donor->next) marks += gai_marks_count(donor->block->marks);
+    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 1) &&
+           gai_map_need(&gai_block_map, plan->at) && gai_map_need(&gai_block_map, plan->at + job->want.bytes);
+}
+
 /* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
    the bytes to map, 0 if growth is not possible (the job may have an error). */
 static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, gai_batch *batch, int exact)
@@ -3214,7 +3247,8 @@ static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling
     gai_plan_hold(plan);
     if (gai_job_choose(job, plan, filling, exact)) {
         bytes = plan->end - plan->begin;
-        if (gai_slab_need(&pool->blocks, 4) && gai_batch_over_hole(pool, batch, plan->hole, plan->begin, filling))
+        if (gai_job_need(job, plan, filling) &&
+            gai_batch_over_hole(pool, batch, plan->hole, plan->begin, filling))
             return bytes;
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes", bytes);
     }
@@ -3303,7 +3337,7 @@ static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
-    if (job->pool->config.reuse & GALLOC_REUSE_COMPLETED) gai_pool_poll(job->pool);
+    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->old) gai_pool_poll(job->pool);
     gai_pool_unmap_old(job->pool);
     return gai_job_search(job, GAI_REACH_ALL);
 }
@@ -3355,6 +3389,16 @@ static int gai_step_wait(gai_job *job)
     done = gai_step_grow_within(job);
     job->may_wait = 0;
     return done;
+}
+
+/* A wait that the program did not ask for is a last resort while there is hardly anything to be saved by it. */
+#define GAI_WAIT_FRACTION 64
+
+static int gai_step_wait_early(gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    size_t capacity = gai_min(pool->device_bytes, pool->config.memory_limit);
+    return pool->stats.reserved.current >= capacity / GAI_WAIT_FRACTION && gai_step_wait(job);
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
@@ -3468,8 +3512,8 @@ static int gai_step_wait_device(gai_job *job)
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll,    gai_step_grow_within, gai_step_wait,        gai_step_grow,
-    gai_step_recycle, gai_step_wait_host,   gai_step_wait_device, gai_step_recycle,
+    gai_step_poll, gai_step_grow_within, gai_step_wait_early, gai_step_grow,        gai_step_recycle,
+    gai_step_wait, gai_step_wait_host,   gai_step_wait_device, gai_step_recycle,
 };
 
 static void gai_job_say_no_memory(gai_job *job)

@@ -32,22 +32,25 @@ check() {
 found() { command -v "$1" >/dev/null 2>&1; }
 
 # Every file that can stand alone, by compiler and standard. Only warnings are asked for, no code.
-languages() { # header set, include folder
+languages() { # header set, include folder, standards of C, of C++
     for compiler in "$cc" "$clang"; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
-        for std in c99 c11 c17; do
+        for std in $3; do
             check "$label-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
-                -x c $parts/main.c $parts/static.c $parts/header.c
+                -x c $parts/main.c $parts/header.c
         done
+        check "$label-static" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" -x c $parts/static.c
     done
     for compiler in "$cxx" "$clangxx"; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
-        for std in c++11 c++14 c++17 c++20; do
+        for std in $4; do
             check "$label-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
-                -x c++ $parts/main.c $parts/static.c $parts/header.c $parts/typed.cpp
+                -x c++ $parts/main.c $parts/header.c $parts/typed.cpp
         done
+        check "$label-static" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
+            -x c++ $parts/static.c
     done
 }
 
@@ -55,9 +58,9 @@ languages() { # header set, include folder
 program() { # header set, include folder
     dir=$work/$1
     mkdir -p "$dir"
-    flags="-O1 $include -isystem $2"
+    flags="$include -isystem $2"
     for file in tests/sim/*.c; do
-        "$cc" -std=c11 -O1 -Itests/sim -isystem "$2" -c "$file" -o "$dir/$(basename "$file" .c).sim.o" &
+        "$cc" -std=c11 -Itests/sim -isystem "$2" -c "$file" -o "$dir/$(basename "$file" .c).sim.o" &
     done
     wait
     check "$1-use" "$cc" -std=c99 $strict_c $flags -c $parts/use.c -o "$dir/use.o"
@@ -104,10 +107,10 @@ options() {
 }
 
 # Side by side: a check's outcome is a line of the file `results`.
-languages bundled tests/sim/include &
+languages bundled tests/sim/include 'c99 c11 c17' 'c++11 c++14 c++17 c++20' &
 program bundled tests/sim/include &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
-    languages toolkit "$cuda/include" &
+    languages toolkit "$cuda/include" 'c99 c17' 'c++11 c++20' &
     program toolkit "$cuda/include" &
 fi
 options &

@@ -102,6 +102,11 @@ awk '/figures:begin/ { inside = 1 } /figures:end/ { exit } inside && /^\|[^-]/ {
     grep -E '[0-9]' | grep -vE 'bench/results/[A-Za-z0-9._-]+' >"$work/figures"
 empty "$work/figures" "figures without a file:"
 
+# The table of overheads is what its file says.
+awk '/overhead:begin/ { inside = 1; next } /overhead:end/ { exit } inside && /^\|/' docs/design.md >"$work/overhead"
+bench/overhead.sh --table | diff "$work/overhead" - >"$work/out" && [ -s "$work/overhead" ]
+verdict $? "the table of overheads in docs/design.md is not that of its file:" "$work/out"
+
 # Tests that the design names, in the rows of its table.
 sed -n 's/^| [a-z0-9 ]* | `\([a-z0-9_]*\)` |$/\1/p' docs/design.md >"$work/tests.named"
 [ -s "$work/tests.named" ]

@@ -15,7 +15,7 @@ static void require(int holds, const char *what)
 static int same_config(const galloc_config *a, const galloc_config *b)
 {
     return a->device == b->device && a->expandable_segments == b->expandable_segments && a->reuse == b->reuse &&
-           a->memory_limit == b->memory_limit;
+           a->memory_limit == b->memory_limit && memcmp(&a->overhead, &b->overhead, sizeof a->overhead) == 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -32,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(room == 0 || memchr(message, 0, room) || err == cudaSuccess, "the message does not end");
     require(galloc_config_parse(&again, text, NULL, 0) == err, "the answer depends on the message");
     require(same_config(&config, &again), "the settings depend on the message");
-    require(config.device == before.device, "the device is not set by text");
+    require(config.device == before.device, "the device is set by text");
+    require(config.overhead >= 0 && config.overhead <= 100, "an overhead out of range");
     require(config.reuse >= 0 && config.reuse <= 7 && (config.expandable_segments & ~1) == 0, "out of range");
     if (err == cudaSuccess) return 0;
     require(err == cudaErrorInvalidValue, "another error than invalid value");

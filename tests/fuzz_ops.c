@@ -93,10 +93,10 @@ static void new_stream(machine *m, uint32_t k)
 /* Faults end; perhaps a new one of the host, or of the device, or both. */
 static void set_fault(machine *m)
 {
-    static const char *const functions[] = {"cuMemCreate",   "cuMemMap",     "cuMemSetAccess",   "cuMemUnmap",
-                                            "cuMemRelease",  "cuMemAlloc",   "cuMemFree",        "cuEventCreate",
-                                            "cuEventRecord", "cuEventQuery", "cuMemFreeHost", "cuStreamWaitEvent",
-                                            "cuStreamGetId", "cuCtxGetId",   "cuEventDestroy",   "cuMemAddressReserve"};
+    static const char *const functions[] = {"cuMemCreate",   "cuMemMap",     "cuMemSetAccess", "cuMemUnmap",
+                                            "cuMemRelease",  "cuMemAlloc",   "cuMemFree",      "cuEventCreate",
+                                            "cuEventRecord", "cuEventQuery", "cuMemFreeHost",  "cuStreamWaitEvent",
+                                            "cuStreamGetId", "cuCtxGetId",   "cuEventDestroy", "cuMemAddressReserve"};
     uint32_t how = next(m), which = next(m);
     sim_fail_clear();
     if (how & 1) sim_fail_malloc(1 + (long)(how / 8 % 16), how & 4);
@@ -138,6 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         galloc_config config = config_limit(MIB(48));
         config.expandable_segments = i == 0;
         config.reuse = (int)(how / 4 % 8);
+        config.overhead = how & 32 ? 0 : 0.1;
         m.pool[i] = pool_new(&config);
     }
     while (m.at < m.end) step(&m);

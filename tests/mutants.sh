@@ -20,16 +20,17 @@ mkdir -p "$work/sim" || exit 1
 # Writes galloc.h with the replacement made, or says what is wrong with the mutant.
 apply() { # mutant, result
     awk -v mutant="$1" '
-        function stop(why) { print mutant ": " why > "/dev/stderr"; failed = 1; exit 1 }
-        FNR == 1 { file++ }
-        file == 1 && /^--- old$/ { part = "old"; n++; next }
-        file == 1 && /^--- new$/ { part = "new"; next }
-        file == 1 && /^---$/ { part = ""; next }
-        file == 1 && part == "old" { old[n] = old[n] $0 "\n" }
-        file == 1 && part == "new" { new[n] = new[n] $0 "\n" }
-        file == 2 { whole = whole $0 "\n" }
-        END {
-            if (failed) exit 1
+        function stop(why) { print mutant ": " why > "/dev/stderr"; exit 1 }
+        BEGIN {
+            RS = "\001" # the whole file is one record
+            getline whole < "galloc.h"
+            RS = "\n"
+            while ((getline line < mutant) > 0) {
+                if (line == "--- old") n++
+                if (line ~ /^---/) part = line
+                else if (part == "--- old") old[n] = old[n] line "\n"
+                else if (part == "--- new") new[n] = new[n] line "\n"
+            }
             if (!n) stop("nothing to replace")
             for (i = 1; i <= n; i++) {
                 at = index(whole, old[i])
@@ -40,7 +41,7 @@ apply() { # mutant, result
                 whole = substr(whole, 1, at - 1) new[i] rest
             }
             printf "%s", whole
-        }' "$1" galloc.h >"$2"
+        }' >"$2"
 }
 
 # Is there a program that fails with this header? Writes what happened into the folder's file `result`.

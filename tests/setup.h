@@ -211,8 +211,9 @@ static UNUSED void pool_end(galloc_pool *pool)
 /* Calls that get memory from the driver or give it back. */
 #define MEMORY_CALLS(X)                                                                                                \
     X("cuMemAddressReserve")                                                                                           \
-    X("cuMemAddressFree") X("cuMemCreate") X("cuMemRelease") X("cuMemMap") X("cuMemUnmap") X("cuMemSetAccess")         \
-        X("cuMemAlloc") X("cuMemFree") X("cudaMalloc") X("cudaFree")
+    X("cuMemAddressFree")                                                                                              \
+    X("cuMemCreate") X("cuMemRelease") X("cuMemMap") X("cuMemUnmap") X("cuMemSetAccess") X("cuMemAlloc")               \
+        X("cuMemFree") X("cudaMalloc") X("cudaFree")
 #define ADD_CALLS(name) +sim_calls(name)
 
 static UNUSED long memory_calls(void) { return 0 MEMORY_CALLS(ADD_CALLS); }

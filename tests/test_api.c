@@ -2,6 +2,8 @@
 
 #include "setup.h"
 
+#include <math.h>
+
 static const int both_kinds[] = {1, 0}; /* expandable_segments */
 
 static galloc_pool *pool_of_kind(int expandable)
@@ -950,6 +952,7 @@ TEST(default_settings)
     EXPECT_EQ(config.expandable_segments, 1);
     EXPECT_EQ(config.reuse, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT);
     EXPECT_EQ(config.memory_limit, SIZE_MAX);
+    EXPECT(config.overhead == 0.02);
 }
 
 TEST(settings_can_be_read_back)
@@ -961,6 +964,7 @@ TEST(settings_can_be_read_back)
     config.expandable_segments = 0;
     config.reuse = 0;
     config.memory_limit = 12345678;
+    config.overhead = 0.5;
     OK(cudaSetDevice(1));
     galloc_pool *pool = pool_new(&config);
     back = config_of(pool);
@@ -968,6 +972,7 @@ TEST(settings_can_be_read_back)
     EXPECT_EQ(back.expandable_segments, 0);
     EXPECT_EQ(back.reuse, 0);
     EXPECT_EQ(back.memory_limit, 12345678);
+    EXPECT(back.overhead == 0.5);
     pool_end(pool);
     config.device = 0;
     pool = pool_new(&config);
@@ -996,6 +1001,12 @@ TEST(settings_out_of_range_are_refused)
     EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
     EXPECT_EQ(galloc_pool_create(NULL, NULL), cudaErrorInvalidValue);
     EXPECT_EQ(log_lines, 5);
+    static const double bad[] = {-0.01, 100.01, HUGE_VAL, -HUGE_VAL, NAN};
+    for (int i = 0; i < 5; i++) {
+        config = galloc_config_default();
+        config.overhead = bad[i];
+        EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+    }
     EXPECT_EQ(galloc_pool_default(&pool, 1), cudaErrorInvalidDevice);
     EXPECT_EQ(galloc_pool_default(&pool, -2), cudaErrorInvalidDevice);
     EXPECT_EQ(galloc_pool_default(NULL, 0), cudaErrorInvalidValue);
@@ -1020,26 +1031,30 @@ typedef struct parse_case {
     const char *text;
     int expandable, reuse;
     size_t limit;
+    double overhead; /* 0: the default */
 } parse_case;
 
 TEST(config_parse_reads_the_language)
 {
     enum { ALL = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT };
     static const parse_case cases[] = {
-        {"", 1, ALL, SIZE_MAX},
-        {"expandable_segments:False", 0, ALL, SIZE_MAX},
-        {"expandable_segments:True", 1, ALL, SIZE_MAX},
-        {"memory_limit:0", 1, ALL, 0},
-        {"memory_limit:1", 1, ALL, 1},
-        {"memory_limit:512K", 1, ALL, KIB(512)},
-        {"memory_limit:20M", 1, ALL, MIB(20)},
-        {"memory_limit:3G", 1, ALL, GIB(3)},
-        {"memory_limit:18446744073709551615", 1, ALL, SIZE_MAX},
-        {"reuse:none", 1, 0, SIZE_MAX},
-        {"reuse:completed", 1, GALLOC_REUSE_COMPLETED, SIZE_MAX},
-        {"reuse:wait+completed", 1, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_WAIT, SIZE_MAX},
-        {"reuse:completed+followed+wait", 1, ALL, SIZE_MAX},
-        {"memory_limit:7M,reuse:followed,expandable_segments:False", 0, GALLOC_REUSE_FOLLOWED, MIB(7)},
+        {"", 1, ALL, SIZE_MAX, 0},
+        {"expandable_segments:False", 0, ALL, SIZE_MAX, 0},
+        {"expandable_segments:True", 1, ALL, SIZE_MAX, 0},
+        {"memory_limit:0", 1, ALL, 0, 0},
+        {"memory_limit:1", 1, ALL, 1, 0},
+        {"memory_limit:512K", 1, ALL, KIB(512), 0},
+        {"memory_limit:20M", 1, ALL, MIB(20), 0},
+        {"memory_limit:3G", 1, ALL, GIB(3), 0},
+        {"memory_limit:18446744073709551615", 1, ALL, SIZE_MAX, 0},
+        {"reuse:none", 1, 0, SIZE_MAX, 0},
+        {"reuse:completed", 1, GALLOC_REUSE_COMPLETED, SIZE_MAX, 0},
+        {"reuse:wait+completed", 1, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_WAIT, SIZE_MAX, 0},
+        {"reuse:completed+followed+wait", 1, ALL, SIZE_MAX, 0},
+        {"overhead:0.5", 1, ALL, SIZE_MAX, 0.5},
+        {"overhead:100", 1, ALL, SIZE_MAX, 100},
+        {"overhead:0.125,memory_limit:1G", 1, ALL, GIB(1), 0.125},
+        {"memory_limit:7M,reuse:followed,expandable_segments:False", 0, GALLOC_REUSE_FOLLOWED, MIB(7), 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         galloc_config config = galloc_config_default();
@@ -1050,6 +1065,7 @@ TEST(config_parse_reads_the_language)
         EXPECT_EQ(config.expandable_segments, cases[i].expandable);
         EXPECT_EQ(config.reuse, cases[i].reuse);
         EXPECT_EQ(config.memory_limit, cases[i].limit);
+        EXPECT(config.overhead == (cases[i].overhead > 0 ? cases[i].overhead : 0.02));
     }
 }
 
@@ -1096,6 +1112,22 @@ static const char *const bad_texts[] = {
     "reuse:wait++completed",
     "reuse:waits",
     "reuse:wait|completed",
+    "overhead",
+    "overhead:",
+    "overhead:-1",
+    "overhead:-0.5",
+    "overhead:+1",
+    "overhead:101",
+    "overhead:100.5",
+    "overhead:nan",
+    "overhead:inf",
+    "overhead:1e400",
+    "overhead:0x1",
+    "overhead:0,02",
+    "overhead:0.02x",
+    "overhead: 0.02",
+    "overhead:2%",
+    "overhead:.",
     "garbage_collection:True",
     "memory_limit:1M;reuse:none",
     " memory_limit:1M",
@@ -1117,7 +1149,8 @@ TEST(config_parse_is_strict_and_changes_nothing_on_error)
         EXPECT_EQ(err, cudaErrorInvalidValue);
         EXPECT(message[0] != 0);
         EXPECT(config.device == before.device && config.expandable_segments == before.expandable_segments &&
-               config.reuse == before.reuse && config.memory_limit == before.memory_limit);
+               config.reuse == before.reuse && config.memory_limit == before.memory_limit &&
+               config.overhead == before.overhead);
     }
 }
 

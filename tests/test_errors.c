@@ -634,6 +634,30 @@ TEST(a_wait_that_fails_is_undone)
     finish();
 }
 
+TEST(a_wait_that_fails_gives_the_room_back)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(10));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(8), s), *q = &pool, *rest = get(pool, 512, t);
+    put(s, p, MIB(8), 1);
+    OK(galloc_free(p, s));
+    galloc_request request = request_of(pool, MIB(4), t);
+    request.max_bytes = MIB(64);
+    sim_fail("cuStreamWaitEvent", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_alloc(&q, &request), cudaErrorUnknown);
+    EXPECT(q == NULL);
+    expect_healthy(pool, 1);
+    OK(galloc_alloc(&q, &request));
+    put(t, q, MIB(4), 2);
+    OK(galloc_resize(q, MIB(8), t));
+    OK(galloc_free(q, t));
+    OK(galloc_free(rest, t));
+    pool_end(pool);
+    finish();
+}
+
 static void fail_once_more(void)
 {
     log_hook = NULL;

@@ -186,6 +186,7 @@ static void play_round(uint64_t seed)
         galloc_config config = config_limit(p->limit[i] = MIB(48) + MIB(16) * (size_t)i);
         config.expandable_segments = i != 1;
         config.reuse = i == 0 ? (int)(seed % 8) : 7;
+        config.overhead = i == 2 ? 0 : 0.1 * (double)(seed % 3);
         p->pool[i] = pool_new(&config);
     }
     for (int i = 0; i < 500; i++) {

@@ -289,6 +289,26 @@ static void arrange_holes(world *w)
         if (i % 3) w_free(w, p[i]);
 }
 
+/* Free pages with a used one between each and the next. */
+static void arrange_comb(world *w)
+{
+    void *p[25];
+    for (int i = 0; i < 25; i++) p[i] = w_get(w, MIB(2), i % 2 ? i / 2 % 2 : 0);
+    for (int i = 1; i < 25; i += 2) w_free(w, p[i]);
+}
+
+/* By pages that move: a stream's own, then those of another; and again while the old addresses are leaving. */
+static void move(world *w)
+{
+    void *p = w_get(w, MIB(12), 0);
+    w_get(w, MIB(11), 2);
+    w_free(w, p);
+    sim_run(-1);
+    w_get(w, MIB(3), 1);
+    w_get(w, MIB(8), 1);
+    w_trim(w, 0);
+}
+
 static void trim_in_steps(world *w)
 {
     w_trim(w, MIB(40));
@@ -367,6 +387,8 @@ static const scenario scenarios[] = {
     {"trim_in_steps", arrange_holes, trim_in_steps, 0, 0},
     {"trim_in_steps_fixed", arrange_holes, trim_in_steps, 0, 1},
     {"trim_and_grow", arrange_holes, trim_and_grow, 0, 0},
+    {"move", arrange_comb, move, MIB(50), 0},
+    {"move_without_limit", arrange_comb, move, 0, 0},
     {"retire_all", nothing, retire_all, MIB(2), 0},
     {"squeeze", arrange_holes, squeeze, 0, 0},
     {"squeeze_fixed", arrange_holes, squeeze, 0, 1},

@@ -190,6 +190,7 @@ TEST(threads_share_a_pool)
         begin_with(options);
         galloc_config config = config_limit(round / 2 ? MIB(24) : SIZE_MAX);
         config.expandable_segments = round % 2;
+        config.overhead = 0;
         memset(&h, 0, sizeof h);
         h.pool = pool_new(&config);
         h.steps = steps();

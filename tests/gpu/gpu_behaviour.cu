@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COMPLETED = GALLOC_REUSE_COMPLETED, ALL = REUSE_ALL };
+enum { COMPLETED = GALLOC_REUSE_COMPLETED, NO_WAITS = COMPLETED | GALLOC_REUSE_FOLLOWED, ALL = REUSE_ALL };
 
 #define NO_LIMIT SIZE_MAX
 
@@ -263,6 +263,49 @@ TEST(reserved_memory_needs_no_driver_any_more)
     finish();
 }
 
+/* A stretch of pages is put together from free pieces: nothing is created for it, nothing is copied. Work that is still
+   queued for the old addresses comes before work through the new ones, since both are on one stream. */
+TEST(pages_move_to_where_memory_is_short)
+{
+    enum { BLOCKS = 32 };
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_pool *pool = NULL;
+    config.overhead = 0;
+    OK(galloc_pool_create(&pool, &config));
+    void *p[BLOCKS];
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, mib(8), s);
+        for (int i = 0; i < BLOCKS; i++) device_fill(s, p[i], mib(8), (uint32_t)i);
+        gate g = gate_close(s);
+        for (int i = 0; i < BLOCKS; i += 2) {
+            device_fill(s, p[i], mib(8), 1000);
+            OK(galloc_free(p[i], s));
+        }
+        galloc_stats before = stats_of(pool);
+        void *q = get(pool, mib(100), s);
+        galloc_stats after = stats_of(pool);
+        if (round == 0) EXPECT(after.moves > 0);
+        EXPECT(after.reserved.current <= before.reserved.current + mib(8));
+        device_fill(s, q, mib(100), 2000);
+        device_check(s, q, mib(100), 2000);
+        EXPECT(is_busy(s));
+        gate_open(g);
+        for (int i = 1; i < BLOCKS; i += 2) device_check(s, p[i], mib(8), (uint32_t)i);
+        device_check(s, q, mib(100), 2000);
+        OK(galloc_free(q, s));
+        for (int i = 1; i < BLOCKS; i += 2) OK(galloc_free(p[i], s));
+        expect_healthy(pool);
+    }
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT_EQ(stats_of(pool).leaving, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    pool_end(pool);
+    OK(cudaStreamDestroy(s));
+    finish();
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 TEST(a_limit_is_kept)
@@ -406,7 +449,7 @@ TEST(pending_memory_is_given_to_nobody_else)
 {
     for (int expandable = 0; expandable < 2; expandable++) {
         cudaStream_t s = stream_new();
-        galloc_pool *pool = pool_new(expandable, NO_LIMIT, ALL);
+        galloc_pool *pool = pool_new(expandable, NO_LIMIT, NO_WAITS);
         cudaStream_t t = stream_in_play(pool);
         void *p = get(pool, mib(64), s);
         gate g = gate_close(s);
@@ -521,7 +564,7 @@ TEST(recorded_memory_is_kept_from_its_own_stream)
 {
     for (int expandable = 0; expandable < 2; expandable++) {
         cudaStream_t s = stream_new(), t = stream_new();
-        galloc_pool *pool = pool_new(expandable, NO_LIMIT, ALL);
+        galloc_pool *pool = pool_new(expandable, NO_LIMIT, NO_WAITS);
         void *p = get(pool, mib(32), s);
         device_fill(s, p, mib(32), 1);
         order(s, t);
@@ -580,7 +623,7 @@ TEST(memory_of_several_streams_waits_for_all_of_them)
 static void recycle_a_handle(int expandable, size_t bytes, int retire)
 {
     cudaStream_t s = stream_new(), first = s, others[8];
-    galloc_pool *pool = pool_new(expandable, NO_LIMIT, ALL);
+    galloc_pool *pool = pool_new(expandable, NO_LIMIT, NO_WAITS);
     cudaStream_t t = stream_in_play(pool);
     void *p = get(pool, bytes, s);
     gate g = gate_close(s);
@@ -672,7 +715,7 @@ static void take_on_default_stream(galloc_pool *pool, const void *avoid)
 TEST(each_thread_has_a_default_stream_of_its_own)
 {
     for (int expandable = 0; expandable < 2; expandable++) {
-        galloc_pool *pool = pool_new(expandable, NO_LIMIT, ALL);
+        galloc_pool *pool = pool_new(expandable, NO_LIMIT, NO_WAITS);
         void *p = get(pool, mib(32), cudaStreamPerThread);
         gate g = gate_close(cudaStreamPerThread);
         device_fill(cudaStreamPerThread, p, mib(32), 1);

@@ -248,11 +248,15 @@ static void show_progress(int left)
     if (left == 0) fprintf(stderr, "\r             \r");
 }
 
-static void run_round(const char *name, int expandable)
+static void run_round(const char *name, int expandable, double overhead)
 {
     content c = {};
-    int ours = seconds / 2 > 0 ? seconds / 2 : 1;
-    c.pool = pool_new(expandable, limit, REUSE_ALL);
+    galloc_config config = galloc_config_default();
+    int ours = seconds / 3 > 0 ? seconds / 3 : 1;
+    config.expandable_segments = expandable;
+    config.overhead = overhead;
+    config.memory_limit = limit;
+    OK(galloc_pool_create(&c.pool, &config));
     std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + std::chrono::seconds(ours);
     std::vector<std::thread> threads;
     for (int i = 0; i < thread_count; i++) threads.push_back(std::thread(work_on, &c, (uint64_t)i + 1, end));
@@ -269,9 +273,10 @@ static void run_round(const char *name, int expandable)
            c.compared.load(), (double)c.bytes.load() / (1 << 30), wrong);
     printf("    %llu used by a second stream, %llu by a second thread, %llu resized, %llu refused for want of memory\n",
            c.other_stream.load(), c.handed_over.load(), c.resized.load(), c.refused.load());
-    printf("    %llu streams replaced, %llu trims, %llu marks, %llu waits, %zu MiB held at most of %zu\n",
-           c.streams.load(), c.trims.load(), (unsigned long long)stats.marks, (unsigned long long)stats.waits,
+    printf("    %llu streams replaced, %llu trims, %zu MiB held at most of %zu\n", c.streams.load(), c.trims.load(),
            stats.reserved.peak >> 20, limit >> 20);
+    printf("    %llu marks, %llu waits, %llu pages moved\n", (unsigned long long)stats.marks,
+           (unsigned long long)stats.waits, (unsigned long long)stats.moves);
     EXPECT_EQ(wrong, 0);
     EXPECT(c.compared > 0);
     EXPECT(stats.reserved.peak <= limit);
@@ -282,9 +287,11 @@ static void run_round(const char *name, int expandable)
     finish();
 }
 
-TEST(contents_with_expandable_segments) { run_round("expandable segments", 1); }
+TEST(contents_with_expandable_segments) { run_round("expandable segments", 1, galloc_config_default().overhead); }
 
-TEST(contents_with_fixed_segments) { run_round("fixed segments", 0); }
+TEST(contents_with_pages_that_move_at_once) { run_round("expandable segments, overhead 0", 1, 0); }
+
+TEST(contents_with_fixed_segments) { run_round("fixed segments", 0, 0); }
 
 int main(int argc, char **argv)
 {

@@ -3,8 +3,9 @@
    1  While a stream is being captured: what do calls that an allocator makes return, and is the capture still good?
       For a non-blocking and a blocking stream, the three modes, from the capturing thread and from another, as they are
       and with the calling thread exchanged to relaxed mode.
-   2  Are addresses of cuMemAlloc aligned to 2 MiB?
-   3  What are the ids of the default streams, in several threads and contexts? */
+   2  Which calls wait for the device, and do they end a capture?
+   3  Are addresses of cuMemAlloc aligned to 2 MiB?
+   4  What are the ids of the default streams, in several threads and contexts? */
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -37,7 +39,9 @@
     X(cuMemCreate, 12000, CUresult,                                                                                    \
       (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                       \
     X(cuMemFree, 12000, CUresult, (CUdeviceptr))                                                                       \
+    X(cuMemFreeHost, 12000, CUresult, (void *))                                                                        \
     X(cuMemGetInfo, 12000, CUresult, (size_t *, size_t *))                                                             \
+    X(cuMemHostAlloc, 12000, CUresult, (void **, size_t, unsigned))                                                    \
     X(cuMemMap, 12000, CUresult, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))      \
     X(cuMemRelease, 12000, CUresult, (CUmemGenericAllocationHandle))                                                   \
     X(cuMemSetAccess, 12000, CUresult, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                         \
@@ -80,6 +84,14 @@ static void must(int result, const char *what)
 
 static __global__ void nothing(void) {}
 
+static __global__ void last_for(unsigned long long ns)
+{
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - begin < ns);
+}
+
 /* ---- 1: calls during a capture ----------------------------------------------------------------------------------- */
 
 static const size_t PAGE = (size_t)2 << 20;
@@ -119,6 +131,13 @@ static int alloc_free(void)
     CUdeviceptr p;
     int result = f_cuMemAlloc(&p, PAGE);
     return result ? result : f_cuMemFree(p);
+}
+
+static int host_alloc_free(void)
+{
+    void *p;
+    int result = f_cuMemHostAlloc(&p, 512, 0);
+    return result ? result : f_cuMemFreeHost(p);
 }
 
 static int reserve_free(void)
@@ -212,6 +231,7 @@ static const struct probe {
     {"cuEventRecord (legacy)", event_record_legacy},
     {"cuEventCreate, Destroy", event_create_destroy},
     {"cuMemAlloc, Free", alloc_free},
+    {"cuMemHostAlloc, FreeHost", host_alloc_free},
     {"cuMemAddressReserve, Free", reserve_free},
     {"cuMemCreate, Release", create_release},
     {"cuMemMap, SetAccess, Unmap", map_access_unmap},
@@ -277,7 +297,74 @@ static void probe_captures(unsigned flags, const char *kind)
     }
 }
 
-/* ---- 2: alignment ------------------------------------------------------------------------------------------------ */
+/* ---- 2: waiting -------------------------------------------------------------------------------------------------- */
+
+static CUdeviceptr block;
+static void *on_host;
+
+static int alloc_64k(void) { return f_cuMemAlloc(&block, 64 << 10); }
+static int alloc_2m(void) { return f_cuMemAlloc(&block, PAGE); }
+static int alloc_20m(void) { return f_cuMemAlloc(&block, 10 * PAGE); }
+static int free_block(void) { return f_cuMemFree(block); }
+static int alloc_host(void) { return f_cuMemHostAlloc(&on_host, 512, 0); }
+static int free_host(void) { return f_cuMemFreeHost(on_host); }
+static int no_preparation(void) { return 0; }
+
+static const struct waiter {
+    const char *name;
+    int (*prepare)(void), (*call)(void);
+} waiters[] = {
+    {"cuMemFree, 64 KiB", alloc_64k, free_block},
+    {"cuMemFree, 2 MiB", alloc_2m, free_block},
+    {"cuMemFree, 20 MiB", alloc_20m, free_block},
+    {"cuMemFreeHost, 512 B", alloc_host, free_host},
+    {"cuMemCreate, Release", no_preparation, create_release},
+    {"cuMemMap, SetAccess, Unmap", no_preparation, map_access_unmap},
+    {"cuCtxSynchronize", no_preparation, context_synchronize},
+};
+
+/* While a kernel of 20 ms runs on a stream that is neither captured nor the caller's: mode < 0 without a capture. */
+static void try_waiting(const waiter *w, int mode)
+{
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cudaGraph_t graph = NULL;
+    int end = 0;
+    MUST(w->prepare());
+    MUST(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+    MUST(f_cuThreadExchangeStreamCaptureMode(&relaxed));
+    last_for<<<1, 1, 0, other>>>(20000000);
+    MUST(f_cuEventRecord(pending, other));
+    if (mode >= 0) {
+        MUST(cudaStreamBeginCapture(captured, (cudaStreamCaptureMode)mode));
+        nothing<<<1, 1, 0, captured>>>();
+    }
+    auto begin = std::chrono::steady_clock::now();
+    int result = w->call();
+    double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    int done = f_cuEventQuery(pending);
+    if (mode >= 0) end = cudaStreamEndCapture(captured, &graph);
+    (void)cudaGetLastError();
+    if (graph) MUST(cudaGraphDestroy(graph));
+    MUST(f_cuThreadExchangeStreamCaptureMode(&relaxed));
+    printf("| %3d %8.0f us %-6s %3d ", result, us, done == 0 ? "done" : "runs", end);
+    MUST(cudaDeviceSynchronize());
+    MUST(cudaStreamDestroy(captured));
+}
+
+static void probe_waiting(void)
+{
+    printf("\n2. While a kernel of 20 ms runs on another, non-blocking stream, in relaxed mode: what the call "
+           "returned,\n");
+    printf("   how long it took, whether the kernel was done then, and what the end of the capture returned.\n\n");
+    printf("%-33s| %-26s| %-26s| %-26s| %s\n", "", "no capture", "global", "thread-local", "relaxed");
+    for (size_t i = 0; i < sizeof waiters / sizeof waiters[0]; i++) {
+        printf("%-33s", waiters[i].name);
+        for (int mode = -1; mode < 3; mode++) try_waiting(&waiters[i], mode);
+        printf("\n");
+    }
+}
+
+/* ---- 3: alignment ------------------------------------------------------------------------------------------------ */
 
 /* `tries` blocks at once; with `mixed`, blocks of 64 KiB in between. */
 static void probe_alignment(size_t bytes, bool mixed)
@@ -298,7 +385,7 @@ static void probe_alignment(size_t bytes, bool mixed)
     for (size_t i = 0; i < blocks.size(); i++) MUST(f_cuMemFree(blocks[i]));
 }
 
-/* ---- 3: ids of the default streams ------------------------------------------------------------------------------- */
+/* ---- 4: ids of the default streams ------------------------------------------------------------------------------- */
 
 static void show_ids(const char *who)
 {
@@ -322,7 +409,7 @@ static void show_ids_of_thread(const char *who)
 static void probe_ids(void)
 {
     CUcontext second;
-    printf("\n3. Ids of the default streams (result in brackets)\n\n");
+    printf("\n4. Ids of the default streams (result in brackets)\n\n");
     show_ids("main thread");
     std::thread(show_ids_of_thread, "second thread").join();
     std::thread(show_ids_of_thread, "third thread").join();
@@ -361,6 +448,7 @@ int main(void)
     CUmemAllocationProp properties = page_properties();
     MUST(cudaSetDevice(0));
     nothing<<<1, 1>>>();
+    last_for<<<1, 1>>>(1);
     MUST(cudaDeviceSynchronize());
     MUST(f_cuCtxGetCurrent(&context));
     MUST(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -373,7 +461,8 @@ int main(void)
 
     probe_captures(cudaStreamNonBlocking, "non-blocking");
     probe_captures(cudaStreamDefault, "blocking");
-    printf("\n2. Addresses of cuMemAlloc\n\n");
+    probe_waiting();
+    printf("\n3. Addresses of cuMemAlloc\n\n");
     const size_t sizes[] = {2, 20, 22};
     for (int i = 0; i < 6; i++) probe_alignment(sizes[i % 3] << 20, i >= 3);
     probe_ids();

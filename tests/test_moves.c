@@ -1,0 +1,1282 @@
+/* test_moves.c - pages that move: free memory in pieces serves what no piece could, in stream order, with no copy, no
+   wait and no new memory. The simulated device keeps the books: which physical bytes an access reaches through
+   whatever address, what is mapped, what is held, and whether an address goes away too early. GALLOC_SEED chooses the
+   numbers of the random tests, GALLOC_ROUNDS how long they are. */
+
+#include "setup.h"
+
+#include <math.h>
+
+enum { COMPLETED = GALLOC_REUSE_COMPLETED, FOLLOWED = GALLOC_REUSE_FOLLOWED, WAIT = GALLOC_REUSE_WAIT };
+enum { ALL = COMPLETED | FOLLOWED | WAIT, PAIRS = 8, PAGE = 2 << 20 };
+
+/* ---- a heap with its free memory in pieces ----------------------------------------------------------------------- */
+
+/* Blocks of a page each, every second one freed: PAIRS free pages, no two side by side. */
+typedef struct heap {
+    galloc_pool *pool;
+    cudaStream_t s, t;
+    void *wall[PAIRS];
+    galloc_stats before; /* counters when all was set up */
+    size_t mapped;
+    long blocking, created;
+} heap;
+
+static galloc_config frugal(size_t limit, int reuse)
+{
+    galloc_config config = config_limit(limit);
+    config.overhead = 0;
+    config.reuse = reuse;
+    return config;
+}
+
+static void note(heap *h)
+{
+    h->before = stats_of(h->pool);
+    h->mapped = sim_mapped(0);
+    h->blocking = sim_blocking_calls();
+    h->created = sim_calls("cuMemCreate");
+}
+
+static size_t moves(const heap *h) { return (size_t)(stats_of(h->pool).moves - h->before.moves); }
+static long waits(const heap *h) { return (long)(stats_of(h->pool).waits - h->before.waits); }
+static long created(const heap *h) { return sim_calls("cuMemCreate") - h->created; }
+
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+/* The first wall is T's, so that the pool knows two streams and events are recorded for what is freed. */
+static cudaStream_t wall_home(const heap *h, int i) { return i ? h->s : h->t; }
+
+/* The pieces are freed by `give`, or on S. */
+static void heap_open_by(heap *h, const galloc_config *config, void (*give)(heap *, void *))
+{
+    void *piece[PAIRS];
+    h->s = stream_new();
+    h->t = stream_new();
+    h->pool = pool_new(config);
+    for (int i = 0; i < PAIRS; i++) {
+        piece[i] = get_used(h->pool, PAGE, h->s, 100 + (uint64_t)i);
+        h->wall[i] = get_used(h->pool, PAGE, wall_home(h, i), 200 + (uint64_t)i);
+    }
+    for (int i = 0; i < PAIRS; i++) {
+        if (give) give(h, piece[i]);
+        else OK(galloc_free(piece[i], h->s));
+    }
+    note(h);
+}
+
+static void heap_open(heap *h, int reuse)
+{
+    galloc_config config = frugal(GIB(1), reuse);
+    heap_open_by(h, &config, NULL);
+}
+
+static void expect_whole(const heap *h)
+{
+    expect_healthy(h->pool, 1);
+    EXPECT_EQ(sim_mapped(0), sim_physical(0) + stats_of(h->pool).leaving);
+}
+
+static void heap_close(heap *h)
+{
+    expect_whole(h);
+    for (int i = 0; i < PAIRS; i++) {
+        look(wall_home(h, i), h->wall[i], PAGE, 200 + (uint64_t)i);
+        OK(galloc_free(h->wall[i], wall_home(h, i)));
+    }
+    pool_end(h->pool);
+    finish();
+}
+
+/* A call that looks what is complete and gives nothing back that is in use. */
+static void nudge(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX)); }
+
+static void *get_with_room(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    void *ptr = NULL;
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.pool = pool;
+    request.stream = stream;
+    OK(galloc_alloc(&ptr, &request));
+    EXPECT(ptr != NULL);
+    return ptr;
+}
+
+/* ---- what a move does -------------------------------------------------------------------------------------------- */
+
+TEST(pieces_serve_a_large_request_with_no_new_memory)
+{
+    begin();
+    heap h;
+    heap_open(&h, ALL);
+    size_t physical = sim_physical(0);
+    void *p = get_used(h.pool, 6 * PAGE, h.s, 1);
+    EXPECT_EQ(created(&h), 0);
+    EXPECT_EQ(moves(&h), 6);
+    EXPECT_EQ(stats_of(h.pool).moved_bytes - h.before.moved_bytes, 6 * PAGE);
+    EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current);
+    EXPECT_EQ(stats_of(h.pool).reserved.peak, h.before.reserved.peak);
+    EXPECT_EQ(stats_of(h.pool).reserved.total, h.before.reserved.total);
+    EXPECT_EQ(stats_of(h.pool).grows, h.before.grows);
+    EXPECT_EQ(stats_of(h.pool).hits, h.before.hits);
+    EXPECT_EQ(stats_of(h.pool).waits, h.before.waits);
+    EXPECT_EQ(sim_physical(0), physical);
+    EXPECT_EQ(sim_physical_peak(0), physical);
+    expect_whole(&h);
+    for (int i = 0; i < PAIRS; i++) look(wall_home(&h, i), h.wall[i], PAGE, 200 + (uint64_t)i);
+    look(h.s, p, 6 * PAGE, 1);
+    void *q = get_used(h.pool, 2 * PAGE, h.s, 2); /* the rest of the pieces */
+    EXPECT_EQ(created(&h), 0);
+    EXPECT_EQ(moves(&h), 8);
+    look(h.s, p, 6 * PAGE, 1);
+    look(h.s, q, 2 * PAGE, 2);
+    OK(galloc_free(p, h.s));
+    OK(galloc_free(q, h.s));
+    heap_close(&h);
+}
+
+/* Every byte, with memory behind the addresses. */
+TEST(contents_are_where_they_belong)
+{
+    sim_options options = sim_defaults();
+    options.mode = SIM_BACKED;
+    options.memory = MIB(256);
+    options.seed = test_seed();
+    begin_with(options);
+    heap h;
+    heap_open(&h, ALL);
+    for (uint64_t round = 1; round < 6; round++) {
+        void *p = get_used(h.pool, 5 * PAGE, h.s, round), *q = get_used(h.pool, 3 * PAGE, h.s, 10 + round);
+        for (int i = 0; i < PAIRS; i++) look(wall_home(&h, i), h.wall[i], PAGE, 200 + (uint64_t)i);
+        look(h.s, p, 5 * PAGE, round);
+        look(h.s, q, 3 * PAGE, 10 + round);
+        OK(galloc_free(round % 2 ? p : q, h.s));
+        OK(galloc_free(round % 2 ? q : p, h.s));
+        EXPECT_EQ(created(&h), 0);
+    }
+    EXPECT(moves(&h) >= 8);
+    heap_close(&h);
+}
+
+/* Nothing moves for a request that a free block fits, nor to fill what the peak of live bytes allows. */
+TEST(nothing_moves_without_need)
+{
+    begin();
+    heap h;
+    heap_open(&h, ALL);
+    void *p[PAIRS];
+    for (int i = 0; i < PAIRS; i++) p[i] = get_used(h.pool, PAGE, h.s, 1);
+    EXPECT_EQ(moves(&h), 0);
+    void *q = get_used(h.pool, 8 * PAGE, h.s, 2);
+    EXPECT_EQ(moves(&h), 0);
+    EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current + 8 * PAGE);
+    for (int i = 0; i < PAIRS; i++) OK(galloc_free(p[i], h.s));
+    OK(galloc_free(q, h.s));
+    heap_close(&h);
+}
+
+/* What pieces there are is used, only the rest is created. */
+TEST(a_move_is_completed_by_new_pages)
+{
+    begin();
+    heap h;
+    heap_open(&h, ALL);
+    void *p = get_used(h.pool, 12 * PAGE, h.s, 1);
+    EXPECT(moves(&h) >= 7 && moves(&h) <= 8);
+    EXPECT(created(&h) > 0 && stats_of(h.pool).reserved.current == 20 * PAGE);
+    expect_whole(&h);
+    OK(galloc_free(p, h.s));
+    heap_close(&h);
+}
+
+/* ---- stream order ------------------------------------------------------------------------------------------------ */
+
+/* The work that used the pieces has not begun when they move; it reaches them through their old addresses. */
+TEST(own_pages_move_while_their_work_waits)
+{
+    begin_still();
+    heap h;
+    heap_open(&h, 0);
+    long pending = sim_pending();
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+    EXPECT_EQ(moves(&h), 8);
+    EXPECT_EQ(waits(&h), 0);
+    EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    EXPECT_EQ(sim_pending(), pending + 1);
+    look(h.s, p, 8 * PAGE, 1);
+    OK(galloc_free(p, h.s));
+    heap_close(&h);
+}
+
+TEST(pages_of_another_stream_move_once_they_are_done)
+{
+    for (int reuse = COMPLETED; reuse <= ALL; reuse += 2) {
+        begin_still();
+        heap h;
+        heap_open(&h, reuse);
+        sim_run(-1);
+        void *p = get_used(h.pool, 8 * PAGE, h.t, 1);
+        EXPECT_EQ(moves(&h), 8);
+        EXPECT_EQ(waits(&h), 0);
+        EXPECT_EQ(created(&h), 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_free(p, h.t));
+        heap_close(&h);
+    }
+}
+
+TEST(pages_of_another_stream_move_by_a_queued_wait)
+{
+    for (int reuse = WAIT; reuse <= ALL; reuse++) {
+        begin_still();
+        heap h;
+        heap_open(&h, reuse);
+        void *p = get_used(h.pool, 8 * PAGE, h.t, 1);
+        EXPECT_EQ(moves(&h), 8);
+        EXPECT(waits(&h) >= 1);
+        EXPECT_EQ(created(&h), 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        EXPECT(sim_pending() > 0);
+        look(h.t, p, 8 * PAGE, 1);
+        OK(galloc_free(p, h.t));
+        heap_close(&h);
+    }
+}
+
+/* Where waits are forbidden, memory that is not complete is left alone and new memory made, over the overhead. */
+TEST(where_nobody_may_wait_memory_is_created)
+{
+    for (int reuse = 0; reuse < WAIT; reuse++) {
+        begin_still();
+        heap h;
+        heap_open(&h, reuse);
+        void *p = get_used(h.pool, 8 * PAGE, h.t, 1);
+        EXPECT_EQ(moves(&h), 0);
+        EXPECT_EQ(waits(&h), 0);
+        EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current + 8 * PAGE);
+        OK(galloc_free(p, h.t));
+        heap_close(&h);
+    }
+}
+
+/* Given to S in stream order, never used there, and freed on T, which is in no order to S: what S did with the pages
+   before they moved still stands in T's way. */
+TEST(marks_go_with_the_pages)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        begin_still();
+        heap h;
+        heap_open(&h, reuse);
+        void *p = get(h.pool, 8 * PAGE, h.s);
+        EXPECT_EQ(moves(&h), 8);
+        OK(galloc_free(p, h.t));
+        EXPECT_EQ(galloc_pool_check(h.pool), 0);
+        void *q = get_used(h.pool, 8 * PAGE, h.t, 1);
+        if (reuse & WAIT) EXPECT(waits(&h) >= 1);
+        else EXPECT(q != p);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_free(q, h.t));
+        heap_close(&h);
+    }
+}
+
+/* Less is asked for than whole pages: the rest of them is free where they went, with its marks. */
+TEST(the_rest_of_a_moved_page_keeps_its_marks)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        begin_still();
+        heap h;
+        heap_open(&h, reuse);
+        void *p = get_used(h.pool, 7 * PAGE + 512, h.s, 1), *q[4];
+        EXPECT_EQ(moves(&h), 8);
+        for (uint64_t i = 0; i < 4; i++) q[i] = get_used(h.pool, PAGE / 4, h.t, 2 + i);
+        EXPECT_EQ(waits(&h) > 0, (reuse & WAIT) != 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        look(h.s, p, 7 * PAGE + 512, 1);
+        OK(galloc_free(p, h.s));
+        for (int i = 0; i < 4; i++) OK(galloc_free(q[i], h.t));
+        heap_close(&h);
+    }
+}
+
+static void give_recorded(heap *h, void *ptr)
+{
+    OK(galloc_record_stream(ptr, h->t));
+    OK(galloc_free(ptr, h->s));
+}
+
+static void give_after_both(heap *h, void *ptr)
+{
+    cudaStream_t both[2] = {h->s, h->t};
+    OK(galloc_free_after(ptr, both, 2));
+}
+
+/* T reads the piece, some time later. */
+static void give_read_by_t(heap *h, void *ptr)
+{
+    sim_access access = {ptr, PAGE, SIM_READ, 0};
+    order(h->s, h->t);
+    sim_hold(h->t, 1);
+    OK(sim_launch(h->t, &access, 1));
+    give_recorded(h, ptr);
+}
+
+/* Neither S nor T has the pages before the other's work is done or waited for. */
+TEST(pages_that_several_streams_used_move_behind_all_of_them)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        for (int how = 0; how < 4; how++) {
+            begin_still();
+            heap h;
+            galloc_config config = frugal(GIB(1), reuse);
+            heap_open_by(&h, &config, how & 1 ? give_recorded : give_after_both);
+            cudaStream_t taker = how & 2 ? h.t : h.s;
+            void *p = get_used(h.pool, 8 * PAGE, taker, 1);
+            EXPECT_EQ(moves(&h), reuse & WAIT ? 8 : 0);
+            EXPECT_EQ(waits(&h) > 0, (reuse & WAIT) != 0);
+            EXPECT_EQ(sim_blocking_calls(), 0);
+            OK(galloc_free(p, taker));
+            heap_close(&h);
+        }
+    }
+}
+
+TEST(pages_that_another_stream_reads_late_are_safe)
+{
+    for (int reuse = 0; reuse <= ALL; reuse += ALL) {
+        begin_still();
+        heap h;
+        galloc_config config = frugal(GIB(1), reuse);
+        heap_open_by(&h, &config, give_read_by_t);
+        void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+        sim_run(-1); /* S goes on if it may, T is held */
+        EXPECT_EQ(moves(&h), reuse ? 8 : 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        sim_hold(h.t, 0);
+        OK(galloc_free(p, h.s));
+        heap_close(&h);
+    }
+}
+
+/* Pages move beside free memory that a stream gave up later, with no event recorded since. What is waited for is what
+   the pages need, not what their new neighbour does. */
+TEST(a_move_waits_for_its_own_pages_only)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), both[2] = {stream_new(), stream_new()};
+    galloc_config config = frugal(GIB(1), WAIT);
+    galloc_pool *pool = pool_new(&config);
+    void *piece[PAIRS], *wall[PAIRS], *small[8];
+    for (int i = 0; i < PAIRS; i++) {
+        piece[i] = get_used(pool, PAGE, s, 1);
+        wall[i] = get_used(pool, PAGE, s, 2);
+    }
+    void *gap = get_used(pool, PAIRS * PAGE, s, 3);
+    for (int i = 0; i < 8; i++) small[i] = get_used(pool, PAGE / 8, s, 4);
+    OK(galloc_free(gap, s));
+    OK(galloc_pool_trim(pool, (2 * PAIRS + 1) * PAGE)); /* now the addresses before the small ones have no memory */
+    void *rest = get_with_room(pool, PAIRS * PAGE, 2 * PAIRS * PAGE, s); /* too long for them */
+    for (int k = 0; k < 2; k++) order(s, both[k]);
+    for (int i = 0; i < PAIRS; i++) {
+        for (int k = 0; k < 2; k++) look(both[k], piece[i], PAGE, 1);
+        OK(galloc_free_after(piece[i], both, 2));
+    }
+    for (int i = 0; i < 4; i++) OK(galloc_free_after(small[i], both, 2)); /* too little for an event */
+    void *p = get_used(pool, PAIRS * PAGE, t, 5);
+    EXPECT(p == gap);
+    EXPECT_EQ(stats_of(pool).moves, PAIRS);
+    EXPECT(stats_of(pool).waits >= 2);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, t));
+    OK(galloc_free(rest, s));
+    for (int i = 4; i < 8; i++) OK(galloc_free(small[i], s));
+    for (int i = 0; i < PAIRS; i++) OK(galloc_free(wall[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- old addresses ----------------------------------------------------------------------------------------------- */
+
+TEST(old_addresses_stay_until_their_work_is_done)
+{
+    begin_still();
+    heap h;
+    heap_open(&h, ALL);
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_EQ(stats_of(h.pool).leaving, 8 * PAGE);
+        EXPECT_EQ(sim_mapped(0), h.mapped + 8 * PAGE);
+        nudge(h.pool);
+    }
+    void *q = get_used(h.pool, PAGE, h.s, 2); /* nor does a request that creates memory */
+    EXPECT_EQ(stats_of(h.pool).leaving, 8 * PAGE);
+    EXPECT_EQ(sim_calls("cuMemUnmap"), 0);
+    expect_whole(&h);
+    sim_run(-1);
+    EXPECT_EQ(sim_mapped(0), h.mapped + 9 * PAGE); /* nobody has called yet */
+    void *r = get_used(h.pool, PAGE, h.s, 3);
+    EXPECT_EQ(stats_of(h.pool).leaving, 0);
+    EXPECT_EQ(sim_mapped(0), sim_physical(0));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, h.s));
+    OK(galloc_free(q, h.s));
+    OK(galloc_free(r, h.s));
+    heap_close(&h);
+}
+
+/* A stream that is alone in its pool records nothing by itself; for old addresses it does. */
+TEST(old_addresses_go_away_though_only_one_stream_is_known)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
+    EXPECT_EQ(event_calls(), 0);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    void *q = get_used(pool, 4 * PAGE, s, 2);
+    EXPECT_EQ(stats_of(pool).moves, 4);
+    sim_run(-1);
+    nudge(pool);
+    EXPECT_EQ(stats_of(pool).leaving, 0);
+    EXPECT_EQ(sim_mapped(0), sim_physical(0));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* The streams' work ends one by one: so do the old addresses that each has used. */
+TEST(old_addresses_go_away_each_in_its_time)
+{
+    begin_still();
+    heap h;
+    heap_open(&h, COMPLETED | FOLLOWED);
+    void *piece[4], *wall[4];
+    for (int i = 0; i < 4; i++) { /* T has some too, which runs on when S has ended */
+        piece[i] = get_used(h.pool, PAGE, h.t, 1);
+        wall[i] = get_used(h.pool, PAGE, h.t, 2);
+    }
+    for (int i = 0; i < 4; i++) OK(galloc_free(piece[i], h.t));
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 3);
+    void *q = get_used(h.pool, 4 * PAGE, h.t, 4);
+    EXPECT_EQ(stats_of(h.pool).leaving, 12 * PAGE);
+    sim_hold(h.t, 1);
+    sim_run(-1);
+    nudge(h.pool);
+    EXPECT_EQ(stats_of(h.pool).leaving, 4 * PAGE);
+    expect_whole(&h);
+    sim_hold(h.t, 0);
+    sim_run(-1);
+    nudge(h.pool);
+    EXPECT_EQ(stats_of(h.pool).leaving, 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, h.s));
+    OK(galloc_free(q, h.t));
+    for (int i = 0; i < 4; i++) OK(galloc_free(wall[i], h.t));
+    heap_close(&h);
+}
+
+/* No pointer into an old range is taken for memory of the program's. */
+TEST(old_addresses_are_nobodys)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    void *q = get_used(pool, 4 * PAGE, s, 2);
+    for (int i = 0; i < 8; i += 2) {
+        EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(galloc_free(p[i], s), cudaErrorInvalidDevicePointer);
+    }
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* Asks for more than the block and the addresses behind it: all its pages must move on. */
+static void *move_on(heap *h, void *block, size_t bytes, void **wall, uint64_t tag)
+{
+    *wall = get_used(h->pool, PAGE, h->s, 60); /* stands behind the block */
+    OK(galloc_free(block, h->s));
+    void *p = get_used(h->pool, bytes, h->s, tag);
+    look(h->s, p, bytes, tag);
+    expect_whole(h);
+    return p;
+}
+
+/* The same pages move two and three times before the first ranges that they left can be unmapped. */
+static void *move_three_times(heap *h, void **wall)
+{
+    void *p = get_used(h->pool, 8 * PAGE, h->s, 1);
+    EXPECT_EQ(moves(h), 8);
+    for (int i = 0; i < 3; i++) {
+        p = move_on(h, p, (size_t)(9 + i) * PAGE, &wall[i], (uint64_t)(2 + i));
+        EXPECT_EQ(moves(h), 8 + 8 * (i + 1) + i * (i + 1) / 2);
+        EXPECT_EQ(stats_of(h->pool).leaving, moves(h) * PAGE);
+        EXPECT_EQ(sim_calls("cuMemUnmap"), 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+    }
+    return p;
+}
+
+TEST(pages_move_on_while_old_ranges_still_leave)
+{
+    begin_still();
+    heap h;
+    void *wall[3];
+    heap_open(&h, 0);
+    void *p = move_three_times(&h, wall);
+    sim_run(-1);
+    nudge(h.pool);
+    EXPECT_EQ(stats_of(h.pool).leaving, 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, h.s));
+    for (int i = 0; i < 3; i++) OK(galloc_free(wall[i], h.s));
+    heap_close(&h);
+}
+
+/* Trim gives back what it may: it waits for the device, then old ranges and pages go, and none before its time. */
+TEST(trim_and_destroy_while_old_ranges_leave)
+{
+    for (int how = 0; how < 3; how++) {
+        begin_still();
+        heap h;
+        void *wall[3];
+        heap_open(&h, ALL);
+        OK(galloc_free(move_three_times(&h, wall), h.s));
+        for (int i = 0; i < 3; i++) OK(galloc_free(wall[i], h.s));
+        EXPECT(stats_of(h.pool).leaving > 0);
+        if (how == 1) OK(galloc_pool_trim(h.pool, 0));
+        if (how == 1) EXPECT_EQ(sim_physical(0), PAIRS * PAGE);
+        if (how == 2) OK(galloc_pool_trim(h.pool, sim_physical(0) - PAGE));
+        if (how == 2) EXPECT_EQ(stats_of(h.pool).leaving, 0);
+        heap_close(&h);
+    }
+}
+
+/* ---- overhead ---------------------------------------------------------------------------------------------------- */
+
+TEST(overhead_chooses_between_moving_and_creating)
+{
+    static const double overheads[] = {0, 0.02, 0.24, 0.26, 0.6, 100};
+    static const size_t moved[] = {8, 8, 4, 4, 0, 0}; /* of 8; 0.25 of 16 pages are 4 */
+    for (int i = 0; i < 6; i++) {
+        begin_still();
+        heap h;
+        galloc_config config = frugal(GIB(1), 0);
+        config.overhead = overheads[i];
+        heap_open_by(&h, &config, NULL);
+        void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+        size_t extra = stats_of(h.pool).reserved.current - h.before.reserved.current;
+        if (i < 2 || i > 3) EXPECT_EQ(moves(&h), moved[i]);
+        else EXPECT(moves(&h) >= moved[i] && moves(&h) < 8);
+        EXPECT_EQ(extra, (8 - moves(&h)) * PAGE);
+        EXPECT((double)extra <= overheads[i] * 16 * PAGE);
+        OK(galloc_free(p, h.s));
+        heap_close(&h);
+    }
+}
+
+/* With a hundred times the peak allowed nothing ever moves. */
+TEST(overhead_100_never_moves)
+{
+    begin();
+    dice d = {test_seed()};
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_config config = galloc_config_default();
+    config.overhead = 100;
+    galloc_pool *pool = pool_new(&config);
+    void *p[48] = {NULL};
+    for (int i = 0; i < 2000; i++) {
+        uint32_t k = roll_below(&d, 48);
+        if (p[k]) OK(galloc_free(p[k], s[k % 2]));
+        p[k] = get_used(pool, roll_bytes(&d, MIB(32)), s[k % 2], k);
+    }
+    EXPECT_EQ(stats_of(pool).moves, 0);
+    EXPECT_EQ(stats_of(pool).leaving, 0);
+    for (int k = 0; k < 48; k++) OK(galloc_free(p[k], s[k % 2]));
+    pool_end(pool);
+    finish();
+}
+
+TEST(values_of_overhead)
+{
+    static const double good[] = {0, 0.02, 1e-9, 1, 99.5, 100};
+    const double bad[] = {-0.001, -1, 100.5, 1e300, (double)NAN, (double)INFINITY, -(double)INFINITY};
+    begin();
+    EXPECT(galloc_config_default().overhead == 0.02);
+    for (int i = 0; i < 6; i++) {
+        galloc_config config = galloc_config_default(), got = config;
+        config.overhead = good[i];
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_pool_config(pool, &got));
+        EXPECT(got.overhead == good[i]);
+        pool_end(pool);
+    }
+    for (int i = 0; i < 7; i++) {
+        galloc_config config = galloc_config_default();
+        galloc_pool *pool = (galloc_pool *)&config;
+        config.overhead = bad[i];
+        EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+        EXPECT(pool == NULL);
+        EXPECT(strstr(galloc_last_message(), "overhead") != NULL);
+    }
+    finish();
+}
+
+TEST(overhead_in_words)
+{
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = {{"overhead:0", 0},     {"overhead:0.02", 0.02}, {"overhead:.5", 0.5},     {"overhead:1.", 1},
+                {"overhead:100", 100}, {"overhead:100.0", 100}, {"overhead:00.25", 0.25}, {"overhead:0.125", 0.125}};
+    static const char *const bad[] = {"",      ".",   "-1",  "-0",    "+1",  "1e-2",
+                                      "nan",   "inf", "0x1", "100.1", "101", "1..2",
+                                      "1.2.3", " 1",  "1 ",  "0,5",   "2%",  "9999999999999999999999"};
+    char message[200];
+    begin();
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        galloc_config config = galloc_config_default();
+        config.overhead = 7;
+        OK(galloc_config_parse(&config, good[i].text, message, sizeof message));
+        if (!EXPECT(config.overhead > good[i].value - 1e-12 && config.overhead < good[i].value + 1e-12))
+            printf("    %s: %g\n", good[i].text, config.overhead);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[100];
+        galloc_config config = galloc_config_default();
+        snprintf(text, sizeof text, "memory_limit:1G,overhead:%s", bad[i]);
+        message[0] = 0;
+        if (!EXPECT_EQ(galloc_config_parse(&config, text, message, sizeof message), cudaErrorInvalidValue))
+            printf("    %s\n", text);
+        EXPECT(config.overhead == 0.02 && config.memory_limit == SIZE_MAX);
+        EXPECT(strstr(message, "at 17") != NULL || strstr(message, "at 28") != NULL);
+        if (!strchr(bad[i], ',')) EXPECT(strstr(message, "overhead") != NULL);
+    }
+    galloc_config config = galloc_config_default();
+    EXPECT_EQ(galloc_config_parse(&config, "overhead:1,overhead:1", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "at 12") != NULL);
+    EXPECT_EQ(galloc_config_parse(&config, "overhead", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_parse(&config, "Overhead:1", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "overhead") != NULL);
+    finish();
+}
+
+/* ---- under a limit ----------------------------------------------------------------------------------------------- */
+
+/* Blocks that stand apart: each was given room behind it, which nobody else has taken. */
+static void fill_apart(galloc_pool *pool, void **p, int n, cudaStream_t stream)
+{
+    for (int i = 0; i < n; i++) {
+        p[i] = get_with_room(pool, PAGE, 2 * PAGE, stream);
+        put(stream, p[i], PAGE, (uint64_t)i);
+    }
+}
+
+/* All is free, in pieces; nearly the whole limit is asked for in one. Nothing but moving can serve that without giving
+   memory back. */
+TEST(nearly_the_whole_limit_in_one_piece)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        for (int taker = 0; taker < 2; taker++) {
+            begin_still();
+            enum { N = 32 };
+            void *p[N];
+            cudaStream_t s[2] = {stream_new(), stream_new()};
+            galloc_config config = frugal(N * PAGE, reuse);
+            galloc_pool *pool = pool_new(&config);
+            fill_apart(pool, p, N - 1, s[0]);
+            p[N - 1] = get_used(pool, PAGE, s[1], 1);
+            for (int i = 0; i < N - 1; i++) OK(galloc_free(p[i], s[0]));
+            EXPECT_EQ(stats_of(pool).reserved.current, N * PAGE);
+            void *q = get_used(pool, (N - 1) * PAGE, s[taker], 2);
+            EXPECT(sim_physical_peak(0) <= config.memory_limit);
+            EXPECT(stats_of(pool).reserved.peak <= config.memory_limit);
+            if (taker == 0) {
+                EXPECT_EQ(stats_of(pool).moves, N - 1);
+                EXPECT_EQ(stats_of(pool).waits, 0);
+                EXPECT_EQ(sim_blocking_calls(), 0);
+            }
+            if (reuse & WAIT) EXPECT_EQ(sim_blocking_calls(), 0);
+            expect_healthy(pool, 1);
+            look(s[taker], q, (N - 1) * PAGE, 2);
+            OK(galloc_free(q, s[taker]));
+            OK(galloc_free(p[N - 1], s[1]));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* The limit holds after every step, whatever is asked for. */
+TEST(the_limit_is_never_exceeded)
+{
+    static const double overheads[] = {0, 0.02, 1, 100};
+    for (int i = 0; i < 8; i++) {
+        sim_options options = sim_defaults();
+        options.seed = test_seed() + (uint64_t)i;
+        options.lag = i % 2 ? 20 : 0;
+        begin_with(options);
+        dice d = {options.seed};
+        size_t limit = MIB(90);
+        galloc_config config = frugal(limit, i < 4 ? ALL : 0);
+        config.overhead = overheads[i % 4];
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+        void *held[20] = {NULL};
+        size_t bytes[20] = {0}, live = 0;
+        for (int n = 0; n < 600; n++) {
+            uint32_t k = roll_below(&d, 20);
+            if (held[k]) {
+                look(s[k % 3], held[k], bytes[k], k);
+                OK(galloc_free(held[k], s[k % 3]));
+                live -= bytes[k];
+            }
+            held[k] = NULL;
+            bytes[k] = roll_bytes(&d, MIB(40));
+            cudaError_t err = galloc_pool_malloc(pool, &held[k], bytes[k], s[k % 3]);
+            if (err == cudaSuccess) put(s[k % 3], held[k], bytes[k], k);
+            else EXPECT(err == cudaErrorMemoryAllocation && live + bytes[k] + 20 * PAGE > limit);
+            live += held[k] ? bytes[k] : 0;
+            if (!EXPECT(sim_physical(0) <= limit && sim_physical_peak(0) <= limit)) break;
+            if (n % 20 == 0) expect_healthy(pool, 1);
+        }
+        EXPECT(stats_of(pool).moves > 0);
+        for (int k = 0; k < 20; k++) OK(galloc_free(held[k], s[k % 3]));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- room to grow ------------------------------------------------------------------------------------------------ */
+
+TEST(blocks_with_room_are_made_of_cached_pages)
+{
+    for (int other = 0; other < 2; other++) {
+        begin_still();
+        heap h;
+        heap_open(&h, ALL);
+        cudaStream_t stream = other ? h.t : h.s;
+        void *p = get_with_room(h.pool, 6 * PAGE, 64 * PAGE, stream);
+        put(stream, p, 6 * PAGE, 1);
+        EXPECT_EQ(moves(&h), 6);
+        EXPECT_EQ(waits(&h) > 0, other);
+        EXPECT_EQ(created(&h), 0);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        EXPECT_EQ(info_of(p).room, 64 * PAGE);
+        expect_whole(&h);
+        look(stream, p, 6 * PAGE, 1);
+        OK(galloc_free(p, stream));
+        heap_close(&h);
+    }
+}
+
+/* The pages of a block with room are taken from one free block as well as from many. */
+TEST(blocks_with_room_take_pages_of_a_whole_block)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(16 * PAGE, ALL);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get_used(pool, 16 * PAGE, s, 1), s));
+    void *p = get_with_room(pool, 4 * PAGE, 16 * PAGE, s);
+    put(s, p, 4 * PAGE, 2);
+    EXPECT(sim_physical_peak(0) <= config.memory_limit);
+    EXPECT(stats_of(pool).moves >= 1);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(blocks_grow_into_their_room_under_a_limit)
+{
+    begin();
+    heap h;
+    galloc_config config = frugal(2 * PAIRS * PAGE, ALL);
+    heap_open_by(&h, &config, NULL);
+    void *p = get_with_room(h.pool, 2 * PAGE, 8 * PAGE, h.s);
+    put(h.s, p, 2 * PAGE, 1);
+    for (size_t n = 3; n <= 8; n++) {
+        OK(galloc_resize(p, n * PAGE, h.s));
+        look(h.s, p, (n - 1) * PAGE, n - 2);
+        put(h.s, p, n * PAGE, n - 1);
+        EXPECT(sim_physical_peak(0) <= config.memory_limit);
+        expect_whole(&h);
+    }
+    EXPECT_EQ(galloc_resize(p, 9 * PAGE, h.s), cudaErrorNotSupported);
+    OK(galloc_free(p, h.s));
+    heap_close(&h);
+}
+
+/* ---- when calls fail --------------------------------------------------------------------------------------------- */
+
+enum { HELD = 16 };
+
+typedef struct trial {
+    heap h;
+    struct {
+        void *ptr;
+        size_t bytes;
+        uint64_t tag;
+        cudaStream_t home;
+    } held[HELD];
+    int count, refused;
+} trial;
+
+/* The program's memory is as it was; pages may have moved before the call failed for another reason. */
+static void expect_kept(const trial *t, galloc_stats before)
+{
+    galloc_stats after = stats_of(t->h.pool);
+    EXPECT_EQ(after.live.current, before.live.current);
+    EXPECT_EQ(after.allocated.current, before.allocated.current);
+    EXPECT_EQ(after.blocks.current, before.blocks.current);
+    EXPECT_EQ(after.mallocs, before.mallocs);
+    EXPECT_EQ(after.reserved.current, after.allocated.current + after.cached.current);
+}
+
+static void try_get(trial *t, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_stats before = stats_of(t->h.pool);
+    galloc_request request = {0};
+    void *ptr = t;
+    uint64_t tag = 300 + (uint64_t)t->count;
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.pool = t->h.pool;
+    request.stream = stream;
+    cudaError_t err = galloc_alloc(&ptr, &request);
+    expect_healthy(t->h.pool, 1);
+    if (err != cudaSuccess) {
+        EXPECT(ptr == NULL);
+        t->refused++;
+        expect_kept(t, before);
+        return;
+    }
+    put(stream, ptr, bytes, tag);
+    t->held[t->count].ptr = ptr;
+    t->held[t->count].bytes = bytes;
+    t->held[t->count].tag = tag;
+    t->held[t->count++].home = stream;
+}
+
+/* The block last got; it stays when the call fails. */
+static void try_free(trial *t)
+{
+    if (!t->count) return;
+    int i = t->count - 1;
+    look(t->held[i].home, t->held[i].ptr, t->held[i].bytes, t->held[i].tag);
+    if (galloc_free(t->held[i].ptr, t->held[i].home) == cudaSuccess) t->count = i;
+    expect_healthy(t->h.pool, 1);
+}
+
+/* Moves of every kind, one after the other: own pages, pages of another stream, with new ones, on and on. */
+static void act(trial *t)
+{
+    try_get(t, 5 * PAGE, 0, t->h.s);
+    try_get(t, 3 * PAGE, 0, t->h.t);
+    try_free(t);
+    try_get(t, 4 * PAGE, 6 * PAGE, t->h.s);
+    try_get(t, 600, 0, t->h.t);
+    try_free(t);
+    sim_run(20);
+    try_free(t);
+    try_get(t, 7 * PAGE + 512, 0, t->h.s);
+    try_free(t);
+    try_free(t);
+    try_get(t, 10 * PAGE, 0, t->h.t);
+    (void)galloc_pool_trim(t->h.pool, 17 * PAGE);
+    expect_healthy(t->h.pool, 1);
+    try_get(t, 2 * PAGE, 0, t->h.s);
+}
+
+static void trial_open(trial *t, int pace, int reuse)
+{
+    sim_options options = sim_defaults();
+    galloc_config config = frugal(24 * PAGE, reuse);
+    memset(t, 0, sizeof *t);
+    options.pace = pace;
+    options.seed = test_seed();
+    begin_with(options);
+    heap_open_by(&t->h, &config, NULL);
+}
+
+/* The fault is over: everything is where it was, and all goes on. */
+static void trial_close(trial *t)
+{
+    sim_fail_clear();
+    sim_fail_malloc(0, 0);
+    for (int i = 0; i < PAIRS; i++) look(wall_home(&t->h, i), t->h.wall[i], PAGE, 200 + (uint64_t)i);
+    while (t->count) {
+        int left = t->count;
+        try_free(t);
+        if (!EXPECT(t->count < left)) break;
+    }
+    nudge(t->h.pool);
+    EXPECT_EQ(stats_of(t->h.pool).quarantined, 0);
+    int refused = t->refused;
+    try_get(t, 11 * PAGE, 0, t->h.s);
+    EXPECT_EQ(t->refused, refused);
+    EXPECT(sim_physical_peak(0) <= 24 * PAGE);
+    try_free(t);
+    heap_close(&t->h);
+}
+
+/* 1 while there was still something to fail. */
+static int run_with_fault(int host, const char *function, int stuck, int nth, int on, int pace, int reuse)
+{
+    trial t;
+    trial_open(&t, pace, reuse);
+    if (stuck) sim_fail("cuMemUnmap", 1, 1, 0);
+    long fired = function ? sim_calls(function) + nth : 0;
+    if (host) sim_fail_malloc(nth, on);
+    else sim_fail(function, nth, on, 0);
+    act(&t);
+    fired = host ? sim_failed_mallocs() : function ? sim_calls(function) >= fired : sim_failed();
+    trial_close(&t);
+    return fired > 0;
+}
+
+static void sweep(int host, const char *function, int stuck, int on)
+{
+    static const int paces[] = {SIM_PACE_STILL, SIM_PACE_PROMPT, SIM_PACE_RANDOM};
+    for (int i = 0; i < 6; i++) {
+        long before = test_failures;
+        int nth = 1;
+        while (run_with_fault(host, function, stuck, nth, on, paces[i % 3], i < 3 ? ALL : 0) &&
+               test_failures == before && nth < 2000)
+            nth++;
+        EXPECT(nth > 1 && nth < 2000);
+        if (test_failures > before) printf("    call %d, case %d\n", nth, i);
+    }
+}
+
+TEST(without_faults_nothing_is_refused)
+{
+    trial t;
+    trial_open(&t, SIM_PACE_STILL, ALL);
+    act(&t);
+    EXPECT_EQ(t.refused, 0);
+    EXPECT(moves(&t.h) >= 12);
+    trial_close(&t);
+}
+
+TEST(the_nth_cuda_call_around_a_move_fails) { sweep(0, NULL, 0, 0); }
+
+TEST(all_cuda_calls_from_the_nth_on_fail) { sweep(0, NULL, 0, 1); }
+
+TEST(the_nth_host_malloc_around_a_move_fails) { sweep(1, NULL, 0, 0); }
+
+TEST(all_host_mallocs_from_the_nth_on_fail) { sweep(1, NULL, 0, 1); }
+
+/* What could not be undone is in quarantine, and tried again later. */
+TEST(what_a_failed_move_did_cannot_be_undone)
+{
+    sweep(0, "cuMemMap", 1, 0);
+    sweep(0, "cuMemSetAccess", 1, 0);
+    sweep(1, NULL, 1, 0);
+}
+
+/* The move fails when it is half done: nothing has happened. */
+TEST(a_move_that_fails_leaves_the_pieces_as_they_were)
+{
+    static const char *const functions[] = {"cuMemMap", "cuMemSetAccess"};
+    for (int stuck = 0; stuck < 2; stuck++) {
+        for (int f = 0; f < 2; f++) {
+            begin_still();
+            heap h;
+            void *p = &h, *piece[PAIRS];
+            heap_open(&h, ALL);
+            size_t mapped = sim_mapped(0), physical = sim_physical(0);
+            sim_fail(functions[f], f ? 1 : 5, 1, cudaErrorUnknown);
+            if (stuck) sim_fail("cuMemUnmap", 1, 1, 0);
+            EXPECT(galloc_pool_malloc(h.pool, &p, 8 * PAGE, h.s) != cudaSuccess);
+            EXPECT(p == NULL);
+            EXPECT_EQ(moves(&h), 0);
+            EXPECT_EQ(stats_of(h.pool).leaving, 0);
+            EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current);
+            EXPECT_EQ(stats_of(h.pool).cached.current, h.before.cached.current);
+            EXPECT_EQ(sim_physical(0), physical);
+            EXPECT_EQ(sim_mapped(0), mapped + (stuck ? (f ? 8 : 4) * PAGE : 0));
+            EXPECT_EQ(galloc_pool_check(h.pool), 0);
+            sim_fail_clear();
+            for (int i = 0; i < PAIRS; i++) piece[i] = get_used(h.pool, PAGE, h.s, 1);
+            EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current);
+            for (int i = 0; i < PAIRS; i++) OK(galloc_free(piece[i], h.s));
+            nudge(h.pool);
+            EXPECT_EQ(sim_mapped(0), mapped);
+            p = get_used(h.pool, 8 * PAGE, h.s, 2);
+            EXPECT_EQ(moves(&h), 8);
+            look(h.s, p, 8 * PAGE, 2);
+            OK(galloc_free(p, h.s));
+            heap_close(&h);
+        }
+    }
+}
+
+/* The driver does not let go of an old range: the page behind it stays held until it does, wherever it has gone. */
+TEST(a_page_with_an_old_address_is_not_given_back)
+{
+    begin();
+    heap h;
+    heap_open(&h, ALL);
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+    sim_run(-1);
+    sim_fail("cuMemUnmap", 1, 1, 0);
+    nudge(h.pool);
+    EXPECT_EQ(sim_mapped(0), 24 * PAGE);
+    EXPECT_EQ(galloc_pool_check(h.pool), 0);
+    sim_fail_clear();
+    sim_fail("cuMemUnmap", 5, 1, 0); /* half of them */
+    nudge(h.pool);
+    EXPECT_EQ(sim_mapped(0), 20 * PAGE);
+    OK(galloc_free(p, h.s));
+    sim_run(-1);
+    (void)galloc_pool_trim(h.pool, 0);
+    EXPECT_EQ(stats_of(h.pool).reserved.current, sim_physical(0));
+    EXPECT_EQ(sim_physical(0), 16 * PAGE);
+    EXPECT_EQ(galloc_pool_check(h.pool), 0);
+    sim_fail_clear();
+    sim_fail("cuMemUnmap", 5, 1, 0); /* the old ranges go now, the pages themselves do not */
+    (void)galloc_pool_trim(h.pool, 0);
+    EXPECT_EQ(stats_of(h.pool).reserved.current, sim_physical(0));
+    EXPECT_EQ(galloc_pool_check(h.pool), 0);
+    sim_fail_clear();
+    OK(galloc_pool_trim(h.pool, 0));
+    EXPECT_EQ(sim_physical(0), 8 * PAGE);
+    EXPECT_EQ(sim_mapped(0), 8 * PAGE);
+    EXPECT_EQ(stats_of(h.pool).quarantined, 0);
+    heap_close(&h);
+}
+
+/* ---- many moves -------------------------------------------------------------------------------------------------- */
+
+static long rounds(long otherwise)
+{
+    const char *text = getenv("GALLOC_ROUNDS");
+    return text && *text ? atol(text) : otherwise;
+}
+
+/* 1 .. max, every order of magnitude as likely as the others, to the bit. */
+static size_t roll_log(dice *d, size_t min, size_t max)
+{
+    uint32_t octaves = 0;
+    while (min << octaves < max) octaves++;
+    size_t low = min << roll_below(d, octaves);
+    return low + (size_t)(((uint64_t)roll(d) << 31 ^ roll(d)) % low);
+}
+
+enum { STREAMS = 8, SLOTS = 512 };
+
+typedef struct slot {
+    char *ptr;
+    size_t bytes;
+    uint64_t tag;
+    uint32_t home;
+} slot;
+
+typedef struct play {
+    dice d;
+    galloc_pool *pool;
+    cudaStream_t s[STREAMS];
+    slot slot[SLOTS];
+    uint32_t used;
+    size_t live, most;
+    uint64_t tag;
+    unsigned long long ops, refused, moves, early; /* early: moved before the work that used the page was known done */
+} play;
+
+static void count_moves(play *p)
+{
+    uint64_t n = stats_of(p->pool).moves - p->moves;
+    const gai_mapping *old = p->pool->old;
+    p->moves += n;
+    for (; n > 0 && old; n--, old = old->next) p->early += old->block->marks != NULL;
+}
+
+/* Bytes of pages that are free as a whole: what can move. */
+static size_t free_pages(const galloc_pool *pool)
+{
+    size_t bytes = 0;
+    for (const gai_segment *segment = pool->segments; segment; segment = segment->next) {
+        for (const gai_block *block = segment->first; block; block = block->next) {
+            uintptr_t at = block->addr, end = block->addr + block->bytes;
+            while (block->kind == GAI_FREE && at < end) {
+                const gai_mapping *mapping = gai_page_at(at);
+                if (mapping->addr >= block->addr && mapping->addr + mapping->bytes <= end) bytes += mapping->bytes;
+                at = mapping->addr + mapping->bytes;
+            }
+        }
+    }
+    return bytes;
+}
+
+static void play_free(play *p, uint32_t k)
+{
+    slot *b = &p->slot[k];
+    uint32_t home = b->home, other = roll_below(&p->d, STREAMS), how = roll_below(&p->d, 16);
+    look(p->s[home], b->ptr, b->bytes, b->tag);
+    if (how < 3) {
+        order(p->s[home], p->s[other]);
+        look(p->s[other], b->ptr, b->bytes, b->tag);
+    }
+    if (how == 0) {
+        cudaStream_t both[2] = {p->s[home], p->s[other]};
+        OK(galloc_free_after(b->ptr, both, 2));
+    } else {
+        if (how == 1) OK(galloc_record_stream(b->ptr, p->s[other]));
+        OK(galloc_free(b->ptr, p->s[how == 2 ? other : home]));
+    }
+    p->live -= b->bytes;
+    *b = p->slot[--p->used];
+    p->ops++;
+}
+
+static void play_get(play *p)
+{
+    slot b;
+    b.bytes = roll_log(&p->d, 512, MIB(64));
+    b.home = roll_below(&p->d, STREAMS);
+    b.tag = ++p->tag;
+    while (p->used && (p->live + b.bytes > p->most || p->used == SLOTS)) play_free(p, roll_below(&p->d, p->used));
+    void *ptr = NULL;
+    cudaError_t err = galloc_pool_malloc(p->pool, &ptr, b.bytes, p->s[b.home]);
+    p->ops++;
+    count_moves(p);
+    if (err != cudaSuccess) {
+        EXPECT_EQ(err, cudaErrorMemoryAllocation);
+        size_t moves = free_pages(p->pool), more = gai_down(gai_pool_headroom(p->pool), PAGE);
+        if (!EXPECT(moves + more < gai_up(b.bytes, PAGE)))
+            printf("    refused %zu, could move %zu, limit allows %zu\n", b.bytes, moves, more);
+        p->refused++;
+        return;
+    }
+    b.ptr = (char *)ptr;
+    put(p->s[b.home], ptr, b.bytes, b.tag);
+    p->slot[p->used++] = b;
+    p->live += b.bytes;
+}
+
+static void play_open(play *p, uint64_t seed)
+{
+    sim_options options = sim_defaults();
+    memset(p, 0, sizeof *p);
+    p->d.state = seed;
+    p->most = MIB(256) + MIB(256) * (size_t)(seed % 4);
+    options.memory = GIB(4);
+    options.seed = seed;
+    options.lag = 30 + (int)(seed % 3) * 60;
+    begin_with(options);
+    galloc_config config = frugal(p->most + p->most / 20, ALL);
+    config.overhead = seed % 2 ? 0.02 : 0;
+    for (int i = 0; i < STREAMS; i++) p->s[i] = stream_new();
+    p->pool = pool_new(&config);
+}
+
+/* On streams that run behind, close to a limit, with sizes of every order: moves of pages whose work is not done, again
+   and again. The ledger sees every access. */
+TEST(many_moves_on_many_streams)
+{
+    static play p;
+    unsigned long long ops = 0, refused = 0, moved = 0, early = 0;
+    for (long i = 0; i < rounds(24); i++) {
+        long before = test_failures;
+        play_open(&p, test_seed() + (uint64_t)i);
+        size_t limit = p.most + p.most / 20;
+        for (int n = 1; n <= 4000; n++) {
+            play_get(&p);
+            if (n % 100 == 0) expect_whole(&(heap){.pool = p.pool});
+        }
+        EXPECT(sim_physical_peak(0) <= limit);
+        EXPECT_EQ(stats_of(p.pool).live.current, p.live);
+        while (p.used) play_free(&p, 0);
+        pool_end(p.pool);
+        finish();
+        ops += p.ops;
+        refused += p.refused;
+        moved += p.moves;
+        early += p.early;
+        if (test_failures > before) {
+            printf("    first failure with GALLOC_SEED=%llu GALLOC_ROUNDS=1\n",
+                   (unsigned long long)test_seed() + (unsigned long long)i);
+            break;
+        }
+    }
+    printf("    %llu operations, %llu moves, %llu of them while work was incomplete, %llu refused\n", ops, moved, early,
+           refused);
+    EXPECT(moved > 0 && early > moved / 3);
+    EXPECT(refused < ops / 10);
+}
+
+/* A churn of sizes, now small ones, now large ones, moves pages from place to place. The addresses that this takes are
+   used again: after a while no more are reserved, however long it goes on. */
+static void churn(play *p, long operations)
+{
+    size_t addresses = 0;
+    for (long until = operations / 3; (long)p->ops < operations;) {
+        size_t max = p->ops / 200 % 2 ? MIB(1) : MIB(32), bytes = roll_log(&p->d, KIB(128), max);
+        while (p->used && (p->live + bytes > p->most || p->used == SLOTS)) play_free(p, roll_below(&p->d, p->used));
+        slot *b = &p->slot[p->used];
+        b->bytes = bytes;
+        b->home = roll_below(&p->d, 2);
+        b->tag = ++p->tag;
+        b->ptr = (char *)get_used(p->pool, bytes, p->s[b->home], b->tag);
+        p->used++;
+        p->ops++;
+        p->live += bytes;
+        if ((long)p->ops < until) addresses = stats_of(p->pool).addresses;
+    }
+    galloc_stats stats = stats_of(p->pool);
+    printf("    %llu operations, %llu moves, %zu MiB of addresses, %zu in use, %zu leaving\n", p->ops,
+           (unsigned long long)stats.moves, stats.addresses >> 20, stats.reserved.current >> 20, stats.leaving >> 20);
+    EXPECT(stats.moves > p->ops / 1000);
+    EXPECT_EQ(stats.addresses, addresses);
+    EXPECT_EQ(stats.addresses, sim_addresses());
+}
+
+TEST(addresses_are_used_again)
+{
+    static const struct {
+        int reuse, pace, lag;
+    } cases[] = {
+        {ALL, SIM_PACE_PROMPT, 0}, {ALL, SIM_PACE_RANDOM, 100}, {0, SIM_PACE_PROMPT, 0}, {WAIT, SIM_PACE_PROMPT, 0}};
+    static play p;
+    for (int i = 0; i < 4; i++) {
+        sim_options options = sim_defaults();
+        memset(&p, 0, sizeof p);
+        p.d.state = test_seed();
+        p.most = MIB(192);
+        options.memory = MIB(512);
+        options.seed = test_seed();
+        options.lag = cases[i].lag;
+        options.pace = cases[i].pace;
+        begin_with(options);
+        galloc_config config = frugal(SIZE_MAX, cases[i].reuse);
+        for (int k = 0; k < STREAMS; k++) p.s[k] = stream_new();
+        p.pool = pool_new(&config);
+        churn(&p, rounds(300) * 250);
+        while (p.used) play_free(&p, 0);
+        pool_end(p.pool);
+        finish();
+    }
+}
+
+TEST_MAIN()
