@@ -3010,6 +3010,7 @@ static void gai_job_wait(gai_job *job)
     }
     if (!result) return;
     gai_lock_on(&pool->lock);
+    if (job->got->next && job->got->next->kind == GAI_ROOM) gai_block_to_hole(pool, job->got->next);
     gai_block_untake(pool, job->got);
     (void)gai_block_file(pool, job->got, 0);
     gai_lock_off(&pool->lock);
