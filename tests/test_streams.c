@@ -499,7 +499,7 @@ TEST(recorded_work_keeps_memory_from_everybody)
     for (int taker = 0; taker < 3; taker++) {
         begin_still();
         cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
-        galloc_pool *pool = roomy_pool();
+        galloc_pool *pool = tight_pool(MIB(16), COMPLETED);
         void *p = get_used(pool, MIB(8), s[0], 1);
         order(s[0], s[1]);
         OK(galloc_record_stream(p, s[1]));
@@ -508,9 +508,11 @@ TEST(recorded_work_keeps_memory_from_everybody)
         void *q = get_used(pool, MIB(8), s[taker], 2);
         EXPECT(q != p);
         sim_run(-1);
-        long memory = memory_calls();
+        long memory = memory_calls(), blocking = sim_blocking_calls();
         void *r = get_used(pool, MIB(8), s[taker], 3);
+        EXPECT(r == p);
         EXPECT_EQ(memory_calls(), memory);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
         OK(galloc_free(q, s[taker]));
         OK(galloc_free(r, s[taker]));
         pool_end(pool);
