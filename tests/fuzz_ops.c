@@ -96,7 +96,8 @@ static void set_fault(machine *m)
     static const char *const functions[] = {"cuMemCreate",   "cuMemMap",     "cuMemSetAccess", "cuMemUnmap",
                                             "cuMemRelease",  "cuMemAlloc",   "cuMemFree",      "cuEventCreate",
                                             "cuEventRecord", "cuEventQuery", "cuMemFreeHost",  "cuStreamWaitEvent",
-                                            "cuStreamGetId", "cuCtxGetId",   "cuStreamIsCapturing", "cuMemAddressReserve"};
+                                            "cuStreamGetId", "cuCtxGetId",   "cuStreamIsCapturing",
+                                            "cuMemAddressReserve"};
     uint32_t how = next(m), which = next(m);
     sim_fail_clear();
     if (how & 1) sim_fail_malloc(1 + (long)(how / 8 % 16), how & 4);

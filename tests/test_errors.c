@@ -658,6 +658,35 @@ TEST(a_wait_that_fails_gives_the_room_back)
     finish();
 }
 
+/* Two free neighbours, one of a blocking stream and one of the legacy stream, are to give up their pages to a move that
+   fails. Afterwards every address inside a block leads to that block. */
+TEST(a_move_that_fails_leaves_no_address_behind)
+{
+    begin_still();
+    cudaStream_t s = NULL;
+    OK(cudaStreamCreate(&s));
+    galloc_config config = config_limit(MIB(6));
+    galloc_pool *pool = pool_new(&config);
+    void *a = get(pool, MIB(2), s), *b = get(pool, MIB(2), 0), *wall = get(pool, MIB(2), s), *p = &pool;
+    put(s, a, MIB(2), 1);
+    put(0, b, MIB(2), 2);
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, 0));
+    sim_fail("cuMemMap", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_malloc(pool, &p, MIB(4), s), cudaErrorUnknown);
+    EXPECT(p == NULL);
+    sim_fail_clear();
+    expect_healthy(pool, 1);
+    p = get(pool, MIB(4), s);
+    for (size_t at = 0; at < MIB(4); at += KIB(512)) EXPECT(info_of((char *)p + at).base == p);
+    EXPECT_EQ(galloc_free((char *)p + MIB(2), s), cudaErrorInvalidDevicePointer);
+    put(s, p, MIB(4), 3);
+    OK(galloc_free(p, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 static void fail_once_more(void)
 {
     log_hook = NULL;
