@@ -1597,10 +1597,8 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
-    if (gai_block_is_mapped(right)) {
-        gai_map_clear(&gai_block_map, right->addr, right);
-        pool->stats.merges++;
-    }
+    gai_map_clear(&gai_block_map, right->addr, right);
+    pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
     if (right->age > block->age && block->kind != GAI_USED) {
         block->age = right->age;

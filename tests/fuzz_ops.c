@@ -39,6 +39,13 @@ static size_t next_bytes(machine *m)
     return base + base / 256 * b + (a >> 5);
 }
 
+/* Every address inside the block leads to it. */
+static void check_addresses(const block *b)
+{
+    for (size_t at = 0; at < b->bytes; at += b->bytes / 9 + 1)
+        require(info_of((char *)b->ptr + at).base == b->ptr, "an address inside a block does not lead to it");
+}
+
 static void do_malloc(machine *m, block *b)
 {
     galloc_request request = {0};
@@ -53,7 +60,9 @@ static void do_malloc(machine *m, block *b)
     b->bytes = request.bytes;
     cudaError_t err = galloc_alloc(&b->ptr, &request);
     require((err == cudaSuccess) == (b->ptr != NULL), "pointer and error disagree");
-    if (b->ptr) put(m->s[b->home], b->ptr, b->bytes, (uintptr_t)b->ptr);
+    if (!b->ptr) return;
+    put(m->s[b->home], b->ptr, b->bytes, (uintptr_t)b->ptr);
+    check_addresses(b);
 }
 
 /* On another stream that comes after it, after both, or with that stream's use recorded. */
@@ -62,6 +71,7 @@ static void do_free(machine *m, block *b)
     uint32_t how = next(m), other = how / 4 % STREAMS;
     cudaStream_t both[2] = {m->s[b->home], m->s[other]};
     cudaError_t err;
+    check_addresses(b);
     order(m->s[b->home], m->s[other]);
     put(m->s[other], b->ptr, b->bytes, 7);
     if (how % 4 == 0) err = galloc_free_after(b->ptr, both, 2);

@@ -128,6 +128,11 @@ static void replace_stream(play *p, uint32_t k)
 static void expect_counters(play *p)
 {
     size_t physical = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        const block *b = &p->block[i];
+        size_t step = b->bytes / 9 + 1;
+        for (size_t at = 0; b->ptr && at < b->bytes; at += step) EXPECT(info_of(b->ptr + at).base == b->ptr);
+    }
     for (uint32_t k = 0; k < POOLS; k++) {
         galloc_stats stats = stats_of(p->pool[k]);
         size_t live = 0, blocks = 0;
