@@ -872,7 +872,8 @@ typedef struct gai_mark {
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
    kind != GAI_USED or spare != NULL                           (a free needs no host memory)
-   used, free: found in the block map under addr, and every byte has a page; holes and rooms: no byte has one */
+   used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
+   has one */
 typedef struct gai_block {
     struct gai_block *next_bin, *prev_bin; /* same bin of the set, both ways; next_bin also links unused descriptors */
     struct gai_block *next, *prev;         /* by address, within the segment */
@@ -4477,6 +4478,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
+    broken += gai_block_is_mapped(block) && gai_block_before(block->addr + block->bytes - 1) != block;
     if (block->kind == GAI_FREE) {
         broken += block->set != gai_set_of(pool, block->marks);
         if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
