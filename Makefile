@@ -13,7 +13,7 @@ CLANG ?= clang
 CLANGXX ?= clang++
 JOBS ?= $(or $(shell nproc 2>/dev/null),2)
 ifeq ($(MAKELEVEL),0)
-MAKEFLAGS += -j$(JOBS) --no-print-directory
+MAKEFLAGS += $(if $(filter clean,$(MAKECMDGOALS)),,-j$(JOBS)) --no-print-directory
 endif
 
 # The CUDA Toolkit, where there is one. `make NVCC= ...` does as if there were no compiler.

@@ -4472,13 +4472,13 @@ static int gai_check_pages(const gai_block *block)
 
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
-    const gai_block *next = block->next;
+    const gai_block *next = block->next, *inside = gai_block_before(block->addr + block->bytes - 1);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
-    broken += gai_block_is_mapped(block) && gai_block_before(block->addr + block->bytes - 1) != block;
+    broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
         broken += block->set != gai_set_of(pool, block->marks);
         if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
