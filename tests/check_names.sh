@@ -8,6 +8,11 @@ work=${BUILD:-build}/check_names
 header=galloc.h
 passed=0 failed=0
 
+if ! command -v "$nm" >/dev/null 2>&1; then
+    echo "$nm is not found. On Debian: apt install binutils"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
 rm -rf "$work" && mkdir -p "$work" || exit 1
 flags="-std=c11 -I. -Itests/sim/include"
 
