@@ -1,5 +1,10 @@
 /* test_api.c - what each public function promises, on both kinds of segments. */
 
+#include <stdint.h>
+
+/* Time is what calls cost by the device's own account: so the time of each call is known to the nanosecond. */
+#define GALLOC_CLOCK() sim_cost_of_ns(NULL)
+
 #include "setup.h"
 
 #include <math.h>
@@ -717,6 +722,8 @@ TEST(counters_follow_a_known_history)
         EXPECT_EQ(stats.blocks.total + stats.reserved.total + stats.cached.total, 0);
         EXPECT_EQ(stats.mallocs + stats.frees + stats.hits + stats.grows + stats.splits + stats.merges, 0);
         EXPECT_EQ(stats.driver.create + stats.driver.map + stats.driver.mem_alloc, 0);
+        EXPECT_EQ(stats.driver_ns.create + stats.driver_ns.map + stats.driver_ns.mem_alloc, 0);
+        EXPECT_EQ(stats.driver_longest_ns.create + stats.driver_longest_ns.mem_alloc, 0);
         expect_healthy(pool, 1);
         OK(galloc_free(a, s));
         pool_end(pool);
@@ -772,6 +779,173 @@ TEST(driver_calls_are_counted_as_the_device_counts_them)
         GALLOC_DRIVER_CALLS(EXPECT_SAME_COUNT)
         EXPECT_EQ(stats.waits, stats.driver.stream_wait);
         EXPECT_EQ(stats.marks, stats.driver.event_record);
+        pool_end(pool);
+        finish();
+    }
+}
+
+#define COST_NOW(name, function) uint64_t name = sim_cost_of_ns(function);
+#define EXPECT_SAME_TIME(name, function) EXPECT_EQ(stats.driver_ns.name, sim_cost_of_ns(function) - name);
+#define EXPECT_LONGEST(name, function)                                                                                 \
+    EXPECT(stats.driver_longest_ns.name <= stats.driver_ns.name);                                                      \
+    EXPECT(stats.driver_ns.name <= stats.driver_longest_ns.name * stats.driver.name);
+
+TEST(driver_time_is_what_the_device_says)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        OK(galloc_pool_stats_reset(pool));
+        GALLOC_DRIVER_CALLS(COST_NOW)
+        for (int i = 1; i <= 8; i++) {
+            void *p = get(pool, MIB(1) << i, s), *q = get(pool, MIB(3) * (size_t)i, t);
+            put(s, p, MIB(1) << i, 1);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, t));
+            OK(galloc_pool_trim(pool, MIB(64)));
+        }
+        OK(galloc_pool_trim(pool, 0));
+        galloc_stats stats = stats_of(pool);
+        GALLOC_DRIVER_CALLS(EXPECT_SAME_TIME)
+        GALLOC_DRIVER_CALLS(EXPECT_LONGEST)
+        EXPECT(*kind ? stats.driver_ns.set_access : stats.driver_ns.mem_alloc);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_longest_call_stays_until_the_reset)
+{
+    begin();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *large = get(pool, GIB(1), 0);
+    uint64_t longest = stats_of(pool).driver_longest_ns.mem_alloc;
+    void *small = get(pool, KIB(1), 0);
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.driver.mem_alloc, 2);
+    EXPECT_EQ(stats.driver_longest_ns.mem_alloc, longest);
+    EXPECT(stats.driver_ns.mem_alloc > longest && stats.driver_ns.mem_alloc < 2 * longest);
+    OK(galloc_pool_stats_reset(pool));
+    void *again = get(pool, MIB(2), 0);
+    stats = stats_of(pool);
+    EXPECT(stats.driver_longest_ns.mem_alloc < longest);
+    EXPECT_EQ(stats.driver_longest_ns.mem_alloc, stats.driver_ns.mem_alloc);
+    OK(galloc_free(large, 0));
+    OK(galloc_free(small, 0));
+    OK(galloc_free(again, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* The one wait for a stream: when the host cannot even note it. */
+TEST(a_wait_for_want_of_host_memory_is_counted)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(1), s);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    sim_fail_clear();
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.driver.stream_synchronize, 1);
+    EXPECT_EQ(stats.driver.stream_synchronize, sim_calls("cuStreamSynchronize"));
+    EXPECT_EQ(stats.driver_ns.stream_synchronize, sim_cost_of_ns("cuStreamSynchronize"));
+    pool_end(pool);
+    finish();
+}
+
+/* Fixed segments have known sizes: 2, 20 and 34 MiB here. */
+TEST(pages_are_counted_by_size)
+{
+    begin();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *p[] = {get(pool, KIB(1), 0), get(pool, MIB(1), 0), get(pool, MIB(5), 0), get(pool, MIB(33), 0)};
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.pages[0].count, 2);
+    EXPECT_EQ(stats.pages[0].bytes, MIB(4));
+    EXPECT_EQ(stats.pages[3].count, 1);
+    EXPECT_EQ(stats.pages[3].bytes, MIB(20));
+    EXPECT_EQ(stats.pages[4].count, 1);
+    EXPECT_EQ(stats.pages[4].bytes, MIB(34));
+    expect_healthy(pool, 1);
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[i], 0));
+    EXPECT_EQ(stats_of(pool).pages[4].count, 1);
+    OK(galloc_pool_stats_reset(pool));
+    EXPECT_EQ(stats_of(pool).pages[4].count, 1);
+    OK(galloc_pool_trim(pool, 0));
+    stats = stats_of(pool);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT_EQ(stats.pages[i].count + stats.pages[i].bytes, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(pages_are_as_many_as_the_device_has_given)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[10];
+    for (int i = 0; i < 10; i++) p[i] = get(pool, MIB(1) << i, 0);
+    for (int i = 0; i < 10; i += 2) OK(galloc_free(p[i], 0));
+    OK(galloc_pool_trim(pool, 0));
+    galloc_stats stats = stats_of(pool);
+    size_t count = 0;
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) {
+        count += stats.pages[i].count;
+        EXPECT(stats.pages[i].bytes >= stats.pages[i].count * (MIB(2) << i));
+        EXPECT(stats.pages[i].bytes <= stats.pages[i].count * (MIB(4) << i));
+    }
+    EXPECT_EQ(count, sim_calls("cuMemCreate") - sim_calls("cuMemRelease"));
+    EXPECT(sim_calls("cuMemRelease") > 0);
+    expect_healthy(pool, 1);
+    for (int i = 1; i < 10; i += 2) OK(galloc_free(p[i], 0));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_page_of_any_size_has_a_place)
+{
+    EXPECT_EQ(gai_page_class(MIB(2)), 0);
+    EXPECT_EQ(gai_page_class(MIB(4) - 1), 0);
+    EXPECT_EQ(gai_page_class(MIB(4)), 1);
+    EXPECT_EQ(gai_page_class(GIB(64)), GALLOC_PAGE_SIZES - 1);
+    EXPECT_EQ(gai_page_class((size_t)1 << 56), GALLOC_PAGE_SIZES - 1);
+}
+
+TEST(fragmentation_of_a_known_heap)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_pool *pool = pool_of_kind(*kind);
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes + stats.largest_free, 0);
+        EXPECT(stats.external_fragmentation == 0 && stats.internal_fragmentation == 1);
+        void *p[5], *q;
+        for (int i = 0; i < 5; i++) p[i] = get(pool, MIB(4), 0);
+        OK(galloc_pool_trim(pool, 0));
+        size_t rest = stats_of(pool).free_bytes, largest = stats_of(pool).largest_free;
+        OK(galloc_free(p[1], 0));
+        OK(galloc_free(p[3], 0));
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes, rest + MIB(8));
+        EXPECT_EQ(stats.largest_free, largest > MIB(4) ? largest : MIB(4));
+        EXPECT(stats.external_fragmentation == 1 - (double)stats.largest_free / (double)stats.free_bytes);
+        EXPECT(stats.internal_fragmentation == 1);
+        if (*kind) EXPECT(stats.external_fragmentation > 0.3);
+        OK(galloc_free(p[2], 0));
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes, rest + MIB(12));
+        EXPECT_EQ(stats.largest_free, MIB(12) + (stats.largest_free > MIB(12) ? largest : 0));
+        q = get(pool, 100, 0);
+        stats = stats_of(pool);
+        EXPECT(stats.internal_fragmentation == (double)(MIB(8) + 512) / (double)(MIB(8) + 100));
+        expect_healthy(pool, 1);
+        OK(galloc_free(p[0], 0));
+        OK(galloc_free(p[4], 0));
+        OK(galloc_free(q, 0));
         pool_end(pool);
         finish();
     }
