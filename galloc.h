@@ -948,7 +948,8 @@ typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
 typedef struct gai_segment gai_segment;
 
-/* begin < end, both within the block;  mark is complete == (epoch <= lane->done) */
+/* begin < end, both within the block;  mark is complete == (epoch <= lane->done)
+   no two marks of a block name the same lane and a common byte: the later one stands for both */
 typedef struct gai_mark {
     struct gai_mark *next;
     gai_lane *lane;
@@ -2304,21 +2305,11 @@ static void gai_pool_poll(galloc_pool *pool)
 /* Bytes of a free block that others cannot have, for all that is known, before the lane's stream has done more. */
 static size_t gai_block_stranded(const gai_block *block, const gai_lane *lane)
 {
-    uintptr_t at = block->addr;
+    const gai_mark *mark;
     size_t bytes = 0;
-    for (;;) {
-        uintptr_t begin = UINTPTR_MAX, end = at;
-        const gai_mark *mark;
-        for (mark = block->marks; mark; mark = mark->next) {
-            uintptr_t from = gai_max(mark->begin, at);
-            if (mark->lane != lane || mark->end <= at || from > begin || gai_mark_is_complete(mark)) continue;
-            end = from < begin ? mark->end : gai_max(end, mark->end);
-            begin = from;
-        }
-        if (begin == UINTPTR_MAX) return bytes;
-        bytes += end - begin;
-        at = end;
-    }
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->lane == lane && !gai_mark_is_complete(mark)) bytes += mark->end - mark->begin;
+    return bytes;
 }
 
 static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_stream_stats *stats)
@@ -4641,10 +4632,13 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
 
 static int gai_check_marks(const gai_block *block)
 {
-    const gai_mark *mark;
+    const gai_mark *mark, *other;
     int broken = 0;
-    for (mark = block->marks; mark; mark = mark->next)
+    for (mark = block->marks; mark; mark = mark->next) {
         broken += mark->begin >= mark->end || mark->begin < block->addr || mark->end > block->addr + block->bytes;
+        for (other = mark->next; other; other = other->next)
+            broken += mark->lane == other->lane && mark->begin < other->end && other->begin < mark->end;
+    }
     return broken;
 }
 

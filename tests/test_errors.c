@@ -64,6 +64,7 @@ TEST(null_arguments)
     FAILS(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(NULL, &stats), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(pool, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_streams(NULL, NULL, 0, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats_reset(NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_config(pool, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_destroy(NULL), cudaErrorInvalidValue);
