@@ -29,6 +29,7 @@
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
      GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
+     GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
 
    STEP BY STEP
@@ -36,7 +37,7 @@
      2  galloc_pool_create with a galloc_config for a pool of your own: another limit, another device, a heap that can
         be given back as a whole. galloc_pool_malloc takes from it; galloc_free finds the pool by itself.
      3  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
-     4  galloc_pool_stats while it runs; galloc_pool_trim when somebody else needs the memory.
+     4  galloc_pool_stats and galloc_pool_streams while it runs; galloc_pool_trim when somebody else needs the memory.
      5  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
      Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
 
@@ -218,18 +219,37 @@ typedef struct galloc_stat {
     size_t current, peak, total;
 } galloc_stat;
 
-/* Calls into the driver, counted by kind. */
+/* Calls into the driver by kind: those that get something done, or may wait. Looks at a stream, its context or its
+   capture are none. */
 #define GALLOC_DRIVER_CALLS(X)                                                                                         \
     X(reserve, "cuMemAddressReserve") X(unreserve, "cuMemAddressFree") X(create, "cuMemCreate")                        \
     X(release, "cuMemRelease") X(map, "cuMemMap") X(unmap, "cuMemUnmap") X(set_access, "cuMemSetAccess")               \
     X(mem_alloc, "cuMemAlloc") X(mem_free, "cuMemFree") X(event_create, "cuEventCreate")                               \
     X(event_destroy, "cuEventDestroy") X(event_record, "cuEventRecord") X(event_query, "cuEventQuery")                 \
     X(event_synchronize, "cuEventSynchronize") X(stream_wait, "cuStreamWaitEvent")                                     \
-    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost")
+    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost") X(stream_synchronize, "cuStreamSynchronize")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
-/* Counters of a pool; reading them costs one lock and no walk. Bytes satisfy, at any moment:
-     live <= allocated,  allocated + cached == reserved */
+/* A number for each kind of call. */
+typedef struct galloc_driver {
+    GALLOC_DRIVER_CALLS(GAI_CALL_FIELD)
+} galloc_driver;
+
+/* Pages of one size: how many, and their bytes together. */
+typedef struct galloc_pages {
+    size_t count, bytes;
+} galloc_pages;
+
+#define GALLOC_PAGE_SIZES 16
+
+/* Counters of a pool; reading them costs one lock and a look at the largest free blocks of each stream. Bytes satisfy,
+   at any moment:
+     live <= allocated,  allocated + cached == reserved,  the bytes of all `pages` added up == reserved
+   and while no call is under way:
+     free_bytes + quarantined == cached
+   The numbers about calls into the driver are exact, each by itself; one that is under way in another thread may be
+   in one of them and not yet in the next. Measuring its time costs a call that is counted two reads of the system's
+   clock, some 50 ns together; the cheapest of these calls takes 0.2 us, those that make a page 50 us. */
 typedef struct galloc_stats {
     galloc_stat live;      /* bytes that the program asked for and has not freed */
     galloc_stat allocated; /* the same, rounded as they are held */
@@ -249,10 +269,28 @@ typedef struct galloc_stats {
     size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
-    struct {
-        GALLOC_DRIVER_CALLS(GAI_CALL_FIELD)
-    } driver; /* calls made, by kind */
+    size_t free_bytes;     /* bytes of free blocks */
+    size_t largest_free;   /* bytes of the largest free block, or up to 3.1 % less */
+    double external_fragmentation; /* 1 - largest_free / free_bytes: 0 when all that is free is in one piece, or none
+                                      is. Pages that move make large blocks of small ones all the same */
+    double internal_fragmentation; /* allocated / live: what rounding costs; 1 when nothing is live */
+    galloc_pages pages[GALLOC_PAGE_SIZES]; /* physical pages (in fixed segments: the segments) that the pool holds now:
+                                              [i] those of 2 MiB << i and more, less than twice that; the last: all
+                                              that are larger, too */
+    galloc_driver driver;                  /* calls made, by kind */
+    galloc_driver driver_ns;               /* host time spent in them, nanoseconds */
+    galloc_driver driver_longest_ns;       /* the longest single one */
 } galloc_stats;
+
+/* What a pool knows of one stream. */
+typedef struct galloc_stream_stats {
+    unsigned long long stream_id;  /* cudaStreamGetId; 0: a legacy stream */
+    unsigned long long context_id; /* cuCtxGetId: tells the legacy streams of several devices apart */
+    size_t stranded;               /* free bytes that other streams may not have yet, since this stream's work with them
+                                      is not known to be done. Bytes that several streams used count for each */
+    size_t unmarked;               /* bytes freed on it since the last event was recorded on it: nobody else gets these,
+                                      not even by waiting, before there is another */
+} galloc_stream_stats;
 
 /* ==== API ======================================================================================================= */
 /* >>api */
@@ -367,9 +405,17 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes);
 /* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
-/* Reads the counters; sets peaks to the current values and totals and counts to zero. */
+/* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
+
+/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet. The driver is not
+   asked: what is done and has not been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices,
+   and gives nothing back). Streams that follow this one by themselves, or wait for it already, may have some of what
+   is stranded. Takes time in proportion to the free blocks that are stranded, with the pool's lock held.
+     array    receives the first `n` streams, in no particular order; may be NULL when n is 0
+     count    receives how many streams there are, which may be more than n; NULL if it is not wanted */
+GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
 
 /* Walks the whole heap and returns how many of its invariants (they stand above the private structs) do not hold: 0
    is healthy. -1 for a NULL pool and in a forked child. For tests and debugging: takes time in proportion to the
@@ -441,6 +487,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #include <windows.h>
 #else
 #include <pthread.h>
+#include <time.h>
 #endif
 
 /* The body defines the plain names and the per-thread ones side by side. */
@@ -503,13 +550,21 @@ static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
 #if defined(__GNUC__)
 static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
-static void gai_count(uint64_t *p) { (void)__atomic_fetch_add(p, 1, __ATOMIC_RELAXED); }
+static void gai_count(uint64_t *p, uint64_t n) { (void)__atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
+static int gai_count_is(uint64_t *p, uint64_t old, uint64_t now)
+{
+    return __atomic_compare_exchange_n(p, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
 static uint64_t gai_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static void gai_count_reset(uint64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELAXED); }
 #elif defined(_MSC_VER)
 static void *gai_load_pointer(void *const *p) { return InterlockedCompareExchangePointer((void **)p, NULL, NULL); }
 static void gai_store_pointer(void **p, void *value) { (void)InterlockedExchangePointer(p, value); }
-static void gai_count(uint64_t *p) { (void)InterlockedIncrement64((volatile LONG64 *)p); }
+static void gai_count(uint64_t *p, uint64_t n) { (void)InterlockedExchangeAdd64((volatile LONG64 *)p, (LONG64)n); }
+static int gai_count_is(uint64_t *p, uint64_t old, uint64_t now)
+{
+    return InterlockedCompareExchange64((volatile LONG64 *)p, (LONG64)now, (LONG64)old) == (LONG64)old;
+}
 static uint64_t gai_counted(const uint64_t *p)
 {
     return (uint64_t)InterlockedCompareExchange64((volatile LONG64 *)p, 0, 0);
@@ -517,6 +572,39 @@ static uint64_t gai_counted(const uint64_t *p)
 static void gai_count_reset(uint64_t *p) { (void)InterlockedExchange64((volatile LONG64 *)p, 0); }
 #else
 #error "galloc.h: needs gcc, clang, nvcc or MSVC"
+#endif
+
+static void gai_count_max(uint64_t *p, uint64_t n)
+{
+    uint64_t most = gai_counted(p);
+    while (most < n && !gai_count_is(p, most, n)) most = gai_counted(p);
+}
+
+#ifndef GALLOC_CLOCK
+#define GALLOC_CLOCK() gai_clock()
+#if defined(_WIN32)
+static uint64_t gai_clock(void)
+{
+    LARGE_INTEGER ticks, second;
+    (void)QueryPerformanceCounter(&ticks);
+    (void)QueryPerformanceFrequency(&second);
+    return (uint64_t)(ticks.QuadPart / second.QuadPart) * 1000000000u +
+           (uint64_t)(ticks.QuadPart % second.QuadPart) * 1000000000u / (uint64_t)second.QuadPart;
+}
+#else
+#if defined(CLOCK_MONOTONIC)
+#define GAI_CLOCK CLOCK_MONOTONIC
+#else
+#define GAI_CLOCK 1 /* it is there, but <time.h> keeps it from strict C: the number and the types are the ABI's */
+extern int clock_gettime(int clock, struct timespec *now);
+#endif
+static uint64_t gai_clock(void)
+{
+    struct timespec now;
+    (void)clock_gettime(GAI_CLOCK, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+#endif
 #endif
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
@@ -860,7 +948,8 @@ typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
 typedef struct gai_segment gai_segment;
 
-/* begin < end, both within the block;  mark is complete == (epoch <= lane->done) */
+/* begin < end, both within the block;  mark is complete == (epoch <= lane->done)
+   no two marks of a block name the same lane and a common byte: the later one stands for both */
 typedef struct gai_mark {
     struct gai_mark *next;
     gai_lane *lane;
@@ -1355,6 +1444,21 @@ static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
     return NULL;
 }
 
+/* The largest of the set's free blocks, by GAI_LOOKS of those in the highest bin: none there is GAI_COLUMNS-th
+   larger. 0: there is none. */
+static size_t gai_set_largest(const gai_set *set)
+{
+    const gai_block *block;
+    size_t largest = 0;
+    int row, looks;
+    if (!set->rows) return 0;
+    row = gai_log2(set->rows);
+    block = set->bins[row][gai_log2(set->columns[row])];
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin)
+        largest = gai_max(largest, block->bytes);
+    return largest;
+}
+
 /* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
@@ -1706,6 +1810,33 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
+/* The place of pages of a size among galloc_stats.pages; a page has no less than 2 MiB. */
+static int gai_page_class(size_t bytes)
+{
+    return (int)gai_min((size_t)gai_log2(bytes) - GAI_PAGE_LOG2, GALLOC_PAGE_SIZES - 1);
+}
+
+/* A page is held from now on. */
+static void gai_stat_page(galloc_pool *pool, gai_page *page)
+{
+    galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
+    if (page->counted) return;
+    page->counted = 1;
+    pages->count++;
+    pages->bytes += page->bytes;
+    gai_stat_add(&pool->stats.reserved, page->bytes);
+}
+
+/* So many bytes of it are held no longer; `last`: the page is not. */
+static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t bytes, int last)
+{
+    galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
+    if (!page->counted) return;
+    pages->count -= (size_t)last;
+    pages->bytes -= bytes;
+    pool->stats.reserved.current -= bytes;
+}
+
 /* The counters for a block that becomes the program's (or, with grown bytes, is already). */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
@@ -1720,6 +1851,23 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     pool->stats.allocated.current -= bytes;
     pool->stats.live.current -= requested;
     gai_stat_cached(pool);
+}
+
+/* What is found by looking at the bins instead of being counted along. With the lock held. */
+static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
+{
+    const gai_lane *lane;
+    stats->free_bytes = pool->common.bytes + pool->mixed.bytes;
+    stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        stats->free_bytes += lane->free.bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&lane->free));
+    }
+    stats->external_fragmentation = 0;
+    if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
+    stats->internal_fragmentation = 1;
+    if (stats->live.current)
+        stats->internal_fragmentation = (double)stats->allocated.current / (double)stats->live.current;
 }
 
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
@@ -1782,7 +1930,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
         if (block->kind != GAI_FREE) continue;
         gai_set_remove(block);
         block->kind = GAI_BUSY;
-        pool->stats.reserved.current -= block->bytes;
+        gai_stat_page_gone(pool, segment->whole->page, block->bytes, 0);
     }
     gai_stat_cached(pool);
 }
@@ -1921,9 +2069,27 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_off(&pool->lock);
 }
 
-/* Calls the driver and counts it. */
-#define GAI_CALL(pool, counter, function, arguments) \
-    (gai_count(&(pool)->stats.driver.counter), gai_cu.function arguments)
+/* When this thread's call into the driver began. */
+static GAI_THREAD_LOCAL uint64_t gai_call_began;
+
+static void gai_call_begin(uint64_t *calls)
+{
+    gai_count(calls, 1);
+    gai_call_began = GALLOC_CLOCK();
+}
+
+static CUresult gai_call_end(uint64_t *ns, uint64_t *longest, CUresult result)
+{
+    uint64_t spent = GALLOC_CLOCK() - gai_call_began;
+    gai_count(ns, spent);
+    gai_count_max(longest, spent);
+    return result;
+}
+
+/* Calls the driver, and counts the call and its time. */
+#define GAI_CALL(pool, kind, function, arguments) \
+    (gai_call_begin(&(pool)->stats.driver.kind),  \
+     gai_call_end(&(pool)->stats.driver_ns.kind, &(pool)->stats.driver_longest_ns.kind, gai_cu.function arguments))
 
 static CUresult gai_event_new(galloc_pool *pool, gai_lane *lane, CUevent *event)
 {
@@ -2136,6 +2302,27 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
+/* Bytes of a free block that others cannot have, for all that is known, before the lane's stream has done more. */
+static size_t gai_block_stranded(const gai_block *block, const gai_lane *lane)
+{
+    const gai_mark *mark;
+    size_t bytes = 0;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->lane == lane && !gai_mark_is_complete(mark)) bytes += mark->end - mark->begin;
+    return bytes;
+}
+
+static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_stream_stats *stats)
+{
+    const gai_block *block;
+    memset(stats, 0, sizeof *stats);
+    stats->stream_id = lane->stream_id;
+    stats->context_id = lane->context_id;
+    stats->unmarked = lane->unmarked;
+    for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
+    for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
+}
+
 /* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
    held. */
 #define GAI_LANES_KEPT 64
@@ -2332,7 +2519,7 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
 /* The end of a page whose memory is the device's again. With the lock held. */
 static void gai_page_end(galloc_pool *pool, gai_page *page)
 {
-    if (page->counted) pool->stats.reserved.current -= page->bytes;
+    gai_stat_page_gone(pool, page, page->bytes, 1);
     gai_slab_give(&pool->pages, page);
 }
 
@@ -2340,8 +2527,7 @@ static void gai_page_end(galloc_pool *pool, gai_page *page)
 static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
-    if (!page->counted) gai_stat_add(&pool->stats.reserved, page->bytes);
-    page->counted = 1;
+    gai_stat_page(pool, page);
     if (!page->home) pool->stats.quarantined += page->bytes;
     mapping->next = pool->quarantine;
     pool->quarantine = mapping;
@@ -2517,8 +2703,7 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
         gai_page *page = mapping->page;
         gai_mapping_show(mapping, 1);
         page->home = mapping;
-        if (!page->counted) gai_stat_add(&pool->stats.reserved, page->bytes);
-        page->counted = 1;
+        gai_stat_page(pool, page);
         if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
     }
@@ -2843,6 +3028,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         next = segment->next;
         if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->home) continue;
         gai_segment_hide(pool, segment);
+        gai_stat_page_gone(pool, segment->whole->page, 0, 1);
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -3801,7 +3987,7 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
         (void)gai_block_file(pool, block, 0);
         return;
     }
-    pool->stats.reserved.current -= block->bytes;
+    gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
     gai_stat_cached(pool);
 }
 
@@ -3873,7 +4059,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
-        result = gai_cu.StreamSynchronize(site->stream);
+        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->stream));
         gai_scope_leave(&scope);
     }
     if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
@@ -4446,10 +4632,13 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
 
 static int gai_check_marks(const gai_block *block)
 {
-    const gai_mark *mark;
+    const gai_mark *mark, *other;
     int broken = 0;
-    for (mark = block->marks; mark; mark = mark->next)
+    for (mark = block->marks; mark; mark = mark->next) {
         broken += mark->begin >= mark->end || mark->begin < block->addr || mark->end > block->addr + block->bytes;
+        for (other = mark->next; other; other = other->next)
+            broken += mark->lane == other->lane && mark->begin < other->end && other->begin < mark->end;
+    }
     return broken;
 }
 
@@ -4489,20 +4678,26 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
 }
 
 typedef struct gai_census {
-    size_t used, requested, blocks, free, holes, mapped, bytes;
+    size_t used, requested, blocks, free, largest, holes, bytes;
+    galloc_pages pages[GALLOC_PAGE_SIZES];
 } gai_census;
 
-/* The bytes of the pages that begin in a block. */
-static size_t gai_check_mapped(const gai_block *block)
+static void gai_census_page(gai_census *census, const gai_page *page, size_t bytes, size_t n)
+{
+    galloc_pages *pages = &census->pages[gai_page_class(page->bytes)];
+    pages->bytes += bytes;
+    pages->count += n;
+}
+
+/* Counts the pages that begin in a block. */
+static void gai_check_mapped(const gai_block *block, gai_census *census)
 {
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
-    size_t bytes = 0;
     while (at < end && gai_block_is_mapped(block)) {
         const gai_mapping *mapping = gai_page_at(at);
-        if (mapping && mapping->addr >= block->addr) bytes += mapping->bytes;
+        if (mapping && mapping->addr >= block->addr) gai_census_page(census, mapping->page, mapping->bytes, 1);
         at = mapping ? mapping->addr + mapping->bytes : end;
     }
-    return bytes;
 }
 
 static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_census *census)
@@ -4510,20 +4705,46 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     const gai_block *block;
     size_t bytes = 0;
     int broken = segment->first->addr != segment->addr || segment->first->prev != NULL;
+    if (segment->lost && segment->whole->page->home) gai_census_page(census, segment->whole->page, 0, 1);
     for (block = segment->first; block; block = block->next) {
         if (!segment->lost) broken += gai_check_block(pool, block);
-        if (!segment->lost) census->mapped += gai_check_mapped(block);
+        if (!segment->lost) gai_check_mapped(block, census);
         bytes += block->bytes;
         broken += segment->lost && block->kind == GAI_FREE;
         census->holes += block->kind == GAI_HOLE;
         census->free += block->kind == GAI_FREE ? block->bytes : 0;
+        if (block->kind == GAI_FREE) census->largest = gai_max(census->largest, block->bytes);
         if (block->kind != GAI_USED) continue;
-        if (segment->lost) census->mapped += block->bytes;
+        if (segment->lost) gai_census_page(census, segment->whole->page, block->bytes, 0);
         census->used += block->bytes;
         census->requested += block->requested;
         census->blocks++;
     }
     return broken + (bytes != segment->bytes);
+}
+
+/* What is counted along, against what was found. */
+static int gai_check_stats(const galloc_pool *pool, const gai_census *census)
+{
+    galloc_stats stats;
+    size_t held = 0, i;
+    int broken = 0;
+    memcpy(&stats, &pool->stats, offsetof(galloc_stats, driver));
+    gai_stats_derive(pool, &stats);
+    for (i = 0; i < GALLOC_PAGE_SIZES; i++) {
+        broken += stats.pages[i].count != census->pages[i].count || stats.pages[i].bytes != census->pages[i].bytes;
+        held += census->pages[i].bytes;
+    }
+    broken += census->bytes != stats.addresses;
+    broken += census->free != stats.free_bytes;
+    broken += stats.largest_free > census->largest;
+    broken += stats.largest_free < census->largest - census->largest / GAI_COLUMNS;
+    broken += census->used != stats.allocated.current;
+    broken += census->requested != stats.live.current;
+    broken += census->blocks != stats.blocks.current;
+    broken += held != stats.reserved.current;
+    broken += stats.allocated.current + stats.cached.current != stats.reserved.current;
+    return broken + (stats.live.current > stats.allocated.current);
 }
 
 static int gai_check_pool(galloc_pool *pool)
@@ -4533,20 +4754,19 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, filed = pool->common.bytes + pool->mixed.bytes, holes = 0;
+    size_t quarantined = 0, leaving = 0, holes = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
     }
-    broken += census.bytes != pool->stats.addresses;
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        broken += gai_check_lane(pool, lane);
-        filed += lane->free.bytes;
+    for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane);
+    for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
+        if (mapping->page->home) continue;
+        quarantined += mapping->bytes;
+        gai_census_page(&census, mapping->page, mapping->bytes, 1);
     }
-    for (mapping = pool->quarantine; mapping; mapping = mapping->next)
-        quarantined += mapping->page->home ? 0 : mapping->bytes;
     for (mapping = pool->old; mapping; mapping = mapping->next) {
         leaving += mapping->bytes;
         broken += mapping->block->kind != GAI_LEAVING || mapping->block->addr != mapping->addr ||
@@ -4559,16 +4779,9 @@ static int gai_check_pool(galloc_pool *pool)
     }
     broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
-    broken += census.free != filed;
     broken += census.holes != holes;
-    broken += census.used != pool->stats.allocated.current;
-    broken += census.requested != pool->stats.live.current;
-    broken += census.blocks != pool->stats.blocks.current;
     broken += quarantined != pool->stats.quarantined;
-    broken += census.mapped + quarantined != pool->stats.reserved.current;
-    broken += pool->stats.allocated.current + pool->stats.cached.current != pool->stats.reserved.current;
-    broken += pool->stats.live.current > pool->stats.allocated.current;
-    return broken;
+    return broken + gai_check_stats(pool, &census);
 }
 
 /* ==== POOLS ===================================================================================================== */
@@ -5100,8 +5313,14 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
     return cudaSuccess;
 }
 
-#define GAI_CALL_READ(name, function) stats->driver.name = gai_counted(&pool->stats.driver.name);
-#define GAI_CALL_RESET(name, function) gai_count_reset(&pool->stats.driver.name);
+#define GAI_CALL_READ(name, function)                                        \
+    stats->driver.name = gai_counted(&pool->stats.driver.name);              \
+    stats->driver_ns.name = gai_counted(&pool->stats.driver_ns.name);        \
+    stats->driver_longest_ns.name = gai_counted(&pool->stats.driver_longest_ns.name);
+#define GAI_CALL_RESET(name, function)                    \
+    gai_count_reset(&pool->stats.driver.name);            \
+    gai_count_reset(&pool->stats.driver_ns.name);         \
+    gai_count_reset(&pool->stats.driver_longest_ns.name);
 
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 {
@@ -5112,8 +5331,25 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     gai_lock_on(&pool->lock);
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
     stats->cached.current = stats->reserved.current - stats->allocated.current;
+    gai_stats_derive(pool, stats);
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
+{
+    const gai_lane *lane;
+    int i = 0;
+    cudaError_t error = gai_begin();
+    if (!error && (!pool || n < 0 || (n && !array)))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_streams: needs a pool, and an array for n streams");
+    if (error) return gai_end(error);
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next, i++)
+        if (i < n) gai_lane_read(pool, lane, &array[i]);
+    gai_lock_off(&pool->lock);
+    if (count) *count = i;
     return cudaSuccess;
 }
 

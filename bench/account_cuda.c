@@ -99,7 +99,8 @@ static void note_block_gone(uint64_t address)
     X(cuEventSynchronize, (CUevent e), (e), (void)0)                                                                   \
     X(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags), (s, e, flags), (void)0)                              \
     X(cuMemHostAlloc, (void **p, size_t n, unsigned flags), (p, n, flags), (void)0)                                    \
-    X(cuMemFreeHost, (void *p), (p), (void)0)
+    X(cuMemFreeHost, (void *p), (p), (void)0)                                                                          \
+    X(cuStreamSynchronize, (CUstream s), (s), (void)0)
 
 enum {
 #define NUMBER(name, parameters, arguments, note) N_##name,

@@ -37,6 +37,7 @@ typedef struct run {
     size_t unfinished;      /* frees while queued work used the block */
     size_t oom;
     size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
+    double opened_ns;       /* when the pool was */
 } run;
 
 void run_progress(const char *format, ...)
@@ -172,16 +173,39 @@ static int differ(const run *r, const char *what, uint64_t ours, uint64_t theirs
     return RUN_MISMATCH;
 }
 
+/* Host time in the driver is galloc's own measure; but no call is longer than the longest of its kind, and all
+   together took no longer than the pool has existed. */
+static int agree_on_time(const run *r, const galloc_stats *s)
+{
+    double spent = 0;
+    int status = RUN_OK;
+#define TIME_OF(name, function)                                                                                        \
+    spent += (double)s->driver_ns.name;                                                                                \
+    if (s->driver_longest_ns.name > s->driver_ns.name ||                                                               \
+        s->driver_ns.name > s->driver_longest_ns.name * s->driver.name)                                                \
+        status = differ(r, "ns in calls of " function ", not what the longest allows", s->driver_ns.name,              \
+                        s->driver_longest_ns.name);
+    GALLOC_DRIVER_CALLS(TIME_OF)
+#undef TIME_OF
+    if (spent > now_ns() - r->opened_ns)
+        status = differ(r, "ns in the driver", (uint64_t)spent, (uint64_t)(now_ns() - r->opened_ns));
+    return status;
+}
+
 /* All blocks are free at this moment. */
 static int agree(const run *r, const galloc_stats *s)
 {
-    int status = RUN_OK;
+    int status = agree_on_time(r, s);
+    size_t in_pages = 0;
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) in_pages += s->pages[i].bytes;
 #define SAME(what, ours, theirs) \
     if ((uint64_t)(ours) != (uint64_t)(theirs)) status = differ(r, what, ours, theirs);
 #define SAME_CALLS(name, function) SAME("calls of " function, s->driver.name, account_calls(function))
     GALLOC_DRIVER_CALLS(SAME_CALLS)
     SAME("bytes held", s->reserved.current, account_held())
     SAME("bytes held at most", s->reserved.peak, account_peak())
+    SAME("bytes in pages", in_pages, account_held())
+    SAME("free bytes", s->free_bytes + s->quarantined, account_held())
     SAME("bytes live", s->live.current, 0)
     SAME("blocks", s->blocks.current, 0)
     SAME("allocations", s->mallocs, r->mallocs)
@@ -246,6 +270,7 @@ static int replay_passes(run *r, run_result *result)
 static int replay_accounted(run *r, run_result *result)
 {
     account_reset();
+    r->opened_ns = now_ns();
     if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
     int status = replay_passes(r, result);
     if (status) return status;

@@ -195,10 +195,16 @@ static UNUSED void *get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 static UNUSED void expect_healthy(galloc_pool *pool, int alone)
 {
     galloc_stats s = stats_of(pool);
+    size_t held = 0;
     EXPECT_EQ(galloc_pool_check(pool), 0);
     EXPECT(s.live.current <= s.allocated.current);
     EXPECT_EQ(s.allocated.current + s.cached.current, s.reserved.current);
     EXPECT(s.live.current <= s.live.peak && s.reserved.current <= s.reserved.peak);
+    EXPECT_EQ(s.free_bytes + s.quarantined, s.cached.current);
+    EXPECT(s.largest_free <= s.free_bytes && s.external_fragmentation >= 0 && s.external_fragmentation < 1);
+    EXPECT(s.internal_fragmentation >= 1);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) held += s.pages[i].bytes;
+    EXPECT_EQ(held, s.reserved.current);
     if (alone) EXPECT_EQ(s.reserved.current, sim_physical(0));
 }
 

@@ -1,5 +1,8 @@
 /* test_api.c - what each public function promises, on both kinds of segments. */
 
+/* Time is what calls cost by the device's own account: so the time of each call is known to the nanosecond. */
+#define GALLOC_CLOCK() sim_cost_of_ns(NULL)
+
 #include "setup.h"
 
 #include <math.h>
@@ -717,6 +720,8 @@ TEST(counters_follow_a_known_history)
         EXPECT_EQ(stats.blocks.total + stats.reserved.total + stats.cached.total, 0);
         EXPECT_EQ(stats.mallocs + stats.frees + stats.hits + stats.grows + stats.splits + stats.merges, 0);
         EXPECT_EQ(stats.driver.create + stats.driver.map + stats.driver.mem_alloc, 0);
+        EXPECT_EQ(stats.driver_ns.create + stats.driver_ns.map + stats.driver_ns.mem_alloc, 0);
+        EXPECT_EQ(stats.driver_longest_ns.create + stats.driver_longest_ns.mem_alloc, 0);
         expect_healthy(pool, 1);
         OK(galloc_free(a, s));
         pool_end(pool);
@@ -775,6 +780,357 @@ TEST(driver_calls_are_counted_as_the_device_counts_them)
         pool_end(pool);
         finish();
     }
+}
+
+#define COST_NOW(name, function) uint64_t name = sim_cost_of_ns(function);
+#define EXPECT_SAME_TIME(name, function) EXPECT_EQ(stats.driver_ns.name, sim_cost_of_ns(function) - name);
+#define EXPECT_LONGEST(name, function)                                                                                 \
+    EXPECT(stats.driver_longest_ns.name <= stats.driver_ns.name);                                                      \
+    EXPECT(stats.driver_ns.name <= stats.driver_longest_ns.name * stats.driver.name);
+
+TEST(driver_time_is_what_the_device_says)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        OK(galloc_pool_stats_reset(pool));
+        GALLOC_DRIVER_CALLS(COST_NOW)
+        for (int i = 1; i <= 8; i++) {
+            void *p = get(pool, MIB(1) << i, s), *q = get(pool, MIB(3) * (size_t)i, t);
+            put(s, p, MIB(1) << i, 1);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, t));
+            OK(galloc_pool_trim(pool, MIB(64)));
+        }
+        OK(galloc_pool_trim(pool, 0));
+        galloc_stats stats = stats_of(pool);
+        GALLOC_DRIVER_CALLS(EXPECT_SAME_TIME)
+        GALLOC_DRIVER_CALLS(EXPECT_LONGEST)
+        EXPECT(*kind ? stats.driver_ns.set_access : stats.driver_ns.mem_alloc);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(the_longest_call_stays_until_the_reset)
+{
+    begin();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *large = get(pool, GIB(1), 0);
+    uint64_t longest = stats_of(pool).driver_longest_ns.mem_alloc;
+    void *small = get(pool, KIB(1), 0);
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.driver.mem_alloc, 2);
+    EXPECT_EQ(stats.driver_longest_ns.mem_alloc, longest);
+    EXPECT(stats.driver_ns.mem_alloc > longest && stats.driver_ns.mem_alloc < 2 * longest);
+    OK(galloc_pool_stats_reset(pool));
+    void *again = get(pool, MIB(2), 0);
+    stats = stats_of(pool);
+    EXPECT(stats.driver_longest_ns.mem_alloc < longest);
+    EXPECT_EQ(stats.driver_longest_ns.mem_alloc, stats.driver_ns.mem_alloc);
+    OK(galloc_free(large, 0));
+    OK(galloc_free(small, 0));
+    OK(galloc_free(again, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* The one wait for a stream: when the host cannot even note it. */
+TEST(a_wait_for_want_of_host_memory_is_counted)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(1), s);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    sim_fail_clear();
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.driver.stream_synchronize, 1);
+    EXPECT_EQ(stats.driver.stream_synchronize, sim_calls("cuStreamSynchronize"));
+    EXPECT_EQ(stats.driver_ns.stream_synchronize, sim_cost_of_ns("cuStreamSynchronize"));
+    pool_end(pool);
+    finish();
+}
+
+/* Fixed segments have known sizes: 2, 20 and 34 MiB here. */
+TEST(pages_are_counted_by_size)
+{
+    begin();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    static const size_t bytes[] = {MIB(1), MIB(1), KIB(1), MIB(5), MIB(33)};
+    void *p[5];
+    for (int i = 0; i < 5; i++) p[i] = get(pool, bytes[i], 0);
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.pages[0].count, 2);
+    EXPECT_EQ(stats.pages[0].bytes, MIB(4));
+    EXPECT_EQ(stats.pages[3].count, 1);
+    EXPECT_EQ(stats.pages[3].bytes, MIB(20));
+    EXPECT_EQ(stats.pages[4].count, 1);
+    EXPECT_EQ(stats.pages[4].bytes, MIB(34));
+    expect_healthy(pool, 1);
+    for (int i = 0; i < 5; i++) OK(galloc_free(p[i], 0));
+    EXPECT_EQ(stats_of(pool).pages[4].count, 1);
+    OK(galloc_pool_stats_reset(pool));
+    EXPECT_EQ(stats_of(pool).pages[4].count, 1);
+    OK(galloc_pool_trim(pool, 0));
+    stats = stats_of(pool);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT_EQ(stats.pages[i].count + stats.pages[i].bytes, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(pages_are_as_many_as_the_device_has_given)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[10];
+    for (int i = 0; i < 10; i++) p[i] = get(pool, MIB(1) << i, 0);
+    for (int i = 0; i < 10; i += 2) OK(galloc_free(p[i], 0));
+    OK(galloc_pool_trim(pool, 0));
+    galloc_stats stats = stats_of(pool);
+    size_t count = 0;
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) {
+        count += stats.pages[i].count;
+        EXPECT(stats.pages[i].bytes >= stats.pages[i].count * (MIB(2) << i));
+        EXPECT(stats.pages[i].bytes <= stats.pages[i].count * (MIB(4) << i));
+    }
+    EXPECT_EQ(count, sim_calls("cuMemCreate") - sim_calls("cuMemRelease"));
+    EXPECT(sim_calls("cuMemRelease") > 0);
+    expect_healthy(pool, 1);
+    for (int i = 1; i < 10; i += 2) OK(galloc_free(p[i], 0));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_page_of_any_size_has_a_place)
+{
+    EXPECT_EQ(gai_page_class(MIB(2)), 0);
+    EXPECT_EQ(gai_page_class(MIB(4) - 1), 0);
+    EXPECT_EQ(gai_page_class(MIB(4)), 1);
+    EXPECT_EQ(gai_page_class(GIB(64)), GALLOC_PAGE_SIZES - 1);
+    EXPECT_EQ(gai_page_class((size_t)1 << 56), GALLOC_PAGE_SIZES - 1);
+}
+
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, 1);
+    return ptr;
+}
+
+/* Five blocks of 4 MiB, of which three in a row are freed one by one, and behind them a free block of 512 bytes. */
+TEST(fragmentation_of_a_known_heap)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_pool *pool = pool_of_kind(*kind);
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes + stats.largest_free, 0);
+        EXPECT(stats.external_fragmentation == 0 && stats.internal_fragmentation == 1);
+        OK(galloc_pool_reserve(pool, MIB(20)));
+        void *p[7];
+        for (int i = 0; i < 7; i++) p[i] = get(pool, i < 5 ? MIB(4) : 512, 0);
+        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_free(p[5], 0));
+        size_t rest = stats_of(pool).free_bytes;
+        EXPECT(rest >= 512 && rest < MIB(4));
+        OK(galloc_free(p[1], 0));
+        OK(galloc_free(p[3], 0));
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes, rest + MIB(8));
+        EXPECT_EQ(stats.largest_free, MIB(4));
+        EXPECT(stats.external_fragmentation == 1 - (double)MIB(4) / (double)(rest + MIB(8)));
+        EXPECT(stats.internal_fragmentation == 1);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p[2], 0));
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.largest_free, MIB(12));
+        EXPECT(stats.external_fragmentation == 1 - (double)MIB(12) / (double)(rest + MIB(12)));
+        p[1] = get(pool, 100, 0);
+        stats = stats_of(pool);
+        EXPECT(stats.internal_fragmentation == (double)(MIB(8) + 1024) / (double)(MIB(8) + 612));
+        OK(galloc_free(p[0], 0));
+        OK(galloc_free(p[1], 0));
+        OK(galloc_free(p[4], 0));
+        OK(galloc_free(p[6], 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A stream's own free blocks count, and those of a whole bin are not gone through. */
+TEST(the_largest_free_block_may_be_a_streams_own)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *wall = get_used(pool, KIB(1), t), *p[100];
+    for (int i = 0; i < 100; i++) p[i] = get_used(pool, MIB(2) + KIB(40) + 512 * (size_t)i, i % 2 ? t : s);
+    void *end = get_used(pool, KIB(1), t);
+    OK(galloc_pool_trim(pool, 0));
+    size_t rest = stats_of(pool).largest_free;
+    EXPECT(rest < MIB(2));
+    for (int i = 0; i < 100; i += 2) OK(galloc_free(p[i], s));
+    galloc_stats stats = stats_of(pool);
+    EXPECT(stats.largest_free >= MIB(2) + KIB(40));
+    EXPECT(stats.largest_free <= MIB(2) + KIB(40) + 512 * 98);
+    EXPECT_EQ(stats.free_bytes, stats.cached.current);
+    expect_healthy(pool, 1);
+    for (int i = 1; i < 100; i += 2) OK(galloc_free(p[i], t));
+    OK(galloc_free(wall, t));
+    OK(galloc_free(end, t));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- streams as a pool knows them -------------------------------------------------------------------------------- */
+
+static galloc_stream_stats known(galloc_pool *pool, unsigned long long id)
+{
+    galloc_stream_stats all[8], none;
+    int n = -1;
+    memset(&none, 0, sizeof none);
+    OK(galloc_pool_streams(pool, all, 8, &n));
+    for (int i = 0; i < n; i++)
+        if (all[i].stream_id == id) return all[i];
+    EXPECT(!"the stream is known");
+    return none;
+}
+
+static size_t stranded(galloc_pool *pool, cudaStream_t stream) { return known(pool, stream_id(stream)).stranded; }
+
+/* Looks what is complete, and gives nothing back. */
+static void notice(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX)); }
+
+TEST(streams_say_what_is_stranded_and_unmarked)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of_kind(*kind);
+        void *a = get_used(pool, MIB(4), s), *b = get_used(pool, KIB(700), t);
+        EXPECT_EQ(stranded(pool, s) + stranded(pool, t), 0);
+        OK(galloc_free(a, s));
+        OK(galloc_free(b, t));
+        EXPECT_EQ(stranded(pool, s), MIB(4));
+        EXPECT_EQ(known(pool, stream_id(s)).unmarked, 0);
+        EXPECT_EQ(stranded(pool, t), KIB(700));
+        EXPECT_EQ(known(pool, stream_id(t)).unmarked, KIB(700));
+        sim_run(-1);
+        EXPECT_EQ(stranded(pool, s), MIB(4));
+        notice(pool);
+        EXPECT_EQ(stranded(pool, s), 0);
+        EXPECT_EQ(stranded(pool, t), KIB(700));
+        OK(galloc_stream_retire(t));
+        EXPECT_EQ(known(pool, stream_id(t)).unmarked, 0);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(free_bytes_beside_stranded_ones_are_not_stranded)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    void *b = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(3), s);
+    OK(galloc_free(a, s));
+    galloc_stats stats = stats_of(pool);
+    EXPECT(stats.largest_free > MIB(16));
+    EXPECT_EQ(stranded(pool, s), MIB(3));
+    OK(galloc_free(b, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(bytes_that_were_freed_twice_are_stranded_once)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *other = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(8), s);
+    OK(galloc_free(a, s));
+    a = get_used(pool, MIB(4), s);
+    EXPECT_EQ(stranded(pool, s), MIB(4));
+    OK(galloc_free(a, s));
+    EXPECT_EQ(stranded(pool, s), MIB(8));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(bytes_of_several_streams_are_stranded_for_each)
+{
+    begin_still();
+    cudaStream_t s[] = {stream_new(), stream_new()}, t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *other = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(5), s[0]);
+    order(s[0], s[1]);
+    put(s[1], a, MIB(5), 2);
+    OK(galloc_free_after(a, s, 2));
+    EXPECT_EQ(stranded(pool, s[0]), MIB(5));
+    EXPECT_EQ(stranded(pool, s[1]), MIB(5));
+    EXPECT_EQ(stranded(pool, t), 0);
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+TEST(legacy_streams_are_told_apart_by_their_contexts)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    begin_with(options);
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1, 0), *q;
+    OK(cudaSetDevice(1));
+    q = get(pool, 1, 0);
+    galloc_stream_stats all[2];
+    int n = 0;
+    OK(galloc_pool_streams(pool, all, 2, &n));
+    EXPECT_EQ(n, 2);
+    EXPECT_EQ(all[0].stream_id + all[1].stream_id, 0);
+    EXPECT(all[0].context_id != all[1].context_id);
+    OK(galloc_free(p, 0));
+    OK(galloc_free(q, 0));
+    pool_end(pool);
+    finish();
+}
+
+TEST(streams_fit_the_array_they_are_given)
+{
+    begin();
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stream_stats all[4], untouched;
+    int n = -1;
+    OK(galloc_pool_streams(pool, NULL, 0, &n));
+    EXPECT_EQ(n, 0);
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, 1, s[i]), s[i]));
+    memset(all, 0x5a, sizeof all);
+    untouched = all[3];
+    OK(galloc_pool_streams(pool, NULL, 0, &n));
+    EXPECT_EQ(n, 3);
+    OK(galloc_pool_streams(pool, all, 2, &n));
+    EXPECT_EQ(n, 3);
+    EXPECT(!memcmp(&all[2], &untouched, sizeof untouched));
+    OK(galloc_pool_streams(pool, all, 4, NULL));
+    EXPECT(!memcmp(&all[3], &untouched, sizeof untouched));
+    EXPECT_EQ(all[0].stream_id + all[1].stream_id + all[2].stream_id,
+              stream_id(s[0]) + stream_id(s[1]) + stream_id(s[2]));
+    EXPECT_EQ(log_lines, 0);
+    EXPECT_EQ(galloc_pool_streams(NULL, all, 4, &n), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_streams(pool, NULL, 1, &n), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_streams(pool, all, -1, &n), cudaErrorInvalidValue);
+    EXPECT_EQ(log_lines, 3);
+    pool_end(pool);
+    finish();
 }
 
 /* ---- reserving and trimming -------------------------------------------------------------------------------------- */

@@ -64,6 +64,7 @@ TEST(null_arguments)
     FAILS(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(NULL, &stats), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(pool, NULL), cudaErrorInvalidValue);
+    FAILS(galloc_pool_streams(NULL, NULL, 0, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats_reset(NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_config(pool, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_destroy(NULL), cudaErrorInvalidValue);
@@ -522,6 +523,7 @@ static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
     FAILS(galloc_shutdown(), cudaErrorInitializationError);
     FAILS(galloc_pool_stats(pool, &stats), cudaErrorInitializationError);
     FAILS(galloc_pool_stats_reset(pool), cudaErrorInitializationError);
+    FAILS(galloc_pool_streams(pool, NULL, 0, NULL), cudaErrorInitializationError);
     FAILS(galloc_pool_config(pool, &config), cudaErrorInitializationError);
     FAILS(galloc_pointer_info(held, &info), cudaErrorInitializationError);
     FAILS(galloc_stream_retire(s), cudaErrorInitializationError);

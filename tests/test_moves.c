@@ -124,6 +124,11 @@ TEST(pieces_serve_a_large_request_with_no_new_memory)
     EXPECT_EQ(stats_of(h.pool).reserved.current, h.before.reserved.current);
     EXPECT_EQ(stats_of(h.pool).reserved.peak, h.before.reserved.peak);
     EXPECT_EQ(stats_of(h.pool).reserved.total, h.before.reserved.total);
+    galloc_stats after = stats_of(h.pool);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) {
+        EXPECT_EQ(after.pages[i].count, h.before.pages[i].count);
+        EXPECT_EQ(after.pages[i].bytes, h.before.pages[i].bytes);
+    }
     EXPECT_EQ(stats_of(h.pool).grows, h.before.grows);
     EXPECT_EQ(stats_of(h.pool).hits, h.before.hits);
     EXPECT_EQ(stats_of(h.pool).waits, h.before.waits);

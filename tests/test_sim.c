@@ -3271,6 +3271,7 @@ TEST(calls_that_wait_are_counted_apart)
 static double cost_of_last(void)
 {
     double cost = sim_cost_us();
+    EXPECT_EQ(sim_cost_of_ns(NULL), (uint64_t)(cost * 1000 + 0.5));
     sim_cost_reset();
     return cost;
 }
@@ -3281,6 +3282,8 @@ TEST(every_call_costs_what_it_was_measured_to_cost)
     char *p = addresses(64 * PAGE);
     cost_of_last();
     CUmemGenericAllocationHandle small = page_of(0, PAGE);
+    EXPECT_EQ(sim_cost_of_ns("cuMemCreate"), sim_cost_of_ns(NULL));
+    EXPECT_EQ(sim_cost_of_ns("cuMemMap"), 0);
     double create_small = cost_of_last();
     CUmemGenericAllocationHandle large = page_of(0, 32 * PAGE);
     double create_large = cost_of_last();

@@ -109,6 +109,7 @@ size_t sim_leaks(char *text, size_t size);      /* living handles, mappings, res
 long sim_calls(const char *function);           /* of this CUDA function by its plain name ("cuMemMap"); NULL: all */
 long sim_blocking_calls(void);                  /* calls that waited for operations not yet seen complete */
 double sim_cost_us(void);                       /* what all calls would have cost on a real host */
+uint64_t sim_cost_of_ns(const char *function);  /* the part of it that is this function's; NULL: all of it */
 void sim_cost_reset(void);
 size_t sim_physical(int device);                /* bytes of physical memory taken: handles and cudaMalloc blocks */
 size_t sim_physical_peak(int device);

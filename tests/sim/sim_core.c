@@ -450,6 +450,12 @@ static int begin_driver(int fn) {
 }
 
 /* Takes the lock. An error means that the function must do nothing; sm_end is due in any case. */
+/* To the account of the call under way. */
+static void charge_ns(uint64_t ns) {
+    sm.ns += ns;
+    sm.spent[sm.fn] += ns;
+}
+
 int sm_begin(int fn) {
     sm_lock();
     if (!sm.started) {
@@ -459,7 +465,7 @@ int sm_begin(int fn) {
     unsigned flags = function_flags[fn];
     sm.fn = fn;
     sm.calls[fn]++;
-    sm.ns += function_ns[fn];
+    charge_ns(function_ns[fn]);
     if (sm_self()->calling) return E_NOT_PERMITTED;
     if (sm.exiting) return E_EXITING;
     if (sm.nfaults && !(flags & F_WORK)) {
@@ -508,7 +514,7 @@ void sm_later(void (*call)(void *), void *arg) {
     sm.callbacks[sm.ncallbacks++] = (sm_callback){call, arg};
 }
 
-void sm_charge(double us) { sm.ns += (uint64_t)(us * 1000); }
+void sm_charge(double us) { charge_ns((uint64_t)(us * 1000)); }
 
 uint64_t sm_random(void) {
     uint64_t x = sm.random += 0x9E3779B97F4A7C15u;
@@ -543,9 +549,17 @@ double sim_cost_us(void) {
     return us;
 }
 
+uint64_t sim_cost_of_ns(const char *function) {
+    sm_lock();
+    uint64_t ns = function ? sm.spent[function_named(function)] : sm.ns;
+    sm_unlock();
+    return ns;
+}
+
 void sim_cost_reset(void) {
     sm_lock();
     sm.ns = 0;
+    memset(sm.spent, 0, sizeof sm.spent);
     sm_unlock();
 }
 

@@ -408,7 +408,7 @@ typedef struct sm_state {
 
     long calls[SM_FUNCTION_COUNT];
     long blocking;
-    uint64_t ns;
+    uint64_t ns, spent[SM_FUNCTION_COUNT]; /* what all calls cost, and those of each function */
     sm_fault fault[8];
     int nfaults;
     long failed;
