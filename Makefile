@@ -118,8 +118,9 @@ fuzz: $(FUZZERS)
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
 HOTPATH := allocator cli
-REPLAY := $(HOTPATH) run trace
-WRAPPED := cudaMalloc cudaFree cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
+REPLAY := $(HOTPATH) calls run trace
+ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
+WRAPPED := cudaMalloc cudaFree $(ENTRY_POINTS)
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
 build/bench/%.o: bench/%.c
@@ -133,7 +134,7 @@ build/bench-cuda/%.o: bench/%.cu bench/device.h
 	$(step)$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
-	$(step)$(CC) $^ -o $@ $(LIBS)
+	$(step)$(CC) $^ -o $@ $(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
