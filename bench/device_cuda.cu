@@ -161,9 +161,11 @@ cudaError_t device_finish(void)
 static cudaError_t hold_words_make(void)
 {
     void *host = NULL, *device = NULL;
-    cudaError_t error = hold_words_of_host ? cudaSuccess : cudaHostAlloc(&host, sizeof(hold_words), cudaHostAllocMapped);
-    if (!error && host) error = cudaHostGetDevicePointer(&device, host, 0);
-    if (error || !host) return error;
+    cudaError_t error;
+    if (hold_words_of_host) return cudaSuccess;
+    error = cudaHostAlloc(&host, sizeof(hold_words), cudaHostAllocMapped);
+    if (!error) error = cudaHostGetDevicePointer(&device, host, 0);
+    if (error) return error;
     hold_words_of_host = (volatile hold_words *)host;
     hold_words_of_device = (hold_words *)device;
     return cudaSuccess;
