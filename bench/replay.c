@@ -28,7 +28,7 @@ static const char help[] =
     "  --repeat N          replay N times in the same process and pool\n"
     "  --busy              queued work that runs well behind the host uses every block\n"
     "  --verify            queued work writes every byte of every block and checks it before the free\n"
-    "  --calls             also print which functions of the driver are called, how often and for how long, as counted\n"
+    "  --calls             also print which of the driver's functions are called, how often and for how long, counted\n"
     "                      by functions that stand before them; all the while work is held that only then ends, so\n"
     "                      that a call which waits for the device is found\n"
     "  --backend NAME      sim (default: a simulated device) or cuda (a GPU)\n"
