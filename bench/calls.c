@@ -131,9 +131,11 @@ cudaError_t __wrap_cudaGetDriverEntryPoint(const char *symbol, void **function, 
 
 /* ---- counting ---------------------------------------------------------------------------------------------------- */
 
+/* Streams that share a queue of the device would wait behind the work that is held: each is to have its own. */
 void calls_watch(void)
 {
     watching = true;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
 void calls_begin(void)

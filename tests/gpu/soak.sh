@@ -33,7 +33,8 @@ build_one() { # folder, program
 
 build_all() {
     rm -rf "$build" && mkdir -p "$build/mutant/tests/gpu" || return 1
-    cp tests/test.h "$build/mutant/tests" && cp tests/gpu/*.h tests/gpu/gpu_soak.cu "$build/mutant/tests/gpu" || return 1
+    cp tests/test.h "$build/mutant/tests" || return 1
+    cp tests/gpu/*.h tests/gpu/gpu_soak.cu "$build/mutant/tests/gpu" || return 1
     tests/mutate.sh "tests/mutants/$mutant.txt" "$build/mutant/galloc.h" || return 1
     if [ "$backend" = sim ]; then
         for file in tests/sim/*.c; do
@@ -54,7 +55,9 @@ build_all() {
 # ---- running --------------------------------------------------------------------------------------------------------
 
 # Of the last line, which is names and numbers by turns.
-field() { awk -v name="$1" '/^seconds / { for (i = 1; i < NF; i += 2) if ($i == name) print $(i + 1) }' "$build/output"; }
+field() { # name
+    awk -v name="$1" '/^seconds / { for (i = 1; i < NF; i += 2) if ($i == name) print $(i + 1) }' "$build/output"
+}
 
 add_row() {
     table="$table$(printf '%-36s %7s %9s %11s %9s %9s %11s  %s' "$@")"$'\n'
