@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
+.PHONY: help demo test test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -52,6 +52,7 @@ help:
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
 	@echo 'make test-gpu       tests and examples on a GPU; needs nvcc'
+	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
@@ -118,8 +119,9 @@ fuzz: $(FUZZERS)
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
 HOTPATH := allocator cli
-REPLAY := $(HOTPATH) run trace
-WRAPPED := cudaMalloc cudaFree cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
+REPLAY := $(HOTPATH) calls run trace
+ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
+WRAPPED := cudaMalloc cudaFree $(ENTRY_POINTS)
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
 build/bench/%.o: bench/%.c
@@ -133,7 +135,7 @@ build/bench-cuda/%.o: bench/%.cu bench/device.h
 	$(step)$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
-	$(step)$(CC) $^ -o $@ $(LIBS)
+	$(step)$(CC) $^ -o $@ $(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
@@ -163,6 +165,10 @@ examples: $(EXAMPLES) $(if $(NVCC),$(GPU_EXAMPLES))
 test-gpu:
 	$(need_gpu)
 	@tests/gpu/run.sh
+
+soak-gpu:
+	$(need_gpu)
+	@SOAK_SECONDS=$(or $(SECONDS),480) tests/gpu/soak.sh
 
 bench-gpu:
 	$(need_gpu)

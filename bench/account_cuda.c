@@ -1,8 +1,8 @@
 /* account_cuda.c - device.h's account on a GPU.
 
    CUDA does not say how much memory a library holds, nor what it calls. So the program is linked with --wrap for the
-   few functions of the runtime by which one gets there, and what galloc believes to be the driver's functions are
-   counting ones that stand before them. */
+   few functions of the runtime by which one gets there (calls.c has that for the driver's), and what galloc believes
+   to be the driver's functions are counting ones that stand before them. */
 
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -137,7 +137,7 @@ static const counted_function functions[N_FUNCTIONS] = {
     FUNCTIONS(ENTRY) {"cudaMalloc", NULL}, {"cudaFree", NULL}
 };
 
-static void stand_before(const char *symbol, void **function)
+void account_stand_before(const char *symbol, void **function)
 {
     for (int i = 0; i < N_FUNCTIONS; i++) {
         if (strcmp(symbol, functions[i].name) || !functions[i].stand_in || !*function) continue;
@@ -172,37 +172,6 @@ cudaError_t __wrap_cudaFree(void *ptr)
     pthread_mutex_unlock(&lock);
     return error;
 }
-
-#if CUDART_VERSION >= 12050
-cudaError_t __real_cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                                    unsigned long long flags,
-                                                    enum cudaDriverEntryPointQueryResult *status);
-cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                                    unsigned long long flags,
-                                                    enum cudaDriverEntryPointQueryResult *status);
-
-cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                                    unsigned long long flags,
-                                                    enum cudaDriverEntryPointQueryResult *status)
-{
-    cudaError_t error = __real_cudaGetDriverEntryPointByVersion(symbol, function, version, flags, status);
-    if (!error) stand_before(symbol, function);
-    return error;
-}
-#else
-cudaError_t __real_cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                           enum cudaDriverEntryPointQueryResult *status);
-cudaError_t __wrap_cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                           enum cudaDriverEntryPointQueryResult *status);
-
-cudaError_t __wrap_cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                           enum cudaDriverEntryPointQueryResult *status)
-{
-    cudaError_t error = __real_cudaGetDriverEntryPoint(symbol, function, flags, status);
-    if (!error) stand_before(symbol, function);
-    return error;
-}
-#endif
 
 /* ---- the account ------------------------------------------------------------------------------------------------- */
 

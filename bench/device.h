@@ -39,6 +39,13 @@ cudaError_t device_order(cudaStream_t earlier, cudaStream_t later);
 bool device_idle(cudaStream_t stream); /* all work of the stream is done */
 cudaError_t device_finish(void);       /* waits for all work */
 
+/* Starts work on a stream of its own that does not end before device_let_go, so that a call which waits for the device
+   meanwhile does not return. Lest that be the end of it, the work gives up when the host has made no sign for two
+   seconds, which device_findings tells. Returns 0, or -1 with a line on stderr. */
+int device_hold(void);
+void device_sign(void);
+void device_let_go(void);
+
 /* What was found wrong since the start: bytes that a check did not expect, and on the simulated device also races and
    whatever else it finds. The first few are printed in words. */
 long device_findings(FILE *out);
@@ -51,6 +58,8 @@ size_t account_held(void);                    /* bytes of physical memory */
 size_t account_peak(void);
 uint64_t account_calls(const char *function); /* calls of a CUDA function, by its plain name */
 double account_us(void);                      /* what all calls cost by the device's model; NAN: it has none */
+/* May put a counting function before one of the driver's that somebody has fetched. */
+void account_stand_before(const char *symbol, void **function);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# gpu.sh - measures galloc on a GPU: the ten traces, the cost of an alloc/free pair, and examples/02_reuse. Writes what
-# the programs say into a folder and ends in short tables.
+# gpu.sh - measures galloc on a GPU: the ten traces, the driver's calls (calls.sh), the cost of an alloc/free pair, and
+# examples/02_reuse. Writes what the programs say into a folder and ends in short tables.
 #
 # Environment
 #   OUT          the folder (bench/results); files begin with the name of the GPU
@@ -122,6 +122,8 @@ summary() {
         echo
     fi
     replay_table || failed=1
+    echo
+    sed -n '/^== summary/,$p' "$out/$device-calls.txt"
 }
 
 failed=0
@@ -139,6 +141,7 @@ rm -f "$out/$device-build.log"
 measure_pairs
 measure_reuse
 replay_all
+OUT=$out bench/calls.sh >/dev/null || { echo "calls.sh failed: see $out/$device-calls.txt"; failed=1; }
 echo
 summary >"$summary_file"
 cat "$summary_file"

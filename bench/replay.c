@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "calls.h"
 #include "cli.h"
 #include "device.h"
 #include "run.h"
@@ -27,6 +28,9 @@ static const char help[] =
     "  --repeat N          replay N times in the same process and pool\n"
     "  --busy              queued work that runs well behind the host uses every block\n"
     "  --verify            queued work writes every byte of every block and checks it before the free\n"
+    "  --calls             also print which of the driver's functions are called, how often and for how long, counted\n"
+    "                      by functions that stand before them; all the while work is held that only then ends, so\n"
+    "                      that a call which waits for the device is found\n"
     "  --backend NAME      sim (default: a simulated device) or cuda (a GPU)\n"
     "  --help              this text\n"
     "\n"
@@ -47,7 +51,7 @@ typedef struct settings {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, BACKEND, HELP };
+enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, CALLS, BACKEND, HELP };
 
 static const struct option long_options[] = {
     {"json", no_argument, NULL, JSON},
@@ -58,6 +62,7 @@ static const struct option long_options[] = {
     {"repeat", required_argument, NULL, REPEAT},
     {"busy", no_argument, NULL, BUSY},
     {"verify", no_argument, NULL, VERIFY},
+    {"calls", no_argument, NULL, CALLS},
     {"backend", required_argument, NULL, BACKEND},
     {"help", no_argument, NULL, HELP},
     {NULL, 0, NULL, 0}
@@ -82,6 +87,7 @@ static bool set_option(settings *s, int option)
         return true;
     case BUSY: s->run.busy = true; return true;
     case VERIFY: s->run.verify = true; return true;
+    case CALLS: s->run.calls = true; return true;
     case BACKEND: s->backend = optarg; return true;
     case HELP: fputs(help, stdout); exit(0);
     default: return false; /* getopt has said why */
@@ -96,6 +102,8 @@ static bool read_options(settings *s, int argc, char **argv)
         if (!set_option(s, option)) return false;
     if (s->run.conf && !s->run.allocator->pool) fprintf(stderr, "--conf is for galloc, which has settings\n");
     else if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
+    else if (s->run.calls && !s->run.allocator->pool) fprintf(stderr, "--calls is for galloc\n");
+    else if (s->run.calls && s->run.fit) fprintf(stderr, "--fit runs out of memory on purpose: leave out --calls\n");
     else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
     else return true;
     return false;
@@ -275,8 +283,10 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    if (s.run.calls) calls_watch();
     if (!s.json) print_head(&s);
     for (int i = optind; i < argc && !status; i++) status = replay_file(&s, argv[i], &sum);
     if (!s.json && sum.n) print_totals(&sum);
+    if (s.run.calls) calls_print(s.json);
     return status || !sum.findings ? status : RUN_FAILED;
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "calls.h"
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
@@ -156,6 +157,7 @@ static int replay_pass(run *r, double *ns)
     int status = RUN_OK;
     for (size_t i = 0; i < t->n && !status && !(r->oom && r->stop_at_oom); i++) {
         const trace_op *op = &t->op[i];
+        if (r->o->calls) device_sign();
         if (op->bytes) status = replay_alloc(r, op, &spent);
         else status = replay_free(r, &r->block[op->slot], op->stream, &spent);
     }
@@ -266,13 +268,25 @@ static int replay_passes(run *r, run_result *result)
     return status ? status : read_pool(r, result);
 }
 
+/* Opening and closing may wait, so they are left out. */
+static int replay_watched(run *r, run_result *result)
+{
+    if (!r->o->calls) return replay_passes(r, result);
+    if (device_hold()) return RUN_FAILED;
+    calls_begin();
+    int status = replay_passes(r, result);
+    calls_end();
+    device_let_go();
+    return status;
+}
+
 /* From opening the allocator to closing it: what the account is about. */
 static int replay_accounted(run *r, run_result *result)
 {
     account_reset();
     r->opened_ns = now_ns();
     if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
-    int status = replay_passes(r, result);
+    int status = replay_watched(r, result);
     if (status) return status;
     if (r->o->allocator->close()) return RUN_FAILED;
     result->peak_reserved = r->peak ? r->peak : account_peak();

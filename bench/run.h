@@ -16,6 +16,7 @@ typedef struct run_options {
     bool fit;         /* also find the smallest limit */
     bool busy;        /* queued work, well behind the host, uses every block */
     bool verify;      /* queued work writes every block and checks it */
+    bool calls;       /* the driver's calls are watched (calls.h), while work runs that does not end meanwhile */
 } run_options;
 
 /* What does not apply is -1, or NAN. */

@@ -53,6 +53,12 @@ empty "GALLOC_STATIC exports names" "$work/static.names"
 "$nm" -u "$work/public.o" | awk '{ print $NF }' | grep '^cu[A-Z]' >"$work/driver"
 empty "names that need -lcuda" "$work/driver"
 
+# What galloc is linked with neither waits for the device nor does what the driver's functions do: those it fetches.
+echo 'cudaGetDevice cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion cudaGetErrorString cudaGetLastError
+cudaPeekAtLastError cudaSetDevice' | tr ' ' '\n' >"$work/runtime.allowed"
+"$nm" -u "$work/public.o" | awk '{ print $NF }' | grep '^cuda' | grep -vxFf "$work/runtime.allowed" >"$work/runtime"
+empty "functions of the runtime that galloc should not need" "$work/runtime"
+
 # Each declared function has its definition, and the other way round but for the per-thread variants.
 sed -n 's/^GALLOC_API .*[ *]\(galloc_[a-z_]*\)(.*/\1/p' $header |
     grep -v '_ptsz$' | sort -u >"$work/declared"

@@ -73,6 +73,16 @@ says '"oom": [1-9]' 'too low a limit is out-of-memory, not a failure'
 ends 0 --allocator cudamalloc --busy --verify "$small"
 says 'moe_multistream' 'a table'
 
+# The driver is watched from outside: nothing waits while memory lasts, and when it does not, that is seen.
+ends 0 --busy --calls bench/traces/*.csv.gz
+says '^0 calls of a function that can wait for the device' 'no wait while memory lasts'
+says '^cuMemMap .* no$' 'the driver is watched'
+ends 1 --busy --calls --limit-mib 5000 "$small"
+says '^[1-9][0-9]* calls of a function that can wait' 'a wait is counted'
+says 'found: deadlock' 'a wait for the device is found'
+ends 2 --calls --fit "$small"
+ends 2 --calls --allocator cudamalloc "$small"
+
 # ---- what is no trace -----------------------------------------------------------------------------------------------
 
 row=0,0.1,allocate,0x10,512,0

@@ -17,33 +17,6 @@ flags="-std=c11 -O1 -w"
 
 mkdir -p "$work/sim" || exit 1
 
-# Writes galloc.h with the replacement made, or says what is wrong with the mutant.
-apply() { # mutant, result
-    awk -v mutant="$1" '
-        function stop(why) { print mutant ": " why > "/dev/stderr"; exit 1 }
-        BEGIN {
-            RS = "\001" # the whole file is one record
-            getline whole < "galloc.h"
-            RS = "\n"
-            while ((getline line < mutant) > 0) {
-                if (line == "--- old") n++
-                if (line ~ /^---/) part = line
-                else if (part == "--- old") old[n] = old[n] line "\n"
-                else if (part == "--- new") new[n] = new[n] line "\n"
-            }
-            if (!n) stop("nothing to replace")
-            for (i = 1; i <= n; i++) {
-                at = index(whole, old[i])
-                if (old[i] == "" || old[i] == new[i]) stop("no change")
-                if (!at) stop("this is not in galloc.h:\n" old[i])
-                rest = substr(whole, at + length(old[i]))
-                if (index(rest, old[i])) stop("this is in galloc.h twice:\n" old[i])
-                whole = substr(whole, 1, at - 1) new[i] rest
-            }
-            printf "%s", whole
-        }' >"$2"
-}
-
 # Is there a program that fails with this header? Writes what happened into the folder's file `result`.
 try() { # name
     dir=$work/$1
@@ -83,7 +56,7 @@ fi
 passed=0 failed=0 running=0
 for name in "$@"; do
     rm -rf "$work/$name" && mkdir -p "$work/$name" || exit 1
-    apply "tests/mutants/$name.txt" "$work/$name/galloc.h" || exit 1
+    tests/mutate.sh "tests/mutants/$name.txt" "$work/$name/galloc.h" || exit 1
 done
 for name in "$@"; do
     try "$name" &

@@ -1,4 +1,4 @@
-/* gpu_behaviour.cu - what galloc promises, on a real driver: blocks, pools, errors, streams, capture, devices.
+/* gpu_behaviour.cu - what galloc promises, on a real driver: blocks, pools, errors, streams, capture.
 
    Each test is about the driver's side of a promise; the simulated device tests the rest, and more thoroughly. A gate
    holds a stream back for as long as a test wants, so that nothing here depends on how fast the device is. */
@@ -859,49 +859,6 @@ TEST(no_call_breaks_a_capture)
         OK(cudaStreamDestroy(w.s));
         OK(cudaStreamDestroy(w.t));
     }
-    finish();
-}
-
-/* ---- devices ----------------------------------------------------------------------------------------------------- */
-
-TEST(each_device_has_its_own_memory)
-{
-    int devices = 0, device = -1;
-    OK(cudaGetDeviceCount(&devices));
-    if (devices < 2) {
-        printf("    each_device_has_its_own_memory needs two devices: looked at one\n");
-        return;
-    }
-    cudaStream_t s = stream_new(), t = NULL;
-    OK(cudaSetDevice(1));
-    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
-    OK(cudaSetDevice(0));
-    for (uint32_t i = 0; i < 20; i++) {
-        void *p = NULL, *q = NULL;
-        OK(galloc_malloc(&p, mib(8), s));
-        OK(galloc_malloc(&q, mib(8), t));
-        EXPECT_EQ(info_of(p).device, 0);
-        EXPECT_EQ(info_of(q).device, 1);
-        device_fill(s, p, mib(8), i);
-        device_check(s, p, mib(8), i);
-        OK(cudaSetDevice(1));
-        device_fill(t, q, mib(8), i + 100);
-        device_check(t, q, mib(8), i + 100);
-        if (i % 2) order(t, s); /* to be freed on a stream of the other device */
-        if (i % 4 == 0) EXPECT_EQ(device_wrong(), 0);
-        OK(cudaSetDevice(0));
-        OK(galloc_free(p, s));
-        OK(galloc_free(q, i % 2 ? s : t));
-        OK(cudaGetDevice(&device));
-        EXPECT_EQ(device, 0);
-    }
-    for (int i = 0; i < 2; i++) {
-        galloc_pool *pool = NULL;
-        OK(galloc_pool_default(&pool, i));
-        expect_healthy(pool);
-    }
-    OK(cudaStreamDestroy(s));
-    OK(cudaStreamDestroy(t));
     finish();
 }
 

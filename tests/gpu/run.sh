@@ -15,7 +15,7 @@ build=${BUILD:-build}/gpu
 backend=${BACKEND:-cuda}
 content_seconds=${CONTENT_SECONDS:-24}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-programs="gpu_behaviour gpu_content gpu_reset"
+programs="gpu_behaviour gpu_content gpu_devices gpu_pdl gpu_reset"
 examples="01_first_program 02_reuse"
 [ "$backend" = sim ] && examples=01_first_program
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync"
@@ -70,7 +70,8 @@ add_row() { # name, what to say, seconds
     table="$table$(printf '%-28s %-28s %6s' "$1" "$2" "$3")"$'\n'
 }
 
-# A program and what its last line says. An example, or a probe, passes by its exit status.
+# A program and what its last line says. An example, or a probe, passes by its exit status; a program that says
+# "skipped: ..." last counts for nothing.
 run() { # name, seconds at most, command...
     name=$1 limit=$2
     shift 2
@@ -79,6 +80,11 @@ run() { # name, seconds at most, command...
     SECONDS=0
     timeout -k 10 "$limit" "$@" 2>&1 </dev/null | tee "$build/output"
     status=${PIPESTATUS[0]}
+    skipped=$(tail -n 1 "$build/output" | grep '^skipped: ')
+    if [ "$status" -eq 0 ] && [ -n "$skipped" ]; then
+        add_row "$name" "$skipped" "$SECONDS"
+        return
+    fi
     result=$(grep -xE '[0-9]+ passed, [0-9]+ failed' "$build/output" | tail -n 1)
     case $name in
     0*|probe*) [ "$status" -eq 0 ] && result="1 passed, 0 failed" ;;
