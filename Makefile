@@ -28,7 +28,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototy
 CFLAGS ?= -O2 -g
 ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 TSAN := -O1 -g -fsanitize=thread
-LIBS := -lpthread -lm
+LIBS := -lpthread -lm -ldl
 BUNDLED := tests/sim/include
 export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS
 
@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
+.PHONY: always help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -117,8 +117,10 @@ fuzz: $(FUZZERS)
 
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
-HOTPATH := allocator cli
-REPLAY := $(HOTPATH) run trace
+COMMON := allocator cli
+HOTPATH := $(COMMON) pairs floor
+REPLAY := $(COMMON) run trace
+PEERS := device_cuda peer_async peer_cub
 WRAPPED := cudaMalloc cudaFree cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
@@ -127,20 +129,25 @@ build/bench/%.o: bench/%.c
 	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -Itests/sim -isystem $(BUNDLED) -c $< -o $@
 build/bench-cuda/%.o: bench/%.c
 	$(folder)
-	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -c $< -o $@
-build/bench-cuda/%.o: bench/%.cu bench/device.h
+	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -DBENCH_PEERS -c $< -o $@
+build/bench-cuda/%.o: bench/%.cu bench/device.h bench/allocator.h galloc.h
 	$(folder)
-	$(step)$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
+	$(step)$(NVCC) -O2 -arch=$(ARCH) -I. -c $< -o $@
+# The report says what was built, or why nothing was: then the next `make` tries again.
+build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/allocator.h \
+		$(if $(shell grep '^not built' build/bench-cuda/peer_torch.txt 2>/dev/null),always)
+	@TOOLKIT=$(TOOLKIT) bench/peer_torch.sh $(@:.txt=.so)
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
-		$(call bench_objects,bench-cuda,$(REPLAY) device_cuda account_cuda)
+		$(call bench_objects,bench-cuda,$(REPLAY) $(PEERS) account_cuda)
 	$(step)$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
-build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) device_cuda)
+build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PEERS))
 	$(step)$(NVCC) $^ -o $@ $(LIBS)
+build/replay-cuda build/hotpath-cuda: | build/bench-cuda/peer_torch.txt
 build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
 
 demo: build/demo $(if $(GPU),build/demo-cuda)

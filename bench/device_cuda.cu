@@ -61,8 +61,9 @@ static unsigned grid_for(size_t bytes)
 
 /* ---- start and stop ---------------------------------------------------------------------------------------------- */
 
-int device_start(bool behind)
+int device_start(int devices, bool behind)
 {
+    (void)devices;
     unsigned long long none = 0;
     cudaError_t error = cudaSetDevice(0);
     if (!error) error = cudaMemcpyToSymbol(wrong_words, &none, sizeof none);

@@ -12,9 +12,10 @@ const char *const device_backend = "sim";
 
 static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
 
-int device_start(bool behind)
+int device_start(int devices, bool behind)
 {
     sim_options options = sim_defaults();
+    options.devices = devices;
     options.memory = DEVICE_MEMORY;
     options.panic = 0; /* what would crash becomes a finding */
     options.lag = behind ? DEVICE_LAG : 0;

@@ -20,8 +20,9 @@ static const char help[] =
     "Replays logs of allocator calls (RMM's format, plain or gzip) and prints a table.\n"
     "\n"
     "  --json              a line of JSON for each trace instead\n"
-    "  --allocator NAME    galloc (default) or cudamalloc\n"
-    "  --conf STRING       settings of galloc's pool, as in GALLOC_CONF\n"
+    "  --allocator NAME    galloc (default) or cudamalloc; with --backend cuda, where they were found when this was\n"
+    "                      built, also async (cudaMallocAsync), cub (CUB's caching allocator) and torch (PyTorch's)\n"
+    "  --conf STRING       settings of galloc's pool, as in GALLOC_CONF, or of torch, as in PYTORCH_CUDA_ALLOC_CONF\n"
     "  --limit-mib N       the allocator may hold at most N MiB\n"
     "  --fit               also find the smallest limit that replays with no out-of-memory, in steps of 2 MiB\n"
     "  --repeat N          replay N times in the same process and pool\n"
@@ -33,6 +34,7 @@ static const char help[] =
     "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
     "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
+    "What async and torch hold is by their own account, and what peers call is not counted.\n"
     "driver_calls leaves out looks (which stream is it, does it capture?); driver_us_model has everything.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
@@ -42,7 +44,7 @@ static const char help[] =
 typedef struct settings {
     run_options run;
     bool json;
-    const char *backend;
+    const char *allocator, *backend;
 } settings;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
@@ -65,12 +67,11 @@ static const struct option long_options[] = {
 
 static bool set_option(settings *s, int option)
 {
-    galloc_config config;
     uint64_t n = 0;
     switch (option) {
     case JSON: s->json = true; return true;
-    case ALLOCATOR: s->run.allocator = allocator_find(optarg); return s->run.allocator != NULL;
-    case CONF: s->run.conf = optarg; return allocator_conf(&config, optarg);
+    case ALLOCATOR: s->allocator = optarg; return true;
+    case CONF: s->run.conf = optarg; return true;
     case LIMIT_MIB:
         if (!cli_number("--limit-mib", optarg, 1, SIZE_MAX >> 20, &n)) return false;
         s->run.limit = (size_t)n << 20;
@@ -91,11 +92,10 @@ static bool set_option(settings *s, int option)
 static bool read_options(settings *s, int argc, char **argv)
 {
     int option;
-    *s = (settings){.run = {.allocator = &allocator_galloc, .limit = SIZE_MAX, .repeat = 1}};
+    *s = (settings){.run = {.limit = SIZE_MAX, .repeat = 1}, .allocator = "galloc"};
     while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
         if (!set_option(s, option)) return false;
-    if (s->run.conf && !s->run.allocator->pool) fprintf(stderr, "--conf is for galloc, which has settings\n");
-    else if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
+    if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
     else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
     else return true;
     return false;
@@ -154,6 +154,8 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("findings", r->findings);
     json_integer("races", r->races);
     json_real("unfinished_at_free", r->unfinished, 4);
+    fputs(", \"conf\": ", stdout);
+    cli_json_text(stdout, allocator_settings(s->run.allocator, s->run.conf));
     puts("}");
 }
 
@@ -252,7 +254,7 @@ static int replay_file(const settings *s, const char *path, totals *sum)
 {
     trace t;
     run_result result;
-    run_progress("%s: reading", path);
+    cli_progress("%s: reading", path);
     if (trace_load(&t, path)) return RUN_FAILED;
     int status = run_trace(&t, &s->run, &result);
     if (!status) {
@@ -275,6 +277,8 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    s.run.allocator = allocator_load(s.allocator, s.run.conf);
+    if (!s.run.allocator) return CLI_USAGE;
     if (!s.json) print_head(&s);
     for (int i = optind; i < argc && !status; i++) status = replay_file(&s, argv[i], &sum);
     if (!s.json && sum.n) print_totals(&sum);

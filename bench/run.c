@@ -3,13 +3,12 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "cli.h"
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
@@ -36,22 +35,8 @@ typedef struct run {
     size_t mallocs, frees;  /* that succeeded */
     size_t unfinished;      /* frees while queued work used the block */
     size_t oom;
-    size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
+    size_t peak;            /* held, where the account's is not the one that counts; else 0 */
 } run;
-
-void run_progress(const char *format, ...)
-{
-    static int terminal = -1;
-    va_list args;
-    if (terminal < 0) terminal = isatty(STDERR_FILENO);
-    if (!terminal) return;
-    fputs("\r\033[K", stderr);
-    if (!format) return;
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fflush(stderr);
-}
 
 static double now_ns(void)
 {
@@ -72,7 +57,7 @@ static uint64_t counted_calls(void)
 static int failed(const run *r, const char *what, cudaError_t error)
 {
     const char *message = r->o->allocator->message();
-    run_progress(NULL);
+    cli_progress(NULL);
     fprintf(stderr, "%s: %s failed with %d (%s)%s%s\n", r->t->name, what, (int)error, cudaGetErrorName(error),
             *message ? ": " : "", message);
     return RUN_FAILED;
@@ -85,11 +70,11 @@ static bool works(const run *r)
     return r->o->busy || r->o->verify;
 }
 
-/* An allocator without a pool knows no limit; what a call makes the driver hold is known only after it. */
+/* An allocator that keeps nothing knows no limit; what a call makes the driver hold is known only after it. */
 static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t stream)
 {
     cudaError_t error = r->o->allocator->alloc(ptr, bytes, stream);
-    if (error || r->o->allocator->pool || r->limit == SIZE_MAX) return error;
+    if (error || r->o->allocator->caching || r->limit == SIZE_MAX) return error;
     if (account_held() > r->limit) {
         error = r->o->allocator->free(*ptr, stream);
         *ptr = NULL;
@@ -147,6 +132,12 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
     return error ? failed(r, "a free", error) : RUN_OK;
 }
 
+/* Where a free goes: work on another stream would race with what is given the block next. */
+static uint32_t freed_on(const run *r, const trace_op *op)
+{
+    return r->o->allocator->keeps_stream ? r->block[op->slot].stream : op->stream;
+}
+
 /* Replays the trace once, then frees what it left. ns: host time of the trace's calls. */
 static int replay_pass(run *r, double *ns)
 {
@@ -156,7 +147,7 @@ static int replay_pass(run *r, double *ns)
     for (size_t i = 0; i < t->n && !status && !(r->oom && r->stop_at_oom); i++) {
         const trace_op *op = &t->op[i];
         if (op->bytes) status = replay_alloc(r, op, &spent);
-        else status = replay_free(r, &r->block[op->slot], op->stream, &spent);
+        else status = replay_free(r, &r->block[op->slot], freed_on(r, op), &spent);
     }
     *ns = works(r) ? spent : now_ns() - start;
     for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
@@ -167,7 +158,7 @@ static int replay_pass(run *r, double *ns)
 
 static int differ(const run *r, const char *what, uint64_t ours, uint64_t theirs)
 {
-    run_progress(NULL);
+    cli_progress(NULL);
     fprintf(stderr, "%s: galloc counts %" PRIu64 " %s, but there were %" PRIu64 "\n", r->t->name, ours, what, theirs);
     return RUN_MISMATCH;
 }
@@ -231,13 +222,13 @@ static int replay_passes(run *r, run_result *result)
     for (int pass = 0; pass < r->o->repeat && !status && !(r->oom && r->stop_at_oom); pass++) {
         double ns = 0;
         uint64_t calls = counted_calls();
-        if (r->limit == r->o->limit) run_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
-        else run_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
+        if (r->limit == r->o->limit) cli_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
+        else cli_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
         status = replay_pass(r, &ns);
         if (pass == 0) result->ns_per_op = ns / (double)r->t->n;
         if (pass == 0) continue;
         result->ns_per_op_warm = ns / (double)r->t->n;
-        result->driver_calls_warm = (int64_t)(counted_calls() - calls);
+        if (r->o->allocator->counted) result->driver_calls_warm = (int64_t)(counted_calls() - calls);
     }
     return status ? status : read_pool(r, result);
 }
@@ -249,10 +240,11 @@ static int replay_accounted(run *r, run_result *result)
     if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
     int status = replay_passes(r, result);
     if (status) return status;
+    if (r->o->allocator->peak) r->peak = r->o->allocator->peak();
     if (r->o->allocator->close()) return RUN_FAILED;
     result->peak_reserved = r->peak ? r->peak : account_peak();
-    result->driver_calls = (int64_t)counted_calls();
-    result->driver_us = account_us();
+    if (r->o->allocator->counted) result->driver_calls = (int64_t)counted_calls();
+    if (r->o->allocator->counted) result->driver_us = account_us();
     if (!account_held()) return RUN_OK;
     fprintf(stderr, "%s: %zu bytes are still held when all is given back\n", r->t->name, account_held());
     return RUN_MISMATCH;
@@ -260,11 +252,11 @@ static int replay_accounted(run *r, run_result *result)
 
 static int replay_device(run *r, run_result *result)
 {
-    if (device_start(r->o->busy)) return RUN_FAILED;
+    if (device_start(1, r->o->busy)) return RUN_FAILED;
     int status = streams_open(r);
     if (!status) status = replay_accounted(r, result);
     if (!status && device_finish()) status = failed(r, "cudaDeviceSynchronize", cudaPeekAtLastError());
-    run_progress(NULL);
+    cli_progress(NULL);
     result->findings = device_findings(stderr);
     result->races = device_races();
     if (!status) status = streams_close(r);
@@ -277,7 +269,8 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     run r = {.t = t, .o = o, .limit = limit, .stop_at_oom = stop_at_oom};
     int status = RUN_FAILED;
     *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
-                           .driver_calls_warm = -1, .moves = -1, .waits = -1, .unfinished = NAN};
+                           .driver_calls = -1, .driver_calls_warm = -1, .driver_us = NAN, .moves = -1, .waits = -1,
+                           .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
     if (r.stream && r.block) status = replay_device(&r, result);
@@ -332,6 +325,6 @@ int run_trace(const trace *t, const run_options *options, run_result *result)
 {
     int status = replay(t, options, options->limit, false, result);
     if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
-    run_progress(NULL);
+    cli_progress(NULL);
     return status;
 }
