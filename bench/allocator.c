@@ -163,16 +163,15 @@ static const allocator *torch_load(const char *conf)
     return peer;
 }
 
-static void torch_say_why_not(void)
+/* What its build has reported. */
+static void torch_describe(FILE *out)
 {
-#ifdef BENCH_PEERS
     char path[PATH_MAX], line[512];
     built_path(path, "peer_torch.txt");
     FILE *file = fopen(path, "r");
-    if (!file) return;
-    while (fgets(line, sizeof line, file)) fprintf(stderr, "  %s", line);
-    fclose(file);
-#endif
+    if (file && fgets(line, sizeof line, file)) fputs(line, out);
+    else fputs("not built\n", out);
+    if (file) fclose(file);
 }
 
 /* ---- by name ----------------------------------------------------------------------------------------------------- */
@@ -197,15 +196,22 @@ bool allocator_built(const char *name)
     return find(name) || (!strcmp(name, "torch") && torch_built());
 }
 
+void allocator_list(FILE *out)
+{
+    bool gpu = !strcmp(device_backend, "cuda");
+    for (int i = 0; i < NAMES; i++) {
+        fprintf(out, "  %-12s", names[i]);
+        if (gpu && !strcmp(names[i], "torch")) torch_describe(out);
+        else fprintf(out, "%s\n", find(names[i]) ? "built in" : gpu ? "nvcc came without it" : "with --backend cuda");
+    }
+}
+
 static const allocator *not_built(const char *name)
 {
     bool known = false;
     for (int i = 0; i < NAMES; i++) known |= !strcmp(name, names[i]);
-    fprintf(stderr, known ? "allocator %s is not built in:" : "unknown allocator \"%s\":", name);
-    for (int i = 0; i < NAMES; i++)
-        if (allocator_built(names[i])) fprintf(stderr, " %s", names[i]);
-    fprintf(stderr, " can be had with --backend %s\n", device_backend);
-    if (!strcmp(name, "torch")) torch_say_why_not();
+    fprintf(stderr, known ? "allocator %s is not built in\n" : "unknown allocator \"%s\"\n", name);
+    allocator_list(stderr);
     return NULL;
 }
 

@@ -4,6 +4,7 @@
 #define BENCH_ALLOCATOR_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "galloc.h"
 
@@ -45,6 +46,9 @@ const char *allocator_settings(const allocator *a, const char *conf);
 
 /* Whether a name that allocator_load knows can be loaded here. */
 bool allocator_built(const char *name);
+
+/* A line for each of them: whether it was built in, and if not, why. */
+void allocator_list(FILE *out);
 
 /* The settings that a text for galloc_config_parse makes of the defaults; NULL: the defaults. False, with a line on
    stderr, when it is wrong. */

@@ -17,7 +17,7 @@
 #include "pairs.h"
 
 static const char help[] =
-    "usage: hotpath [--json] [--allocator NAME]... [--conf STRING]... [--devices N] [--backend sim|cuda]\n"
+    "usage: hotpath [--json] [--allocator NAME]... [--conf STRING]... [--devices N] [--backend sim|cuda] [--list]\n"
     "\n"
     "Measures the host time of an alloc/free pair.\n"
     "\n"
@@ -29,6 +29,7 @@ static const char help[] =
     "  holes               1 KiB, while so many free holes lie between used blocks\n"
     "  holes_bins          sizes in turn, so that the block freed last is never the one wanted\n"
     "  churn               2048 live blocks of 512 B .. 32 MiB, one after the other freed and replaced\n"
+    "  churn_two_streams   the same, after another stream has had a block\n"
     "  threads_own_stream  `hot` with 64 KiB on so many threads at once, each with a stream of its own\n"
     "  threads_one_stream  the same, all on one stream\n"
     "  looks, looks_default_stream\n"
@@ -39,13 +40,14 @@ static const char help[] =
     "  galloc              galloc_malloc and galloc_free, with defaults and with stream_check:off\n"
     "  malloc, cudamalloc  the C library's, and the driver's without a cache; not in all cases\n"
     "  driver              looks; settings are what is asked at an alloc and at a free: capturing+id,capturing\n"
-    "  async, cub, torch   cudaMallocAsync, CUB's and PyTorch's caching allocators, where they were found when this was\n"
-    "                      built, with --backend cuda; torch with its defaults and with expandable_segments:True\n"
+    "  async, cub, torch   cudaMallocAsync, CUB's and PyTorch's caching allocators where they were found at build time,\n"
+    "                      with --backend cuda; torch with its defaults and with expandable_segments:True\n"
     "\n"
     "  --conf STRING       settings, as in GALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF, in place of those above; for the\n"
     "                      allocators that are named, else for galloc. Several are measured one after the other\n"
-    "  --only NAME         this allocator, in this process, with the first --conf or what the environment says, without\n"
-    "                      the head of the table: what is done for each of the others\n"
+    "  --only NAME         this allocator, in this process, with the first --conf or what the environment says, and no\n"
+    "                      head of a table: what is done for each of the others\n"
+    "  --list              say which allocators were built in, and why others were not\n"
     "  --devices N         of the simulated device: how many (1); on a GPU's host: use no more than these\n"
     "\n"
     "bytes is the size of a block, where there are several that of the largest.\n"
@@ -65,7 +67,7 @@ typedef struct job {
 } job;
 
 typedef struct settings {
-    bool json;
+    bool json, list;
     const char *only, *backend;
     const char *allocator[NAMED_MAX], *conf[NAMED_MAX];
     int allocators, confs, devices;
@@ -192,7 +194,7 @@ static void with_holes_in_turn(const bench *b, int holes)
 }
 
 /* Every order of magnitude as likely as the others. */
-static void churn(const bench *b)
+static void churn(const bench *b, const char *name)
 {
     size_t size[PAIRS_SIZES];
     void *live[PAIRS_LIVE];
@@ -202,7 +204,7 @@ static void churn(const bench *b)
         pairs_check(b->a, b->a->alloc(&live[i], size[roll() % PAIRS_SIZES], w.stream));
     w.size = size;
     w.live = live;
-    measure(b, "churn", &w, 0, 1);
+    measure(b, name, &w, 0, 1);
     for (int i = 0; i < PAIRS_LIVE; i++) pairs_check(b->a, b->a->free(live[i], w.stream));
 }
 
@@ -219,24 +221,87 @@ static void looks(const bench *b)
     hot(b, "looks_default_stream", NULL, 0);
 }
 
-/* cudaMalloc and cudaFree go to the driver each time, whatever lies around. */
-static void all_cases(const bench *b)
+static void libc(const bench *b)
+{
+    hot(b, "hot", NULL, 512);
+}
+
+static void hot_sizes(const bench *b)
 {
     static const size_t sizes[] = {512, 64 * KIB, MIB, 20 * MIB, 256 * MIB};
-    static const int holes[] = {0, 4096, 16384, HOLES_MAX};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) hot(b, "hot", b->stream[0], sizes[i]);
-    if (b->a->caching) {
-        hot(b, "hot_default_stream", NULL, 64 * KIB);
-        hot(b, "hot_per_thread_stream", cudaStreamPerThread, 64 * KIB);
-    }
-    for (size_t i = 0; i < sizeof holes / sizeof *holes && b->a->caching; i++) with_holes(b, holes[i]);
-    for (size_t i = 0; i < sizeof holes / sizeof *holes && b->a->caching; i++) with_holes_in_turn(b, holes[i]);
-    churn(b);
+}
+
+static void hot_default(const bench *b)
+{
+    hot(b, "hot_default_stream", NULL, 64 * KIB);
+}
+
+static void hot_per_thread(const bench *b)
+{
+    hot(b, "hot_per_thread_stream", cudaStreamPerThread, 64 * KIB);
+}
+
+static const int hole_counts[] = {0, 4096, 16384, HOLES_MAX};
+
+static void holes_of_few_sizes(const bench *b)
+{
+    for (size_t i = 0; i < sizeof hole_counts / sizeof *hole_counts; i++) with_holes(b, hole_counts[i]);
+}
+
+static void holes_of_many_sizes(const bench *b)
+{
+    for (size_t i = 0; i < sizeof hole_counts / sizeof *hole_counts; i++) with_holes_in_turn(b, hole_counts[i]);
+}
+
+static void churn_alone(const bench *b)
+{
+    churn(b, "churn");
+}
+
+static void churn_beside(const bench *b)
+{
+    void *other;
+    pairs_check(b->a, b->a->alloc(&other, MIB, b->stream[1]));
+    pairs_check(b->a, b->a->free(other, b->stream[1]));
+    churn(b, "churn_two_streams");
+}
+
+static void threads_own(const bench *b)
+{
     for (int n = 1; n <= PAIRS_THREADS; n *= 2) threads(b, "threads_own_stream", n, 64 * KIB, true);
+}
+
+static void threads_one(const bench *b)
+{
     for (int n = 1; n <= PAIRS_THREADS; n *= 2) threads(b, "threads_one_stream", n, 64 * KIB, false);
-    if (!b->a->caching || !b->other) return;
-    hot_two_devices(b, "hot_two_devices", b->stream[0], b->other);
-    hot_two_devices(b, "hot_two_devices_default_stream", NULL, NULL);
+}
+
+static void two_devices(const bench *b)
+{
+    if (b->other) hot_two_devices(b, "hot_two_devices", b->stream[0], b->other);
+}
+
+static void two_devices_default(const bench *b)
+{
+    if (b->other) hot_two_devices(b, "hot_two_devices_default_stream", NULL, NULL);
+}
+
+/* Each group begins with an allocator that has seen no stream yet. */
+typedef void (*group)(const bench *);
+
+static const group groups_libc[] = {libc, NULL}, groups_looks[] = {looks, NULL};
+/* cudaMalloc and cudaFree go to the driver each time, whatever lies around. */
+static const group groups_plain[] = {hot_sizes, churn_alone, threads_own, threads_one, NULL};
+static const group groups_caching[] = {hot_sizes,   hot_default,         hot_per_thread, holes_of_few_sizes,
+                                       holes_of_many_sizes, churn_alone, churn_beside,   threads_own,
+                                       threads_one, two_devices,         two_devices_default, NULL};
+
+static const group *groups_of(const allocator *a)
+{
+    if (a == &allocator_libc) return groups_libc;
+    if (a == &allocator_looks) return groups_looks;
+    return a->caching ? groups_caching : groups_plain;
 }
 
 /* ---- a job ------------------------------------------------------------------------------------------------------- */
@@ -278,11 +343,11 @@ static int run_job(const settings *s, const job *j)
     b.conf = allocator_settings(b.a, j->conf);
     if (device_start(s->devices ? s->devices : 1, false)) return 1;
     open_streams(&b, s->devices);
-    if (b.a->open(j->conf, SIZE_MAX)) return 1;
-    if (b.a == &allocator_libc) hot(&b, "hot", NULL, 512);
-    else if (b.a == &allocator_looks) looks(&b);
-    else all_cases(&b);
-    if (b.a->close()) return 1;
+    for (const group *cases = groups_of(b.a); *cases; cases++) {
+        if (b.a->open(j->conf, SIZE_MAX)) return 1;
+        (*cases)(&b);
+        if (b.a->close()) return 1;
+    }
     close_streams(&b);
     device_stop();
     return 0;
@@ -382,7 +447,7 @@ static bool choose_jobs(settings *s)
 
 /* ---- main -------------------------------------------------------------------------------------------------------- */
 
-enum { JSON = 1, ONLY, ALLOCATOR, CONF, DEVICES, BACKEND, HELP };
+enum { JSON = 1, ONLY, ALLOCATOR, CONF, DEVICES, LIST, BACKEND, HELP };
 
 static bool set_option(settings *s, int option)
 {
@@ -396,6 +461,7 @@ static bool set_option(settings *s, int option)
         if (!cli_number("--devices", optarg, 1, 8, &n)) return false;
         s->devices = (int)n;
         return true;
+    case LIST: s->list = true; return true;
     case BACKEND: s->backend = optarg; return true;
     case HELP: fputs(help, stdout); exit(0);
     default: return false; /* getopt has said why */
@@ -410,6 +476,7 @@ static bool read_options(settings *s, int argc, char **argv)
         {"allocator", required_argument, NULL, ALLOCATOR},
         {"conf", required_argument, NULL, CONF},
         {"devices", required_argument, NULL, DEVICES},
+        {"list", no_argument, NULL, LIST},
         {"backend", required_argument, NULL, BACKEND},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0}
@@ -434,6 +501,7 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    if (s.list) return allocator_list(stdout), 0;
     if (s.only) return run_job(&s, &(job){s.only, s.confs ? s.conf[0] : NULL});
     if (!choose_jobs(&s)) return CLI_USAGE;
     if (!s.json) print_head();

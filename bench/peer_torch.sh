@@ -1,6 +1,6 @@
 #!/bin/sh
-# peer_torch.sh LIBRARY - builds PyTorch's allocator (peer_torch.cpp) as LIBRARY, where a Python with PyTorch for CUDA is
-# found. LIBRARY with .txt in place of .so says what was built, or why nothing was: that is no failure.
+# peer_torch.sh LIBRARY - builds PyTorch's allocator (peer_torch.cpp) as LIBRARY, where a Python with PyTorch for CUDA
+# is found. LIBRARY with .txt in place of .so says what was built, or why nothing was: that is no failure.
 #
 # Environment
 #   PYTHON   the Python that has PyTorch (python3)

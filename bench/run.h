@@ -26,7 +26,8 @@ typedef struct run_result {
     size_t oom;             /* allocations that failed for want of memory, all passes together */
     double ns_per_op;       /* host time of a call in the first pass */
     double ns_per_op_warm;  /* in the last one */
-    int64_t driver_calls;   /* -1 where the account does not see them; that make, move or give back memory, or order streams; looks at a stream are none */
+    int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none;
+                               -1: the account does not see this allocator's */
     int64_t driver_calls_warm;
     double driver_us;       /* by the device's model; to the pool's end, looks included */
     int64_t moves, waits;
