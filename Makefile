@@ -87,8 +87,8 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(folder)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
-test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
+test: build/replay build/hotpath $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+	@tests/run.sh $(CHECKS) $(filter-out build/replay build/hotpath,$^)
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^
