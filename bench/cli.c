@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -48,18 +47,4 @@ void cli_json_text(FILE *out, const char *text)
         else fputc(*text, out);
     }
     fputc('"', out);
-}
-
-void cli_progress(const char *format, ...)
-{
-    static int terminal = -1;
-    va_list args;
-    if (terminal < 0) terminal = isatty(STDERR_FILENO);
-    if (!terminal) return;
-    fputs("\r\033[K", stderr);
-    if (!format) return;
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fflush(stderr);
 }

@@ -17,9 +17,6 @@ bool cli_number(const char *option, const char *text, uint64_t min, uint64_t max
    cannot be. */
 bool cli_backend(const char *wanted, char **argv);
 
-/* While work goes on, a line on stderr says which; only on a terminal. NULL clears it. */
-void cli_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
 /* Text between quotes. */
 void cli_json_text(FILE *out, const char *text);
 

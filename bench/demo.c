@@ -267,7 +267,7 @@ static int replay_file(demo *d, const char *path)
     trace t;
     run_result result;
     row *r = &d->result[d->results];
-    cli_progress("%s: reading", path);
+    run_progress("%s: reading", path);
     if (trace_load(&t, path)) return RUN_FAILED;
     *r = *find_peer(d, t.name);
     snprintf(r->name, sizeof r->name, "%s", t.name);

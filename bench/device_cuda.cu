@@ -61,9 +61,8 @@ static unsigned grid_for(size_t bytes)
 
 /* ---- start and stop ---------------------------------------------------------------------------------------------- */
 
-int device_start(int devices, bool behind)
+int device_start(bool behind)
 {
-    (void)devices;
     unsigned long long none = 0;
     cudaError_t error = cudaSetDevice(0);
     if (!error) error = cudaMemcpyToSymbol(wrong_words, &none, sizeof none);
@@ -71,6 +70,10 @@ int device_start(int devices, bool behind)
     if (!error) return 0;
     fprintf(stderr, "no GPU can be used: %s\n", cudaGetErrorString(error));
     return -1;
+}
+
+void device_count(int)
+{
 }
 
 void device_stop(void)

@@ -10,12 +10,19 @@
 
 const char *const device_backend = "sim";
 
+static int devices_wanted = 1;
+
 static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
 
-int device_start(int devices, bool behind)
+void device_count(int devices)
+{
+    devices_wanted = devices;
+}
+
+int device_start(bool behind)
 {
     sim_options options = sim_defaults();
-    options.devices = devices;
+    options.devices = devices_wanted;
     options.memory = DEVICE_MEMORY;
     options.panic = 0; /* what would crash becomes a finding */
     options.lag = behind ? DEVICE_LAG : 0;

@@ -98,11 +98,18 @@ static void print_head(void)
            "ns per pair", "pairs per s", "settings");
 }
 
+/* While work goes on, a line on a terminal says which. */
+static void progress(const bench *b, const char *what, int holes, int threads)
+{
+    if (!isatty(STDERR_FILENO)) return;
+    fprintf(stderr, "\r\033[K%s %s: %s, %d holes, %d threads", b->a->name, b->conf, what, holes, threads);
+}
+
 static void measure(const bench *b, const char *name, worker *w, int holes, int threads)
 {
-    cli_progress("%s %s: %s, %zu bytes, %d holes, %d threads", b->a->name, b->conf, name, w->bytes, holes, threads);
+    progress(b, name, holes, threads);
     double ns = pairs_ns(w, threads), rate = threads * 1e9 / ns;
-    cli_progress(NULL);
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
     if (b->json) {
         printf("{\"case\": \"%s\", \"allocator\": \"%s\", \"bytes\": %zu, \"holes\": %d, \"threads\": %d, \"conf\": ",
                name, b->a->name, w->bytes, holes, threads);
@@ -161,7 +168,7 @@ static void **make_holes(const bench *b, int holes, unsigned sizes)
 {
     void **block = malloc(2 * HOLES_MAX * sizeof *block);
     if (!block) pairs_check(&allocator_libc, cudaErrorMemoryAllocation);
-    cli_progress("%s %s: making %d holes", b->a->name, b->conf, holes);
+    progress(b, "making holes", holes, 1);
     for (int i = 0; i < 2 * holes; i++)
         pairs_check(b->a, b->a->alloc(&block[i], KIB + roll() % sizes * 512, b->stream[0]));
     for (int i = 0; i < 2 * holes; i += 2) pairs_check(b->a, b->a->free(block[i], b->stream[0]));
@@ -341,7 +348,8 @@ static int run_job(const settings *s, const job *j)
     bench b = {.a = load(j), .json = s->json};
     if (!b.a) return CLI_USAGE;
     b.conf = allocator_settings(b.a, j->conf);
-    if (device_start(s->devices ? s->devices : 1, false)) return 1;
+    if (s->devices) device_count(s->devices);
+    if (device_start(false)) return 1;
     open_streams(&b, s->devices);
     for (const group *cases = groups_of(b.a); *cases; cases++) {
         if (b.a->open(j->conf, SIZE_MAX)) return 1;

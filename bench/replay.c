@@ -118,12 +118,24 @@ static int64_t verify_errors(const settings *s, const run_result *r)
     return s->run.verify ? r->findings : -1;
 }
 
+/* A count of calls; -1 where the account does not see those of this allocator. */
+static int64_t seen(const settings *s, int64_t calls)
+{
+    return s->run.allocator->counted ? calls : -1;
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static void json_integer(const char *key, int64_t value)
 {
     if (value < 0) printf(", \"%s\": null", key);
     else printf(", \"%s\": %" PRId64, key, value);
+}
+
+static void json_text(const char *key, const char *value)
+{
+    printf(", \"%s\": ", key);
+    cli_json_text(stdout, value);
 }
 
 static void json_real(const char *key, double value, int digits)
@@ -145,17 +157,16 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("oom", (int64_t)r->oom);
     json_real("ns_per_op", r->ns_per_op, 1);
     json_real("ns_per_op_warm", r->ns_per_op_warm, 1);
-    json_integer("driver_calls", r->driver_calls);
+    json_integer("driver_calls", seen(s, r->driver_calls));
     json_real("driver_us_model", r->driver_us, 1);
     json_integer("moves", r->moves);
     json_integer("verify_errors", verify_errors(s, r));
-    json_integer("driver_calls_warm", r->driver_calls_warm);
+    json_text("conf", allocator_settings(s->run.allocator, s->run.conf));
+    json_integer("driver_calls_warm", seen(s, r->driver_calls_warm));
     json_integer("waits", r->waits);
     json_integer("findings", r->findings);
     json_integer("races", r->races);
     json_real("unfinished_at_free", r->unfinished, 4);
-    fputs(", \"conf\": ", stdout);
-    cli_json_text(stdout, allocator_settings(s->run.allocator, s->run.conf));
     puts("}");
 }
 
@@ -195,7 +206,7 @@ static void print_row(const settings *s, const trace *t, const run_result *r)
     cell_integer(4, (int64_t)r->oom);
     cell_real(7, r->ns_per_op, 0);
     cell_real(7, r->ns_per_op_warm, 0);
-    cell_integer(9, r->driver_calls);
+    cell_integer(9, seen(s, r->driver_calls));
     cell_real(10, r->driver_us / 1e3, 2);
     cell_integer(6, r->moves);
     cell_integer(6, verify_errors(s, r));
@@ -220,7 +231,7 @@ static void add(totals *sum, const settings *s, const run_result *r)
     sum->warm += log(r->ns_per_op_warm);
     sum->ops += (int64_t)r->ops;
     sum->oom += (int64_t)r->oom;
-    sum->driver_calls += r->driver_calls;
+    sum->driver_calls += seen(s, r->driver_calls);
     sum->driver_us += r->driver_us;
     sum->moves += r->moves;
     sum->errors += verify_errors(s, r);
@@ -254,7 +265,7 @@ static int replay_file(const settings *s, const char *path, totals *sum)
 {
     trace t;
     run_result result;
-    cli_progress("%s: reading", path);
+    run_progress("%s: reading", path);
     if (trace_load(&t, path)) return RUN_FAILED;
     int status = run_trace(&t, &s->run, &result);
     if (!status) {

@@ -3,12 +3,13 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-#include "cli.h"
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
@@ -38,6 +39,20 @@ typedef struct run {
     size_t peak;            /* held, where the account's is not the one that counts; else 0 */
 } run;
 
+void run_progress(const char *format, ...)
+{
+    static int terminal = -1;
+    va_list args;
+    if (terminal < 0) terminal = isatty(STDERR_FILENO);
+    if (!terminal) return;
+    fputs("\r\033[K", stderr);
+    if (!format) return;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+}
+
 static double now_ns(void)
 {
     struct timespec t;
@@ -57,7 +72,7 @@ static uint64_t counted_calls(void)
 static int failed(const run *r, const char *what, cudaError_t error)
 {
     const char *message = r->o->allocator->message();
-    cli_progress(NULL);
+    run_progress(NULL);
     fprintf(stderr, "%s: %s failed with %d (%s)%s%s\n", r->t->name, what, (int)error, cudaGetErrorName(error),
             *message ? ": " : "", message);
     return RUN_FAILED;
@@ -158,7 +173,7 @@ static int replay_pass(run *r, double *ns)
 
 static int differ(const run *r, const char *what, uint64_t ours, uint64_t theirs)
 {
-    cli_progress(NULL);
+    run_progress(NULL);
     fprintf(stderr, "%s: galloc counts %" PRIu64 " %s, but there were %" PRIu64 "\n", r->t->name, ours, what, theirs);
     return RUN_MISMATCH;
 }
@@ -222,13 +237,13 @@ static int replay_passes(run *r, run_result *result)
     for (int pass = 0; pass < r->o->repeat && !status && !(r->oom && r->stop_at_oom); pass++) {
         double ns = 0;
         uint64_t calls = counted_calls();
-        if (r->limit == r->o->limit) cli_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
-        else cli_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
+        if (r->limit == r->o->limit) run_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
+        else run_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
         status = replay_pass(r, &ns);
         if (pass == 0) result->ns_per_op = ns / (double)r->t->n;
         if (pass == 0) continue;
         result->ns_per_op_warm = ns / (double)r->t->n;
-        if (r->o->allocator->counted) result->driver_calls_warm = (int64_t)(counted_calls() - calls);
+        result->driver_calls_warm = (int64_t)(counted_calls() - calls);
     }
     return status ? status : read_pool(r, result);
 }
@@ -243,8 +258,8 @@ static int replay_accounted(run *r, run_result *result)
     if (r->o->allocator->peak) r->peak = r->o->allocator->peak();
     if (r->o->allocator->close()) return RUN_FAILED;
     result->peak_reserved = r->peak ? r->peak : account_peak();
-    if (r->o->allocator->counted) result->driver_calls = (int64_t)counted_calls();
-    if (r->o->allocator->counted) result->driver_us = account_us();
+    result->driver_calls = (int64_t)counted_calls();
+    result->driver_us = account_us();
     if (!account_held()) return RUN_OK;
     fprintf(stderr, "%s: %zu bytes are still held when all is given back\n", r->t->name, account_held());
     return RUN_MISMATCH;
@@ -252,11 +267,11 @@ static int replay_accounted(run *r, run_result *result)
 
 static int replay_device(run *r, run_result *result)
 {
-    if (device_start(1, r->o->busy)) return RUN_FAILED;
+    if (device_start(r->o->busy)) return RUN_FAILED;
     int status = streams_open(r);
     if (!status) status = replay_accounted(r, result);
     if (!status && device_finish()) status = failed(r, "cudaDeviceSynchronize", cudaPeekAtLastError());
-    cli_progress(NULL);
+    run_progress(NULL);
     result->findings = device_findings(stderr);
     result->races = device_races();
     if (!status) status = streams_close(r);
@@ -269,8 +284,7 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     run r = {.t = t, .o = o, .limit = limit, .stop_at_oom = stop_at_oom};
     int status = RUN_FAILED;
     *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
-                           .driver_calls = -1, .driver_calls_warm = -1, .driver_us = NAN, .moves = -1, .waits = -1,
-                           .unfinished = NAN};
+                           .driver_calls_warm = -1, .moves = -1, .waits = -1, .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
     if (r.stream && r.block) status = replay_device(&r, result);
@@ -324,8 +338,7 @@ static int find_fit(const trace *t, const run_options *o, size_t enough, size_t 
 int run_trace(const trace *t, const run_options *options, run_result *result)
 {
     int status = replay(t, options, options->limit, false, result);
-    if (!status && options->fit && !result->oom)
-        status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
-    cli_progress(NULL);
+    if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
+    run_progress(NULL);
     return status;
 }

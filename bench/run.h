@@ -26,8 +26,7 @@ typedef struct run_result {
     size_t oom;             /* allocations that failed for want of memory, all passes together */
     double ns_per_op;       /* host time of a call in the first pass */
     double ns_per_op_warm;  /* in the last one */
-    int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none;
-                               -1: the account does not see this allocator's */
+    int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none */
     int64_t driver_calls_warm;
     double driver_us;       /* by the device's model; to the pool's end, looks included */
     int64_t moves, waits;
@@ -43,5 +42,8 @@ enum {
 
 /* Returns RUN_..., with a line on stderr when it is not RUN_OK. */
 int run_trace(const trace *t, const run_options *options, run_result *result);
+
+/* While work goes on, a line on stderr says which; only on a terminal. NULL clears it. */
+void run_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif
