@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: always help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
+.PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -87,8 +87,9 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(folder)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
-test: build/replay build/hotpath $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $(filter-out build/replay build/hotpath,$^)
+test: | build/hotpath
+test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^
@@ -117,11 +118,11 @@ fuzz: $(FUZZERS)
 
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
-COMMON := allocator cli
-HOTPATH := $(COMMON) pairs floor
-REPLAY := $(COMMON) run trace
-PEERS := device_cuda peer_async peer_cub
+HOTPATH := allocator cli
+REPLAY := $(HOTPATH) run trace
 WRAPPED := cudaMalloc cudaFree cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
+PAIRS := pairs floor
+PEERS := peer_async peer_cub
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
 build/bench/%.o: bench/%.c
@@ -133,6 +134,7 @@ build/bench-cuda/%.o: bench/%.c
 build/bench-cuda/%.o: bench/%.cu bench/device.h bench/allocator.h galloc.h
 	$(folder)
 	$(step)$(NVCC) -O2 -arch=$(ARCH) -I. -c $< -o $@
+.PHONY: always
 # The report says what was built, or why nothing was: then the next `make` tries again.
 build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/allocator.h \
 		$(if $(shell grep '^not built' build/bench-cuda/peer_torch.txt 2>/dev/null),always)
@@ -140,12 +142,12 @@ build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
-build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
+build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) $(PAIRS) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
-		$(call bench_objects,bench-cuda,$(REPLAY) $(PEERS) account_cuda)
+		$(call bench_objects,bench-cuda,$(REPLAY) $(PEERS) device_cuda account_cuda)
 	$(step)$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
-build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PEERS))
+build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PAIRS) $(PEERS) device_cuda)
 	$(step)$(NVCC) $^ -o $@ $(LIBS)
 build/replay-cuda build/hotpath-cuda: | build/bench-cuda/peer_torch.txt
 build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)

@@ -11,13 +11,7 @@
 const char *const device_backend = "sim";
 
 static int devices_wanted = 1;
-
 static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
-
-void device_count(int devices)
-{
-    devices_wanted = devices;
-}
 
 int device_start(bool behind)
 {
@@ -38,6 +32,11 @@ void device_describe(char *text, size_t size)
 {
     snprintf(text, size, "SIMULATED device (no GPU), %zu GiB: driver calls are counted, their cost is a model",
              DEVICE_MEMORY >> 30);
+}
+
+void device_count(int devices)
+{
+    devices_wanted = devices;
 }
 
 static cudaError_t launch(cudaStream_t stream, void *ptr, size_t bytes, int how, uint64_t tag)

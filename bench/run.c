@@ -36,7 +36,7 @@ typedef struct run {
     size_t mallocs, frees;  /* that succeeded */
     size_t unfinished;      /* frees while queued work used the block */
     size_t oom;
-    size_t peak;            /* held, where the account's is not the one that counts; else 0 */
+    size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
 } run;
 
 void run_progress(const char *format, ...)
@@ -255,9 +255,9 @@ static int replay_accounted(run *r, run_result *result)
     if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
     int status = replay_passes(r, result);
     if (status) return status;
-    if (r->o->allocator->peak) r->peak = r->o->allocator->peak();
+    size_t own_peak = r->o->allocator->peak ? r->o->allocator->peak() : r->peak;
     if (r->o->allocator->close()) return RUN_FAILED;
-    result->peak_reserved = r->peak ? r->peak : account_peak();
+    result->peak_reserved = own_peak ? own_peak : account_peak();
     result->driver_calls = (int64_t)counted_calls();
     result->driver_us = account_us();
     if (!account_held()) return RUN_OK;
