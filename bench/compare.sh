@@ -1,7 +1,7 @@
 #!/bin/sh
 # compare.sh HOTPATH REPLAY - tables of galloc beside its peers, of the lines of JSON that build/hotpath and
-# build/replay print. A ratio is the best peer's figure over galloc's: above 1 galloc is better, and a figure where it is not is
-# marked LOSS. Either file may be missing or empty.
+# build/replay print. A ratio is the best peer's figure over galloc's: above 1 galloc is better; where it is not, LOSS
+# and the peer's name are said. Either file may be missing or empty.
 
 hotpath=$1 replay=$2
 

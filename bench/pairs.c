@@ -39,22 +39,28 @@ static cudaError_t pair_replaced(worker *w)
     return error ? error : w->a->alloc(ptr, w->size[w->next++ % PAIRS_SIZES], w->stream);
 }
 
+static cudaError_t set_device(const allocator *a, int device)
+{
+    cudaError_t error = cudaSetDevice(device);
+    return error || !a->set_device ? error : a->set_device(device);
+}
+
 static cudaError_t pairs_in_turn(worker *w)
 {
     cudaError_t error = cudaSuccess;
     for (long i = 0; i < w->pairs && !error; i++) {
         int device = i / PAIRS_IN_A_TURN % 2;
-        if (i % PAIRS_IN_A_TURN == 0) error = cudaSetDevice(device);
+        if (i % PAIRS_IN_A_TURN == 0) error = set_device(w->a, device);
         w->stream = w->turn[device];
         if (!error) error = pair_at_once(w);
     }
-    return error ? error : cudaSetDevice(0);
+    return error ? error : set_device(w->a, 0);
 }
 
 static void *work(void *arg)
 {
     worker *w = arg;
-    cudaError_t error = cudaSetDevice(0);
+    cudaError_t error = set_device(w->a, 0);
     if (w->barrier) pthread_barrier_wait(w->barrier);
     w->start = now_ns();
     if (w->turns) error = error ? error : pairs_in_turn(w);

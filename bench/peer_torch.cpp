@@ -110,6 +110,7 @@ static allocator made()
     a.alloc = torch_alloc;
     a.free = torch_free;
     a.close = torch_close;
+    a.set_device = cudaSetDevice;
     a.peak = torch_peak;
     a.message = torch_message;
     return a;

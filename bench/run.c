@@ -338,7 +338,8 @@ static int find_fit(const trace *t, const run_options *o, size_t enough, size_t 
 int run_trace(const trace *t, const run_options *options, run_result *result)
 {
     int status = replay(t, options, options->limit, false, result);
-    if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
+    if (!status && options->fit && !result->oom)
+        status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
     run_progress(NULL);
     return status;
 }
