@@ -35,6 +35,7 @@ replay_file=$out/$device-replay.jsonl
 hotpath_file=$out/$device-hotpath.jsonl
 reuse_file=$out/$device-reuse.txt
 summary_file=$out/$device-summary.txt
+complaints=$out/$device-complaints.txt
 deadline=$(($(date +%s) + ${MINUTES:-8} * 60 - 15))
 problems=
 
@@ -136,13 +137,15 @@ summary() {
         cat "$reuse_file"
         echo
     fi
-    [ -z "$problems" ] || printf '%s' "$problems" | sed 's/^/FAILED /'
+    sed '/^FAILED/d' "$complaints"
+    printf '%s' "$problems" | sed 's/^/FAILED /'
     echo "$(printf '%s' "$problems" | grep -c .) parts failed, $(($(date +%s) - started)) s"
 }
 
 started=$(date +%s)
 tests/gpu/describe.sh
 mkdir -p "$out" && rm -f "$reuse_file" "$replay_file" "$hotpath_file" || exit 1
+exec 2> >(tee "$complaints" >&2)
 echo
 build
 present=
@@ -153,6 +156,8 @@ measure_pairs
 measure_reuse
 replay_all
 echo
+sleep 1 # until the last complaint is in its file
 summary >"$summary_file"
 cat "$summary_file"
+rm -f "$complaints"
 [ -z "$problems" ]
