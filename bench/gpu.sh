@@ -68,7 +68,8 @@ build() {
     programs="build/replay build/hotpath"
     [ "$backend" = sim ] || programs="$programs build/examples/02_reuse-cuda"
     # shellcheck disable=SC2086 # words
-    limited 200 "the build" ${MAKE:-make} -k $variables $programs >"$out/$device-build.log" 2>&1 && return
+    limited 200 "the build" ${MAKE:-make} -k $variables $programs >"$out/$device-build.log" 2>&1 &&
+        rm -f "$out/$device-build.log" && return
     echo "FAILED the build:"
     tail -n 40 "$out/$device-build.log"
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <getopt.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
