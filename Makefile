@@ -28,7 +28,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototy
 CFLAGS ?= -O2 -g
 ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 TSAN := -O1 -g -fsanitize=thread
-LIBS := -lpthread -lm
+LIBS := -lpthread -lm -ldl
 BUNDLED := tests/sim/include
 export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS
 
@@ -88,6 +88,7 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(folder)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
+test: | build/hotpath
 test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
 	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
 
@@ -122,6 +123,8 @@ HOTPATH := allocator cli
 REPLAY := $(HOTPATH) calls run trace
 ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
 WRAPPED := cudaMalloc cudaFree $(ENTRY_POINTS)
+PAIRS := pairs floor
+PEERS := peer_async peer_cub
 bench_objects = $(patsubst %,build/$(1)/%.o,$(2))
 
 build/bench/%.o: bench/%.c
@@ -129,20 +132,26 @@ build/bench/%.o: bench/%.c
 	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -Itests/sim -isystem $(BUNDLED) -c $< -o $@
 build/bench-cuda/%.o: bench/%.c
 	$(folder)
-	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -c $< -o $@
-build/bench-cuda/%.o: bench/%.cu bench/device.h
+	$(step)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) -MMD -MP -I. -isystem $(TOOLKIT) -DBENCH_PEERS -c $< -o $@
+build/bench-cuda/%.o: bench/%.cu bench/device.h bench/allocator.h galloc.h
 	$(folder)
-	$(step)$(NVCC) -O2 -arch=$(ARCH) -c $< -o $@
+	$(step)$(NVCC) -O2 -arch=$(ARCH) -I. -c $< -o $@
+.PHONY: always
+# The report says what was built, or why nothing was: then the next `make` tries again.
+build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/allocator.h \
+		$(if $(shell grep '^not built' build/bench-cuda/peer_torch.txt 2>/dev/null),always)
+	@TOOLKIT=$(TOOLKIT) bench/peer_torch.sh $(@:.txt=.so)
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
-build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
+build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) $(PAIRS) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
-		$(call bench_objects,bench-cuda,$(REPLAY) device_cuda account_cuda)
+		$(call bench_objects,bench-cuda,$(REPLAY) $(PEERS) device_cuda account_cuda)
 	$(step)$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
-build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) device_cuda)
+build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PAIRS) $(PEERS) device_cuda)
 	$(step)$(NVCC) $^ -o $@ $(LIBS)
+build/replay-cuda build/hotpath-cuda: | build/bench-cuda/peer_torch.txt
 build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
 
 demo: build/demo $(if $(GPU),build/demo-cuda)

@@ -23,6 +23,7 @@ extern const char *const device_backend; /* "sim" or "cuda" */
 /* A device without memory in use; `behind`: the work queued on it is to run well behind the host. Returns 0, or -1 with
    a line on stderr. */
 int device_start(bool behind);
+void device_count(int devices); /* how many a simulated host has from the next start on; before that 1 */
 void device_stop(void);
 void device_describe(char *text, size_t size); /* one line: what the figures were measured on */
 

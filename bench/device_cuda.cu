@@ -99,6 +99,10 @@ int device_start(bool behind)
     return -1;
 }
 
+void device_count(int)
+{
+}
+
 void device_stop(void)
 {
 }

@@ -11,11 +11,13 @@
 const char *const device_backend = "sim";
 
 static cudaStream_t held_stream;
+static int devices_wanted = 1;
 static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
 
 int device_start(bool behind)
 {
     sim_options options = sim_defaults();
+    options.devices = devices_wanted;
     options.memory = DEVICE_MEMORY;
     options.panic = 0; /* what would crash becomes a finding */
     options.lag = behind ? DEVICE_LAG : 0;
@@ -31,6 +33,11 @@ void device_describe(char *text, size_t size)
 {
     snprintf(text, size, "SIMULATED device (no GPU), %zu GiB: driver calls are counted, their cost is a model",
              DEVICE_MEMORY >> 30);
+}
+
+void device_count(int devices)
+{
+    devices_wanted = devices;
 }
 
 static cudaError_t launch(cudaStream_t stream, void *ptr, size_t bytes, int how, uint64_t tag)

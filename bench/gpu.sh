@@ -1,12 +1,16 @@
 #!/bin/bash
-# gpu.sh - measures galloc on a GPU: the ten traces, the driver's calls (calls.sh), the cost of an alloc/free pair, and
-# examples/02_reuse. Writes what the programs say into a folder and ends in short tables.
+# gpu.sh - measures galloc on a GPU beside its peers: the cost of an alloc/free pair, the ten traces, the driver's calls
+# (calls.sh), and examples/02_reuse. Writes what the programs say into a folder and ends in tables. A part that fails or
+# takes too long is told at the end and keeps none of the others from being measured.
 #
 # Environment
 #   OUT          the folder (bench/results); files begin with the name of the GPU
 #   BACKEND=sim  the same on the simulated device, into build/bench-sim: shows that it works, says nothing about a GPU
 #   VERIFY=1     also replays with queued work that writes and checks every byte of every block
-#   MAKE, NVCC, ARCH, GALLOC_COMMIT
+#   CONFS        settings that galloc's pairs are measured with, with blanks between; "default" stands for none. Unset:
+#                default, and stream_check:off where galloc knows it
+#   MINUTES      for everything together (8)
+#   MAKE, NVCC, ARCH, PYTHON, GALLOC_COMMIT
 
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
@@ -17,132 +21,146 @@ if [ "$backend" = sim ]; then
     export BACKEND
     device=sim
     variables=NVCC=
+    peers=
+    devices="--devices 2"
 else
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 |
         tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' -)
     variables=${NVCC:+NVCC=$NVCC}
+    peers="async cub torch expandable"
+    devices=
     [ -n "$device" ] || { echo "no GPU: nothing was measured"; exit 2; }
 fi
 replay_file=$out/$device-replay.jsonl
 hotpath_file=$out/$device-hotpath.jsonl
 reuse_file=$out/$device-reuse.txt
 summary_file=$out/$device-summary.txt
+complaints=$out/$device-complaints.txt
+deadline=$(($(date +%s) + ${MINUTES:-8} * 60 - 15))
+problems=
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
-# The work does not count what goes wrong here: a line that is missing from the file is missing from the table.
-replay() { # options...
-    timeout 120 build/replay --json --backend "$backend" "$@" >>"$replay_file"
+problem() {
+    echo "FAILED $*" >&2
+    problems="$problems$*
+"
+}
+
+# Runs a command for so long at most, and no longer than there is time for everything.
+limited() { # seconds, what it is, command...
+    seconds=$1 what=$2
+    shift 2
+    left=$((deadline - $(date +%s)))
+    [ $left -ge "$seconds" ] || seconds=$left
+    [ "$seconds" -gt 0 ] || { problem "$what: no time was left"; return 1; }
+    timeout -k 5 "$seconds" "$@"
     status=$?
-    [ $status -eq 0 ] || { echo "replay $*: exit status $status"; failed=1; }
+    case $status in
+    0) return 0 ;;
+    124 | 137) problem "$what: not done after $seconds s" ;;
+    *) problem "$what: exit status $status" ;;
+    esac
+    return 1
 }
 
-replay_all() {
-    : >"$replay_file"
-    for trace in $traces; do
-        echo "replay $(basename "$trace" .csv.gz)"
-        replay --repeat 2 "$trace"
-    done
-    for trace in $small; do
-        echo "replay $(basename "$trace" .csv.gz) with cudaMalloc"
-        replay --repeat 2 --allocator cudamalloc "$trace"
-    done
-    [ -n "$VERIFY" ] || return 0
-    for trace in $traces; do
-        echo "replay $(basename "$trace" .csv.gz), every byte verified"
-        replay --busy --verify "$trace"
-    done
+build() {
+    programs="build/replay build/hotpath"
+    [ "$backend" = sim ] || programs="$programs build/examples/02_reuse-cuda"
+    # shellcheck disable=SC2086 # words
+    limited 200 "the build" ${MAKE:-make} -k $variables $programs >"$out/$device-build.log" 2>&1 &&
+        rm -f "$out/$device-build.log" && return
+    echo "FAILED the build:"
+    tail -n 40 "$out/$device-build.log"
 }
 
+# shellcheck disable=SC2086 # words
 measure_pairs() {
-    echo "hotpath"
-    timeout 180 build/hotpath --json --backend "$backend" >"$hotpath_file" || { echo "hotpath failed"; failed=1; }
+    : >"$hotpath_file"
+    set --
+    for conf in $CONFS; do
+        [ "$conf" != default ] || conf=
+        set -- "$@" --conf "$conf"
+    done
+    limited 240 hotpath build/hotpath --json --backend "$backend" $devices "$@" >>"$hotpath_file"
 }
 
 measure_reuse() {
     [ "$backend" = cuda ] || return 0
-    echo "02_reuse"
-    timeout 120 build/examples/02_reuse-cuda >"$reuse_file" || { echo "02_reuse failed"; failed=1; }
+    limited 60 02_reuse build/examples/02_reuse-cuda >"$reuse_file"
+}
+
+replay() { # what it is, options...
+    what=$1
+    shift
+    limited 60 "replay of $what" build/replay --json --backend "$backend" "$@" >>"$replay_file"
+}
+
+has_peer() {
+    [ "$1" = expandable ] && set -- torch
+    build/hotpath-cuda --list | grep "^ *$1 " | grep -qv 'not built\|without'
+}
+
+# All allocators on a trace, one right after the other.
+replay_all() {
+    : >"$replay_file"
+    for trace in $traces; do
+        name=$(basename "$trace" .csv.gz)
+        replay "$name" --repeat 3 "$trace"
+        for peer in $present; do
+            case $peer in
+            torch) replay "$name, torch" --repeat 3 --allocator torch --conf "" "$trace" ;;
+            expandable)
+                replay "$name, torch expandable" --repeat 3 --allocator torch --conf expandable_segments:True "$trace"
+                ;;
+            *) replay "$name, $peer" --repeat 3 --allocator "$peer" "$trace" ;;
+            esac
+        done
+    done
+    for trace in $small; do
+        replay "$(basename "$trace" .csv.gz), cudamalloc" --repeat 2 --allocator cudamalloc "$trace"
+    done
+    [ -n "$VERIFY" ] || return 0
+    for trace in $traces; do
+        replay "$(basename "$trace" .csv.gz), verified" --busy --verify "$trace"
+    done
 }
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
-# Fields of a flat line of JSON, for awk.
-fields='function field(name, text) {
-    if (!match($0, "\"" name "\": *(\"[^\"]*\"|[^,}]*)")) return ""
-    text = substr($0, RSTART, RLENGTH)
-    sub(/^"[^"]*": */, "", text)
-    gsub(/"/, "", text)
-    return text
-}'
-
-replay_table() {
-    awk "$fields"'
-        BEGIN {
-            printf "%-22s %-10s %8s %9s %9s %10s %10s %6s\n", "trace", "allocator", "calls", "ns, cold", "ns, warm",
-                "reserved", "driver", "wrong"
-        }
-        {
-            printf "%-22s %-10s %8d %9.1f %9.1f %10.4f %10d %6s\n", field("trace"), field("allocator"), field("ops"),
-                field("ns_per_op"), field("ns_per_op_warm"), field("reserved_ratio"), field("driver_calls"),
-                field("verify_errors") == "null" ? "-" : field("verify_errors")
-            if (field("allocator") != "galloc" || field("verify_errors") != "null") next
-            n++
-            cold += log(field("ns_per_op"))
-            warm += log(field("ns_per_op_warm"))
-            ratio += log(field("reserved_ratio"))
-            if (field("reserved_ratio") > worst) worst = field("reserved_ratio")
-        }
-        END {
-            if (!n) { print "no replay succeeded"; exit 1 }
-            printf "%-22s %-10s %8s %9.1f %9.1f %10.4f  worst %.4f\n", "geometric mean", "galloc", "", exp(cold / n),
-                exp(warm / n), exp(ratio / n), worst
-        }' "$replay_file"
-    echo "reserved: peak memory held over peak live; driver: driver calls of both passes"
-}
-
-hotpath_table() {
-    awk "$fields"'
-        BEGIN { printf "%-20s %-11s %10s %7s %8s %12s %14s\n", "case", "allocator", "bytes", "holes", "threads",
-            "ns per pair", "pairs per s" }
-        {
-            printf "%-20s %-11s %10d %7d %8d %12.1f %14.0f\n", field("case"), field("allocator"), field("bytes"),
-                field("holes"), field("threads"), field("ns_per_pair"), field("pairs_per_s")
-        }
-        END { if (!NR) { print "nothing was measured"; exit 1 } }' "$hotpath_file"
-}
-
 summary() {
     tests/gpu/describe.sh
+    echo "peers"
+    if [ "$backend" = sim ]; then build/hotpath --list; else build/hotpath-cuda --list; fi
     echo
-    hotpath_table || failed=1
-    echo
+    bench/compare.sh "$hotpath_file" "$replay_file"
     if [ -s "$reuse_file" ]; then
         cat "$reuse_file"
         echo
     fi
-    replay_table || failed=1
-    echo
     sed -n '/^== summary/,$p' "$out/$device-calls.txt"
+    sed '/^FAILED/d' "$complaints"
+    printf '%s' "$problems" | sed 's/^/FAILED /'
+    echo "$(printf '%s' "$problems" | grep -c .) parts failed, $(($(date +%s) - started)) s"
 }
 
-failed=0
+started=$(date +%s)
 tests/gpu/describe.sh
-mkdir -p "$out" && rm -f "$reuse_file" || exit 1
+mkdir -p "$out" && rm -f "$reuse_file" "$replay_file" "$hotpath_file" || exit 1
+exec 2> >(tee "$complaints" >&2)
 echo
-programs="build/replay build/hotpath"
-[ "$backend" = cuda ] && programs="$programs build/examples/02_reuse-cuda"
-# shellcheck disable=SC2086 # words
-if ! ${MAKE:-make} $variables $programs >"$out/$device-build.log" 2>&1; then
-    cat "$out/$device-build.log"
-    exit 1
-fi
-rm -f "$out/$device-build.log"
+build
+present=
+for peer in $peers; do
+    if has_peer $peer; then present="$present $peer"; else problem "$peer was not built"; fi
+done
 measure_pairs
 measure_reuse
 replay_all
-OUT=$out bench/calls.sh >/dev/null || { echo "calls.sh failed: see $out/$device-calls.txt"; failed=1; }
+limited 120 calls env OUT="$out" bench/calls.sh >/dev/null
 echo
+sleep 1 # until the last complaint is in its file
 summary >"$summary_file"
 cat "$summary_file"
-[ $failed -eq 0 ]
+rm -f "$complaints"
+[ -z "$problems" ]

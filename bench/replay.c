@@ -21,8 +21,9 @@ static const char help[] =
     "Replays logs of allocator calls (RMM's format, plain or gzip) and prints a table.\n"
     "\n"
     "  --json              a line of JSON for each trace instead\n"
-    "  --allocator NAME    galloc (default) or cudamalloc\n"
-    "  --conf STRING       settings of galloc's pool, as in GALLOC_CONF\n"
+    "  --allocator NAME    galloc (default) or cudamalloc; with --backend cuda, where they were found when this was\n"
+    "                      built, also async (cudaMallocAsync), cub (CUB's caching allocator) and torch (PyTorch's)\n"
+    "  --conf STRING       settings of galloc's pool, as in GALLOC_CONF, or of torch, as in PYTORCH_CUDA_ALLOC_CONF\n"
     "  --limit-mib N       the allocator may hold at most N MiB\n"
     "  --fit               also find the smallest limit that replays with no out-of-memory, in steps of 2 MiB\n"
     "  --repeat N          replay N times in the same process and pool\n"
@@ -37,6 +38,7 @@ static const char help[] =
     "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
     "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
+    "What async and torch hold is by their own account, and what peers call is not counted.\n"
     "driver_calls leaves out looks (which stream is it, does it capture?); driver_us_model has everything.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
@@ -46,7 +48,7 @@ static const char help[] =
 typedef struct settings {
     run_options run;
     bool json;
-    const char *backend;
+    const char *allocator, *backend;
 } settings;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
@@ -70,12 +72,11 @@ static const struct option long_options[] = {
 
 static bool set_option(settings *s, int option)
 {
-    galloc_config config;
     uint64_t n = 0;
     switch (option) {
     case JSON: s->json = true; return true;
-    case ALLOCATOR: s->run.allocator = allocator_find(optarg); return s->run.allocator != NULL;
-    case CONF: s->run.conf = optarg; return allocator_conf(&config, optarg);
+    case ALLOCATOR: s->allocator = optarg; return true;
+    case CONF: s->run.conf = optarg; return true;
     case LIMIT_MIB:
         if (!cli_number("--limit-mib", optarg, 1, SIZE_MAX >> 20, &n)) return false;
         s->run.limit = (size_t)n << 20;
@@ -97,12 +98,11 @@ static bool set_option(settings *s, int option)
 static bool read_options(settings *s, int argc, char **argv)
 {
     int option;
-    *s = (settings){.run = {.allocator = &allocator_galloc, .limit = SIZE_MAX, .repeat = 1}};
+    *s = (settings){.run = {.limit = SIZE_MAX, .repeat = 1}, .allocator = "galloc"};
     while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
         if (!set_option(s, option)) return false;
-    if (s->run.conf && !s->run.allocator->pool) fprintf(stderr, "--conf is for galloc, which has settings\n");
-    else if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
-    else if (s->run.calls && !s->run.allocator->pool) fprintf(stderr, "--calls is for galloc\n");
+    if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
+    else if (s->run.calls && strcmp(s->allocator, "galloc")) fprintf(stderr, "--calls is for galloc\n");
     else if (s->run.calls && s->run.fit) fprintf(stderr, "--fit runs out of memory on purpose: leave out --calls\n");
     else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
     else return true;
@@ -126,12 +126,24 @@ static int64_t verify_errors(const settings *s, const run_result *r)
     return s->run.verify ? r->findings : -1;
 }
 
+/* A count of calls; -1 where the account does not see those of this allocator. */
+static int64_t seen(const settings *s, int64_t calls)
+{
+    return s->run.allocator->counted ? calls : -1;
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static void json_integer(const char *key, int64_t value)
 {
     if (value < 0) printf(", \"%s\": null", key);
     else printf(", \"%s\": %" PRId64, key, value);
+}
+
+static void json_text(const char *key, const char *value)
+{
+    printf(", \"%s\": ", key);
+    cli_json_text(stdout, value);
 }
 
 static void json_real(const char *key, double value, int digits)
@@ -153,11 +165,12 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("oom", (int64_t)r->oom);
     json_real("ns_per_op", r->ns_per_op, 1);
     json_real("ns_per_op_warm", r->ns_per_op_warm, 1);
-    json_integer("driver_calls", r->driver_calls);
+    json_integer("driver_calls", seen(s, r->driver_calls));
     json_real("driver_us_model", r->driver_us, 1);
     json_integer("moves", r->moves);
     json_integer("verify_errors", verify_errors(s, r));
-    json_integer("driver_calls_warm", r->driver_calls_warm);
+    json_text("conf", allocator_settings(s->run.allocator, s->run.conf));
+    json_integer("driver_calls_warm", seen(s, r->driver_calls_warm));
     json_integer("waits", r->waits);
     json_integer("findings", r->findings);
     json_integer("races", r->races);
@@ -201,7 +214,7 @@ static void print_row(const settings *s, const trace *t, const run_result *r)
     cell_integer(4, (int64_t)r->oom);
     cell_real(7, r->ns_per_op, 0);
     cell_real(7, r->ns_per_op_warm, 0);
-    cell_integer(9, r->driver_calls);
+    cell_integer(9, seen(s, r->driver_calls));
     cell_real(10, r->driver_us / 1e3, 2);
     cell_integer(6, r->moves);
     cell_integer(6, verify_errors(s, r));
@@ -226,7 +239,7 @@ static void add(totals *sum, const settings *s, const run_result *r)
     sum->warm += log(r->ns_per_op_warm);
     sum->ops += (int64_t)r->ops;
     sum->oom += (int64_t)r->oom;
-    sum->driver_calls += r->driver_calls;
+    sum->driver_calls += seen(s, r->driver_calls);
     sum->driver_us += r->driver_us;
     sum->moves += r->moves;
     sum->errors += verify_errors(s, r);
@@ -283,6 +296,8 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    s.run.allocator = allocator_load(s.allocator, s.run.conf);
+    if (!s.run.allocator) return CLI_USAGE;
     if (s.run.calls) calls_watch();
     if (!s.json) print_head(&s);
     for (int i = optind; i < argc && !status; i++) status = replay_file(&s, argv[i], &sum);

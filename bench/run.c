@@ -87,11 +87,11 @@ static bool works(const run *r)
     return r->o->busy || r->o->verify;
 }
 
-/* An allocator without a pool knows no limit; what a call makes the driver hold is known only after it. */
+/* An allocator that keeps nothing knows no limit; what a call makes the driver hold is known only after it. */
 static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t stream)
 {
     cudaError_t error = r->o->allocator->alloc(ptr, bytes, stream);
-    if (error || r->o->allocator->pool || r->limit == SIZE_MAX) return error;
+    if (error || r->o->allocator->caching || r->limit == SIZE_MAX) return error;
     if (account_held() > r->limit) {
         error = r->o->allocator->free(*ptr, stream);
         *ptr = NULL;
@@ -149,6 +149,12 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
     return error ? failed(r, "a free", error) : RUN_OK;
 }
 
+/* Where a free goes: work on another stream would race with what is given the block next. */
+static uint32_t freed_on(const run *r, const trace_op *op)
+{
+    return r->o->allocator->keeps_stream ? r->block[op->slot].stream : op->stream;
+}
+
 /* Replays the trace once, then frees what it left. ns: host time of the trace's calls. */
 static int replay_pass(run *r, double *ns)
 {
@@ -159,7 +165,7 @@ static int replay_pass(run *r, double *ns)
         const trace_op *op = &t->op[i];
         if (r->o->calls) device_sign();
         if (op->bytes) status = replay_alloc(r, op, &spent);
-        else status = replay_free(r, &r->block[op->slot], op->stream, &spent);
+        else status = replay_free(r, &r->block[op->slot], freed_on(r, op), &spent);
     }
     *ns = works(r) ? spent : now_ns() - start;
     for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
@@ -288,8 +294,9 @@ static int replay_accounted(run *r, run_result *result)
     if (r->o->allocator->open(r->o->conf, r->limit)) return RUN_FAILED;
     int status = replay_watched(r, result);
     if (status) return status;
+    size_t own_peak = r->o->allocator->peak ? r->o->allocator->peak() : r->peak;
     if (r->o->allocator->close()) return RUN_FAILED;
-    result->peak_reserved = r->peak ? r->peak : account_peak();
+    result->peak_reserved = own_peak ? own_peak : account_peak();
     result->driver_calls = (int64_t)counted_calls();
     result->driver_us = account_us();
     if (!account_held()) return RUN_OK;
@@ -370,7 +377,8 @@ static int find_fit(const trace *t, const run_options *o, size_t enough, size_t 
 int run_trace(const trace *t, const run_options *options, run_result *result)
 {
     int status = replay(t, options, options->limit, false, result);
-    if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
+    if (!status && options->fit && !result->oom)
+        status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
     run_progress(NULL);
     return status;
 }

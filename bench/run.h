@@ -10,7 +10,7 @@
 
 typedef struct run_options {
     const allocator *allocator;
-    const char *conf; /* for galloc_config_parse, or NULL */
+    const char *conf; /* settings of the allocator, or NULL */
     size_t limit;     /* bytes that the allocator may hold; SIZE_MAX: no limit */
     int repeat;       /* passes in one process and pool, at least 1 */
     bool fit;         /* also find the smallest limit */
