@@ -33,7 +33,14 @@ static const char help[] =
     "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
     "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
-    "driver_calls leaves out looks (which stream is it, does it capture?); driver_us_model has everything.\n"
+    "driver_calls and driver_us_model, the time that a model of an H200 gives, leave out looks (which stream or context\n"
+    "is it, does it capture?): these are looks and looks_us_model. The time has a few calls more than the count: those\n"
+    "for start and end, for contexts and capture modes. Both have all passes, and what goes before and after them;\n"
+    "keys with _warm have the last of several passes alone.\n"
+    "With --busy or --verify the device says what each block went through before its stream used it: moves_seen counts\n"
+    "pages that were used last at other addresses (moves is galloc's count, which also has pages never used), moves_busy\n"
+    "those that unfinished work may still have been using; handovers counts blocks with bytes that another stream used\n"
+    "last, handovers_busy those where such work was unfinished.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
     "Exit status: 0; 1 for a failure or something found wrong; 2 for a wrong option, or one for something that is\n"
@@ -154,6 +161,14 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("findings", r->findings);
     json_integer("races", r->races);
     json_real("unfinished_at_free", r->unfinished, 4);
+    json_integer("looks", r->looks);
+    json_real("looks_us_model", r->looks_us, 1);
+    json_real("driver_us_model_warm", r->driver_us_warm, 1);
+    json_real("looks_us_model_warm", r->looks_us_warm, 1);
+    json_integer("moves_seen", r->moves_seen);
+    json_integer("moves_busy", r->moves_busy);
+    json_integer("handovers", r->handovers);
+    json_integer("handovers_busy", r->handovers_busy);
     puts("}");
 }
 

@@ -459,7 +459,7 @@ int sm_begin(int fn) {
     unsigned flags = function_flags[fn];
     sm.fn = fn;
     sm.calls[fn]++;
-    sm.ns += function_ns[fn];
+    sm.ns[fn] += function_ns[fn];
     if (sm_self()->calling) return E_NOT_PERMITTED;
     if (sm.exiting) return E_EXITING;
     if (sm.nfaults && !(flags & F_WORK)) {
@@ -508,7 +508,7 @@ void sm_later(void (*call)(void *), void *arg) {
     sm.callbacks[sm.ncallbacks++] = (sm_callback){call, arg};
 }
 
-void sm_charge(double us) { sm.ns += (uint64_t)(us * 1000); }
+void sm_charge(double us) { sm.ns[sm.fn] += (uint64_t)(us * 1000); }
 
 uint64_t sm_random(void) {
     uint64_t x = sm.random += 0x9E3779B97F4A7C15u;
@@ -537,15 +537,23 @@ long sim_blocking_calls(void) {
 }
 
 double sim_cost_us(void) {
+    uint64_t ns = 0;
     sm_lock();
-    double us = (double)sm.ns / 1000;
+    for (int i = 0; i < SM_FUNCTION_COUNT; i++) ns += sm.ns[i];
     sm_unlock();
-    return us;
+    return (double)ns / 1000;
+}
+
+double sim_cost_us_of(const char *function) {
+    sm_lock();
+    uint64_t ns = sm.ns[function_named(function)];
+    sm_unlock();
+    return (double)ns / 1000;
 }
 
 void sim_cost_reset(void) {
     sm_lock();
-    sm.ns = 0;
+    memset(sm.ns, 0, sizeof sm.ns);
     sm_unlock();
 }
 

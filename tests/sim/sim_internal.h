@@ -169,6 +169,7 @@ typedef struct sm_handle {
     bool counted;    /* takes physical memory */
     int maps;
     int users; /* operations that hold a pointer to it (backed mode) */
+    uint64_t seen_at; /* the address through which it was used last; 0: never used */
     sm_page *page;
     char *view;      /* backed mode: the bytes, wherever the handle is mapped, or not */
     int64_t offset;  /* of them in the device's memfd */
@@ -407,8 +408,8 @@ typedef struct sm_state {
     size_t addresses, unmapped_under_work;
 
     long calls[SM_FUNCTION_COUNT];
+    uint64_t ns[SM_FUNCTION_COUNT]; /* what the calls cost */
     long blocking;
-    uint64_t ns;
     sm_fault fault[8];
     int nfaults;
     long failed;
