@@ -13,9 +13,10 @@ const char *const device_backend = "sim";
 static double other_us; /* cost of calls that are the bench's own, and of those before the account began */
 
 /* None of them is called by the bench itself. */
-static const char *const looks[] = {"cuStreamIsCapturing",    "cuStreamGetId", "cuStreamGetFlags",
-                                    "cuStreamGetCtx",         "cuStreamGetDevice", "cuStreamGetCaptureInfo",
-                                    "cuCtxGetCurrent", "cuCtxGetId", "cuCtxGetDevice"};
+static const char *const looks[] = {
+    "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
+    "cuStreamGetFlags",    "cuCtxGetCurrent",        "cuCtxGetId",    "cuCtxGetDevice",
+};
 enum { LOOKS = sizeof looks / sizeof *looks };
 
 int device_start(bool behind)

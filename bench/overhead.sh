@@ -10,13 +10,14 @@ table() {
     awk -F, '
         /^#/ || /^overhead,/ { next }
         !($1 in n) { order[++rows] = $1 }
-        { n[$1]++; logs[$1] += log($3); us[$1] += $4; moves[$1] += $6; looks[$1] += $8; if ($3 > worst[$1]) worst[$1] = $3 }
+        { n[$1]++; logs[$1] += log($3); ms[$1] += $4; moves[$1] += $6; looks[$1] += $8 }
+        $3 > worst[$1] { worst[$1] = $3 }
         END {
             print "| overhead | held over live, mean | worst | driver time, all traces | looks | moves |"
             print "|---|---|---|---|---|---|"
             for (i = 1; i <= rows; i++) {
                 o = order[i]
-                printf "| %s | %.3f | %.3f | %.0f ms | %.0f ms | %d |\n", o, exp(logs[o] / n[o]), worst[o], us[o],
+                printf "| %s | %.3f | %.3f | %.0f ms | %.0f ms | %d |\n", o, exp(logs[o] / n[o]), worst[o], ms[o],
                     looks[o], moves[o]
             }
         }' "$file"

@@ -306,8 +306,8 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     if (!works(&r)) r.moves_seen = r.moves_busy = r.handovers = r.handovers_busy = -1;
     int status = RUN_FAILED;
     *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
-                           .driver_calls_warm = -1, .driver_us_warm = NAN, .looks_us_warm = NAN, .moves = -1, .waits = -1,
-                           .unfinished = NAN};
+                           .driver_calls_warm = -1, .driver_us_warm = NAN, .looks_us_warm = NAN, .moves = -1,
+                           .waits = -1, .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
     if (r.stream && r.block) status = replay_device(&r, result);
@@ -365,7 +365,8 @@ static int find_fit(const trace *t, const run_options *o, size_t enough, size_t 
 int run_trace(const trace *t, const run_options *options, run_result *result)
 {
     int status = replay(t, options, options->limit, false, result);
-    if (!status && options->fit && !result->oom) status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
+    if (!status && options->fit && !result->oom)
+        status = find_fit(t, options, result->peak_reserved, &result->fit_limit);
     run_progress(NULL);
     return status;
 }

@@ -93,7 +93,8 @@ gzip -dc "$small" >"$work/plain.csv"
 ends 0 --json --fit --repeat 3 "$work/plain.csv"
 says '"fit_ratio": 1\.[01]' 'a limit that fits is found, near live bytes'
 says '"ns_per_op_warm": [0-9]' 'the last pass is timed'
-says '"looks": [1-9][0-9]*, "looks_us_model": [1-9][0-9.]*, "driver_us_model_warm": [0-9]' 'looks are counted, and priced'
+says '"looks": [1-9][0-9]*, "looks_us_model": [1-9][0-9.]*, ' 'looks are counted, and priced'
+says '"driver_us_model_warm": [0-9]' 'the driver time of the last pass is told'
 says '"looks_us_model_warm": [1-9]' 'so are those of the last pass'
 says '"moves_seen": null, "moves_busy": null, "handovers": null' 'without work nobody saw what blocks went through'
 ends 0 --json --limit-mib 4000 "$small"

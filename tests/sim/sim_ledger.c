@@ -317,9 +317,10 @@ static void look_back_mapping(const sm_mapping *m, uint64_t address, size_t byte
         past->moved++;
         past->moved_busy += is_in_use(h);
     }
-    for (size_t at = address - m->address, end = at + bytes, next; at < end; at = next) {
-        next = (at / SM_PAGE + 1) * SM_PAGE;
-        look_back_page(&h->page[at / SM_PAGE], at % SM_PAGE, (next < end ? next : end) - at / SM_PAGE * SM_PAGE, s, past);
+    for (size_t at = address - m->address, n; bytes; at += n, bytes -= n) {
+        size_t in = at % SM_PAGE;
+        n = SM_PAGE - in < bytes ? SM_PAGE - in : bytes;
+        look_back_page(&h->page[at / SM_PAGE], in, in + n, s, past);
     }
 }
 
