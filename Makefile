@@ -134,6 +134,8 @@ build/bench-cuda/%.o: bench/%.cu bench/device.h
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
+build/adversary: build/bench/adversary.o
+	$(step)$(CC) $^ -o $@
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
