@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu examples clean
+.PHONY: help demo test test-sanitize test-mutants test-gpu check-tags fuzz bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -55,6 +55,7 @@ help:
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
+	@echo 'make bench-adversaries  what traces cost that are built to hurt; on the simulated device, a few minutes'
 	@echo 'make build/hotpath  the host time of an alloc/free pair; likewise'
 	@echo 'make clean          remove build/'
 
@@ -87,8 +88,8 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(folder)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
-test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
+test: build/replay build/adversary $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+	@tests/run.sh $(CHECKS) $(filter-out build/replay build/adversary,$^)
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^
@@ -147,6 +148,9 @@ build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
 	@build/demo $(if $(GPU),--backend cuda) --peers bench/results/peers-h200.csv --svg build/demo.svg bench/traces/*.gz
+
+bench-adversaries: build/replay build/adversary
+	+@bench/adversaries.sh
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 

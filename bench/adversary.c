@@ -335,10 +335,10 @@ static void uneven_streams(writer *w)
 /* Each phase has streams of its own, which never come again. Half of what it allocates the next one frees. */
 static void fresh_streams(writer *w)
 {
-    enum { STREAMS = 3, PHASES = 100 };
+    enum { STREAMS = 3, ROWS = 1024 };
     list l = {0}, rest = {0};
-    for (uint32_t phase = 0; phase < PHASES; phase++) {
-        while (w->rows < w->steps * (phase + 1) / PHASES) {
+    for (uint32_t phase = 0; w->rows < w->steps; phase++) {
+        while (w->rows < (phase + 1) * ROWS) {
             uint32_t s = phase * STREAMS + (uint32_t)below(w, STREAMS);
             uint64_t bytes = size_between(w, 64 * KIB, w->memory / 32);
             if (count(&rest) && below(w, 2)) give_on(w, pop_any(w, &rest), s);
