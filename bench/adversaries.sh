@@ -40,11 +40,10 @@ measure() { # what the run is called, options...
         }
         function ms(key) { return value(key) == "" ? "" : sprintf("%.1f", value(key) / 1000) }
         {
-            printf "%s,%s,%s,%.0f,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%.0f\n", value("trace"), run, value("ops"),
+            printf "%s,%s,%s,%.0f,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s\n", value("trace"), run, value("ops"),
                 value("peak_live_bytes") / 1048576, value("reserved_ratio"), value("fit_ratio"), value("oom"),
                 ms("driver_us_model"), ms("driver_us_model_warm"), value("driver_calls"), value("moves"), value("waits"),
-                value("moves_seen"), value("moves_busy"), value("handovers"), value("handovers_busy"),
-                value("ns_per_op")
+                value("moves_seen"), value("moves_busy"), value("handovers"), value("handovers_busy")
         }'
 }
 
@@ -52,9 +51,9 @@ measure_all() {
     commit=${GALLOC_COMMIT:-$(git describe --always --dirty --abbrev=10 2>/dev/null || echo unknown)}
     echo "# bench/adversaries.sh: build/replay --json over build/adversary's traces, seed 1; defaults: --fit; overhead 0:" \
         "--conf overhead:0; busy: --busy --verify; repeat 3: --repeat 3; simulated device (141 GiB, costs measured on" \
-        "an H200), ns_per_op on this host; $(uname -m), $(date -u +%Y-%m-%d), commit $commit"
+        "an H200); $(uname -m), $(date -u +%Y-%m-%d), commit $commit"
     echo "trace,run,calls,peak_live_mib,reserved_ratio,fit_ratio,oom,driver_ms_model,driver_ms_model_warm,driver_calls," \
-        "moves,waits,moves_seen,moves_busy,handovers,handovers_busy,ns_per_op" | tr -d ' '
+        "moves,waits,moves_seen,moves_busy,handovers,handovers_busy" | tr -d ' '
     measure defaults --fit
     measure 'overhead 0' --conf overhead:0
     measure busy --busy --verify
