@@ -11,17 +11,19 @@ table() {
     awk -F, '
         /^#/ || /^trace,/ { next }
         !($1 in calls) { order[++rows] = $1 }
-        { calls[$1] = $3; live[$1] = $4; held[$1, $2] = $5 }
-        $2 == "defaults" { fit[$1] = $6; cold[$1] = $8; moves[$1] = $11 }
+        { calls[$1] = $3; held[$1, $2] = $5; ms[$1, $2] = $8 }
+        $2 == "defaults" { fit[$1] = $6; moves[$1] = $11 }
         $2 == "repeat 3" { warm[$1] = 1e6 * $9 / $3 }
         $2 == "busy" { busy[$1] = $13 ? sprintf("%.0f %%", 100 * $14 / $13) : "-" }
         END {
-            print "| trace | held over live | overhead 0 | busy | least limit | driver time | third pass | moves | in use |"
-            print "|---|---|---|---|---|---|---|---|---|"
+            print "| trace | held over live | overhead 0 | busy | least limit | driver time | overhead 0" \
+                " | third pass | moves | in use |"
+            print "|---|---|---|---|---|---|---|---|---|---|"
             for (i = 1; i <= rows; i++) {
                 t = order[i]
-                printf "| %s | %.3f | %.3f | %.3f | %.3f | %.0f ms | %.0f ns | %d | %s |\n", t, held[t, "defaults"],
-                    held[t, "overhead 0"], held[t, "busy"], fit[t], cold[t], warm[t], moves[t], busy[t]
+                printf "| %s | %.3f | %.3f | %.3f | %.3f | %.0f ms | %.0f ms | %.0f ns | %d | %s |\n", t,
+                    held[t, "defaults"], held[t, "overhead 0"], held[t, "busy"], fit[t], ms[t, "defaults"],
+                    ms[t, "overhead 0"], warm[t], moves[t], busy[t]
             }
         }' "$file"
 }
@@ -38,22 +40,24 @@ measure() { # what the run is called, options...
             gsub(/"/, "", text)
             return text == "null" ? "" : text
         }
-        function ms(key) { return value(key) == "" ? "" : sprintf("%.1f", value(key) / 1000) }
+        function ms(key) {
+            return value(key) == "" ? "" : sprintf("%.1f", value(key) / 1000)
+        }
         {
             printf "%s,%s,%s,%.0f,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s\n", value("trace"), run, value("ops"),
                 value("peak_live_bytes") / 1048576, value("reserved_ratio"), value("fit_ratio"), value("oom"),
-                ms("driver_us_model"), ms("driver_us_model_warm"), value("driver_calls"), value("moves"), value("waits"),
-                value("moves_seen"), value("moves_busy"), value("handovers"), value("handovers_busy")
+                ms("driver_us_model"), ms("driver_us_model_warm"), value("driver_calls"), value("moves"),
+                value("waits"), value("moves_seen"), value("moves_busy"), value("handovers"), value("handovers_busy")
         }'
 }
 
 measure_all() {
     commit=${GALLOC_COMMIT:-$(git describe --always --dirty --abbrev=10 2>/dev/null || echo unknown)}
-    echo "# bench/adversaries.sh: build/replay --json over build/adversary's traces, seed 1; defaults: --fit; overhead 0:" \
-        "--conf overhead:0; busy: --busy --verify; repeat 3: --repeat 3; simulated device (141 GiB, costs measured on" \
-        "an H200); $(uname -m), $(date -u +%Y-%m-%d), commit $commit"
-    echo "trace,run,calls,peak_live_mib,reserved_ratio,fit_ratio,oom,driver_ms_model,driver_ms_model_warm,driver_calls," \
-        "moves,waits,moves_seen,moves_busy,handovers,handovers_busy" | tr -d ' '
+    echo "# bench/adversaries.sh: build/replay --json over the traces of build/adversary, seed 1; defaults: --fit;" \
+        "overhead 0: --conf overhead:0; busy: --busy --verify; repeat 3: --repeat 3; simulated device (141 GiB, costs" \
+        "measured on an H200); $(uname -m), $(date -u +%Y-%m-%d), commit $commit"
+    columns='trace,run,calls,peak_live_mib,reserved_ratio,fit_ratio,oom,driver_ms_model,driver_ms_model_warm'
+    echo "$columns,driver_calls,moves,waits,moves_seen,moves_busy,handovers,handovers_busy"
     measure defaults --fit
     measure 'overhead 0' --conf overhead:0
     measure busy --busy --verify
