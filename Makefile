@@ -40,7 +40,8 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu examples clean
+.PHONY: help demo test test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu bench-adversaries examples
+.PHONY: clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -56,6 +57,7 @@ help:
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
+	@echo 'make bench-adversaries  what traces cost that are built to hurt; on the simulated device, a few minutes'
 	@echo 'make build/hotpath  the host time of an alloc/free pair; likewise'
 	@echo 'make clean          remove build/'
 
@@ -89,8 +91,8 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
 test: | build/hotpath
-test: build/replay $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $(filter-out build/replay,$^)
+test: build/replay build/adversary $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+	@tests/run.sh $(CHECKS) $(filter-out build/replay build/adversary,$^)
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^
@@ -144,6 +146,8 @@ build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/
 
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
+build/adversary: build/bench/adversary.o
+	$(step)$(CC) $^ -o $@
 build/hotpath: $(call bench_objects,bench,hotpath $(HOTPATH) $(PAIRS) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(LIBS)
 build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
@@ -156,6 +160,9 @@ build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
 	@build/demo $(if $(GPU),--backend cuda) --peers bench/results/peers-h200.csv --svg build/demo.svg bench/traces/*.gz
+
+bench-adversaries: build/replay build/adversary
+	+@bench/adversaries.sh
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,15 @@ cudaError_t device_finish(void);       /* waits for all work */
 int device_hold(void);
 void device_sign(void);
 void device_let_go(void);
+/* What the memory of a block went through before its stream was given work on it: to be asked between its allocation
+   and its first use. */
+typedef struct device_past {
+    int moved;      /* pages that were used last through other addresses */
+    int moved_busy; /* of those, the ones that queued work may still have used */
+    bool handed_over, handed_over_busy; /* another stream used some of the bytes last; and was not done with them */
+} device_past;
+
+bool device_past_of(cudaStream_t stream, void *ptr, size_t bytes, device_past *past); /* false: cannot be told */
 
 /* What was found wrong since the start: bytes that a check did not expect, and on the simulated device also races and
    whatever else it finds. The first few are printed in words. */
@@ -58,9 +67,12 @@ void account_reset(void);                     /* begins anew, with nothing held 
 size_t account_held(void);                    /* bytes of physical memory */
 size_t account_peak(void);
 uint64_t account_calls(const char *function); /* calls of a CUDA function, by its plain name */
-double account_us(void);                      /* what all calls cost by the device's model; NAN: it has none */
 /* May put a counting function before one of the driver's that somebody has fetched. */
 void account_stand_before(const char *symbol, void **function);
+/* A look only asks which stream or context something is, and whether it is being captured. */
+int64_t account_looks(void);                  /* how many; -1: they are not counted */
+double account_looks_us(void);                /* what they cost by the device's model; NAN: it has none */
+double account_us(void);                      /* what all other calls cost; likewise */
 
 #ifdef __cplusplus
 }

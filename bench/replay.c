@@ -39,7 +39,13 @@ static const char help[] =
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
     "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
     "What async and torch hold is by their own account, and what peers call is not counted.\n"
-    "driver_calls leaves out looks (which stream is it, does it capture?); driver_us_model has everything.\n"
+    "driver_calls and driver_us_model (time, by a model of an H200) leave out looks: which stream or context is it,\n"
+    "is it being captured? looks and looks_us_model have them. In the time, not in the count, are calls for start,\n"
+    "end, contexts and capture modes. These keys are about all passes, those with _warm about the last of several.\n"
+    "With --busy or --verify the device says what blocks went through before their first use. moves_seen counts pages\n"
+    "used last at other addresses (in moves, galloc's count, are also pages never used), moves_busy those that work\n"
+    "in the queue still used; handovers counts blocks with bytes that another stream used last, handovers_busy those\n"
+    "where that work was still in the queue.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
     "Exit status: 0; 1 for a failure or something found wrong; 2 for a wrong option, or one for something that is\n"
@@ -175,6 +181,14 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("findings", r->findings);
     json_integer("races", r->races);
     json_real("unfinished_at_free", r->unfinished, 4);
+    json_integer("looks", r->looks);
+    json_real("looks_us_model", r->looks_us, 1);
+    json_real("driver_us_model_warm", r->driver_us_warm, 1);
+    json_real("looks_us_model_warm", r->looks_us_warm, 1);
+    json_integer("moves_seen", r->moves_seen);
+    json_integer("moves_busy", r->moves_busy);
+    json_integer("handovers", r->handovers);
+    json_integer("handovers_busy", r->handovers_busy);
     puts("}");
 }
 

@@ -37,6 +37,7 @@ typedef struct run {
     size_t mallocs, frees;  /* that succeeded */
     size_t unfinished;      /* frees while queued work used the block */
     size_t oom;
+    int64_t moves_seen, moves_busy, handovers, handovers_busy; /* -1: the device cannot tell */
     size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
     double opened_ns;       /* when the pool was */
 } run;
@@ -71,6 +72,12 @@ static uint64_t counted_calls(void)
     return n;
 }
 
+/* The model's unit is a nanosecond. */
+static double us_since(double now, double before)
+{
+    return round((now - before) * 1000) / 1000 + 0.0; /* no negative zero */
+}
+
 static int failed(const run *r, const char *what, cudaError_t error)
 {
     const char *message = r->o->allocator->message();
@@ -101,6 +108,21 @@ static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t s
     return cudaSuccess;
 }
 
+/* What was done to get the block, as the device saw it. */
+static void note_past(run *r, const block *b)
+{
+    device_past past;
+    if (r->moves_seen < 0) return;
+    if (!device_past_of(r->stream[b->stream], b->ptr, b->bytes, &past)) {
+        r->moves_seen = r->moves_busy = r->handovers = r->handovers_busy = -1;
+        return;
+    }
+    r->moves_seen += past.moved;
+    r->moves_busy += past.moved_busy;
+    r->handovers += past.handed_over;
+    r->handovers_busy += past.handed_over_busy;
+}
+
 static int replay_alloc(run *r, const trace_op *op, double *spent)
 {
     block *b = &r->block[op->slot];
@@ -117,6 +139,7 @@ static int replay_alloc(run *r, const trace_op *op, double *spent)
     if (error) return failed(r, "an allocation", error);
     r->mallocs++;
     b->tag = ++r->tags;
+    if (works(r)) note_past(r, b);
     if (r->o->verify) error = device_write(stream, b->ptr, b->bytes, b->tag);
     else if (r->o->busy) error = device_use(stream, b->ptr, b->bytes);
     return error ? failed(r, "a launch", error) : RUN_OK;
@@ -263,6 +286,7 @@ static int replay_passes(run *r, run_result *result)
     for (int pass = 0; pass < r->o->repeat && !status && !(r->oom && r->stop_at_oom); pass++) {
         double ns = 0;
         uint64_t calls = counted_calls();
+        double driver_us = account_us(), looks_us = account_looks_us();
         if (r->limit == r->o->limit) run_progress("%s: pass %d of %d", r->t->name, pass + 1, r->o->repeat);
         else run_progress("%s: within %zu MiB?", r->t->name, r->limit >> 20);
         status = replay_pass(r, &ns);
@@ -270,6 +294,8 @@ static int replay_passes(run *r, run_result *result)
         if (pass == 0) continue;
         result->ns_per_op_warm = ns / (double)r->t->n;
         result->driver_calls_warm = (int64_t)(counted_calls() - calls);
+        result->driver_us_warm = us_since(account_us(), driver_us);
+        result->looks_us_warm = us_since(account_looks_us(), looks_us);
     }
     return status ? status : read_pool(r, result);
 }
@@ -299,6 +325,8 @@ static int replay_accounted(run *r, run_result *result)
     result->peak_reserved = own_peak ? own_peak : account_peak();
     result->driver_calls = (int64_t)counted_calls();
     result->driver_us = account_us();
+    result->looks = account_looks();
+    result->looks_us = account_looks_us();
     if (!account_held()) return RUN_OK;
     fprintf(stderr, "%s: %zu bytes are still held when all is given back\n", r->t->name, account_held());
     return RUN_MISMATCH;
@@ -321,9 +349,11 @@ static int replay_device(run *r, run_result *result)
 static int replay(const trace *t, const run_options *o, size_t limit, bool stop_at_oom, run_result *result)
 {
     run r = {.t = t, .o = o, .limit = limit, .stop_at_oom = stop_at_oom};
+    if (!works(&r)) r.moves_seen = r.moves_busy = r.handovers = r.handovers_busy = -1;
     int status = RUN_FAILED;
     *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
-                           .driver_calls_warm = -1, .moves = -1, .waits = -1, .unfinished = NAN};
+                           .driver_calls_warm = -1, .driver_us_warm = NAN, .looks_us_warm = NAN, .moves = -1,
+                           .waits = -1, .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
     if (r.stream && r.block) status = replay_device(&r, result);
@@ -331,6 +361,10 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     free(r.stream);
     free(r.block);
     result->oom = r.oom;
+    result->moves_seen = r.moves_seen;
+    result->moves_busy = r.moves_busy;
+    result->handovers = r.handovers;
+    result->handovers_busy = r.handovers_busy;
     if (o->busy && r.frees) result->unfinished = (double)r.unfinished / (double)r.frees;
     return status;
 }

@@ -29,10 +29,17 @@ typedef struct run_result {
     double ns_per_op_warm;  /* in the last one */
     int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none */
     int64_t driver_calls_warm;
-    double driver_us;       /* by the device's model; to the pool's end, looks included */
+    double driver_us;       /* by the device's model, of all calls that are no looks; to the pool's end */
+    double driver_us_warm;  /* in the last pass */
+    int64_t looks;          /* at a stream or context; to the pool's end */
+    double looks_us, looks_us_warm;
     int64_t moves, waits;
     int64_t findings, races;
     double unfinished;      /* share of frees of blocks that queued work still used */
+    int64_t moves_seen;     /* by the device: pages that a block was given at other addresses than they were used at */
+    int64_t moves_busy;     /* of those, while queued work still used them */
+    int64_t handovers;      /* allocations whose bytes another stream used last */
+    int64_t handovers_busy; /* of those, before that stream's work was done */
 } run_result;
 
 enum {

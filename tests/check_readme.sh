@@ -107,6 +107,12 @@ awk '/overhead:begin/ { inside = 1; next } /overhead:end/ { exit } inside && /^\
 bench/overhead.sh --table | diff "$work/overhead" - >"$work/out" && [ -s "$work/overhead" ]
 verdict $? "the table of overheads in docs/design.md is not that of its file:" "$work/out"
 
+# So is that of the adversaries.
+awk '/adversaries:begin/ { inside = 1; next } /adversaries:end/ { exit } inside && /^\|/' docs/design.md \
+    >"$work/adversaries"
+bench/adversaries.sh --table | diff "$work/adversaries" - >"$work/out" && [ -s "$work/adversaries" ]
+verdict $? "the table of adversaries in docs/design.md is not that of its file:" "$work/out"
+
 # Tests that the design names, in the rows of its table.
 sed -n 's/^| [a-z0-9 ]* | `\([a-z0-9_]*\)` |$/\1/p' docs/design.md >"$work/tests.named"
 [ -s "$work/tests.named" ]

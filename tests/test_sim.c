@@ -3306,6 +3306,87 @@ TEST(every_call_costs_what_it_was_measured_to_cost)
     EXPECT(release_small >= 13 && release_small <= 15);
 }
 
+TEST(costs_are_told_by_function)
+{
+    start();
+    CUmemGenericAllocationHandle handle = page();
+    sim_cost_reset();
+    CUcontext context;
+    OK(cuCtxGetCurrent(&context));
+    double look = sim_cost_us();
+    OK(cuMemRelease(handle));
+    EXPECT(look > 0);
+    EXPECT(sim_cost_us_of("cuCtxGetCurrent") == look);
+    EXPECT(sim_cost_us_of("cuMemRelease") >= 13);
+    EXPECT(sim_cost_us_of("cuMemCreate") == 0);
+    EXPECT(look + sim_cost_us_of("cuMemRelease") == sim_cost_us());
+}
+
+/* ==== WHAT BYTES HAVE SEEN ======================================================================================= */
+
+static void expect_past(cudaStream_t s, const void *p, size_t bytes, sim_past wanted)
+{
+    sim_past past = sim_past_of(s, p, bytes);
+    EXPECT_EQ(past.moved, wanted.moved);
+    EXPECT_EQ(past.moved_busy, wanted.moved_busy);
+    EXPECT_EQ(past.handed_over, wanted.handed_over);
+    EXPECT_EQ(past.handed_over_busy, wanted.handed_over_busy);
+}
+
+TEST(bytes_know_which_stream_used_them_last)
+{
+    start_still();
+    char *p = memory(2);
+    cudaStream_t s = stream(), t = stream();
+    expect_past(s, p, 2 * PAGE, (sim_past){0, 0, 0, 0});
+    write_on(s, p + 1024, PAGE);
+    expect_past(s, p, 2 * PAGE, (sim_past){0, 0, 0, 0});
+    expect_past(t, p, 1024, (sim_past){0, 0, 0, 0});
+    expect_past(t, p, 1025, (sim_past){0, 0, 1, 1});
+    expect_past(t, p + PAGE + 1024, 512, (sim_past){0, 0, 0, 0});
+    sim_run(-1);
+    expect_past(t, p + PAGE + 1023, 512, (sim_past){0, 0, 1, 0});
+    order(s, t);
+    write_on(t, p, 2 * PAGE);
+    expect_past(t, p, 2 * PAGE, (sim_past){0, 0, 0, 0});
+    expect_past(s, p, 2 * PAGE, (sim_past){0, 0, 1, 1});
+}
+
+TEST(bytes_know_every_stream_that_read_them_last)
+{
+    start_still();
+    char *p = memory(1);
+    cudaStream_t s = stream(), t = stream(), u = stream();
+    write_on(s, p, PAGE);
+    order(s, t);
+    order(s, u);
+    read_on(t, p, 64);
+    expect_past(t, p, 64, (sim_past){0, 0, 0, 0});
+    read_on(u, p, 64);
+    expect_past(t, p, 64, (sim_past){0, 0, 1, 1});
+    expect_past(u, p, 64, (sim_past){0, 0, 1, 1});
+}
+
+TEST(handles_know_at_which_address_they_were_used_last)
+{
+    start_still();
+    CUmemGenericAllocationHandle used = page(), unused = page();
+    char *old = addresses(2 * PAGE), *now = addresses(2 * PAGE);
+    cudaStream_t s = stream();
+    map(old, used);
+    map(old + PAGE, unused);
+    write_on(s, old, 64);
+    map(now, used);
+    map(now + PAGE, unused);
+    expect_past(s, old, 2 * PAGE, (sim_past){0, 0, 0, 0});
+    expect_past(s, now + 4096, 2 * PAGE - 4096, (sim_past){1, 1, 0, 0}); /* though only other bytes of it were used */
+    OK(cudaStreamSynchronize(s));
+    unmap(old, 2 * PAGE);
+    expect_past(s, now, 2 * PAGE, (sim_past){1, 0, 0, 0});
+    write_on(s, now, 1);
+    expect_past(s, now + 4096, 512, (sim_past){0, 0, 0, 0});
+}
+
 TEST(a_look_at_a_default_stream_costs_more)
 {
     start();

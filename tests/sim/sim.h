@@ -110,6 +110,7 @@ long sim_calls(const char *function);           /* of this CUDA function by its 
 long sim_blocking_calls(void);                  /* calls that waited for operations not yet seen complete */
 double sim_cost_us(void);                       /* what all calls would have cost on a real host */
 uint64_t sim_cost_of_ns(const char *function);  /* the part of it that is this function's; NULL: all of it */
+double sim_cost_us_of(const char *function);    /* the same in microseconds */
 void sim_cost_reset(void);
 size_t sim_physical(int device);                /* bytes of physical memory taken: handles and cudaMalloc blocks */
 size_t sim_physical_peak(int device);
@@ -118,6 +119,18 @@ size_t sim_mapped(int device);                  /* bytes of addresses that have 
 size_t sim_addresses(void);                     /* bytes of addresses reserved */
 size_t sim_unmapped_under_work(void);           /* bytes unmapped while operations were still running (legal) */
 unsigned long long sim_operations(void);        /* queued since the start */
+
+/* What the physical bytes of a range have seen. */
+typedef struct sim_past {
+    int moved;            /* handles that were used last through other addresses than these */
+    int moved_busy;       /* of those, the ones that operations queued before may still be using */
+    int handed_over;      /* 1: the last operation on some of the bytes was another stream's */
+    int handed_over_busy; /* 1: and such a one is not done */
+} sim_past;
+
+/* To be asked between the allocation of a range and the first operation that `stream` is given on it. Handles that no
+   operation has used yet were not moved. No call is counted, no edge made. */
+sim_past sim_past_of(cudaStream_t stream, const void *ptr, size_t bytes);
 
 /* ---- faults ---------------------------------------------------------------------------------------------------- */
 

@@ -542,19 +542,16 @@ long sim_blocking_calls(void) {
     return n;
 }
 
-double sim_cost_us(void) {
-    sm_lock();
-    double us = (double)sm.ns / 1000;
-    sm_unlock();
-    return us;
-}
-
 uint64_t sim_cost_of_ns(const char *function) {
     sm_lock();
     uint64_t ns = function ? sm.spent[function_named(function)] : sm.ns;
     sm_unlock();
     return ns;
 }
+
+double sim_cost_us(void) { return (double)sim_cost_of_ns(NULL) / 1000; }
+
+double sim_cost_us_of(const char *function) { return (double)sim_cost_of_ns(function) / 1000; }
 
 void sim_cost_reset(void) {
     sm_lock();

@@ -169,6 +169,7 @@ typedef struct sm_handle {
     bool counted;    /* takes physical memory */
     int maps;
     int users; /* operations that hold a pointer to it (backed mode) */
+    uint64_t seen_at; /* the address through which it was used last; 0: never used */
     sm_page *page;
     char *view;      /* backed mode: the bytes, wherever the handle is mapped, or not */
     int64_t offset;  /* of them in the device's memfd */

@@ -217,6 +217,7 @@ static void touch_page(look *l, sm_page *p, uint32_t from, uint32_t to, uint64_t
 
 static void touch_mapping(look *l, sm_mapping *m, uint64_t address, size_t bytes) {
     sm_front_add(&m->uses, l->stream);
+    m->handle->seen_at = m->address;
     size_t at = address - m->address;
     while (bytes) {
         size_t in = at % SM_PAGE, n = SM_PAGE - in < bytes ? SM_PAGE - in : bytes;
@@ -280,6 +281,63 @@ int sm_tag_runs(uint64_t address, size_t bytes, uint64_t **runs) {
         bytes -= left;
     }
     return (int)(n / 2);
+}
+
+/* ---- what bytes have seen -------------------------------------------------------------------------------------- */
+
+/* Who used a span last: its readers, or else its writer. Those of the stream itself are left out. */
+static void look_back(const sm_span *span, const sm_stream *s, bool *used, bool *busy) {
+    const sm_front *reads = &span->reads;
+    for (int i = -1; i < (reads->more ? reads->more->n : 0); i++) {
+        sm_epoch e = i >= 0 ? reads->more->e[i] : reads->last.no ? reads->last : span->write;
+        if (!e.no || (s && e.stream == s->index)) continue;
+        *used = true;
+        *busy |= e.no > sm.streams[e.stream]->done;
+    }
+}
+
+static bool is_in_use(const sm_handle *h) {
+    bool used = false, busy = false;
+    for (size_t i = 0; i < (h->size + SM_PAGE - 1) / SM_PAGE; i++)
+        for (int k = 0; k < h->page[i].n && !busy; k++) look_back(&h->page[i].span[k], NULL, &used, &busy);
+    return busy;
+}
+
+static void look_back_page(const sm_page *p, size_t from, size_t to, const sm_stream *s, sim_past *past) {
+    bool used = false, busy = false;
+    for (int k = p->n ? span_at(p, (uint32_t)from) : 0; k < p->n && p->span[k].begin < to; k++)
+        look_back(&p->span[k], s, &used, &busy);
+    past->handed_over |= used;
+    past->handed_over_busy |= busy;
+}
+
+static void look_back_mapping(const sm_mapping *m, uint64_t address, size_t bytes, const sm_stream *s, sim_past *past) {
+    const sm_handle *h = m->handle;
+    if (h->seen_at && h->seen_at != m->address) {
+        past->moved++;
+        past->moved_busy += is_in_use(h);
+    }
+    for (size_t at = address - m->address, n; bytes; at += n, bytes -= n) {
+        size_t in = at % SM_PAGE;
+        n = SM_PAGE - in < bytes ? SM_PAGE - in : bytes;
+        look_back_page(&h->page[at / SM_PAGE], in, in + n, s, past);
+    }
+}
+
+sim_past sim_past_of(cudaStream_t stream, const void *ptr, size_t bytes) {
+    sim_past past = {0, 0, 0, 0};
+    sm_stream *s;
+    sm_lock();
+    if (sm_stream_find(stream, &s)) bytes = 0;
+    for (uint64_t address = (uint64_t)(uintptr_t)ptr, end = address + bytes; address < end;) {
+        size_t left;
+        const sm_mapping *m = sm_mapping_at(address, &left);
+        if (left > end - address) left = end - address;
+        if (m) look_back_mapping(m, address, left, s, &past);
+        address += left;
+    }
+    sm_unlock();
+    return past;
 }
 
 void sm_pages_drop(sm_handle *h) {
