@@ -1482,6 +1482,13 @@ static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
     }
 }
 
+/* Keeps a list short: what is complete goes, and of what is left no more stays than is looked through in no time. */
+static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
+{
+    gai_marks_prune(pool, list);
+    if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
+}
+
 /* Leaves what is about bytes before `at` in *left and returns the rest. Takes a new mark for each one that is cut. */
 static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
 {
@@ -1668,8 +1675,7 @@ static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
         gai_set_remove(partner);
         gai_block_absorb(pool, left, left->next);
         block = left;
-        gai_marks_prune(pool, &block->marks);
-        if (gai_marks_count(block->marks) > GAI_MARKS_MAX) gai_marks_coarsen(pool, block->marks);
+        gai_marks_trim(pool, &block->marks);
     }
     gai_set_insert(gai_set_of(pool, block->marks), block);
     return block;
@@ -2942,6 +2948,7 @@ typedef struct gai_job {
     gai_block *got;
     int frugal;         /* create no more than the overhead allows */
     int may_wait;       /* pages may come from streams that the asking one then waits for */
+    int waited;         /* waits were queued for it */
     int grown;          /* times that pages were created or moved for it */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
     CUresult said;      /* by the driver, when it refused memory */
@@ -3040,7 +3047,7 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
 {
     for (; mark; mark = mark->next) {
         if (mark->end <= begin || mark->begin >= end || gai_mark_allows(job->pool, mark, job->want.lane)) continue;
-        if (job->may_wait && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
+        if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
         if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
         return mark;
     }
@@ -3093,7 +3100,7 @@ static enum gai_way gai_job_look(gai_job *job, gai_stretch *stretch)
     stretch->end = block->addr + bytes;
     job->want.bytes = 0;
     job->want.requested = job->grow_to - gai_min(job->grow_to, block->requested);
-    mark = gai_job_obstacle(job, block->marks, block->addr + gai_up(block->requested, GAI_UNIT),
+    mark = gai_job_obstacle(job, block->marks, block->addr + block->requested,
                             gai_min(stretch->end, block->addr + block->bytes));
     if (mark) gai_stretch_note(stretch, &way, mark, 0);
     for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
@@ -3128,8 +3135,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         gai_block_absorb(pool, block, piece);
         gai_stat_used(pool, bytes, 0);
     }
-    gai_marks_prune(pool, &block->marks);
-    if (gai_marks_count(block->marks) > GAI_MARKS_MAX) gai_marks_coarsen(pool, block->marks);
+    gai_marks_trim(pool, &block->marks);
     gai_block_set_requested(pool, block, job->grow_to);
     job->got = block;
 }
@@ -3205,6 +3211,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     gai_lock_on(&pool->lock);
     if (event->epoch > wait->epoch) wait->epoch = event->epoch;
     pool->stats.waits++;
+    job->waited = 1;
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
@@ -3667,6 +3674,15 @@ static enum gai_way gai_job_way(gai_job *job, gai_stretch *stretch)
     return way;
 }
 
+/* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
+static int gai_job_can_wait(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
+    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
+    return 1;
+}
+
 /* Where the addresses behind a block are not to be had, no page helps, and nobody is made to wait for the sake of a
    place. The block's own bytes and room it gets in any case. */
 static int gai_step_addresses(gai_job *job)
@@ -3678,6 +3694,8 @@ static int gai_step_addresses(gai_job *job)
     else if (way == GAI_WAY_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
                               "of the block at %p", job->grows);
+    else if (way == GAI_WAY_MARKED && gai_job_can_wait(job))
+        gai_job_wait_behind(job);
     return gai_job_is_done(job);
 }
 
@@ -3712,14 +3730,12 @@ static void gai_pool_join(galloc_pool *pool)
     }
 }
 
-/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. Never for the
-   legacy stream: every blocking stream would wait along. */
+/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
-    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
-    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
+    if (!gai_job_can_wait(job)) return 0;
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
     if (!job->want.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->want, 1));
@@ -3848,7 +3864,7 @@ static int gai_step_wait_device(gai_job *job)
 {
     CUresult result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
-    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
 }
 
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
@@ -4115,15 +4131,18 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
+static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
+{
+    lane->due = !lane->retired && !gai_pool_has_one_lane(pool);
+    pool->due |= lane->due;
+}
+
 /* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
    soon as the lock is let go. */
 static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark *takers)
 {
     gai_mark *taker;
-    for (taker = takers; taker; taker = taker->next) {
-        taker->lane->due = !taker->lane->retired && !gai_pool_has_one_lane(pool);
-        pool->due |= taker->lane->due;
-    }
+    for (taker = takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
     gai_block_stamp(pool, block, takers);
 }
 
@@ -4366,36 +4385,54 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 
 /* ---- in place ---- */
 
-/* Makes a block shorter: what is cut off is freed on the lane's stream. A block with room keeps it as its own, marked
-   all the same: it may grow into it for another stream. 0: no host memory, nothing changed. Lock held. */
+/* Marks that name the lane and the block's takers. The caller has made sure of as many. Lock held. */
+static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_lane *lane)
+{
+    const gai_mark *taker;
+    gai_mark *users = gai_mark_new(pool, NULL, 0, 0, 0);
+    users->lane = lane;
+    for (taker = block->takers; taker; taker = taker->next) {
+        gai_mark *user = gai_mark_new(pool, NULL, 0, 0, 0);
+        user->lane = taker->lane;
+        user->next = users->next;
+        users->next = user;
+    }
+    return users;
+}
+
+/* Stamps bytes that a used block keeps. */
+static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
+{
+    while (users) {
+        gai_mark *user = users;
+        users = user->next;
+        gai_mark_stamp(user, begin, end);
+        gai_marks_add(pool, &block->marks, user);
+    }
+    gai_marks_trim(pool, &block->marks);
+}
+
+/* Makes a block shorter: what is cut off is freed on the lane's stream. What the block keeps of it, the rest of a unit
+   or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory, nothing
+   changed. Lock held. */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
 {
-    gai_block *tail;
-    gai_mark *mark, *taker, *takers = NULL;
-    uintptr_t at = block->addr + gai_up(bytes, GAI_UNIT);
-    size_t marks = 2 * gai_marks_count(block->marks) + gai_marks_count(block->takers) + 2;
-    if (at >= block->addr + gai_up(block->requested, GAI_UNIT) || block->segment->lost) return 1;
-    if (!gai_block_need(pool, block, at, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
-    tail = gai_block_split(pool, block, at, block->room ? GAI_BUSY : GAI_USED);
-    mark = gai_mark_new(pool, NULL, 0, 0, 0);
-    mark->lane = lane;
-    tail->stream_id = lane->stream_id;
-    gai_block_stamp(pool, tail, mark);
-    for (taker = block->takers; taker; taker = taker->next) {
-        mark = gai_mark_new(pool, NULL, 0, 0, 0);
-        mark->lane = taker->lane;
-        mark->next = takers;
-        takers = mark;
-    }
-    gai_block_stamp_takers(pool, tail, takers);
-    if (block->room) {
-        gai_block_absorb(pool, block, tail);
-        gai_marks_prune(pool, &block->marks);
-        if (gai_marks_count(block->marks) > GAI_MARKS_MAX) gai_marks_coarsen(pool, block->marks);
-    } else {
+    gai_mark *taker;
+    uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
+    size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->takers) + 4;
+    if (begin == end || block->segment->lost) return 1;
+    if (!block->room) cut = block->addr + gai_up(bytes, GAI_UNIT);
+    if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
+    if (cut < block->addr + block->bytes) {
+        gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
+        tail->stream_id = lane->stream_id;
+        gai_block_stamp(pool, tail, gai_block_users(pool, block, lane));
         gai_stat_unused(pool, tail->bytes, 0);
         gai_block_give(pool, tail);
     }
+    if (begin < gai_min(cut, end))
+        gai_block_stamp_kept(pool, block, gai_block_users(pool, block, lane), begin, gai_min(cut, end));
+    for (taker = block->takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
     return 1;
 }
 
