@@ -74,8 +74,11 @@
      are small, so that nearly all of it can be used. Pages are given back one by one, also out of the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
-     2 MiB. galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands;
-     such blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
+     2 MiB.
+     galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
+     for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
+     these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
+     memory itself is kept.
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
@@ -261,10 +264,10 @@ typedef struct galloc_stats {
 
 /* Unless a function says otherwise:
      Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInitializationError in
-     a
-              child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured (galloc_resize
-              has another), and whatever error the driver gave. A failure changes nothing, writes one line to GALLOC_LOG and keeps it for
-              galloc_last_message. The runtime's last error is left as it was.
+              a child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured (but
+              galloc_resize cudaErrorNotSupported), and whatever error the driver gave. A failure changes nothing,
+              writes one line to GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as
+              it was.
      Threads  may be called from any thread at any time.
      Device   never waits for the device and never touches its memory. */
 
@@ -3503,9 +3506,10 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
 }
 
 /* Decides how the planned range is filled: with new pages as far as the overhead allows, then with pages moved from
-   free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from the bins could
-   serve: there what is held comes first. All of what fills a room is the block's: pages larger than was asked for only
-   where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks out of sight. */
+   free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from the bins
+   could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was asked
+   for only where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks out of
+   sight. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
     galloc_pool *pool = job->pool;
