@@ -4175,7 +4175,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     gai_stat_unused(pool, block->bytes, block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
-    gai_block_give_room(pool, block);
+    if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
 }
