@@ -75,8 +75,11 @@
      are small, so that nearly all of it can be used. Pages are given back one by one, also out of the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
-     2 MiB. galloc_request.max_bytes keeps addresses after a block, so that galloc_resize grows it where it stands;
-     such blocks are multiples of 2 MiB. In fixed segments the memory itself is kept.
+     2 MiB.
+     galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
+     for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
+     these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
+     memory itself is kept.
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
@@ -148,6 +151,7 @@
    so files compiled either way share a pool. */
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define galloc_malloc galloc_malloc_ptsz
+#define galloc_malloc_growable galloc_malloc_growable_ptsz
 #define galloc_free galloc_free_ptsz
 #define galloc_free_after galloc_free_after_ptsz
 #define galloc_alloc galloc_alloc_ptsz
@@ -187,7 +191,8 @@ enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
 /* One request in full, for galloc_alloc. All members zero but `bytes` asks for what galloc_malloc gives. */
 typedef struct galloc_request {
     size_t bytes;        /* 0: success with NULL */
-    size_t max_bytes;    /* room to grow: addresses up to here stay free for galloc_resize; 0: none */
+    size_t max_bytes;    /* room to grow: addresses up to here are kept for galloc_resize; less than bytes counts as
+                            bytes; 0: none */
     size_t alignment;    /* a power of two, 1 .. 2^55; 0: 512 */
     cudaStream_t stream; /* the stream that uses the memory first */
     galloc_pool *pool;   /* NULL: the default pool of the stream's device */
@@ -207,7 +212,7 @@ typedef struct galloc_pointer {
     void *base;                   /* start of the block that holds the address */
     size_t requested;             /* bytes asked for; 0 for free memory */
     size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB */
-    size_t room;                  /* bytes that galloc_resize may reach without moving; at least `usable` */
+    size_t room;                  /* bytes up to which the addresses are the block's; at least `usable` */
     unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy */
     int device;
     uint32_t tag;
@@ -297,10 +302,10 @@ typedef struct galloc_stream_stats {
 
 /* Unless a function says otherwise:
      Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInitializationError in
-     a
-              child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured, and whatever
-              error the driver gave. A failure changes nothing, writes one line to GALLOC_LOG and keeps it for
-              galloc_last_message. The runtime's last error is left as it was.
+              a child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured (but
+              galloc_resize cudaErrorNotSupported), and whatever error the driver gave. A failure changes nothing,
+              writes one line to GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as
+              it was.
      Threads  may be called from any thread at any time.
      Device   never waits for the device and never touches its memory. */
 
@@ -335,15 +340,30 @@ GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams,
      request  what is wanted; see galloc_request. Read during the call only */
 GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
 
-/* Grows or shrinks a block where it stands, keeping its contents. A block that was given room, by
-   galloc_request.max_bytes, grows into that, in steps of 2 MiB, and keeps its memory when it is made smaller. Any
-   other grows into free memory that happens to follow, and gives what is cut off back. New bytes may be used by work
-   queued on `stream` after this call.
+/* galloc_malloc with room to grow: the addresses behind the block, up to max_bytes, are kept for it, so that
+   galloc_resize can always make it that long where it stands, until memory runs out. What is not yet in use costs
+   addresses, not memory (in fixed segments it costs memory). For growing vectors and key/value caches. The same as
+   galloc_alloc with galloc_request.max_bytes.
+     bytes      as for galloc_malloc; rounded up to 2 MiB
+     max_bytes  the length it may have to reach, rounded up to 2 MiB; less than bytes counts as bytes
+     Returns    as galloc_malloc does; also cudaErrorMemoryAllocation when there are no addresses for max_bytes */
+GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
+
+/* Grows or shrinks a block where it stands, keeping its contents; nothing is copied. It grows into what follows it, be
+   that free memory, as one piece or several, or addresses without memory, for which pages are moved or created as for
+   an allocation; under pressure its stream may be made to wait for the memory (reuse:wait). A block with room
+   (galloc_malloc_growable) finds these addresses free in any case, grows within them in steps of 2 MiB, and keeps its
+   memory when it is made smaller; any other gives back what is cut off, as galloc_free does. New bytes may be used by
+   work queued on `stream` after this call; what they contain is undefined, also where the block had them before.
      bytes    the new size, at least 1
      stream   as for galloc_free when shrinking, as for galloc_malloc when growing
-     Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported when the block cannot grow where it stands;
-              cudaErrorMemoryAllocation when the addresses are there but no memory is. The block is as it was then
-     Device   waits for it only when memory has run out */
+     Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported when the block cannot grow where it stands, and
+              instead of cudaErrorStreamCaptureUnsupported for a stream that is being captured;
+              cudaErrorMemoryAllocation when the addresses are there but no memory is, or the host has none. The block
+              is as it was then, its room included; a room may have got its memory already
+     Threads  one call at a time for a block
+     Device   waits for it only when memory has run out, or when the block has shrunk on another stream, whose work
+              has not been done, and reuse:wait is off */
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 
 /* Says that `stream` uses the block too. When the block is freed, whatever that stream has been given until then
@@ -446,6 +466,14 @@ template <class T> static inline cudaError_t galloc_malloc(T **ptr, size_t bytes
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
+template <class T>
+static inline cudaError_t galloc_malloc_growable(T **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    void *p = NULL;
+    cudaError_t err = galloc_malloc_growable(ptr ? &p : (void **)NULL, bytes, max_bytes, stream);
+    if (ptr) *ptr = static_cast<T *>(p);
+    return err;
+}
 template <class T> static inline cudaError_t galloc_alloc(T **ptr, const galloc_request *request)
 {
     void *p = NULL;
@@ -493,6 +521,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 /* The body defines the plain names and the per-thread ones side by side. */
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #undef galloc_malloc
+#undef galloc_malloc_growable
 #undef galloc_free
 #undef galloc_free_after
 #undef galloc_alloc
@@ -933,7 +962,8 @@ static void gai_scope_leave(gai_scope *scope)
                used     the program's
                free     mapped, in exactly one free set
                hole     addresses without a page
-               room     a hole kept for the used block before it, which may grow into it
+               room     a hole kept for the used block before it, which may grow into it: with other rooms, and what
+                        the driver would not undo, all of the block's room that is not yet the block itself
                busy     taken out of sight while the driver is called on it, or after the driver refused to undo a
                step
    mark      "these bytes may be used by others after this position of that stream"
@@ -979,7 +1009,7 @@ typedef struct gai_block {
     uint64_t stream_id;
     uint32_t tag;
     enum gai_kind kind;
-    int growable; /* used: asked for with room to grow, which it keeps when it is made smaller */
+    size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
 
 /* home: home->page == this, mappings == 1 + old mappings of it, counted */
@@ -1559,6 +1589,13 @@ static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
     }
 }
 
+/* Keeps a list short: what is complete goes, and of what is left no more stays than is looked through in no time. */
+static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
+{
+    gai_marks_prune(pool, list);
+    if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
+}
+
 /* Leaves what is about bytes before `at` in *left and returns the rest. Takes a new mark for each one that is cut. */
 static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
 {
@@ -1745,8 +1782,7 @@ static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
         gai_set_remove(partner);
         gai_block_absorb(pool, left, left->next);
         block = left;
-        gai_marks_prune(pool, &block->marks);
-        if (gai_marks_count(block->marks) > GAI_MARKS_MAX) gai_marks_coarsen(pool, block->marks);
+        gai_marks_trim(pool, &block->marks);
     }
     gai_set_insert(gai_set_of(pool, block->marks), block);
     return block;
@@ -1768,22 +1804,56 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
     else pool->holes = hole->next_bin;
 }
 
-/* Makes a block without pages a hole, one with the holes beside it. */
+/* The used block in whose room a block lies, or NULL. */
+static gai_block *gai_room_owner(const gai_block *block)
+{
+    gai_block *owner = block->prev;
+    while (owner && (owner->kind == GAI_ROOM || owner->kind == GAI_BUSY)) owner = owner->prev;
+    return owner && owner->kind == GAI_USED && block->addr - owner->addr < owner->room ? owner : NULL;
+}
+
+/* Makes a block without pages a hole, one with the holes beside it; in the room of a used block, its room. */
 static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 {
+    enum gai_kind kind = gai_room_owner(block) ? GAI_ROOM : GAI_HOLE;
     gai_map_clear(&gai_block_map, block->addr, block);
     gai_marks_end(pool, &block->marks);
-    block->kind = GAI_HOLE;
-    if (block->next && block->next->kind == GAI_HOLE) {
-        gai_hole_unlink(pool, block->next);
+    block->kind = kind;
+    if (block->next && block->next->kind == kind) {
+        if (kind == GAI_HOLE) gai_hole_unlink(pool, block->next);
         gai_block_absorb(pool, block, block->next);
     }
-    if (block->prev && block->prev->kind == GAI_HOLE) {
-        gai_hole_unlink(pool, block->prev);
+    if (block->prev && block->prev->kind == kind) {
         block = block->prev;
+        if (kind == GAI_HOLE) gai_hole_unlink(pool, block);
         gai_block_absorb(pool, block, block->next);
     }
-    gai_hole_link(pool, block);
+    if (kind == GAI_HOLE) gai_hole_link(pool, block);
+}
+
+/* Keeps the hole behind a block for it, up to `room` bytes from its start; with no host memory to cut it there, all of
+   it. Lock held. */
+static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
+{
+    gai_block *hole = block->next;
+    if (room <= block->bytes || !hole || hole->kind != GAI_HOLE) return;
+    gai_hole_unlink(pool, hole);
+    if (block->bytes + hole->bytes > room && gai_slab_need(&pool->blocks, 1))
+        gai_hole_link(pool, gai_block_split(pool, hole, block->addr + room, GAI_HOLE));
+    hole->kind = GAI_ROOM;
+    block->room = block->bytes + hole->bytes;
+}
+
+/* The room of a block becomes anybody's. Lock held. */
+static void gai_block_give_room(galloc_pool *pool, gai_block *block)
+{
+    uintptr_t end = block->addr + block->room;
+    gai_block *piece = block->next, *next;
+    block->room = 0;
+    for (; piece && piece->addr < end; piece = next) {
+        next = piece->next && piece->next->addr < end ? piece->next : NULL; /* a hole behind the room is absorbed */
+        if (piece->kind == GAI_ROOM) gai_block_to_hole(pool, piece);
+    }
 }
 
 /* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
@@ -1898,7 +1968,7 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
     block->requested = want->requested;
     block->tag = want->tag;
-    block->growable = want->growable;
+    block->room = want->growable ? want->bytes : 0;
     block->stream_id = want->lane ? want->lane->stream_id : 0;
     return block;
 }
@@ -1908,10 +1978,26 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
 {
     block->requested = 0;
     block->tag = 0;
-    block->growable = 0;
+    block->room = 0;
     if (block->spare) gai_mark_end(pool, block->spare);
     block->spare = NULL;
     block->kind = GAI_BUSY;
+}
+
+/* The used block that starts at an address, or NULL. With the lock held. */
+static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
+{
+    gai_block *block = (uintptr_t)ptr % GAI_UNIT ? NULL : (gai_block *)gai_map_get(&gai_block_map, (uintptr_t)ptr);
+    return block && block->kind == GAI_USED && block->segment->pool == pool ? block : NULL;
+}
+
+static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
+{
+    size_t before = block->requested;
+    block->requested = bytes;
+    if (bytes > before) gai_stat_add(&pool->stats.live, bytes - before);
+    else pool->stats.live.current -= before - bytes;
+    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current);
 }
 
 /* ==== STREAMS =================================================================================================== */
@@ -2587,16 +2673,18 @@ static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Cuts [addr, addr + bytes) out of a hole, as a busy block. The caller has made sure of two descriptors. Lock
-   held. */
+/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller has made sure of two descriptors.
+   Lock held. */
 static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
 {
-    gai_hole_unlink(pool, hole);
-    if (addr + bytes < hole->addr + hole->bytes)
-        gai_hole_link(pool, gai_block_split(pool, hole, addr + bytes, GAI_HOLE));
+    int room = hole->kind == GAI_ROOM;
+    gai_block *rest = NULL;
+    if (!room) gai_hole_unlink(pool, hole);
+    if (addr + bytes < hole->addr + hole->bytes) rest = gai_block_split(pool, hole, addr + bytes, hole->kind);
+    if (rest && !room) gai_hole_link(pool, rest);
     if (addr > hole->addr) {
         gai_block *right = gai_block_split(pool, hole, addr, GAI_BUSY);
-        gai_hole_link(pool, hole);
+        if (!room) gai_hole_link(pool, hole);
         hole = right;
     }
     hole->kind = GAI_BUSY;
@@ -3039,15 +3127,18 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 /* ==== POLICY ==================================================================================================== */
 /* >>policy */
 
-/* One allocation on its way through the heap. */
+/* One allocation, or the growth of a block where it stands, on its way through the heap. */
 typedef struct gai_job {
     galloc_pool *pool;
-    gai_want want;
+    gai_want want;      /* of a growth: what it lacks, see gai_job_look */
+    void *grows;        /* the block that is to become grow_to bytes long where it stands; NULL: an allocation */
+    size_t grow_to;
     gai_site site;
     gai_block *got;
     int frugal;         /* create no more than the overhead allows */
     int may_wait;       /* pages may come from streams that the asking one then waits for */
-    int grown;          /* pages were created or moved for it */
+    int waited;         /* waits were queued for it */
+    int grown;          /* times that pages were created or moved for it */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
     CUresult said;      /* by the driver, when it refused memory */
     const char *who;
@@ -3120,10 +3211,144 @@ static void gai_job_take(gai_job *job, gai_found found)
     if (!job->got) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
+/* ---- in place ---- */
+
+/* What stands between a block and the length that it is to have; each is worse than those before it. */
+enum gai_way {
+    GAI_WAY_OPEN,   /* nothing */
+    GAI_WAY_HOLE,   /* holes, beside free memory that may be had */
+    GAI_WAY_MARKED, /* memory that another stream has not done with */
+    GAI_WAY_BUSY,   /* pages that have not left yet, or that the driver would not unmap */
+    GAI_WAY_SHUT    /* a used block, the room of one, the end of the segment */
+};
+
+typedef struct gai_stretch {
+    gai_block *block; /* that grows */
+    uintptr_t end;    /* that it is to have */
+    gai_block *hole;  /* the next to fill: the block's own room last, so that a failure before leaves it alone */
+    gai_mark mark;    /* the first that stands in the way */
+    int alien;        /* something in the way is neither the block's nor in its room */
+} gai_stretch;
+
+/* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
+   itself counts. Who it names is asked for an event. Lock held. */
+static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, uintptr_t begin, uintptr_t end)
+{
+    for (; mark; mark = mark->next) {
+        if (mark->end <= begin || mark->begin >= end || gai_mark_allows(job->pool, mark, job->want.lane)) continue;
+        if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
+        if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
+        return mark;
+    }
+    return NULL;
+}
+
+static void gai_stretch_note(gai_stretch *stretch, enum gai_way *way, const gai_mark *mark, int alien)
+{
+    if (*way < GAI_WAY_MARKED) stretch->mark = *mark;
+    if (*way < GAI_WAY_MARKED) *way = GAI_WAY_MARKED;
+    stretch->alien |= alien;
+}
+
+/* One block behind that which grows: makes the way worse, or leaves it. */
+static enum gai_way gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch *stretch, enum gai_way way)
+{
+    uintptr_t end = gai_min(stretch->end, piece->addr + piece->bytes);
+    int own = piece->addr - stretch->block->addr < stretch->block->room;
+    const gai_mark *mark;
+    switch (piece->kind) {
+    case GAI_FREE:
+        mark = gai_job_obstacle(job, piece->marks, piece->addr, end);
+        if (mark) gai_stretch_note(stretch, &way, mark, 1);
+        return way;
+    case GAI_HOLE:
+    case GAI_ROOM:
+        if (!stretch->hole || stretch->hole->kind == GAI_ROOM) stretch->hole = piece;
+        job->want.bytes += end - piece->addr;
+        return way < GAI_WAY_HOLE ? GAI_WAY_HOLE : way;
+    case GAI_BUSY:
+    case GAI_LEAVING:
+        stretch->alien |= !own;
+        return GAI_WAY_BUSY;
+    default: return GAI_WAY_SHUT;
+    }
+}
+
+/* Looks at all that the block must have to be as long as it is to be, and notes what it lacks. Lock held. */
+static enum gai_way gai_job_look(gai_job *job, gai_stretch *stretch)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = gai_block_used(pool, job->grows), *piece;
+    enum gai_way way = GAI_WAY_OPEN;
+    size_t bytes = gai_up(job->grow_to, GAI_UNIT);
+    const gai_mark *mark;
+    memset(stretch, 0, sizeof *stretch);
+    if (!block) return GAI_WAY_SHUT;
+    if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
+    stretch->block = block;
+    stretch->end = block->addr + bytes;
+    job->want.bytes = 0;
+    job->want.requested = job->grow_to - gai_min(job->grow_to, block->requested);
+    mark = gai_job_obstacle(job, block->marks, block->addr + block->requested,
+                            gai_min(stretch->end, block->addr + block->bytes));
+    if (mark) gai_stretch_note(stretch, &way, mark, 0);
+    for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
+        way = gai_job_look_at(job, piece, stretch, way);
+        if (way == GAI_WAY_SHUT) return way;
+    }
+    return stretch->end > block->segment->addr + block->segment->bytes ? GAI_WAY_SHUT : way;
+}
+
+/* Host memory for taking all of an open stretch at once. Lock held. */
+static int gai_stretch_need(galloc_pool *pool, const gai_stretch *stretch)
+{
+    const gai_block *last = stretch->block;
+    while (last->next && last->next->addr < stretch->end) last = last->next;
+    return last == stretch->block || gai_block_need(pool, last, last->addr, stretch->end - last->addr);
+}
+
+/* The block becomes as long as it is to be: all behind it is free, and its stream may have it. The marks come along.
+   Lock held. */
+static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = stretch->block;
+    if (!gai_stretch_need(pool, stretch)) {
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
+        return;
+    }
+    while (block->addr + block->bytes < stretch->end) {
+        gai_block *piece = block->next;
+        size_t bytes = gai_min(piece->bytes, stretch->end - piece->addr);
+        piece = gai_block_cut_out(pool, piece, piece->addr, bytes, GAI_USED);
+        gai_block_absorb(pool, block, piece);
+        gai_stat_used(pool, bytes, 0);
+    }
+    gai_marks_trim(pool, &block->marks);
+    gai_block_set_requested(pool, block, job->grow_to);
+    job->got = block;
+}
+
+static cudaError_t gai_job_say_not_there(const gai_job *job)
+{
+    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", job->grows,
+                    job->grow_to);
+}
+
+/* Lock held. */
+static void gai_job_search_behind(gai_job *job)
+{
+    gai_stretch stretch;
+    enum gai_way way = gai_job_look(job, &stretch);
+    if (way == GAI_WAY_OPEN) gai_job_take_stretch(job, &stretch);
+    if (way == GAI_WAY_SHUT) job->error = gai_job_say_not_there(job);
+}
+
 /* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
-    if (job->want.room) return;
+    if (job->grows) gai_job_search_behind(job);
+    if (job->grows || job->want.room) return;
     gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want)
                                              : gai_find_all(job->pool, &job->want, 0));
 }
@@ -3175,6 +3400,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     gai_lock_on(&pool->lock);
     if (event->epoch > wait->epoch) wait->epoch = event->epoch;
     pool->stats.waits++;
+    job->waited = 1;
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
@@ -3195,7 +3421,7 @@ static void gai_job_wait(gai_job *job)
     }
     if (!result) return;
     gai_lock_on(&pool->lock);
-    if (job->got->next && job->got->next->kind == GAI_ROOM) gai_block_to_hole(pool, job->got->next);
+    gai_block_give_room(pool, job->got);
     gai_block_untake(pool, job->got);
     (void)gai_block_file(pool, job->got, 0);
     gai_lock_off(&pool->lock);
@@ -3205,13 +3431,55 @@ static void gai_job_wait(gai_job *job)
     gai_pool_note(pool, result);
 }
 
+/* Has the asking stream wait for the donors' marks before their pages move: if that fails nothing has happened. */
+static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
+{
+    galloc_pool *pool = job->pool;
+    const gai_mapping *donor;
+    const gai_mark *mark;
+    CUresult result = CUDA_SUCCESS;
+    for (donor = donors->first; donor; donor = donor->next) {
+        for (mark = donor->block->marks; mark && !result; mark = mark->next) {
+            const gai_mark *obstacle;
+            gai_lock_on(&pool->lock);
+            obstacle = gai_job_obstacle(job, mark, mark->begin, mark->end);
+            gai_lock_off(&pool->lock);
+            if (obstacle == mark) result = gai_job_wait_for(job, mark);
+        }
+    }
+    return result;
+}
+
+/* Has the stream of a growing block wait for what stands in its way, one mark after the other; then the block takes
+   it. Nothing changes before. */
+static void gai_job_wait_behind(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    CUresult result;
+    for (;;) {
+        gai_stretch stretch;
+        enum gai_way way;
+        gai_lock_on(&pool->lock);
+        way = gai_job_look(job, &stretch);
+        if (way == GAI_WAY_OPEN) gai_job_take_stretch(job, &stretch);
+        gai_lock_off(&pool->lock);
+        if (way != GAI_WAY_MARKED) return;
+        result = gai_job_wait_for(job, &stretch.mark);
+        if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for it yet */
+        if (result) break;
+    }
+    job->error = gai_driver_failed(result, "cuStreamWaitEvent");
+    gai_pool_note(pool, result);
+}
+
 /* ---- growth ---- */
 
-/* Where new pages go: into [begin, end) of a hole, so that `at` becomes free together with the free blocks
+/* Where new pages go: into [begin, end) of a hole, so that [at, until) becomes free together with the free blocks
    beside it. */
 typedef struct gai_plan {
     gai_block *hole, *left, *right;
-    uintptr_t begin, end, at;
+    gai_block *held; /* free blocks behind a block that grows, out of sight; linked by next_bin */
+    uintptr_t begin, end, at, until;
 } gai_plan;
 
 /* May the block be part of the answer as it is? */
@@ -3233,7 +3501,7 @@ static int gai_plan_in_hole(const galloc_pool *pool, gai_block *hole, const gai_
     if (!plan->left) plan->at = gai_up(hole->addr, want->alignment);
     if (plan->at >= hole_end) return 0;
     plan->begin = plan->left ? hole->addr : gai_down(plan->at, pool->granularity);
-    end = plan->at + want->bytes;
+    plan->until = end = plan->at + want->bytes;
     if (end < plan->at || plan->at + want->room > hole_end) return 0;
     if (end <= hole_end) {
         plan->end = gai_up(end, pool->granularity);
@@ -3300,8 +3568,17 @@ static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
     if (bytes <= hole_end - plan->begin && bytes <= most) plan->end = plan->begin + bytes;
 }
 
-static void gai_plan_hold(gai_plan *plan)
+/* Takes the free blocks that the plan counts on out of sight: nobody else gets them, and their pages do not move. */
+static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
 {
+    gai_block *piece = grows ? grows->next : NULL;
+    for (; piece && piece->addr < plan->until; piece = piece->next) {
+        if (piece->kind != GAI_FREE) continue;
+        gai_set_remove(piece);
+        piece->kind = GAI_BUSY;
+        piece->next_bin = plan->held;
+        plan->held = piece;
+    }
     if (plan->left) gai_set_remove(plan->left);
     if (plan->right) gai_set_remove(plan->right);
     if (plan->left) plan->left->kind = GAI_BUSY;
@@ -3312,18 +3589,11 @@ static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
 {
     if (plan->left) (void)gai_block_file(pool, plan->left, 0);
     if (plan->right) (void)gai_block_file(pool, plan->right, 0);
-}
-
-/* The room after a block that may grow: the hole behind it, up to where it may end; with no host memory to cut it
-   there, all of it. Lock held. */
-static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
-{
-    gai_block *hole = block->next;
-    if (room <= block->bytes || !hole || hole->kind != GAI_HOLE) return;
-    gai_hole_unlink(pool, hole);
-    if (block->bytes + hole->bytes > room && gai_slab_need(&pool->blocks, 1))
-        gai_hole_link(pool, gai_block_split(pool, hole, block->addr + room, GAI_HOLE));
-    hole->kind = GAI_ROOM;
+    while (plan->held) {
+        gai_block *piece = plan->held;
+        plan->held = piece->next_bin;
+        (void)gai_block_file(pool, piece, 0);
+    }
 }
 
 /* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have
@@ -3348,6 +3618,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     gai_found found = {NULL, 0};
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
+    job->want.bytes = plan->until - plan->at;
     job->grown = 1;
     gai_marks_prune(pool, &found.block->marks);
     gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
@@ -3360,6 +3631,23 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     if (job->got) gai_block_keep_room(pool, job->got, job->want.room);
 }
 
+/* The same for a block that grows. What was mapped into its room is the block's at once, whatever comes. Lock held. */
+static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *owner = gai_room_owner(block);
+    job->grown++;
+    if (owner) {
+        gai_stat_used(pool, block->bytes, 0);
+        block->kind = GAI_USED;
+        gai_block_absorb(pool, owner, block);
+    } else {
+        (void)gai_block_file(pool, block, 0);
+    }
+    gai_plan_let_go(pool, plan);
+    gai_job_search_behind(job);
+}
+
 /* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
@@ -3370,45 +3658,72 @@ static void gai_job_refused(gai_job *job, CUresult result, const char *function)
     job->error = gai_driver_failed(result, function);
 }
 
+/* Plans to fill the next hole behind a block that grows. 0: pages are not what it lacks. Lock held. */
+static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
+{
+    gai_stretch stretch;
+    memset(plan, 0, sizeof *plan);
+    if (gai_job_look(job, &stretch) != GAI_WAY_HOLE) return 0;
+    plan->hole = stretch.hole;
+    plan->begin = plan->at = stretch.hole->addr;
+    plan->end = gai_min(stretch.hole->addr + stretch.hole->bytes, gai_up(stretch.end, job->pool->granularity));
+    plan->until = stretch.end;
+    gai_plan_hold(plan, stretch.block);
+    return 1;
+}
+
 /* Finds the best hole, reserving addresses when none will do: for that it lets the lock go, which it is called with.
    0: there is none, the job has the reason. */
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
     size_t space = gai_max(job->want.bytes, job->want.room) + gai_max(job->want.alignment, pool->granularity);
-    CUresult result;
-    if (gai_plan_best(pool, &job->want, plan)) return 1;
-    gai_lock_off(&pool->lock);
-    result = gai_segment_reserve(pool, gai_up(space, pool->granularity));
-    gai_job_refused(job, result, "cuMemAddressReserve");
-    gai_lock_on(&pool->lock);
-    return !result && gai_plan_best(pool, &job->want, plan);
+    CUresult result = CUDA_SUCCESS;
+    if (job->grows) return gai_job_plan_behind(job, plan);
+    if (!gai_plan_best(pool, &job->want, plan)) {
+        gai_lock_off(&pool->lock);
+        result = gai_segment_reserve(pool, gai_up(space, pool->granularity));
+        gai_job_refused(job, result, "cuMemAddressReserve");
+        gai_lock_on(&pool->lock);
+        if (result || !gai_plan_best(pool, &job->want, plan)) return 0;
+    }
+    gai_plan_hold(plan, NULL);
+    return 1;
 }
 
 /* Decides how the planned range is filled: with new pages as far as the overhead allows, then with pages moved from
-   free blocks, and if those do not suffice with new ones after all. 0: the limit does not allow it. With the lock
-   held, the plan's blocks out of sight. */
+   free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from the bins
+   could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was asked
+   for only where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks out of
+   sight. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_quest quest;
-    size_t bytes = plan->end - plan->begin, allowance = gai_pool_allowance(pool, &job->want);
+    size_t bytes = plan->end - plan->begin, most, allowance = gai_pool_allowance(pool, &job->want);
+    size_t fresh = job->frugal ? allowance : gai_pool_headroom(pool);
+    int room = job->want.room || plan->hole->kind == GAI_ROOM;
     gai_batch_start(&filling->donors);
     filling->page_bytes = gai_page_size(pool, bytes, allowance);
     quest.want = &job->want;
-    if (job->want.room) allowance = 0; /* nothing from the bins has served it: what is held comes first here */
-    quest.wanted = bytes - gai_min(bytes, gai_down(allowance, pool->granularity));
+    quest.wanted = bytes;
+    if (!room && !job->grows) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     quest.may_wait = job->may_wait;
-    quest.most = plan->hole->addr + plan->hole->bytes - plan->begin;
-    filling->moved = quest.most;
+    most = job->want.room ? job->want.room : plan->hole->addr + plan->hole->bytes - plan->begin;
+    filling->moved = quest.most = room ? bytes : most;
     if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
     filling->moved -= quest.most;
-    if (!filling->moved && !exact && !job->want.room) gai_plan_round(plan, filling->page_bytes, allowance);
+    if (room && (exact || bytes > filling->moved + gai_pool_headroom(pool))) {
+        quest.most = most - filling->moved;
+        gai_pool_to_batch(pool, &quest, &filling->donors);
+        filling->moved = most - quest.most;
+    }
+    if (!filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
     bytes = plan->end - plan->begin;
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end = plan->begin + filling->moved + filling->fresh;
-    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(allowance, pool->granularity - 1)
-                                                            : gai_pool_headroom(pool));
+    if (job->want.room) plan->until = plan->end;
+    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
 }
 
 /* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. */
@@ -3416,11 +3731,13 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *f
 {
     galloc_pool *pool = job->pool;
     const gai_mapping *donor;
+    const gai_block *piece;
     size_t marks = plan->left ? gai_marks_count(plan->left->marks) : 0;
+    for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
     for (donor = filling->donors.first; donor; donor = donor->next) marks += gai_marks_count(donor->block->marks);
     return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 1) &&
-           gai_map_need(&gai_block_map, plan->at) && gai_map_need(&gai_block_map, plan->at + job->want.bytes);
+           gai_map_need(&gai_block_map, plan->at) && gai_map_need(&gai_block_map, plan->until);
 }
 
 /* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
@@ -3430,7 +3747,6 @@ static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling
     galloc_pool *pool = job->pool;
     size_t bytes;
     if (!gai_job_plan(job, plan)) return 0;
-    gai_plan_hold(plan);
     if (gai_job_choose(job, plan, filling, exact)) {
         bytes = plan->end - plan->begin;
         if (gai_job_need(job, plan, filling) &&
@@ -3450,13 +3766,16 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     gai_plan plan;
     gai_filling filling;
     gai_batch batch;
-    CUresult result;
+    CUresult result = CUDA_SUCCESS;
+    const char *function = "cuMemCreate";
     size_t bytes;
     gai_lock_on(&pool->lock);
     bytes = gai_job_prepare(job, &plan, &filling, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!bytes) return CUDA_SUCCESS;
-    result = gai_batch_map(pool, &batch, plan.begin, bytes);
+    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &filling.donors);
+    if (result) function = "cuStreamWaitEvent";
+    else result = gai_batch_map(pool, &batch, plan.begin, bytes);
     if (result) gai_batch_undo(pool, &batch);
     gai_lock_on(&pool->lock);
     if (result) {
@@ -3465,11 +3784,12 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     } else {
         pool->stats.grows += filling.fresh != 0;
         gai_donors_leave(pool, &filling.donors);
-        gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
+        if (job->grows) gai_job_take_behind(job, &plan, gai_batch_publish(pool, &batch));
+        else gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
     }
     gai_lock_off(&pool->lock);
-    gai_job_refused(job, result, "cuMemCreate");
-    if (job->got && job->may_wait) gai_job_wait(job);
+    gai_job_refused(job, result, function);
+    if (job->got && job->may_wait && !job->grows) gai_job_wait(job);
     return result;
 }
 
@@ -3496,14 +3816,20 @@ static void gai_job_grow_fixed(gai_job *job)
 
 /* ---- the ladder ---- */
 
+/* A block that grows may have several holes before it, and fills one after the other. */
 static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
+    int grown;
     job->said = CUDA_SUCCESS;
     if (job->want.bytes > pool->device_bytes) return 0;
-    if (!pool->config.expandable_segments) gai_job_grow_fixed(job);
-    else if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
-        (void)gai_job_grow_expandable(job, 1);
+    if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
+    if (!pool->config.expandable_segments) return gai_job_is_done(job);
+    do {
+        grown = job->grown;
+        if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
+            (void)gai_job_grow_expandable(job, 1);
+    } while (job->grows && job->grown > grown && !gai_job_is_done(job));
     return gai_job_is_done(job);
 }
 
@@ -3528,12 +3854,49 @@ static int gai_step_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* What stands in the way of a block that grows, seen by itself. */
+static enum gai_way gai_job_way(gai_job *job, gai_stretch *stretch)
+{
+    enum gai_way way;
+    gai_lock_on(&job->pool->lock);
+    way = gai_job_look(job, stretch);
+    gai_lock_off(&job->pool->lock);
+    return way;
+}
+
+/* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
+static int gai_job_can_wait(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
+    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
+    return 1;
+}
+
+/* Where the addresses behind a block are not to be had, no page helps, and nobody is made to wait for the sake of a
+   place. The block's own bytes and room it gets in any case. */
+static int gai_step_addresses(gai_job *job)
+{
+    gai_stretch stretch;
+    enum gai_way way = job->grows ? gai_job_way(job, &stretch) : GAI_WAY_OPEN;
+    if (way == GAI_WAY_SHUT || (way > GAI_WAY_HOLE && stretch.alien))
+        job->error = gai_job_say_not_there(job);
+    else if (way == GAI_WAY_BUSY)
+        job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
+                              "of the block at %p", job->grows);
+    else if (way == GAI_WAY_MARKED && gai_job_can_wait(job))
+        gai_job_wait_behind(job);
+    return gai_job_is_done(job);
+}
+
 /* Gives back pages of small free blocks, as many as the limit leaves missing, and takes new ones in one piece. When
    it is the device that has no more, all of them. */
 static int gai_step_recycle(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
+    gai_stretch stretch;
+    if (job->grows && gai_job_way(job, &stretch) != GAI_WAY_HOLE) return 0;
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->want.bytes > pool->config.memory_limit || job->want.bytes > pool->device_bytes) return 0;
@@ -3557,22 +3920,21 @@ static void gai_pool_join(galloc_pool *pool)
     }
 }
 
-/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. Never for the
-   legacy stream: every blocking stream would wait along. */
+/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
-    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
-    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
+    if (!gai_job_can_wait(job)) return 0;
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
-    if (!job->want.room) gai_job_take(job, gai_find_all(pool, &job->want, 1));
+    if (!job->want.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->want, 1));
     gai_lock_off(&pool->lock);
     if (job->got) gai_job_wait(job);
     if (gai_job_is_done(job)) return 1;
     job->may_wait = 1;
-    done = gai_step_grow_within(job);
+    if (job->grows) gai_job_wait_behind(job);
+    done = gai_job_is_done(job) || gai_step_grow_within(job);
     job->may_wait = 0;
     return done;
 }
@@ -3692,14 +4054,14 @@ static int gai_step_wait_device(gai_job *job)
 {
     CUresult result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
-    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
 }
 
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll, gai_step_grow_within, gai_step_wait_early, gai_step_grow,        gai_step_recycle,
-    gai_step_wait, gai_step_wait_host,   gai_step_wait_device, gai_step_recycle,
+    gai_step_poll,    gai_step_grow_within, gai_step_wait_early, gai_step_addresses,   gai_step_grow,
+    gai_step_recycle, gai_step_wait,        gai_step_wait_host,  gai_step_wait_device, gai_step_recycle,
 };
 
 static void gai_job_say_no_memory(gai_job *job)
@@ -3718,8 +4080,8 @@ static void gai_job_say_no_memory(gai_job *job)
     else
         (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
     job->error = gai_fail(cudaErrorMemoryAllocation,
-                          "out of memory: asked for %zu bytes on device %d; live %zu, held %zu; %s",
-                          job->want.requested, pool->config.device, live, held, reason);
+                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu; %s",
+                          job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, reason);
 }
 
 /* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
@@ -3771,7 +4133,7 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 /* The block is as good as given out: only now do the counters say so. Lock held. */
 static void gai_job_count(gai_job *job)
 {
-    if (!job->got || job->want.just_ready) return;
+    if (!job->got || job->want.just_ready || job->grows) return;
     gai_stat_used(job->pool, job->got->bytes, job->got->requested);
     gai_stat_add(&job->pool->stats.blocks, 1);
     job->pool->stats.mallocs++;
@@ -3819,7 +4181,7 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
 static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *request, gai_want *want)
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
-    size_t room = request->max_bytes > request->bytes ? request->max_bytes : 0;
+    size_t room = request->max_bytes ? gai_max(request->max_bytes, request->bytes) : 0;
     size_t unit = room ? pool->granularity : GAI_UNIT;
     memset(want, 0, sizeof *want);
     if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
@@ -3919,13 +4281,6 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device", ptr);
 }
 
-/* The used block that starts at an address, or NULL. With the lock held. */
-static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
-{
-    gai_block *block = (uintptr_t)ptr % GAI_UNIT ? NULL : (gai_block *)gai_map_get(&gai_block_map, (uintptr_t)ptr);
-    return block && block->kind == GAI_USED && block->segment->pool == pool ? block : NULL;
-}
-
 /* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
    that it waits for already. What it does not stand for stays: that block was given to another stream and not used
    there. */
@@ -3966,15 +4321,18 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
+static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
+{
+    lane->due = !lane->retired && !gai_pool_has_one_lane(pool);
+    pool->due |= lane->due;
+}
+
 /* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
    soon as the lock is let go. */
 static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark *takers)
 {
     gai_mark *taker;
-    for (taker = takers; taker; taker = taker->next) {
-        taker->lane->due = !taker->lane->retired && !gai_pool_has_one_lane(pool);
-        pool->due |= taker->lane->due;
-    }
+    for (taker = takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
     gai_block_stamp(pool, block, takers);
 }
 
@@ -3994,7 +4352,6 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
-    gai_block *room = block->next && block->next->kind == GAI_ROOM ? block->next : NULL;
     gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
     gai_block_stamp(pool, block, marks);
@@ -4004,8 +4361,8 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     gai_stat_unused(pool, block->bytes, block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
+    if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
-    if (room) gai_block_to_hole(pool, room);
     gai_block_give(pool, block);
 }
 
@@ -4218,178 +4575,96 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 
 /* ---- in place ---- */
 
-/* Cuts the end off a used block and frees it on the lane's stream. 0: no host memory, nothing changed. Lock held. */
+/* Marks that name the lane and the block's takers. The caller has made sure of as many. Lock held. */
+static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_lane *lane)
+{
+    const gai_mark *taker;
+    gai_mark *users = gai_mark_new(pool, NULL, 0, 0, 0);
+    users->lane = lane;
+    for (taker = block->takers; taker; taker = taker->next) {
+        gai_mark *user = gai_mark_new(pool, NULL, 0, 0, 0);
+        user->lane = taker->lane;
+        user->next = users->next;
+        users->next = user;
+    }
+    return users;
+}
+
+/* Stamps bytes that a used block keeps. */
+static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
+{
+    while (users) {
+        gai_mark *user = users;
+        users = user->next;
+        gai_mark_stamp(user, begin, end);
+        gai_marks_add(pool, &block->marks, user);
+    }
+    gai_marks_trim(pool, &block->marks);
+}
+
+/* Makes a block shorter: what is cut off is freed on the lane's stream. What the block keeps of it, the rest of a unit
+   or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory, nothing
+   changed. Lock held. */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
 {
-    gai_block *tail;
-    gai_mark *mark, *taker, *takers = NULL;
-    size_t cut = block->bytes - bytes, marks = 2 * gai_marks_count(block->marks) + gai_marks_count(block->takers) + 2;
-    if (!gai_block_need(pool, block, block->addr + bytes, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
-    tail = gai_block_split(pool, block, block->addr + bytes, GAI_USED);
-    mark = gai_mark_new(pool, NULL, 0, 0, 0);
-    mark->lane = lane;
-    tail->stream_id = lane->stream_id;
-    gai_block_stamp(pool, tail, mark);
-    for (taker = block->takers; taker; taker = taker->next) {
-        mark = gai_mark_new(pool, NULL, 0, 0, 0);
-        mark->lane = taker->lane;
-        mark->next = takers;
-        takers = mark;
+    gai_mark *taker;
+    uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
+    size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->takers) + 4;
+    if (begin == end || block->segment->lost) return 1;
+    if (!block->room) cut = block->addr + gai_up(bytes, GAI_UNIT);
+    if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
+    if (cut < block->addr + block->bytes) {
+        gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
+        tail->stream_id = lane->stream_id;
+        gai_block_stamp(pool, tail, gai_block_users(pool, block, lane));
+        gai_stat_unused(pool, tail->bytes, 0);
+        gai_block_give(pool, tail);
     }
-    gai_block_stamp_takers(pool, tail, takers);
-    gai_stat_unused(pool, cut, 0);
-    gai_block_give(pool, tail);
+    if (begin < gai_min(cut, end))
+        gai_block_stamp_kept(pool, block, gai_block_users(pool, block, lane), begin, gai_min(cut, end));
+    for (taker = block->takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
     return 1;
 }
 
-/* Takes free bytes that follow a used block. 0: there are none for this stream, or no host memory. Lock held. */
-static int gai_block_extend(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t more)
+/* What can be done about a block's size with the lock alone. Lock held. */
+static void gai_job_resize(gai_job *job, gai_block *block)
 {
-    gai_block *next = block->next;
-    gai_want want;
-    memset(&want, 0, sizeof want);
-    want.bytes = more;
-    want.lane = lane;
-    if (!next || next->kind != GAI_FREE || next->bytes < more) return 0;
-    if (gai_marks_forbid(pool, next->marks, next->addr, &want, 0)) return 0;
-    if (!gai_block_need(pool, next, next->addr, more)) return 0;
-    next = gai_block_cut_out(pool, next, next->addr, more, GAI_USED);
-    gai_block_absorb(pool, block, next);
-    gai_stat_used(pool, more, 0);
-    return 1;
-}
-
-/* Maps pages into the room behind a block. Meanwhile the room is a hole like any other, which only `growth`
-   guards. */
-static CUresult gai_block_grow_into_room(galloc_pool *pool, gai_block *block, size_t bytes, size_t page_bytes)
-{
-    gai_batch batch;
-    gai_filling filling;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    size_t more = bytes - block->bytes, room;
-    uintptr_t addr = block->addr + block->bytes;
-    int ready;
-    gai_lock_on(&pool->lock);
-    room = block->bytes + block->next->bytes;
-    gai_block_to_hole(pool, block->next);
-    gai_batch_start(&filling.donors);
-    filling.moved = 0;
-    filling.fresh = more;
-    filling.page_bytes = page_bytes;
-    ready = gai_batch_over_hole(pool, &batch, block->next, addr, &filling);
-    gai_lock_off(&pool->lock);
-    if (ready) result = gai_batch_map(pool, &batch, addr, more);
-    if (ready && result) gai_batch_undo(pool, &batch);
-    gai_lock_on(&pool->lock);
-    if (!result) {
-        gai_block *grown = gai_batch_publish(pool, &batch);
-        pool->stats.grows++;
-        grown->kind = GAI_USED;
-        gai_block_absorb(pool, block, grown);
-        gai_stat_used(pool, more, 0);
+    galloc_pool *pool = job->pool;
+    if (job->grow_to > block->requested) {
+        if (!pool->broken) gai_job_search_locked(job, GAI_REACH_OWN);
+    } else if (gai_block_shrink(pool, block, job->want.lane, job->grow_to)) {
+        gai_block_set_requested(pool, block, job->grow_to);
+        job->got = block;
+        gai_pool_mark_due(pool);
+    } else {
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     }
-    gai_block_keep_room(pool, block, room);
-    gai_lock_off(&pool->lock);
-    gai_pool_note(pool, result);
-    return ready ? result : GAI_NO_HOST_MEMORY;
-}
-
-/* What a used block lacks to be `bytes` long in its room. With `growth` held. */
-static cudaError_t gai_room_lacks(galloc_pool *pool, void *ptr, size_t bytes, gai_block **block, size_t *more)
-{
-    size_t room = 0, want = gai_up(bytes, pool->granularity);
-    gai_lock_on(&pool->lock);
-    *block = gai_block_used(pool, ptr);
-    if (*block) {
-        room = (*block)->bytes;
-        if ((*block)->next && (*block)->next->kind == GAI_ROOM) room += (*block)->next->bytes;
-        *more = want - gai_min(want, (*block)->bytes);
-    }
-    gai_lock_off(&pool->lock);
-    if (!*block) return gai_pointer_refused(pool, ptr);
-    if (want <= room) return cudaSuccess;
-    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", ptr, bytes);
-}
-
-/* Makes a block longer in its room, giving free pages back for it as far as the limit or the device demands: first
-   those known to be unused, then those that a wait for the device proves so. With `growth` held. */
-static cudaError_t gai_pool_grow_into_room(galloc_pool *pool, void *ptr, size_t bytes)
-{
-    gai_block *block;
-    size_t more = 0;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    int tries;
-    for (tries = 0; tries < 3 && result == CUDA_ERROR_OUT_OF_MEMORY; tries++) {
-        size_t headroom = gai_pool_headroom(pool);
-        cudaError_t error = gai_room_lacks(pool, ptr, bytes, &block, &more);
-        if (error || !more) return error;
-        if (tries == 2) (void)gai_pool_wait(pool);
-        else gai_pool_poll(pool);
-        if (more > headroom) headroom += gai_pool_release(pool, more - headroom);
-        else if (tries) (void)gai_pool_release(pool, SIZE_MAX);
-        if (more <= headroom)
-            result = gai_block_grow_into_room(pool, block, block->bytes + more, gai_page_size(pool, more, more));
-    }
-    if (result != CUDA_ERROR_OUT_OF_MEMORY) return result ? gai_driver_failed(result, "growing a block") : cudaSuccess;
-    return gai_fail(cudaErrorMemoryAllocation,
-                    "out of memory: growing a block by %zu bytes; held %zu, memory_limit %zu", more,
-                    pool->stats.reserved.current, pool->config.memory_limit);
-}
-
-/* What can be done about a block's size with the lock alone; 0: it needs its room. Lock held. */
-static int gai_block_resize(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
-{
-    size_t rounded = gai_up(bytes, GAI_UNIT);
-    if (rounded > block->bytes)
-        return !block->growable && gai_block_extend(pool, block, lane, rounded - block->bytes);
-    if (rounded < block->bytes && !block->growable && !block->segment->lost)
-        (void)gai_block_shrink(pool, block, lane, rounded);
-    return 1;
-}
-
-static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
-{
-    size_t before = block->requested;
-    block->requested = bytes;
-    if (bytes > before) gai_stat_add(&pool->stats.live, bytes - before);
-    else pool->stats.live.current -= before - bytes;
-    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current);
-}
-
-static cudaError_t gai_pool_resize_slowly(galloc_pool *pool, void *ptr, size_t bytes)
-{
-    gai_scope scope;
-    gai_block *block;
-    cudaError_t error = gai_pool_refuses(pool);
-    if (!error) error = gai_pool_enter(pool, &scope);
-    if (error) return error;
-    error = gai_pool_grow_into_room(pool, ptr, bytes);
-    gai_lock_on(&pool->lock);
-    block = gai_block_used(pool, ptr);
-    if (!error && block) gai_block_set_requested(pool, block, bytes);
-    gai_lock_off(&pool->lock);
-    gai_pool_leave(pool, &scope);
-    return error;
 }
 
 static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
 {
-    gai_block *block = NULL;
-    gai_lane *lane;
-    int done = 0;
+    gai_job job;
+    gai_block *block;
+    memset(&job, 0, sizeof job);
+    job.pool = pool;
+    job.site = *site;
+    job.grows = ptr;
+    job.grow_to = bytes;
+    job.want.alignment = GAI_UNIT;
     gai_lock_on(&pool->lock);
-    lane = gai_lane_hold(pool, site);
-    if (lane) block = gai_block_used(pool, ptr);
-    if (block) done = gai_block_resize(pool, block, lane, bytes);
-    if (done) {
-        gai_block_set_requested(pool, block, bytes);
-        gai_pool_mark_due(pool);
-    }
-    if (lane) gai_lane_release(pool, lane, site);
+    job.want.lane = gai_lane_hold(pool, &job.site);
+    block = job.want.lane ? gai_block_used(pool, ptr) : NULL;
+    if (block) gai_job_resize(&job, block);
     gai_lock_off(&pool->lock);
-    if (!lane) return gai_lane_refused(site);
-    if (!block) return gai_pointer_refused(pool, ptr);
-    return done ? cudaSuccess : gai_pool_resize_slowly(pool, ptr, bytes);
+    if (!job.want.lane) return gai_lane_refused(&job.site);
+    if (block && !gai_job_is_done(&job)) {
+        job.error = gai_pool_refuses(pool);
+        if (!job.error) gai_job_run(&job);
+    }
+    gai_lock_on(&pool->lock);
+    gai_lane_release(pool, job.want.lane, &job.site);
+    gai_lock_off(&pool->lock);
+    return block ? job.error : gai_pointer_refused(pool, ptr);
 }
 
 /* ==== CONFIGURATION ============================================================================================= */
@@ -4673,7 +4948,9 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
         if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
-    broken += block->kind == GAI_ROOM && !(block->prev && block->prev->kind == GAI_USED && block->prev->growable);
+    broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
+    if (block->kind != GAI_USED && block->kind != GAI_BUSY)
+        broken += (block->kind == GAI_ROOM) != (gai_room_owner(block) != NULL);
     return broken + gai_check_marks(block) + gai_check_pages(block);
 }
 
@@ -5112,6 +5389,8 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 /* A file sees only one of these pairs under its name; the library has both. */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_malloc_growable_ptsz(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
@@ -5207,6 +5486,16 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
     return gai_end(gai_alloc_at(NULL, ptr, &request));
 }
 
+GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request;
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.max_bytes = gai_max(bytes, max_bytes);
+    request.stream = stream;
+    return gai_end(gai_alloc_at(NULL, ptr, &request));
+}
+
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
@@ -5243,6 +5532,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
+    if (error == cudaErrorStreamCaptureUnsupported) error = cudaErrorNotSupported;
     return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
 }
 
@@ -5406,8 +5696,8 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->pool = pool;
         info->base = (void *)block->addr;
         info->requested = block->requested;
-        info->usable = info->room = block->bytes;
-        if (block->next && block->next->kind == GAI_ROOM) info->room += block->next->bytes;
+        info->usable = block->bytes;
+        info->room = gai_max(block->bytes, block->room);
         info->stream_id = block->stream_id;
         info->device = pool->config.device;
         info->tag = block->tag;
@@ -5445,6 +5735,11 @@ static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream
 GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream)
 {
     return galloc_malloc(ptr, bytes, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_malloc_growable_ptsz(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    return galloc_malloc_growable(ptr, bytes, max_bytes, gai_per_thread(stream));
 }
 
 GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream)
@@ -5488,6 +5783,7 @@ GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t 
 
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define galloc_malloc galloc_malloc_ptsz
+#define galloc_malloc_growable galloc_malloc_growable_ptsz
 #define galloc_free galloc_free_ptsz
 #define galloc_free_after galloc_free_after_ptsz
 #define galloc_alloc galloc_alloc_ptsz

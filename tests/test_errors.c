@@ -563,6 +563,7 @@ TEST(a_sticky_error_closes_the_pool)
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_new(NULL);
         void *p = get(pool, MIB(8), s), *q = &pool, *r = get(pool, 512, s);
+        OK(galloc_resize(p, MIB(4), s));
         sim_fail("cuMemCreate", 1, 0, codes[i]);
         FAILS(galloc_pool_malloc(pool, &q, MIB(800), s), codes[i]);
         EXPECT(q == NULL);
@@ -572,6 +573,7 @@ TEST(a_sticky_error_closes_the_pool)
             q = &pool;
             FAILS(galloc_pool_malloc(pool, &q, 512, s), codes[i]);
             EXPECT(q == NULL);
+            FAILS(galloc_resize(p, MIB(8), s), codes[i]);
             EXPECT_EQ(memory_calls(), calls);
         }
         EXPECT_EQ(galloc_pool_check(pool), 0);

@@ -1227,7 +1227,7 @@ TEST(a_captured_stream_is_refused_and_unharmed)
     EXPECT_EQ(galloc_free(p, captured), cudaErrorStreamCaptureUnsupported);
     EXPECT_EQ(galloc_free_after(p, both, 2), cudaErrorStreamCaptureUnsupported);
     EXPECT_EQ(galloc_record_stream(p, captured), cudaErrorStreamCaptureUnsupported);
-    EXPECT_EQ(galloc_resize(p, MIB(4), captured), cudaErrorStreamCaptureUnsupported);
+    EXPECT_EQ(galloc_resize(p, MIB(4), captured), cudaErrorNotSupported);
     EXPECT_EQ(galloc_stream_retire(captured), cudaErrorStreamCaptureUnsupported);
     EXPECT_EQ(log_lines, 8);
     put(captured, p, MIB(8), 3);

@@ -19,7 +19,7 @@ static int on_per_thread_stream(const void *ptr)
 
 int use_per_thread(void)
 {
-    void *p[4] = {NULL, NULL, NULL, NULL};
+    void *p[5] = {NULL, NULL, NULL, NULL, NULL};
     galloc_pool *pool = NULL;
     galloc_request request = {0};
     cudaStream_t zero = 0;
@@ -30,11 +30,13 @@ int use_per_thread(void)
     bad |= galloc_pool_malloc(pool, &p[2], 5000, 0) != cudaSuccess || !on_per_thread_stream(p[2]);
     bad |= galloc_malloc(&p[3], 5000, cudaStreamLegacy) != cudaSuccess || on_per_thread_stream(p[3]);
     bad |= galloc_record_stream(p[3], 0) != cudaSuccess;
-    bad |= galloc_resize(p[0], 100, 0) != cudaSuccess;
+    bad |= galloc_malloc_growable(&p[4], 100, 5000, 0) != cudaSuccess || !on_per_thread_stream(p[4]);
+    bad |= galloc_resize(p[0], 100, 0) != cudaSuccess || galloc_resize(p[4], 5000, 0) != cudaSuccess;
     bad |= galloc_free(p[0], 0) != cudaSuccess || !on_per_thread_stream(p[0]);
     bad |= galloc_free_after(p[1], &zero, 1) != cudaSuccess;
     bad |= galloc_free(p[2], cudaStreamPerThread) != cudaSuccess;
     bad |= galloc_free(p[3], cudaStreamLegacy) != cudaSuccess;
+    bad |= galloc_free(p[4], 0) != cudaSuccess;
     bad |= galloc_stream_retire(0) != cudaSuccess;
     return bad;
 }

@@ -17,6 +17,8 @@ int use_from_c(void)
     request.bytes = 1000;
     bad |= galloc_alloc(&q, &request) != cudaSuccess || !on_legacy_stream(q);
     bad |= galloc_free(p, 0) != cudaSuccess;
+    bad |= galloc_malloc_growable(&p, 1000, 5000, 0) != cudaSuccess || !on_legacy_stream(p);
+    bad |= galloc_free(p, 0) != cudaSuccess;
     bad |= galloc_free(q, cudaStreamLegacy) != cudaSuccess;
     return bad;
 }

@@ -1,0 +1,1135 @@
+/* test_resize.c - blocks that grow and shrink where they stand: into free pieces, holes and rooms, with pages created
+   or moved, in stream order, with nothing copied and no wait of the host. GALLOC_SEED chooses the numbers of the random
+   tests, GALLOC_ROUNDS how long they are. */
+
+#include "setup.h"
+
+enum { COMPLETED = GALLOC_REUSE_COMPLETED, FOLLOWED = GALLOC_REUSE_FOLLOWED, WAIT = GALLOC_REUSE_WAIT };
+enum { ALL = COMPLETED | FOLLOWED | WAIT, CELLS = 4, PIECES = 6, PAGE = 2 << 20, MOST = (2 + CELLS) * PAGE };
+
+/* ---- a block, what follows it, and free memory elsewhere --------------------------------------------------------- */
+
+/* P of two pages on S; CELLS cells of a page each, or as much room; a wall; then PIECES pages with walls between. */
+typedef struct row {
+    galloc_pool *pool;
+    cudaStream_t s, t, u;
+    char *p;
+    void *cell[CELLS], *wall, *piece[PIECES], *pillar[PIECES];
+    int room;
+    galloc_stats before; /* counters when all was set up */
+    size_t addresses;
+    long blocking, created;
+} row;
+
+static galloc_config frugal(size_t limit, int reuse)
+{
+    galloc_config config = config_limit(limit);
+    config.overhead = 0;
+    config.reuse = reuse;
+    return config;
+}
+
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+static void *get_growable(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    void *ptr = NULL;
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.stream = stream;
+    request.pool = pool;
+    OK(galloc_alloc(&ptr, &request));
+    EXPECT(ptr != NULL);
+    return ptr;
+}
+
+static void note(row *r)
+{
+    r->before = stats_of(r->pool);
+    r->blocking = sim_blocking_calls();
+    r->created = sim_calls("cuMemCreate");
+}
+
+static long blocked(const row *r) { return sim_blocking_calls() - r->blocking; }
+static long created(const row *r) { return sim_calls("cuMemCreate") - r->created; }
+static long moved(const row *r) { return (long)(stats_of(r->pool).moves - r->before.moves); }
+static long waited(const row *r) { return (long)(stats_of(r->pool).waits - r->before.waits); }
+
+static void row_open(row *r, const galloc_config *config, int room)
+{
+    memset(r, 0, sizeof *r);
+    r->s = stream_new();
+    r->t = stream_new();
+    r->u = stream_new();
+    r->pool = pool_new(config);
+    r->room = room;
+    OK(galloc_free(get(r->pool, 512, r->t), r->t)); /* the pool knows two streams */
+    OK(galloc_pool_trim(r->pool, 0));
+    r->p = room ? get_growable(r->pool, 2 * PAGE, MOST, r->s) : get(r->pool, 2 * PAGE, r->s);
+    put(r->s, r->p, 2 * PAGE, 1);
+    for (int i = 0; i < CELLS && !room; i++) {
+        r->cell[i] = get_used(r->pool, PAGE, r->s, 10 + (uint64_t)i);
+        EXPECT(r->cell[i] == r->p + (2 + i) * PAGE);
+    }
+    r->wall = get_used(r->pool, PAGE, r->s, 2);
+    EXPECT(r->wall == r->p + MOST);
+    for (int i = 0; i < PIECES; i++) {
+        r->piece[i] = get_used(r->pool, PAGE, r->s, 20 + (uint64_t)i);
+        r->pillar[i] = get_used(r->pool, PAGE, r->s, 30 + (uint64_t)i);
+    }
+    note(r);
+}
+
+/* The cell's memory is free, or gone. */
+static void cell_free(row *r, int i) { OK(galloc_free(r->cell[i], r->s)); }
+
+static void cell_to_hole(row *r, int i)
+{
+    cell_free(r, i);
+    sim_run(-1);
+    OK(galloc_pool_trim(r->pool, stats_of(r->pool).reserved.current - PAGE));
+    EXPECT_EQ(info_of(r->cell[i]).state, GALLOC_STATE_FOREIGN);
+}
+
+static void cells_to_holes(row *r)
+{
+    for (int i = 0; i < CELLS && !r->room; i++) cell_to_hole(r, i);
+    r->pool->live_peak = stats_of(r->pool).live.current; /* as if they had never been */
+    note(r);
+}
+
+/* Free memory in pieces: of S, or handed to T and freed there. */
+static void pieces_free(row *r, cudaStream_t stream)
+{
+    for (int i = 0; i < PIECES; i++) {
+        if (stream != r->s) {
+            order(r->s, stream);
+            put(stream, r->piece[i], PAGE, 40);
+        }
+        OK(galloc_free(r->piece[i], stream));
+        r->piece[i] = NULL;
+    }
+    note(r);
+}
+
+static void expect_as_it_was(const row *r, galloc_pointer info)
+{
+    galloc_pointer now = info_of(r->p);
+    EXPECT(now.base == info.base && now.state == GALLOC_STATE_USED);
+    EXPECT_EQ(now.requested, info.requested);
+    EXPECT_EQ(now.usable, info.usable);
+    EXPECT_EQ(now.room, info.room);
+    EXPECT_EQ(stats_of(r->pool).live.current, r->before.live.current);
+    EXPECT_EQ(stats_of(r->pool).allocated.current, r->before.allocated.current);
+    expect_healthy(r->pool, 1);
+    EXPECT_EQ(sim_mapped(0), sim_physical(0) + stats_of(r->pool).leaving);
+}
+
+/* P is so long now, and all others are where they were. */
+static void expect_grown(row *r, size_t bytes, uint64_t tag)
+{
+    EXPECT_EQ(info_of(r->p).requested, bytes);
+    expect_healthy(r->pool, 1);
+    look(r->s, r->p, 2 * PAGE, 1);
+    put(r->s, r->p + 2 * PAGE, bytes - 2 * PAGE, tag);
+    look(r->s, r->p, 2 * PAGE, 1);
+    look(r->s, r->wall, PAGE, 2);
+    for (uint64_t i = 0; i < PIECES; i++) look(r->s, r->pillar[i], PAGE, 30 + i);
+}
+
+static void row_close(row *r)
+{
+    sim_fail_clear();
+    OK(galloc_free(r->p, r->s));
+    OK(galloc_free(r->wall, r->s));
+    for (int i = 0; i < PIECES; i++) {
+        OK(galloc_free(r->piece[i], r->s));
+        OK(galloc_free(r->pillar[i], r->s));
+    }
+    expect_healthy(r->pool, 1);
+    pool_end(r->pool);
+    finish();
+}
+
+/* ---- growable blocks --------------------------------------------------------------------------------------------- */
+
+TEST(growable_is_the_short_form_of_max_bytes)
+{
+    static const size_t sizes[][2] = {{1000, MIB(64)}, {MIB(3), MIB(3)}, {MIB(5), 1}, {MIB(2), MIB(2) + 1},
+                                      {1, GIB(3)},     {MIB(4), 0}};
+    begin();
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 6; i++) {
+        void *p = &s, *q = NULL;
+        galloc_request request = {0};
+        request.bytes = sizes[i][0];
+        request.max_bytes = sizes[i][1] ? sizes[i][1] : sizes[i][0];
+        request.stream = s;
+        OK(galloc_malloc_growable(&p, sizes[i][0], sizes[i][1], s));
+        OK(galloc_alloc(&q, &request));
+        galloc_pointer a = info_of(p), b = info_of(q);
+        EXPECT_EQ(a.requested, b.requested);
+        EXPECT_EQ(a.usable, b.usable);
+        EXPECT_EQ(a.room, b.room);
+        EXPECT_EQ(a.stream_id, b.stream_id);
+        EXPECT(a.room >= sizes[i][0] && a.room >= sizes[i][1] && a.room % MIB(2) == 0);
+        for (int k = 0; k < 2; k++) {
+            OK(galloc_resize(k ? p : q, 1, s));
+            void *other = NULL;
+            OK(galloc_malloc(&other, MIB(1), s)); /* in nobody's room */
+            OK(galloc_resize(k ? p : q, a.room < GIB(1) ? a.room : MIB(70), s));
+            OK(galloc_free(other, s));
+        }
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+    }
+    void *p = &s;
+    OK(galloc_malloc_growable(&p, 0, MIB(64), s));
+    EXPECT(p == NULL);
+    EXPECT_EQ(galloc_malloc_growable(NULL, 1, 1, s), cudaErrorInvalidValue);
+    p = &s;
+    EXPECT_EQ(galloc_malloc_growable(&p, 1, SIZE_MAX, s), cudaErrorMemoryAllocation);
+    EXPECT(p == NULL);
+    finish();
+}
+
+/* In fixed segments the memory itself is kept. */
+TEST(growable_works_in_fixed_segments)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    char *p = get_growable(pool, MIB(1), MIB(30), s), *q = get(pool, MIB(1), s);
+    for (size_t bytes = MIB(2); bytes <= MIB(30); bytes += MIB(4)) {
+        OK(galloc_resize(p, bytes, s));
+        put(s, p, bytes, 1);
+    }
+    EXPECT_EQ(galloc_resize(p, MIB(64), s), cudaErrorNotSupported);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- ways to grow ------------------------------------------------------------------------------------------------ */
+
+/* Every mix of free pieces and holes, to the end and to somewhere in the last. */
+TEST(a_block_grows_into_any_mix_of_free_pieces_and_holes)
+{
+    for (int mix = 0; mix < 1 << CELLS; mix++) {
+        for (int partly = 0; partly < 2; partly++) {
+            begin_still();
+            row r;
+            galloc_config config = frugal(GIB(1), ALL);
+            row_open(&r, &config, 0);
+            for (int i = 0; i < CELLS; i++)
+                if (mix >> i & 1) cell_to_hole(&r, i);
+            for (int i = 0; i < CELLS; i++)
+                if (!(mix >> i & 1)) cell_free(&r, i);
+            note(&r);
+            size_t bytes = MOST - (partly ? PAGE - 512 : 0), physical = sim_physical(0);
+            int holes = mix == 15 ? 4 : (mix & 1) + (mix >> 1 & 1) + (mix >> 2 & 1) + (mix >> 3 & 1);
+            OK(galloc_resize(r.p, bytes, r.s));
+            EXPECT_EQ(sim_physical(0), physical + (size_t)holes * PAGE);
+            EXPECT_EQ(blocked(&r), 0);
+            EXPECT_EQ(waited(&r), 0);
+            EXPECT_EQ(moved(&r), 0);
+            EXPECT_EQ(stats_of(r.pool).live.current, r.before.live.current + bytes - 2 * PAGE);
+            expect_grown(&r, bytes, 3);
+            row_close(&r);
+        }
+    }
+}
+
+/* However many holes there are. */
+TEST(a_block_grows_over_many_holes)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(GIB(1), 0);
+    galloc_pool *pool = pool_new(&config);
+    void *cell[24];
+    char *p = get_used(pool, PAGE, s, 1);
+    for (int i = 0; i < 24; i++) cell[i] = get_used(pool, PAGE, s, 2);
+    void *wall = get_used(pool, PAGE, s, 3);
+    for (int i = 0; i < 24; i += 2) OK(galloc_free(cell[i], s));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0));
+    for (int i = 1; i < 24; i += 2) OK(galloc_free(cell[i], s));
+    OK(galloc_resize(p, 25 * PAGE, s));
+    look(s, p, PAGE, 1);
+    put(s, p, 25 * PAGE, 4);
+    look(s, wall, PAGE, 3);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Pages that are free elsewhere come before new ones: the stream's own, though nothing of its work is done. */
+TEST(pages_move_to_a_block_that_grows)
+{
+    for (int room = 0; room < 2; room++) {
+        begin_still();
+        row r;
+        galloc_config config = frugal(GIB(1), 0);
+        row_open(&r, &config, room);
+        cells_to_holes(&r);
+        pieces_free(&r, r.s);
+        OK(galloc_resize(r.p, MOST, r.s));
+        EXPECT_EQ(moved(&r), CELLS);
+        EXPECT_EQ(created(&r), 0);
+        EXPECT_EQ(blocked(&r), 0);
+        EXPECT_EQ(waited(&r), 0);
+        expect_grown(&r, MOST, 3);
+        row_close(&r);
+    }
+}
+
+/* Those of another stream by waits queued under pressure; by new ones where waits are not allowed. */
+TEST(pages_of_another_stream_move_to_a_block_that_grows)
+{
+    for (int room = 0; room < 2; room++) {
+        for (int reuse = 0; reuse <= ALL; reuse++) {
+            begin_still();
+            row r;
+            galloc_config config = frugal(GIB(1), reuse);
+            row_open(&r, &config, room);
+            cells_to_holes(&r);
+            pieces_free(&r, r.t);
+            OK(galloc_resize(r.p, MOST, r.s));
+            EXPECT_EQ(moved(&r), reuse & WAIT ? CELLS : 0);
+            EXPECT_EQ(created(&r) > 0, !(reuse & WAIT));
+            EXPECT_EQ(waited(&r) > 0, (reuse & WAIT) != 0);
+            EXPECT_EQ(blocked(&r), 0);
+            expect_grown(&r, MOST, 3);
+            row_close(&r);
+        }
+    }
+}
+
+/* With the limit reached: moved pages, and where nobody may wait a wait of the host in the end; never an error. */
+TEST(what_is_cached_makes_way_under_a_limit)
+{
+    for (int room = 0; room < 2; room++) {
+        for (int reuse = 0; reuse <= ALL; reuse++) {
+            for (int mine = 0; mine < 2; mine++) {
+                begin_still();
+                row r;
+                size_t held = (2 + 1 + 2 * PIECES) * PAGE;
+                galloc_config config = frugal(held + (room ? 0 : CELLS * PAGE), reuse);
+                row_open(&r, &config, room);
+                cells_to_holes(&r);
+                r.pool->config.memory_limit = held;
+                pieces_free(&r, mine ? r.s : r.t);
+                OK(galloc_resize(r.p, MOST, r.s));
+                EXPECT_EQ(blocked(&r) > 0, !mine && !(reuse & WAIT));
+                EXPECT_EQ(stats_of(r.pool).reserved.current, held);
+                expect_grown(&r, MOST, 3);
+                row_close(&r);
+            }
+        }
+    }
+}
+
+/* What is not free as a whole page cannot help; then there is an error, and nothing has happened. */
+TEST(without_memory_the_block_is_as_it_was)
+{
+    for (int room = 0; room < 2; room++) {
+        for (int how = 0; how < 2; how++) { /* a limit; a device that has no more */
+            sim_options options = sim_defaults();
+            row r;
+            size_t held = (2 + 1 + 2 * PIECES) * PAGE;
+            options.pace = SIM_PACE_STILL;
+            if (how) options.memory = held + (room ? 0 : CELLS * PAGE);
+            begin_with(options);
+            galloc_config config = frugal(how ? GIB(1) : held + (room ? 0 : CELLS * PAGE), ALL);
+            row_open(&r, &config, room);
+            cells_to_holes(&r);
+            if (!how) r.pool->config.memory_limit = held;
+            void *rest = !room && how ? get(r.pool, CELLS * PAGE, r.s) : NULL;
+            note(&r);
+            galloc_pointer info = info_of(r.p);
+            EXPECT_EQ(galloc_resize(r.p, MOST, r.s), !room && how ? cudaErrorNotSupported : cudaErrorMemoryAllocation);
+            expect_as_it_was(&r, info);
+            OK(galloc_free(rest, r.s));
+            if (!how) r.pool->config.memory_limit = GIB(1);
+            else OK(galloc_free(r.piece[0], r.s));
+            if (how) r.piece[0] = NULL;
+            OK(galloc_resize(r.p, 3 * PAGE, r.s));
+            expect_grown(&r, 3 * PAGE, 3);
+            row_close(&r);
+        }
+    }
+}
+
+/* A block may grow beyond its room like any other. */
+TEST(a_block_grows_beyond_its_room)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), ALL);
+    row_open(&r, &config, 1);
+    EXPECT_EQ(galloc_resize(r.p, MOST + 1, r.s), cudaErrorNotSupported);
+    OK(galloc_free(r.wall, r.s));
+    OK(galloc_resize(r.p, MOST + 512, r.s));
+    put(r.s, r.p + 2 * PAGE, CELLS * PAGE + 512, 3);
+    expect_healthy(r.pool, 1);
+    OK(galloc_resize(r.p, PAGE, r.s));
+    r.wall = get_used(r.pool, PAGE - 512, r.s, 2);
+    EXPECT((char *)r.wall >= r.p + MOST + 512 || (char *)r.wall < r.p);
+    OK(galloc_resize(r.p, MOST + 512, r.s));
+    row_close(&r);
+}
+
+/* Large pages that lie free serve a small growth only when there is nothing else; the block keeps all of them. */
+TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
+{
+    for (int how = 0; how < 4; how++) {
+        int room = how & 1, full = how >> 1;
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.reuse = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *base = get_used(pool, GIB(2), s, 1);
+        char *p = room ? get_growable(pool, PAGE, GIB(1), s) : NULL;
+        void *big = get_used(pool, MIB(256), s, 2);
+        if (full) pool->config.memory_limit = 0;
+        OK(galloc_free(big, s));
+        if (!room) p = get_growable(pool, PAGE, GIB(1), s);
+        EXPECT_EQ(info_of(p).room, GIB(1));
+        OK(galloc_resize(p, 3 * PAGE, s));
+        put(s, p, 3 * PAGE, 3);
+        EXPECT_EQ(info_of(p).usable > 3 * PAGE, full);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        expect_healthy(pool, 1);
+        void *other = get_used(pool, MIB(32), s, 4);
+        EXPECT((char *)other >= p + GIB(1) || (char *)other + MIB(32) <= p);
+        OK(galloc_free(other, s));
+        OK(galloc_free(p, s));
+        OK(galloc_free(base, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- what stands in the way -------------------------------------------------------------------------------------- */
+
+TEST(a_used_neighbour_is_refused_without_a_call_to_the_driver)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), ALL);
+    row_open(&r, &config, 0);
+    for (int i = 0; i < CELLS - 1; i++) cell_to_hole(&r, i);
+    note(&r);
+    galloc_pointer info = info_of(r.p);
+    long calls = memory_calls() + event_calls();
+    EXPECT_EQ(galloc_resize(r.p, MOST, r.s), cudaErrorNotSupported);
+    EXPECT_EQ(galloc_resize(r.p, GIB(800), r.s), cudaErrorNotSupported);
+    EXPECT_EQ(memory_calls() + event_calls(), calls);
+    expect_as_it_was(&r, info);
+    OK(galloc_resize(r.p, MOST - PAGE, r.s));
+    cell_free(&r, CELLS - 1);
+    row_close(&r);
+}
+
+/* A free neighbour of another stream: taken when that is done, by a wait under pressure, else not; the host does not
+   wait for the sake of a place. */
+TEST(a_neighbour_of_another_stream_is_taken_in_order)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        for (int pressure = 0; pressure < 2; pressure++) {
+            begin_still();
+            row r;
+            galloc_config config = frugal(pressure ? GIB(1) : SIZE_MAX, reuse);
+            row_open(&r, &config, 0);
+            for (int i = 0; i < CELLS; i++) {
+                cudaStream_t home = i % 2 ? r.t : r.u;
+                order(r.s, home);
+                put(home, r.cell[i], PAGE, 5);
+                OK(galloc_free(r.cell[i], home));
+            }
+            note(&r);
+            galloc_pointer info = info_of(r.p);
+            int can = pressure && (reuse & WAIT);
+            EXPECT_EQ(galloc_resize(r.p, MOST, r.s), can ? cudaSuccess : cudaErrorNotSupported);
+            EXPECT_EQ(waited(&r) > 0, can);
+            EXPECT_EQ(blocked(&r), 0);
+            if (!can) {
+                expect_as_it_was(&r, info);
+                sim_run(-1);
+                EXPECT_EQ(galloc_resize(r.p, MOST, r.s), reuse & COMPLETED ? cudaSuccess : cudaErrorNotSupported);
+                can = reuse & COMPLETED;
+            }
+            if (can) expect_grown(&r, MOST, 3);
+            EXPECT_EQ(blocked(&r), 0);
+            row_close(&r);
+        }
+    }
+}
+
+/* Legacy is never made to wait, and waits would not be noticed by anybody. */
+TEST(the_legacy_stream_does_not_wait_for_a_neighbour)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), ALL);
+    row_open(&r, &config, 0);
+    order(r.s, r.t);
+    put(r.t, r.cell[0], PAGE, 5);
+    OK(galloc_free(r.cell[0], r.t));
+    note(&r);
+    EXPECT_EQ(galloc_resize(r.p, 3 * PAGE, 0), cudaErrorNotSupported);
+    EXPECT_EQ(waited(&r), 0);
+    EXPECT_EQ(blocked(&r), 0);
+    for (int i = 1; i < CELLS; i++) cell_free(&r, i);
+    row_close(&r);
+}
+
+/* Addresses that pages have left are not there until the work that used them is done. */
+TEST(leaving_addresses_are_waited_for_by_nobody)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), 0);
+    row_open(&r, &config, 0);
+    for (int i = 0; i < CELLS; i += 2) cell_free(&r, i);
+    note(&r);
+    void *q = get_used(r.pool, 2 * PAGE, r.s, 6);
+    EXPECT_EQ(moved(&r), 2);
+    note(&r);
+    galloc_pointer info = info_of(r.p);
+    EXPECT_EQ(galloc_resize(r.p, 3 * PAGE, r.s), cudaErrorNotSupported);
+    EXPECT_EQ(blocked(&r), 0);
+    expect_as_it_was(&r, info);
+    sim_run(-1);
+    OK(galloc_resize(r.p, 3 * PAGE, r.s));
+    expect_grown(&r, 3 * PAGE, 3);
+    OK(galloc_free(q, r.s));
+    for (int i = 1; i < CELLS; i += 2) cell_free(&r, i);
+    row_close(&r);
+}
+
+TEST(a_captured_stream_cannot_resize_and_is_unharmed)
+{
+    static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                                       cudaStreamCaptureModeRelaxed};
+    for (int mode = 0; mode < 3; mode++) {
+        for (int room = 0; room < 2; room++) {
+            begin_still();
+            row r;
+            galloc_config config = frugal(GIB(1), ALL);
+            cudaGraph_t graph = NULL;
+            row_open(&r, &config, room);
+            cells_to_holes(&r);
+            galloc_pointer info = info_of(r.p);
+            cudaStream_t captured = stream_new();
+            OK(cudaStreamBeginCapture(captured, modes[mode]));
+            put(captured, r.wall, PAGE, 2);
+            long lines = log_lines;
+            EXPECT_EQ(galloc_resize(r.p, 3 * PAGE, captured), cudaErrorNotSupported);
+            EXPECT_EQ(galloc_resize(r.p, PAGE, captured), cudaErrorNotSupported);
+            EXPECT_EQ(log_lines, lines + 2);
+            expect_as_it_was(&r, info);
+            put(captured, r.wall, PAGE, 2);
+            OK(galloc_resize(r.p, 3 * PAGE, r.s)); /* elsewhere all goes on */
+            OK(cudaStreamEndCapture(captured, &graph));
+            EXPECT(graph != NULL);
+            OK(cudaGraphDestroy(graph));
+            OK(galloc_resize(r.p, 4 * PAGE, captured));
+            order(r.s, captured);
+            put(captured, r.p, 4 * PAGE, 7);
+            order(captured, r.s);
+            row_close(&r);
+        }
+    }
+}
+
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
+
+/* Grown by S into what S (or T) still uses, not used there, freed on U, which is in order to neither of these uses. */
+TEST(the_marks_of_what_it_grew_into_stay)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        for (int how = 0; how < 6; how++) { /* cached, by pages moved to a hole, to a room; S's or T's */
+            begin_still();
+            row r;
+            galloc_config config = frugal(GIB(1), reuse);
+            row_open(&r, &config, how % 3 == 2);
+            if (how % 3) cells_to_holes(&r);
+            order(r.s, r.u); /* what P held before */
+            if (how / 3) order(r.s, r.t);
+            cudaStream_t user = how / 3 ? r.t : r.s;
+            for (int i = 0; i < CELLS && how % 3 == 0; i++) {
+                put(user, r.cell[i], PAGE, 5);
+                OK(galloc_free(r.cell[i], user));
+            }
+            for (int i = 0; i < PIECES && how % 3; i++) {
+                put(user, r.piece[i], PAGE, 5);
+                OK(galloc_free(r.piece[i], user));
+                r.piece[i] = NULL;
+            }
+            if (galloc_resize(r.p, MOST, r.s) == cudaSuccess) EXPECT_EQ(info_of(r.p).requested, MOST);
+            else EXPECT(how == 3 && !(reuse & WAIT));
+            OK(galloc_free(r.p, r.u));
+            void *q = get_used(r.pool, MOST, r.u, 8);
+            OK(galloc_free(q, r.u));
+            r.p = get(r.pool, PAGE, r.s);
+            row_close(&r);
+        }
+    }
+}
+
+/* What is cut off may still be in use: by the stream that is named, and by those that were recorded. Also where the
+   block keeps it and grows again, for another stream. */
+TEST(what_is_cut_off_is_marked)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        for (int how = 0; how < 8; how++) { /* with room, recorded, to be had again by the same stream or another */
+            begin_still();
+            row r;
+            galloc_config config = frugal(how & 4 ? GIB(1) : SIZE_MAX, reuse);
+            row_open(&r, &config, how & 1);
+            cells_to_holes(&r);
+            OK(galloc_resize(r.p, MOST, r.s));
+            put(r.s, r.p, MOST, 3);
+            if (how & 2) {
+                order(r.s, r.u);
+                OK(galloc_record_stream(r.p, r.u));
+                look(r.u, r.p + 2 * PAGE, CELLS * PAGE, 3);
+            }
+            note(&r);
+            OK(galloc_resize(r.p, 2 * PAGE, r.s));
+            cudaStream_t taker = how & 2 ? r.s : r.t;
+            cudaError_t err = galloc_resize(r.p, MOST, taker);
+            if (how & 1) OK(err);
+            if (err == cudaSuccess) put(taker, r.p + 2 * PAGE, CELLS * PAGE, 4);
+            else EXPECT(err == cudaErrorNotSupported);
+            if (reuse & WAIT) EXPECT_EQ(blocked(&r), 0);
+            order(taker, r.s);
+            order(r.u, r.s);
+            put(r.s, r.p, 2 * PAGE, 1);
+            row_close(&r);
+        }
+    }
+}
+
+/* A room that is partly memory, which S still uses, and partly addresses: T gets both, in order, and the host waits for
+   neither. */
+TEST(a_room_is_had_in_order_and_to_the_end)
+{
+    for (int reuse = WAIT; reuse <= ALL; reuse++) {
+        begin_still();
+        row r;
+        galloc_config config = frugal(SIZE_MAX, reuse);
+        row_open(&r, &config, 1);
+        void *idle = get_growable(r.pool, 8 * PAGE, 8 * PAGE, r.s); /* held and not live: no page comes for nothing */
+        OK(galloc_resize(idle, 1, r.s));
+        OK(galloc_resize(r.p, 4 * PAGE, r.s));
+        put(r.s, r.p, 4 * PAGE, 3);
+        OK(galloc_resize(r.p, PAGE, r.s));
+        r.pool->live_peak = 0;
+        note(&r);
+        OK(galloc_resize(r.p, MOST, r.t));
+        put(r.t, r.p + PAGE, MOST - PAGE, 4);
+        EXPECT(waited(&r) > 0);
+        EXPECT(created(&r) > 0);
+        EXPECT_EQ(blocked(&r), 0);
+        expect_healthy(r.pool, 1);
+        order(r.t, r.s);
+        OK(galloc_free(idle, r.s));
+        row_close(&r);
+    }
+}
+
+/* The same stream has its own back at once, with nothing recorded. */
+TEST(a_block_with_room_shrinks_and_grows_for_nothing)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    char *p = get_growable(pool, MIB(1), MIB(32), s);
+    OK(galloc_resize(p, MIB(32), s));
+    long calls = memory_calls() + event_calls();
+    for (size_t i = 1; i < 100; i++) {
+        OK(galloc_resize(p, MIB(32) - KIB(300) * i, s));
+        put(s, p, MIB(32) - KIB(300) * i, i);
+        OK(galloc_resize(p, MIB(32), s));
+        put(s, p, MIB(32), i);
+    }
+    EXPECT_EQ(memory_calls() + event_calls(), calls);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- contents ---------------------------------------------------------------------------------------------------- */
+
+TEST(contents_stay_where_they_are)
+{
+    for (int room = 0; room < 2; room++) {
+        sim_options options = sim_defaults();
+        options.mode = SIM_BACKED;
+        options.memory = MIB(128);
+        options.seed = test_seed();
+        begin_with(options);
+        row r;
+        galloc_config config = frugal(GIB(1), ALL);
+        row_open(&r, &config, room);
+        cells_to_holes(&r);
+        pieces_free(&r, r.t);
+        size_t bytes = 2 * PAGE;
+        for (uint64_t n = 1; bytes < MOST; n++) {
+            size_t more = bytes + KIB(700);
+            if (more > MOST) more = MOST;
+            OK(galloc_resize(r.p, more, r.s));
+            look(r.s, r.p, 2 * PAGE, 1);
+            if (bytes > 2 * PAGE) look(r.s, r.p + 2 * PAGE, bytes - 2 * PAGE, 100 + n - 1);
+            put(r.s, r.p + 2 * PAGE, more - 2 * PAGE, 100 + n);
+            bytes = more;
+        }
+        for (uint64_t n = 0; n < 6; n++) {
+            OK(galloc_resize(r.p, bytes - KIB(512) * n, r.s));
+            look(r.s, r.p, 2 * PAGE, 1);
+        }
+        EXPECT(moved(&r) > 0);
+        row_close(&r);
+    }
+}
+
+/* ---- when calls fail --------------------------------------------------------------------------------------------- */
+
+/* The growth fails, and so does what should undo it: the room stays the block's, and is filled when the driver goes
+   on. */
+TEST(a_room_outlives_a_rollback_that_fails)
+{
+    static const char *const functions[] = {"cuMemMap", "cuMemSetAccess"};
+    for (int how = 0; how < 8; how++) { /* which call, created or moved, tried again at once or later */
+        begin_still();
+        row r;
+        galloc_config config = frugal(GIB(1), ALL);
+        row_open(&r, &config, 1);
+        if (how & 2) pieces_free(&r, r.s);
+        galloc_pointer info = info_of(r.p);
+        sim_fail(functions[how & 1], how & 1 ? 1 : 2, 1, cudaErrorUnknown);
+        sim_fail("cuMemUnmap", 1, 1, 0);
+        EXPECT_EQ(galloc_resize(r.p, MOST - PAGE, r.s), cudaErrorUnknown);
+        EXPECT_EQ(info_of(r.p).requested, info.requested);
+        EXPECT_EQ(info_of(r.p).room, info.room);
+        EXPECT_EQ(galloc_pool_check(r.pool), 0);
+        sim_fail_clear();
+        sim_fail("cuMemUnmap", 1, 1, 0);
+        EXPECT_EQ(galloc_resize(r.p, MOST, r.s), cudaErrorMemoryAllocation); /* there are addresses */
+        void *q = get_used(r.pool, 5 * PAGE, r.s, 9);
+        EXPECT((char *)q >= r.p + MOST || (char *)q + 5 * PAGE <= r.p);
+        EXPECT_EQ(galloc_pool_check(r.pool), 0);
+        sim_fail_clear();
+        if (how & 4) OK(galloc_pool_trim(r.pool, SIZE_MAX));
+        OK(galloc_resize(r.p, MOST, r.s));
+        expect_grown(&r, MOST, 3);
+        OK(galloc_free(q, r.s));
+        row_close(&r);
+    }
+}
+
+/* The block goes while the driver still holds on to a part of its room: that is anybody's when it lets go. */
+TEST(a_stuck_room_is_freed_with_its_block)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), ALL);
+    row_open(&r, &config, 1);
+    sim_fail("cuMemMap", 3, 1, cudaErrorUnknown);
+    sim_fail("cuMemUnmap", 1, 1, 0);
+    EXPECT_EQ(galloc_resize(r.p, MOST, r.s), cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_check(r.pool), 0);
+    OK(galloc_free(r.p, r.s));
+    EXPECT_EQ(galloc_pool_check(r.pool), 0);
+    sim_fail_clear();
+    sim_run(-1);
+    OK(galloc_pool_trim(r.pool, SIZE_MAX));
+    void *p = get_used(r.pool, MOST, r.s, 4);
+    EXPECT(p == r.p);
+    row_close(&r);
+}
+
+enum { OF_HOLES, OF_ROOM, OF_BOTH, KINDS };
+
+typedef struct trial {
+    row r;
+    int kind;
+    size_t bytes; /* what P has */
+    uint64_t tag; /* in all of it */
+    int refused;
+} trial;
+
+/* Free pieces and holes behind P; a room; a room and free pieces behind that. */
+static void trial_open(trial *t, int kind, int pace, int reuse, int limit)
+{
+    sim_options options = sim_defaults();
+    galloc_config config = frugal(GIB(1), reuse);
+    memset(t, 0, sizeof *t);
+    options.pace = pace;
+    options.seed = test_seed();
+    begin_with(options);
+    t->kind = kind;
+    row_open(&t->r, &config, kind != OF_HOLES);
+    if (kind == OF_HOLES) {
+        cell_to_hole(&t->r, 1);
+        cell_to_hole(&t->r, 3);
+        order(t->r.s, t->r.t);
+        put(t->r.t, t->r.cell[0], PAGE, 5);
+        OK(galloc_free(t->r.cell[0], t->r.t));
+        cell_free(&t->r, 2);
+    }
+    if (kind == OF_BOTH) {
+        OK(galloc_free(t->r.wall, t->r.s));
+        OK(galloc_free(t->r.piece[0], t->r.s));
+        t->r.wall = t->r.piece[0] = NULL;
+    }
+    for (int i = 1; i < PIECES; i++) {
+        cudaStream_t home = i % 2 ? t->r.s : t->r.t;
+        order(t->r.s, home);
+        put(home, t->r.piece[i], PAGE, 6);
+        OK(galloc_free(t->r.piece[i], home));
+        t->r.piece[i] = NULL;
+    }
+    if (limit) t->r.pool->config.memory_limit = stats_of(t->r.pool).reserved.current;
+    note(&t->r);
+    t->bytes = 2 * PAGE;
+    t->tag = 1;
+}
+
+static void try_resize(trial *t, size_t bytes)
+{
+    galloc_pointer before = info_of(t->r.p), after;
+    galloc_stats stats = stats_of(t->r.pool);
+    cudaError_t err = galloc_resize(t->r.p, bytes, t->r.s);
+    after = info_of(t->r.p);
+    EXPECT_EQ(galloc_pool_check(t->r.pool), 0);
+    EXPECT(after.base == t->r.p);
+    if (t->kind != OF_HOLES) EXPECT(after.room >= before.room);
+    look(t->r.s, t->r.p, bytes < t->bytes && !err ? bytes : t->bytes, t->tag);
+    if (err == cudaSuccess) {
+        t->bytes = bytes;
+        t->tag++;
+        EXPECT_EQ(after.requested, bytes);
+        put(t->r.s, t->r.p, bytes, t->tag);
+        return;
+    }
+    t->refused++;
+    EXPECT_EQ(after.requested, before.requested);
+    EXPECT_EQ(stats_of(t->r.pool).live.current, stats.live.current);
+    EXPECT_EQ(stats_of(t->r.pool).blocks.current, stats.blocks.current);
+    EXPECT_EQ(stats_of(t->r.pool).allocated.current, stats.allocated.current);
+    EXPECT_EQ(after.usable, before.usable);
+}
+
+static void act(trial *t)
+{
+    size_t most = MOST + (t->kind == OF_BOTH ? 2 * PAGE : 0);
+    try_resize(t, 3 * PAGE + 5000);
+    try_resize(t, most);
+    try_resize(t, 3 * PAGE);
+    try_resize(t, PAGE / 2);
+    try_resize(t, most - 600);
+}
+
+/* The fault is over: P can have all of it. */
+static void trial_close(trial *t)
+{
+    sim_fail_clear();
+    sim_fail_malloc(0, 0);
+    sim_run(-1);
+    OK(galloc_pool_trim(t->r.pool, SIZE_MAX));
+    EXPECT_EQ(stats_of(t->r.pool).quarantined, 0);
+    expect_healthy(t->r.pool, 1);
+    int refused = t->refused;
+    if (t->r.pool->config.reuse & COMPLETED || t->kind == OF_ROOM) {
+        try_resize(t, MOST);
+        EXPECT_EQ(t->refused, refused);
+    }
+    EXPECT(sim_physical_peak(0) <= t->r.pool->config.memory_limit || t->r.before.reserved.peak >= sim_physical_peak(0));
+    row_close(&t->r);
+}
+
+/* 1 while there was still something to fail. */
+static int run_with_fault(int which, int host, const char *function, int stuck, int nth, int on)
+{
+    static const int paces[] = {SIM_PACE_STILL, SIM_PACE_PROMPT, SIM_PACE_RANDOM};
+    trial t;
+    trial_open(&t, which % KINDS, paces[which / KINDS % 3], which / 9 % 2 ? COMPLETED : ALL, which / 18 % 2);
+    if (stuck) sim_fail("cuMemUnmap", 1, 1, 0);
+    long fired = function ? sim_calls(function) + nth : 0;
+    if (host) sim_fail_malloc(nth, on);
+    else sim_fail(function, nth, on, 0);
+    act(&t);
+    fired = host ? sim_failed_mallocs() : function ? sim_calls(function) >= fired : sim_failed();
+    trial_close(&t);
+    return fired > 0;
+}
+
+static void sweep(int host, const char *function, int stuck, int on)
+{
+    for (int which = 0; which < 36; which++) {
+        long before = test_failures;
+        int nth = 1;
+        while (run_with_fault(which, host, function, stuck, nth, on) && test_failures == before && nth < 2000) nth++;
+        EXPECT(nth < 2000);
+        if (test_failures > before) printf("    call %d, case %d\n", nth, which);
+    }
+}
+
+TEST(without_faults_nothing_is_refused)
+{
+    for (int which = 0; which < 36; which++) {
+        trial t;
+        trial_open(&t, which % KINDS, SIM_PACE_PROMPT, ALL, which / 18 % 2);
+        act(&t);
+        EXPECT_EQ(t.refused, 0);
+        EXPECT_EQ(blocked(&t.r), 0);
+        trial_close(&t);
+    }
+}
+
+TEST(the_nth_cuda_call_of_a_resize_fails) { sweep(0, NULL, 0, 0); }
+
+TEST(all_cuda_calls_from_the_nth_on_fail) { sweep(0, NULL, 0, 1); }
+
+TEST(the_nth_host_malloc_of_a_resize_fails) { sweep(1, NULL, 0, 0); }
+
+TEST(all_host_mallocs_from_the_nth_on_fail) { sweep(1, NULL, 0, 1); }
+
+TEST(what_a_failed_growth_did_cannot_be_undone)
+{
+    sweep(0, "cuMemMap", 1, 0);
+    sweep(0, "cuMemSetAccess", 1, 0);
+    sweep(1, NULL, 1, 0);
+}
+
+/* Host memory for the description, when there is none at all. */
+TEST(growing_needs_no_host_memory_late)
+{
+    for (int mix = 0; mix < 1 << CELLS; mix++) {
+        begin_still();
+        row r;
+        galloc_config config = frugal(GIB(1), ALL);
+        row_open(&r, &config, 0);
+        for (int i = 0; i < CELLS; i++)
+            if (mix >> i & 1) cell_to_hole(&r, i);
+        for (int i = 0; i < CELLS; i++)
+            if (!(mix >> i & 1)) cell_free(&r, i);
+        note(&r);
+        galloc_pointer info = info_of(r.p);
+        for (gai_slab *slab = &r.pool->blocks; slab; slab = slab == &r.pool->blocks ? &r.pool->marks : NULL)
+            while (slab->available > GAI_SLAB_KEPT) (void)gai_slab_take(slab); /* they stay in their chunks */
+        sim_fail_malloc(1, 1);
+        EXPECT_EQ(galloc_resize(r.p, MOST - 512, r.s), cudaErrorMemoryAllocation);
+        sim_fail_malloc(0, 0);
+        expect_as_it_was(&r, info);
+        OK(galloc_resize(r.p, MOST - 512, r.s));
+        expect_grown(&r, MOST - 512, 3);
+        row_close(&r);
+    }
+}
+
+/* ---- vectors and caches at random -------------------------------------------------------------------------------- */
+
+enum { STREAMS = 4, THINGS = 24 };
+
+/* A vector grows where it stands or moves house; a cache has room for all that it may ever hold. */
+typedef struct thing {
+    char *ptr;
+    size_t bytes, most; /* most: of a cache; 0: a vector */
+    uint64_t tag;
+    uint32_t home;
+} thing;
+
+typedef struct play {
+    dice d;
+    galloc_pool *pool;
+    cudaStream_t s[STREAMS];
+    thing thing[THINGS];
+    size_t limit, memory; /* of the pool, of the device */
+    uint64_t tag;
+    unsigned long long grown, shrunk, refused, homeless, moved;
+} play;
+
+static void write_thing(play *p, thing *b, uint32_t stream)
+{
+    if (b->home != stream) order(p->s[b->home], p->s[stream]);
+    b->home = stream;
+    b->tag = ++p->tag;
+    put(p->s[stream], b->ptr, b->bytes, b->tag);
+}
+
+static size_t free_pages(const galloc_pool *pool)
+{
+    size_t bytes = 0;
+    for (const gai_segment *segment = pool->segments; segment; segment = segment->next) {
+        for (const gai_block *block = segment->first; block; block = block->next) {
+            uintptr_t at = block->addr, end = block->addr + block->bytes;
+            while (block->kind == GAI_FREE && at < end) {
+                const gai_mapping *mapping = gai_page_at(at);
+                if (mapping->addr >= block->addr && mapping->addr + mapping->bytes <= end) bytes += mapping->bytes;
+                at = mapping->addr + mapping->bytes;
+            }
+        }
+    }
+    return bytes;
+}
+
+static void thing_free(play *p, thing *b)
+{
+    uint32_t other = roll_below(&p->d, STREAMS);
+    look(p->s[b->home], b->ptr, b->bytes, b->tag);
+    if (roll_below(&p->d, 4) == 0) {
+        order(p->s[b->home], p->s[other]);
+        look(p->s[other], b->ptr, b->bytes, b->tag);
+        if (roll_below(&p->d, 2)) {
+            OK(galloc_record_stream(b->ptr, p->s[other]));
+            other = b->home;
+        }
+        OK(galloc_free(b->ptr, p->s[other]));
+    } else {
+        OK(galloc_free(b->ptr, p->s[b->home]));
+    }
+    b->ptr = NULL;
+}
+
+static void thing_new(play *p, thing *b)
+{
+    void *ptr = NULL;
+    galloc_request request = {0};
+    b->home = roll_below(&p->d, STREAMS);
+    b->bytes = roll_bytes(&p->d, MIB(6));
+    b->most = roll_below(&p->d, 3) ? 0 : b->bytes + roll_bytes(&p->d, MIB(40));
+    request.bytes = b->bytes;
+    request.max_bytes = b->most;
+    request.stream = p->s[b->home];
+    request.pool = p->pool;
+    if (galloc_alloc(&ptr, &request) != cudaSuccess) return;
+    b->ptr = (char *)ptr;
+    write_thing(p, b, b->home);
+}
+
+/* A vector that cannot grow where it is moves house, as programs do. */
+static void thing_moves(play *p, thing *b, size_t bytes)
+{
+    thing to = *b;
+    void *ptr = NULL;
+    p->homeless++;
+    if (galloc_pool_malloc(p->pool, &ptr, bytes, p->s[b->home]) != cudaSuccess) return;
+    look(p->s[b->home], b->ptr, b->bytes, b->tag);
+    to.ptr = (char *)ptr;
+    to.bytes = bytes;
+    OK(galloc_free(b->ptr, p->s[b->home]));
+    *b = to;
+    write_thing(p, b, b->home);
+}
+
+/* On its own stream, or on another, which then uses only what is new until it is ordered after the first. */
+static void thing_resize(play *p, thing *b)
+{
+    uint32_t stream = roll_below(&p->d, 4) ? b->home : roll_below(&p->d, STREAMS);
+    size_t bytes = roll_below(&p->d, 3) ? b->bytes + roll_bytes(&p->d, b->bytes + MIB(2)) : roll_bytes(&p->d, b->bytes);
+    galloc_pointer info = info_of(b->ptr);
+    if (b->most && bytes > b->most && roll_below(&p->d, 8)) bytes = b->most;
+    if (bytes <= b->bytes) stream = b->home;
+    cudaError_t err = galloc_resize(b->ptr, bytes, p->s[stream]);
+    EXPECT(info_of(b->ptr).base == b->ptr);
+    if (err == cudaSuccess) {
+        EXPECT_EQ(info_of(b->ptr).requested, bytes);
+        if (bytes > b->bytes && stream != b->home) put(p->s[stream], b->ptr + b->bytes, bytes - b->bytes, 9);
+        if (stream != b->home) order(p->s[stream], p->s[b->home]);
+        look(p->s[b->home], b->ptr, bytes < b->bytes ? bytes : b->bytes, b->tag);
+        p->grown += bytes > b->bytes;
+        p->shrunk += bytes < b->bytes;
+        b->bytes = bytes;
+        write_thing(p, b, b->home);
+        return;
+    }
+    EXPECT(info_of(b->ptr).requested == b->bytes && info_of(b->ptr).room == info.room);
+    p->refused++;
+    if (err == cudaErrorNotSupported) {
+        EXPECT(bytes > b->most);
+        if (!b->most) thing_moves(p, b, bytes);
+        return;
+    }
+    EXPECT_EQ(err, cudaErrorMemoryAllocation);
+    if (bytes > b->most) return;
+    size_t lacks = gai_up(bytes, PAGE) - info_of(b->ptr).usable, more = gai_pool_headroom(p->pool);
+    more = gai_down(gai_min(more, p->memory - sim_physical(0)), PAGE);
+    if (!EXPECT(free_pages(p->pool) + more < lacks))
+        printf("    refused %zu, could move %zu, limit allows %zu: %s\n", lacks, free_pages(p->pool), more, log_text);
+}
+
+static void play_round(play *p, uint64_t seed)
+{
+    sim_options options = sim_defaults();
+    memset(p, 0, sizeof *p);
+    p->d.state = seed;
+    p->limit = MIB(64) + MIB(32) * (size_t)(seed % 4);
+    options.memory = p->memory = seed % 3 ? GIB(1) : p->limit + MIB(16);
+    options.seed = seed;
+    options.pace = (int)(seed % 4) == 3 ? -1 : (int)(seed % 4) - 1;
+    options.lag = seed % 5 == 0 ? 30 : 0;
+    begin_with(options);
+    for (int i = 0; i < STREAMS; i++) p->s[i] = stream_new();
+    galloc_config config = frugal(seed % 3 ? p->limit : SIZE_MAX, seed % 2 ? ALL : (int)(seed / 2 % 8));
+    config.overhead = seed % 3 == 1 ? 0.02 : 0;
+    p->pool = pool_new(&config);
+    for (int n = 0; n < 300; n++) {
+        thing *b = &p->thing[roll_below(&p->d, THINGS)];
+        if (!b->ptr) thing_new(p, b);
+        else if (roll_below(&p->d, 5)) thing_resize(p, b);
+        else thing_free(p, b);
+        expect_healthy(p->pool, 1);
+    }
+    EXPECT(sim_physical_peak(0) <= config.memory_limit);
+    p->moved = stats_of(p->pool).moves;
+    for (int i = 0; i < THINGS; i++)
+        if (p->thing[i].ptr) thing_free(p, &p->thing[i]);
+    pool_end(p->pool);
+    finish();
+}
+
+TEST(growing_vectors_and_caches)
+{
+    static play p;
+    const char *text = getenv("GALLOC_ROUNDS");
+    int rounds = text && *text ? atoi(text) : 120;
+    unsigned long long grown = 0, shrunk = 0, refused = 0, homeless = 0, moved = 0;
+    for (int i = 0; i < rounds; i++) {
+        long before = test_failures;
+        play_round(&p, test_seed() + (uint64_t)i);
+        grown += p.grown;
+        shrunk += p.shrunk;
+        refused += p.refused;
+        homeless += p.homeless;
+        moved += p.moved;
+        if (test_failures > before) {
+            printf("    first failure with GALLOC_SEED=%llu GALLOC_ROUNDS=1\n",
+                   (unsigned long long)test_seed() + (unsigned long long)i);
+            break;
+        }
+    }
+    printf("    %llu times grown, %llu shrunk, %llu refused, %llu copied instead, %llu moves\n", grown, shrunk, refused,
+           homeless, moved);
+    EXPECT(grown > refused);
+}
+
+TEST_MAIN()
