@@ -1107,7 +1107,7 @@ typedef struct play {
 static void count_moves(play *p)
 {
     uint64_t n = stats_of(p->pool).moves - p->moves;
-    const gai_mapping *old = p->pool->old;
+    const gai_mapping *old = p->pool->away_oldest;
     p->moves += n;
     for (; n > 0 && old; n--, old = old->next) p->early += old->block->marks != NULL;
 }
