@@ -580,8 +580,8 @@ TEST(trim_and_destroy_while_old_ranges_leave)
         EXPECT(stats_of(h.pool).leaving > 0);
         if (how == 1) OK(galloc_pool_trim(h.pool, 0));
         if (how == 1) EXPECT_EQ(sim_physical(0), PAIRS * PAGE);
-        if (how == 2) OK(galloc_pool_trim(h.pool, sim_physical(0) - PAGE));
-        if (how == 2) EXPECT(sim_calls("cuMemUnmap") > 1); /* the page's old addresses too */
+        if (how == 2) OK(galloc_pool_trim(h.pool, sim_physical(0) - 11 * PAGE));
+        if (how == 2) EXPECT(sim_calls("cuMemUnmap") > 11); /* the old addresses of these pages too */
         heap_close(&h);
     }
 }
@@ -1337,11 +1337,11 @@ TEST(many_moves_on_many_streams)
 }
 
 /* A churn of sizes, now small ones, now large ones, moves pages from place to place. The addresses that this takes are
-   used again: after a while no more are reserved, however long it goes on. */
+   used again: no more than a dozen times the memory is kept, however long it goes on. */
 static void churn(play *p, long operations)
 {
-    size_t addresses = 0;
-    for (long until = operations / 3; (long)p->ops < operations;) {
+    size_t held = 0;
+    while ((long)p->ops < operations) {
         size_t max = p->ops / 200 % 2 ? MIB(1) : MIB(32), bytes = roll_log(&p->d, KIB(128), max);
         while (p->used && (p->live + bytes > p->most || p->used == SLOTS)) play_free(p, roll_below(&p->d, p->used));
         slot *b = &p->slot[p->used];
@@ -1352,13 +1352,14 @@ static void churn(play *p, long operations)
         p->used++;
         p->ops++;
         p->live += bytes;
-        if ((long)p->ops < until) addresses = stats_of(p->pool).addresses;
+        held = stats_of(p->pool).reserved.peak;
     }
     galloc_stats stats = stats_of(p->pool);
     printf("    %llu operations, %llu moves, %zu MiB of addresses, %zu in use, %zu leaving\n", p->ops,
            (unsigned long long)stats.moves, stats.addresses >> 20, stats.reserved.current >> 20, stats.leaving >> 20);
     EXPECT(stats.moves > p->ops / 1000);
-    EXPECT_EQ(stats.addresses, addresses);
+    EXPECT(stats.addresses <= 12 * held + GIB(1)); /* 1 GiB is reserved at a time */
+    EXPECT(stats.leaving <= 8 * held);
     EXPECT_EQ(stats.addresses, sim_addresses());
 }
 
