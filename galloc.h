@@ -220,14 +220,12 @@ typedef struct galloc_stat {
 
 /* Calls into the driver, counted by kind. */
 #define GALLOC_DRIVER_CALLS(X)                                                                                         \
-    X(reserve, "cuMemAddressReserve")                                                                                  \
-    X(unreserve, "cuMemAddressFree")                                                                                   \
-    X(create, "cuMemCreate")                                                                                           \
-    X(release, "cuMemRelease")                                                                                         \
-    X(map, "cuMemMap") X(unmap, "cuMemUnmap") X(set_access, "cuMemSetAccess") X(mem_alloc, "cuMemAlloc")               \
-        X(mem_free, "cuMemFree") X(event_create, "cuEventCreate") X(event_destroy, "cuEventDestroy")                   \
-            X(event_record, "cuEventRecord") X(event_query, "cuEventQuery") X(event_synchronize, "cuEventSynchronize") \
-                X(stream_wait, "cuStreamWaitEvent") X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost")
+    X(reserve, "cuMemAddressReserve") X(unreserve, "cuMemAddressFree") X(create, "cuMemCreate")                        \
+    X(release, "cuMemRelease") X(map, "cuMemMap") X(unmap, "cuMemUnmap") X(set_access, "cuMemSetAccess")               \
+    X(mem_alloc, "cuMemAlloc") X(mem_free, "cuMemFree") X(event_create, "cuEventCreate")                               \
+    X(event_destroy, "cuEventDestroy") X(event_record, "cuEventRecord") X(event_query, "cuEventQuery")                 \
+    X(event_synchronize, "cuEventSynchronize") X(stream_wait, "cuStreamWaitEvent")                                     \
+    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
 /* Counters of a pool; reading them costs one lock and no walk. Bytes satisfy, at any moment:
@@ -244,13 +242,13 @@ typedef struct galloc_stats {
     uint64_t hits;         /* allocations for which no page was created or moved */
     uint64_t grows;        /* times that pages or segments were created */
     uint64_t splits, merges;
-    uint64_t marks;       /* events recorded at a position of a stream */
-    uint64_t waits;       /* waits queued between streams */
-    uint64_t moves;       /* pages moved to other addresses */
-    uint64_t moved_bytes; /* bytes of those pages */
-    size_t leaving;       /* bytes of addresses that pages have left and that are still mapped */
-    size_t addresses;     /* bytes of address space reserved */
-    size_t quarantined;   /* bytes that a failing driver call would not give back; tried again by trim */
+    uint64_t marks;        /* events recorded at a position of a stream */
+    uint64_t waits;        /* waits queued between streams */
+    uint64_t moves;        /* pages moved to other addresses */
+    uint64_t moved_bytes;  /* bytes of those pages */
+    size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
+    size_t addresses;      /* bytes of address space reserved */
+    size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
     struct {
         GALLOC_DRIVER_CALLS(GAI_CALL_FIELD)
     } driver; /* calls made, by kind */
@@ -567,10 +565,10 @@ static cudaError_t gai_end(cudaError_t error)
 /* ==== SIZES ===================================================================================================== */
 /* >>sizes */
 
-#define GAI_UNIT ((size_t)512) /* blocks are multiples of this; what cudaMalloc aligns to, at least */
+#define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
 #define GAI_UNIT_LOG2 9
 #define GAI_MIB ((size_t)1 << 20)
-#define GAI_ADDRESS_BITS 57 /* as far as five-level page tables reach */
+#define GAI_ADDRESS_BITS 57          /* as far as five-level page tables reach */
 
 static size_t gai_min(size_t a, size_t b) { return a < b ? a : b; }
 static size_t gai_max(size_t a, size_t b) { return a > b ? a : b; }
@@ -638,7 +636,8 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(MemFree, (CUdeviceptr))                                                                                          \
     X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
     X(MemFreeHost, (void *))                                                                                           \
-    X(MemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))          \
+    X(MemGetAllocationGranularity,                                                                                     \
+      (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))                                       \
     X(MemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                             \
     X(MemAddressFree, (CUdeviceptr, size_t))                                                                           \
     X(MemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))            \
@@ -649,7 +648,7 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
 
 #define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
-#define GAI_DRIVER_LOAD(name, arguments)                                                                               \
+#define GAI_DRIVER_LOAD(name, arguments) \
     if (!error) error = gai_load_function("cu" #name, &cu->name, sizeof cu->name);
 
 typedef struct gai_driver {
@@ -771,7 +770,8 @@ static CUresult gai_site_context(gai_site *site)
     if (site->context) return CUDA_SUCCESS;
     if (site->stream == CU_STREAM_LEGACY || site->stream == CU_STREAM_PER_THREAD)
         result = gai_cu.CtxGetCurrent(&site->context);
-    else result = gai_cu.StreamGetCtx(site->stream, &site->context);
+    else
+        result = gai_cu.StreamGetCtx(site->stream, &site->context);
     if (!result && !site->context) result = CUDA_ERROR_INVALID_CONTEXT;
     if (!result) result = gai_cu.CtxGetId(site->context, &site->context_id);
     if (result) site->context = NULL;
@@ -883,8 +883,8 @@ typedef struct gai_block {
     gai_segment *segment;
     gai_set *set;
     gai_mark *marks;
-    gai_mark *takers;         /* used: streams that record_stream named; their epochs are set when it is freed */
-    gai_mark *spare;          /* used: the mark that the free will need */
+    gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
+    gai_mark *spare;  /* used: the mark that the free will need */
     struct gai_mapping *away; /* away: what is still mapped here */
     uintptr_t addr;
     size_t bytes;
@@ -901,9 +901,9 @@ typedef struct gai_block {
    Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
    Old mappings stay, so that a page can come back to where it was with no call into the driver. */
 typedef struct gai_page {
-    struct gai_page *next_unused;        /* links unused descriptors */
+    struct gai_page *next_unused; /* links unused descriptors */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
-    struct gai_mapping *current;         /* where its bytes belong to blocks, or did last; NULL: on its way in or out */
+    struct gai_mapping *current; /* where its bytes belong to blocks, or did last; NULL: on its way in or out */
     struct gai_mapping *shown;
     struct gai_block *holder; /* planning: the free block that may give it up, or over which it is parked, or NULL */
     uint64_t looked;          /* planning: when `holder` was found out, counted in plans */
@@ -916,10 +916,10 @@ typedef struct gai_page {
 
 /* bytes == page->bytes;  away == (block && block->kind == GAI_AWAY && block->away == this) */
 typedef struct gai_mapping {
-    struct gai_mapping *next;          /* links unused descriptors, batches, the quarantine */
+    struct gai_mapping *next; /* links unused descriptors, batches, the quarantine */
     struct gai_mapping *newer, *older; /* away: by the time that it became so */
     struct gai_mapping *next_shown;    /* of the page */
-    void *pool;                        /* read without a lock; a descriptor never changes its pool */
+    void *pool;               /* read without a lock; a descriptor never changes its pool */
     gai_segment *segment;
     gai_page *page;
     gai_block *block; /* over the same addresses: busy while it comes or goes, away while its page is elsewhere */
@@ -937,7 +937,7 @@ struct gai_segment {
     size_t bytes; /* sum of the blocks' bytes */
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
-    int lost;           /* its context was reset: the memory is gone, the addresses may be somebody else's */
+    int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
 /* An event that was recorded on the lane's stream, or waits to be used again. */
@@ -1032,20 +1032,20 @@ struct galloc_pool {
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
-    void *fence;     /* pinned host memory that the driver would not take back; see gai_device_wait */
-    CUresult broken; /* a sticky error: the pool refuses from then on */
+    void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
+    CUresult broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
-    size_t live_peak; /* of live bytes, since the pool exists */
-    uint64_t clock;   /* frees so far */
+    size_t live_peak;    /* of live bytes, since the pool exists */
+    uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_lane *lanes;
-    gai_lane *lane_index[GAI_LANE_INDEX];   /* by stream id */
-    gai_block *holes;                       /* linked by next_bin, prev_bin */
+    gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
+    gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
-    size_t parked;                          /* bytes of pages that are */
-    uint64_t plans, numbers;                /* ranges planned and mappings made so far */
+    size_t parked;        /* bytes of pages that are */
+    uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
-    gai_mapping *quarantine; /* that the driver would not unmap, or whose page it would not release */
+    gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits;
     galloc_stats stats;
@@ -1123,11 +1123,11 @@ static void gai_slab_end(gai_slab *slab)
 #define GAI_PAGE_LOG2 21
 
 typedef struct gai_map {
-    int low_bits;             /* of an address that are not looked at */
-    int levels;               /* below the root */
-    int log2[GAI_MAP_LEVELS]; /* width of each, the root first */
+    int low_bits;                  /* of an address that are not looked at */
+    int levels;                    /* below the root */
+    int log2[GAI_MAP_LEVELS];      /* width of each, the root first */
     void *root[1 << GAI_MAP_ROOT_LOG2];
-    void *nodes; /* all inner nodes, linked by their first word */
+    void *nodes;                   /* all inner nodes, linked by their first word */
 } gai_map;
 
 static gai_map gai_block_map = {GAI_UNIT_LOG2, 5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {NULL}, NULL};
@@ -1760,7 +1760,8 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
 
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
    takes. */
-static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes, enum gai_kind kind)
+static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
+                                    enum gai_kind kind)
 {
     gai_block *before = NULL, *after = NULL;
     gai_set_remove(block);
@@ -1975,7 +1976,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
 }
 
 /* Calls the driver and counts it. */
-#define GAI_CALL(pool, counter, function, arguments)                                                                   \
+#define GAI_CALL(pool, counter, function, arguments) \
     (gai_count(&(pool)->stats.driver.counter), gai_cu.function arguments)
 
 static CUresult gai_event_new(galloc_pool *pool, gai_lane *lane, CUevent *event)
@@ -2255,7 +2256,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
 
 #define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles cost less per byte, but are harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
-#define GAI_FIXED_SMALL (2 * GAI_MIB)  /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
+#define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
 #define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
 
 static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
@@ -2590,7 +2591,7 @@ static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintp
 /* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
    the descriptors. With the lock held. */
 static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
-                                const gai_filling *filling)
+                               const gai_filling *filling)
 {
     const gai_mapping *donor = filling->donors.first;
     size_t left = filling->moved + filling->fresh;
@@ -2787,7 +2788,8 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     while (at > block->addr && bytes < quest->wanted) {
         const gai_mapping *mapping = gai_page_at(at - 1);
         int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
-        if (fits && bytes + mapping->bytes <= quest->most && gai_mapping_is_spare(pool, mapping, block->marks, quest)) {
+        if (fits && bytes + mapping->bytes <= quest->most &&
+            gai_mapping_is_spare(pool, mapping, block->marks, quest)) {
             if (!end) end = mapping->addr + mapping->bytes;
             bytes = end - mapping->addr;
             *begin = mapping->addr;
@@ -3063,7 +3065,7 @@ static void gai_pool_park(galloc_pool *pool)
             next = block->kind == GAI_FREE ? gai_block_park(pool, block, UINTPTR_MAX) : block->next;
         }
     }
-    for (lane = pool->lanes; lane && !gai_pool_has_one_lane(pool); lane = lane->next)
+    for (lane = gai_pool_has_one_lane(pool) ? NULL : pool->lanes; lane; lane = lane->next)
         lane->asked |= lane->unmarked != 0;
     if (rhythm->mapped && rhythm->calm >= rhythm->patience) rhythm->patience *= 2;
     rhythm->calm = rhythm->mapped ? 0 : rhythm->calm + 1;
@@ -3178,12 +3180,12 @@ typedef struct gai_job {
     gai_want want;
     gai_site site;
     gai_block *got;
-    int frugal;        /* create no more than the overhead allows */
-    int thrifty;       /* and leave some of that for times when more is live than ever before */
-    int may_wait;      /* pages may come from streams that the asking one then waits for */
-    int grown;         /* pages were created or moved for it */
-    cudaError_t error; /* set: the end, whatever was not tried yet */
-    CUresult said;     /* by the driver, when it refused memory */
+    int frugal;         /* create no more than the overhead allows */
+    int thrifty;        /* and leave some of that for times when more is live than ever before */
+    int may_wait;       /* pages may come from streams that the asking one then waits for */
+    int grown;          /* pages were created or moved for it */
+    cudaError_t error;  /* set: the end, whatever was not tried yet */
+    CUresult said;      /* by the driver, when it refused memory */
     const char *who;
 } gai_job;
 
@@ -3258,8 +3260,8 @@ static void gai_job_take(gai_job *job, gai_found found)
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->want.room) return;
-    gai_job_take(job,
-                 reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want) : gai_find_all(job->pool, &job->want, 0));
+    gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want)
+                                             : gai_find_all(job->pool, &job->want, 0));
 }
 
 static int gai_job_search(gai_job *job, enum gai_reach reach)
@@ -3347,7 +3349,7 @@ typedef struct gai_plan {
     gai_block *left, *right;
     gai_block *first, *hole;
     uintptr_t begin, end, at;
-    size_t away;     /* bytes of old mappings */
+    size_t away; /* bytes of old mappings */
     uint64_t newest; /* number of the newest of them */
 } gai_plan;
 
@@ -3815,8 +3817,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     bytes = plan->end - plan->begin - plan->away;
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
-    return filling->fresh <=
-           (job->frugal && filling->fresh ? gai_max(allowance, pool->granularity - 1) : gai_pool_headroom(pool));
+    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(allowance, pool->granularity - 1)
+                                                            : gai_pool_headroom(pool));
 }
 
 /* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. */
@@ -4147,7 +4149,8 @@ static void gai_job_say_no_memory(gai_job *job)
         (void)snprintf(reason, sizeof reason, "%s: %s", job->who, cudaGetErrorString((cudaError_t)(int)job->said));
     else if (job->want.bytes > pool->device_bytes)
         (void)snprintf(reason, sizeof reason, "the device has %zu", pool->device_bytes);
-    else (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
+    else
+        (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
     job->error = gai_fail(cudaErrorMemoryAllocation,
                           "out of memory: asked for %zu bytes on device %d; live %zu, held %zu; %s",
                           job->want.requested, pool->config.device, live, held, reason);
@@ -4777,7 +4780,8 @@ static cudaError_t gai_pool_grow_into_room(galloc_pool *pool, void *ptr, size_t 
 static int gai_block_resize(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
 {
     size_t rounded = gai_up(bytes, GAI_UNIT);
-    if (rounded > block->bytes) return !block->growable && gai_block_extend(pool, block, lane, rounded - block->bytes);
+    if (rounded > block->bytes)
+        return !block->growable && gai_block_extend(pool, block, lane, rounded - block->bytes);
     if (rounded < block->bytes && !block->growable && !block->segment->lost)
         (void)gai_block_shrink(pool, block, lane, rounded);
     return 1;
@@ -4959,7 +4963,8 @@ static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, un
     else if (!has_value)
         (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
                        gai_keys[i].values);
-    else if (*seen & 1u << i) (void)snprintf(message, size, "at %zu: '%s' is given twice", place, gai_keys[i].key);
+    else if (*seen & 1u << i)
+        (void)snprintf(message, size, "at %zu: '%s' is given twice", place, gai_keys[i].key);
     else if (!gai_parse_value(config, i, pair))
         (void)snprintf(message, size, "at %zu: '%.*s' is no value for %s: %s", place, (int)gai_min(pair.length, 40),
                        pair.at, gai_keys[i].key, gai_keys[i].values);
@@ -5200,7 +5205,7 @@ static int gai_check_pool(galloc_pool *pool)
 
 #define GAI_DEVICES 64 /* default pools that can exist at once; CUDA itself stops at fewer */
 
-static galloc_pool *gai_pools; /* all of them; guarded by the global lock */
+static galloc_pool *gai_pools;            /* all of them; guarded by the global lock */
 static void *gai_default_pool[GAI_DEVICES];
 
 static cudaError_t gai_config_check(const galloc_config *config)
