@@ -247,8 +247,8 @@ typedef struct galloc_pages {
 
 #define GALLOC_PAGE_SIZES 16
 
-/* Counters of a pool; reading them costs one lock and a look at the largest free blocks of each stream. Bytes satisfy,
-   at any moment:
+/* Counters of a pool; reading them costs one lock and a look at old mappings and the largest free blocks. Bytes
+   satisfy, at any moment:
      live <= allocated,  allocated + cached == reserved,  the bytes of all `pages` added up == reserved
    and while no call is under way:
      free_bytes + quarantined == cached
@@ -966,13 +966,14 @@ static void gai_scope_leave(gai_scope *scope)
                         the driver would not undo, all of the block's room that is not yet the block itself
                busy     taken out of sight while the driver is called on it, or after the driver refused to undo a
                step
+               away     mapped, but in no use: its page is at another address, or is parked here
    mark      "these bytes may be used by others after this position of that stream"
    epoch     positions of a stream are counted by its lane: a free is stamped with the lane's epoch, and an event
              recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
    lane      what a pool knows of one stream
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
-enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_LEAVING };
+enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
 
 typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
@@ -992,7 +993,8 @@ typedef struct gai_mark {
    kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
    kind != GAI_USED or spare != NULL                           (a free needs no host memory)
    used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
-   has one */
+   has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
+   used: lane->blocks counts it */
 typedef struct gai_block {
     struct gai_block *next_bin, *prev_bin; /* same bin of the set, both ways; next_bin also links unused descriptors */
     struct gai_block *next, *prev;         /* by address, within the segment */
@@ -1002,35 +1004,48 @@ typedef struct gai_block {
     gai_mark *marks;
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
     gai_mark *spare;  /* used: the mark that the free will need */
+    struct gai_mapping *away; /* away: what is still mapped here */
     uintptr_t addr;
     size_t bytes;
     size_t requested;
     uint64_t age; /* time of the free, counted in frees */
     uint64_t stream_id;
+    gai_lane *lane; /* used: of the stream that it was given to */
     uint32_t tag;
     enum gai_kind kind;
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
 
-/* home: home->page == this, mappings == 1 + old mappings of it, counted */
+/* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
+   Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
+   Old mappings stay, so that a page can come back to where it was with no call into the driver. */
 typedef struct gai_page {
     struct gai_page *next_unused; /* links unused descriptors */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
-    struct gai_mapping *home; /* where its bytes belong to blocks; NULL: on its way in or out */
+    struct gai_mapping *current; /* where its bytes belong to blocks, or did last; NULL: on its way in or out */
+    struct gai_mapping *shown;
+    struct gai_block *holder; /* planning: the free block that may give it up, or over which it is parked, or NULL */
+    uint64_t looked;          /* planning: when `holder` was found out, counted in plans */
     size_t bytes;
-    int mappings; /* ranges of addresses that show it: its home, and old ones that wait to be unmapped */
+    int mappings; /* ranges of addresses that show it */
     int counted;  /* in reserved */
+    int stuck;    /* in quarantined */
+    int taken;    /* planning: it is to come to the range that is being looked at */
 } gai_page;
 
-/* bytes == page->bytes */
+/* bytes == page->bytes;  away == (block && block->kind == GAI_AWAY && block->away == this) */
 typedef struct gai_mapping {
-    struct gai_mapping *next; /* links unused descriptors, batches, old mappings, the quarantine */
+    struct gai_mapping *next; /* links unused descriptors, batches, the quarantine */
+    struct gai_mapping *newer, *older; /* away: by the time that it became so */
+    struct gai_mapping *next_shown;    /* of the page */
     void *pool;               /* read without a lock; a descriptor never changes its pool */
     gai_segment *segment;
     gai_page *page;
-    gai_block *block; /* over the same addresses: busy while it comes or goes, leaving while it is old */
+    gai_block *block; /* over the same addresses: busy while it comes or goes, away while its page is elsewhere */
     uintptr_t addr;   /* 0: unmapped */
     size_t bytes;
+    uint64_t number; /* mappings are numbered as they are made */
+    int standing;    /* in a batch: it was away before, and is again if the batch comes to nothing */
 } gai_mapping;
 
 struct gai_segment {
@@ -1094,6 +1109,9 @@ struct gai_lane {
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     size_t unmarked;     /* bytes freed since the last mark */
+    size_t spell;        /* frees since it last held nothing */
+    size_t blocks;       /* used ones that were given to it */
+    size_t events;       /* length of `recorded` */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
@@ -1108,10 +1126,18 @@ typedef struct gai_slab {
     void *chunks;
 } gai_slab;
 
+/* When pages are parked; see gai_pool_should_park. */
+typedef struct gai_rhythm {
+    uint64_t mapped;   /* times that pages were mapped since the last time */
+    uint64_t calm;     /* times in a row that none was */
+    uint64_t patience; /* so many are enough */
+} gai_rhythm;
+
 #define GAI_LANE_INDEX 64
 
 /* live.current <= allocated.current <= reserved.current
-   reserved.current == bytes of pages + bytes in quarantine;  allocated.current == bytes of used blocks
+   reserved.current == bytes of pages in blocks + parked + quarantined;  allocated.current == bytes of used blocks
+   leaving + parked == bytes of mappings that are away
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
    everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
    are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
@@ -1134,7 +1160,10 @@ struct galloc_pool {
     gai_lane *lanes;
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
     gai_block *holes;     /* linked by next_bin, prev_bin */
-    gai_mapping *old;             /* of leaving blocks: unmapped when their marks are complete */
+    gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
+    size_t parked;        /* bytes of pages that are */
+    uint64_t plans, numbers; /* ranges planned and mappings made so far */
+    gai_rhythm rhythm;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits;
@@ -1543,17 +1572,48 @@ static void gai_marks_end(galloc_pool *pool, gai_mark **list)
     }
 }
 
-/* Marks of one lane and epoch that touch become one: says the same with less. */
+static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
+{
+    gai_mark *mark = *at;
+    *at = mark->next;
+    gai_mark_end(pool, mark);
+}
+
+/* Of two marks of one lane that overlap, the later one counts where they do. Returns the one that says nothing more,
+   or NULL. */
+static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
+{
+    gai_mark *late = a->epoch > b->epoch ? a : b, *early = late == a ? b : a;
+    if (early->begin >= late->begin && early->end <= late->end) return early;
+    if (early->begin < late->begin && early->end > late->end) { /* asks for a little more than is needed */
+        early->epoch = late->epoch;
+        return late;
+    }
+    if (early->begin < late->begin) early->end = late->begin;
+    else early->begin = late->end;
+    return NULL;
+}
+
+/* Marks of one lane and epoch that touch become one: says the same with less. Marks of one lane do not overlap. */
 static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
 {
-    gai_mark *other;
-    for (other = *list; other; other = other->next) {
-        if (other->lane != mark->lane || other->epoch != mark->epoch) continue;
-        if (mark->begin > other->end || other->begin > mark->end) continue;
-        other->begin = gai_min(other->begin, mark->begin);
-        other->end = gai_max(other->end, mark->end);
-        gai_mark_end(pool, mark);
-        return;
+    gai_mark **at = list;
+    while (*at) {
+        gai_mark *other = *at, *void_one = NULL;
+        int near = other->lane == mark->lane && mark->begin <= other->end && other->begin <= mark->end;
+        if (near && other->epoch == mark->epoch) {
+            mark->begin = gai_min(mark->begin, other->begin);
+            mark->end = gai_max(mark->end, other->end);
+            void_one = other;
+        } else if (near && mark->begin < other->end && other->begin < mark->end) {
+            void_one = gai_mark_settle(mark, other);
+        }
+        if (void_one == mark) {
+            gai_mark_end(pool, mark);
+            return;
+        }
+        if (void_one) gai_mark_drop(pool, at);
+        at = void_one ? list : &other->next; /* what it has become may be near others */
     }
     mark->next = *list;
     *list = mark;
@@ -1708,6 +1768,13 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
 }
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind == GAI_USED || block->kind == GAI_FREE; }
+
+/* Are pages found under its addresses? */
+static int gai_block_has_pages(const gai_block *block)
+{
+    if (block->kind == GAI_AWAY) return block->away->page->current == block->away;
+    return gai_block_is_mapped(block);
+}
 
 static void gai_block_link(gai_block *left, gai_block *block)
 {
@@ -1923,12 +1990,33 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     gai_stat_cached(pool);
 }
 
-/* What is found by looking at the bins instead of being counted along. With the lock held. */
+static int gai_block_is_parked(const gai_block *block)
+{
+    return block && block->kind == GAI_AWAY && block->away->page->current == block->away;
+}
+
+/* The longest run of parked pages: one plan makes a block of it. */
+static size_t gai_pool_largest_parked(const galloc_pool *pool)
+{
+    const gai_mapping *mapping;
+    size_t largest = 0;
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+        const gai_block *block = mapping->block;
+        size_t bytes = 0;
+        if (gai_block_is_parked(block->prev)) continue;
+        for (; gai_block_is_parked(block); block = block->next) bytes += block->bytes;
+        largest = gai_max(largest, bytes);
+    }
+    return largest;
+}
+
+/* What is found by looking at the bins and at parked pages instead of being counted along. With the lock held. */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_lane *lane;
-    stats->free_bytes = pool->common.bytes + pool->mixed.bytes;
+    stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
+    stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
     for (lane = pool->lanes; lane; lane = lane->next) {
         stats->free_bytes += lane->free.bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&lane->free));
@@ -1970,6 +2058,8 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
     block->stream_id = want->lane ? want->lane->stream_id : 0;
+    block->lane = want->lane;
+    if (block->lane && !block->lane->blocks++) block->lane->spell = 0;
     return block;
 }
 
@@ -1981,6 +2071,8 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->room = 0;
     if (block->spare) gai_mark_end(pool, block->spare);
     block->spare = NULL;
+    if (block->lane) block->lane->blocks--;
+    block->lane = NULL;
     block->kind = GAI_BUSY;
 }
 
@@ -2003,8 +2095,12 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
-#define GAI_MARK_BYTES (2 * GAI_MIB) /* freed on a stream before an event is recorded for it: bounds what a stream that
-                                        dies unannounced leaves unmarked, and events to one per 2 MiB */
+/* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
+   dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
+#define GAI_MARK_BYTES (2 * GAI_MIB)
+#define GAI_MARK_PART 256
+#define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
+#define GAI_EVENTS 128
 
 /* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
    until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
@@ -2135,14 +2231,24 @@ static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? la
 
 static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
 
+/* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
+   stays bounded however far the device is behind. */
+static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
+{
+    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART);
+    int scarce = (int)gai_min(lane->events / GAI_EVENTS, 24);
+    return lane->unmarked >> scarce >= bytes || (!lane->blocks && lane->spell >> scarce >= GAI_MARK_FREES);
+}
+
 /* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
-   legacy only when asked for: an event there makes every blocking stream wait for every other. */
+   legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
+   everything back leaves a mark as well: it may be done for long. */
 static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
 {
     if (site->hands_off || lane->retired) return 0;
     if (lane->asked && lane->unmarked) return 1;
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
-    return lane->unmarked >= GAI_MARK_BYTES;
+    return lane->unmarked && gai_lane_is_ripe(pool, lane);
 }
 
 /* Notes an error after which nothing more can be had from the context, or from the driver. */
@@ -2216,6 +2322,7 @@ static void gai_event_publish(gai_lane *lane, gai_event *event)
     while (*at && (*at)->epoch < event->epoch) at = &(*at)->next;
     event->next = *at;
     *at = event;
+    lane->events += event->epoch > lane->done;
 }
 
 static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *event, CUstream stream)
@@ -2279,6 +2386,7 @@ static void gai_lane_complete(gai_lane *lane, uint64_t epoch)
     while (lane->recorded && lane->recorded->epoch <= lane->done) {
         gai_event *event = lane->recorded;
         lane->recorded = event->next;
+        lane->events--;
         event->next = lane->idle;
         lane->idle = event;
     }
@@ -2297,6 +2405,7 @@ static void gai_lane_drop_events(galloc_pool *pool, gai_lane *lane, int destroy)
     if (event) event->next = lane->idle;
     list = event ? lane->recorded : lane->idle;
     lane->recorded = lane->idle = NULL;
+    lane->events = 0;
     gai_lock_off(&pool->lock);
     for (event = list; destroy && event; event = event->next)
         (void)GAI_CALL(pool, event_destroy, EventDestroy, (event->event));
@@ -2322,33 +2431,48 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
    gone. Called with `growth` held. */
 static void gai_pool_bury(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_lane *lane, *last = NULL;
+    int dead = 0;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     gai_lock_off(&pool->lock);
-    for (; lane; lane = lane->next)
-        if (gai_lane_is_dead(lane)) gai_lane_died(pool, lane);
+    for (; lane; last = lane, lane = lane->next) {
+        if (!last || last->context != lane->context || last->context_id != lane->context_id)
+            dead = gai_lane_is_dead(lane);
+        if (dead) gai_lane_died(pool, lane);
+    }
 }
 
-/* Asks the lane's recorded events, oldest first, how far its stream has come. Called with `growth` held, in a
-   scope. */
+/* The recorded event halfway to `open`, from where on all are known to be incomplete; while none is known to be, the
+   newest. NULL: nothing is left to ask. */
+static gai_event *gai_lane_next_to_ask(const gai_lane *lane, const gai_event *open)
+{
+    gai_event *event = lane->recorded, *middle = lane->recorded;
+    size_t n = 0;
+    if (event == open) return NULL;
+    for (; event->next != open; event = event->next)
+        if (++n % 2 == 0) middle = middle->next;
+    return open ? middle : event;
+}
+
+/* Asks how far the lane's stream has come. Called with `growth` held, in a scope. */
 static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
 {
-    gai_event *event;
+    const gai_event *open = NULL;
     CUresult result = CUDA_SUCCESS;
-    do {
+    while (!result || result == CUDA_ERROR_NOT_READY) {
+        gai_event *event;
         gai_lock_on(&pool->lock);
-        event = lane->recorded;
+        event = gai_lane_next_to_ask(lane, open);
         gai_lock_off(&pool->lock);
         if (!event) return;
         result = GAI_CALL(pool, event_query, EventQuery, (event->event));
-        if (!result) {
-            gai_lock_on(&pool->lock);
-            gai_lane_complete(lane, event->epoch);
-            gai_lock_off(&pool->lock);
-        }
-    } while (!result);
-    if (result != CUDA_ERROR_NOT_READY) gai_pool_note(pool, result);
+        gai_lock_on(&pool->lock);
+        if (!result) gai_lane_complete(lane, event->epoch);
+        gai_lock_off(&pool->lock);
+        if (result) open = event;
+    }
+    gai_pool_note(pool, result);
 }
 
 #define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
@@ -2401,12 +2525,15 @@ static size_t gai_block_stranded(const gai_block *block, const gai_lane *lane)
 static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_stream_stats *stats)
 {
     const gai_block *block;
+    const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
     stats->stream_id = lane->stream_id;
     stats->context_id = lane->context_id;
     stats->unmarked = lane->unmarked;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, lane);
 }
 
 /* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
@@ -2415,7 +2542,7 @@ static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_
 
 static int gai_lane_is_idle(const gai_lane *lane)
 {
-    return !lane->uses && !lane->busy && !lane->recorded && !lane->free.bytes;
+    return !lane->uses && !lane->blocks && !lane->busy && !lane->recorded && !lane->free.bytes;
 }
 
 static size_t gai_pool_count_lanes(galloc_pool *pool)
@@ -2614,9 +2741,18 @@ static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
     gai_stat_page(pool, page);
-    if (!page->home) pool->stats.quarantined += page->bytes;
+    if (!page->current && !page->stuck) pool->stats.quarantined += page->bytes;
+    page->stuck = !page->current;
     mapping->next = pool->quarantine;
     pool->quarantine = mapping;
+}
+
+static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
+{
+    gai_mapping **at = &mapping->page->shown;
+    while (*at != mapping) at = &(*at)->next_shown;
+    *at = mapping->next_shown;
+    gai_slab_give(&pool->mappings, mapping);
 }
 
 /* What has become of a mapping whose undoing was tried. With the lock held. */
@@ -2630,8 +2766,9 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
     if (undone == GAI_STUCK) {
         gai_mapping_quarantine(pool, mapping);
     } else {
-        if (undone == GAI_RELEASED) gai_page_end(pool, mapping->page);
-        gai_slab_give(&pool->mappings, mapping);
+        gai_page *page = mapping->page;
+        gai_mapping_end(pool, mapping);
+        if (undone == GAI_RELEASED) gai_page_end(pool, page);
         if (segment->fixed) {
             gai_hole_unlink(pool, segment->first);
             gai_segment_end(pool, segment);
@@ -2659,16 +2796,43 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = &mapping->next;
 }
 
+/* The mapping's page is, or stays, elsewhere. With the lock held. */
+static void gai_away_add(galloc_pool *pool, gai_mapping *mapping)
+{
+    mapping->standing = 0;
+    mapping->block->kind = GAI_AWAY;
+    mapping->block->away = mapping;
+    mapping->newer = NULL;
+    mapping->older = pool->away_newest;
+    if (mapping->older) mapping->older->newer = mapping;
+    else pool->away_oldest = mapping;
+    pool->away_newest = mapping;
+    if (mapping->page->current == mapping) pool->parked += mapping->bytes;
+    else pool->stats.leaving += mapping->bytes;
+}
+
+static void gai_away_remove(galloc_pool *pool, gai_mapping *mapping)
+{
+    if (mapping->older) mapping->older->newer = mapping->newer;
+    else pool->away_oldest = mapping->newer;
+    if (mapping->newer) mapping->newer->older = mapping->older;
+    else pool->away_newest = mapping->older;
+    mapping->block->kind = GAI_BUSY;
+    mapping->block->away = NULL;
+    if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
+    else pool->stats.leaving -= mapping->bytes;
+}
+
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
     while (batch->first) {
         gai_mapping *mapping = batch->first;
-        enum gai_undone undone;
+        enum gai_undone undone = GAI_STUCK;
         batch->first = mapping->next;
-        if (mapping->page->home == mapping) mapping->page->home = NULL;
-        undone = gai_mapping_undo(pool, mapping);
+        if (!mapping->standing) undone = gai_mapping_undo(pool, mapping);
         gai_lock_on(&pool->lock);
-        gai_mapping_settle(pool, mapping, undone);
+        if (mapping->standing) gai_away_add(pool, mapping);
+        else gai_mapping_settle(pool, mapping, undone);
         gai_lock_off(&pool->lock);
     }
 }
@@ -2706,6 +2870,10 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     mapping->block = NULL;
     mapping->addr = 0;
     mapping->bytes = page->bytes;
+    mapping->standing = 0;
+    mapping->number = ++pool->numbers;
+    mapping->next_shown = page->shown;
+    page->shown = mapping;
     return mapping;
 }
 
@@ -2721,37 +2889,42 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
     }
 }
 
-/* How a hole is going to be filled: first with pages that donors give up, then with new ones. */
+/* How a range is going to be filled: where old mappings stand, by the return of their pages; the hole in it first with
+   pages that donors give up, then with new ones. */
 typedef struct gai_filling {
-    gai_batch donors; /* old mappings, their blocks busy and out of sight */
+    gai_batch returning;       /* old mappings in the range, in order of address */
+    gai_batch donors, lenders; /* current mappings of pages that move and that return, their blocks out of sight */
     size_t moved, fresh, page_bytes;
 } gai_filling;
+
+static size_t gai_batch_marks(const gai_batch *batch)
+{
+    const gai_mapping *mapping;
+    size_t n = 0;
+    for (mapping = batch->first; mapping; mapping = mapping->next) n += gai_marks_count(mapping->block->marks);
+    return n;
+}
 
 /* Makes sure of all that host memory is needed for. With the lock held. */
 static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintptr_t addr)
 {
-    size_t n = (filling->fresh + filling->page_bytes - 1) / filling->page_bytes, moved = 0, marks = 0;
+    size_t n = (filling->fresh + filling->page_bytes - 1) / filling->page_bytes, moved = 0;
+    size_t marks = gai_batch_marks(&filling->donors) + gai_batch_marks(&filling->lenders);
     const gai_mapping *donor;
-    for (donor = filling->donors.first; donor; donor = donor->next) {
-        moved++;
-        marks += gai_marks_count(donor->block->marks);
-    }
+    for (donor = filling->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
            gai_slab_need(&pool->blocks, n + moved + 6) && gai_slab_need(&pool->marks, 4 * marks + 1) &&
            gai_page_map_need(addr, filling->moved + filling->fresh) && gai_map_need(&gai_block_map, addr);
 }
 
-/* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. 0: no host memory, nothing
-   has changed. With the lock held. */
-static int gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
+/* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
+   the descriptors. With the lock held. */
+static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
                                const gai_filling *filling)
 {
     const gai_mapping *donor = filling->donors.first;
     size_t left = filling->moved + filling->fresh;
-    gai_block *block;
-    gai_batch_start(batch);
-    if (!gai_filling_need(pool, filling, addr)) return 0;
-    block = gai_hole_cut(pool, hole, addr, left);
+    gai_block *block = gai_hole_cut(pool, hole, addr, left);
     while (left) {
         size_t bytes = donor ? donor->bytes : gai_min(filling->page_bytes, left);
         gai_block *rest = bytes < left ? gai_block_split(pool, block, block->addr + bytes, GAI_BUSY) : NULL;
@@ -2761,20 +2934,38 @@ static int gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *h
         left -= bytes;
         block = rest;
     }
-    return 1;
 }
 
-static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch, uintptr_t addr, size_t bytes)
+/* Adds the next returning mapping, with the marks that its page has where it is now. Whoever uses a page is ordered
+   after all that used it before, so that the marks that stood here until now are implied. The caller has made sure of
+   the marks. With the lock held. */
+static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_filling *filling)
+{
+    gai_mapping *mapping = filling->returning.first;
+    gai_block *block = mapping->block;
+    filling->returning.first = mapping->next;
+    if (mapping->page->current != mapping) {
+        gai_marks_end(pool, &block->marks);
+        gai_marks_copy(pool, mapping->page->current->block, block);
+    }
+    gai_batch_add(batch, mapping, block);
+}
+
+/* Maps what is new in a batch: one range of addresses. */
+static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
 {
     CUmemAccessDesc access;
     CUresult result = CUDA_SUCCESS;
     gai_mapping *mapping;
-    uintptr_t at = addr;
+    uintptr_t addr = 0;
+    size_t bytes = 0;
     for (mapping = batch->first; mapping && !result; mapping = mapping->next) {
-        result = gai_mapping_do(pool, mapping, at);
-        at += mapping->bytes;
+        if (mapping->standing) continue;
+        if (!bytes) addr = mapping->block->addr;
+        bytes += mapping->bytes;
+        result = gai_mapping_do(pool, mapping, mapping->block->addr);
     }
-    if (result) return result;
+    if (result || !bytes) return result;
     memset(&access, 0, sizeof access);
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = pool->config.device;
@@ -2790,7 +2981,8 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
     for (mapping = batch->first; mapping; mapping = mapping->next) {
         gai_page *page = mapping->page;
         gai_mapping_show(mapping, 1);
-        page->home = mapping;
+        mapping->standing = 0;
+        page->current = mapping;
         gai_stat_page(pool, page);
         if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
@@ -2866,6 +3058,11 @@ static size_t gai_fixed_bytes(size_t bytes)
     return gai_up(bytes, GAI_FIXED_SMALL);
 }
 
+static int gai_mapping_is_parked(const gai_mapping *mapping)
+{
+    return mapping->page->current == mapping && mapping->block && mapping->block->kind == GAI_AWAY;
+}
+
 /* The page at an address of a pool's heap. */
 static gai_mapping *gai_page_at(uintptr_t addr)
 {
@@ -2880,12 +3077,26 @@ typedef struct gai_quest {
     int may_wait;
 } gai_quest;
 
+/* Is the work done that used a page at its old addresses? */
+static int gai_page_is_quiet(const gai_page *page)
+{
+    const gai_mapping *mapping;
+    const gai_mark *mark;
+    for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
+        if (mapping == page->current) continue;
+        if (!mapping->block || mapping->block->kind != GAI_AWAY) return 0; /* in quarantine */
+        for (mark = mapping->block->marks; mark; mark = mark->next)
+            if (!gai_mark_is_complete(mark)) return 0;
+    }
+    return 1;
+}
+
 /* May the page under a mapping be had? A page to be given back must be one that nothing which still runs can touch,
    through this address or an old one. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_quest *quest)
 {
-    if (!quest->want && mapping->page->mappings > 1) return 0;
+    if (!quest->want && !gai_page_is_quiet(mapping->page)) return 0;
     for (; mark; mark = mark->next) {
         if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
         if (gai_mark_allows(pool, mark, quest->want ? quest->want->lane : NULL)) continue;
@@ -2969,15 +3180,51 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
     return enough;
 }
 
+/* Takes parked pages, those that have waited longest first. */
+static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
+{
+    gai_mapping *mapping, *newer;
+    for (mapping = pool->away_oldest; mapping && quest->wanted; mapping = newer) {
+        newer = mapping->newer;
+        if (mapping->page->current != mapping || mapping->bytes > quest->most) continue;
+        if (!gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest)) continue;
+        gai_away_remove(pool, mapping);
+        mapping->standing = 1;
+        gai_batch_add(batch, mapping, mapping->block);
+        quest->wanted -= gai_min(mapping->bytes, quest->wanted);
+        quest->most -= mapping->bytes;
+    }
+}
+
 /* The same over all sets: everybody's, the asking stream's own, then all others. */
 static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
     gai_lane *own = quest->want ? quest->want->lane : NULL, *lane;
-    int enough = gai_set_to_batch(pool, &pool->common, quest, batch);
+    int enough = 1;
+    gai_parked_to_batch(pool, quest, batch);
+    enough = gai_set_to_batch(pool, &pool->common, quest, batch);
     if (enough && own) enough = gai_set_to_batch(pool, &own->free, quest, batch);
     if (enough) enough = gai_set_to_batch(pool, &pool->mixed, quest, batch);
     for (lane = pool->lanes; lane && enough; lane = lane->next)
         if (lane != own) enough = gai_set_to_batch(pool, &lane->free, quest, batch);
+}
+
+/* The pages of a batch are going to be given back: their old mappings go with them. With the lock held. */
+static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
+{
+    gai_mapping *mapping, *last = NULL, *alias;
+    for (mapping = batch->first; mapping; mapping = mapping->next) last = mapping;
+    for (mapping = batch->first; mapping; mapping = mapping->next) {
+        mapping->standing = 0;
+        gai_mapping_show(mapping, 0);
+        mapping->page->current = NULL;
+        for (alias = mapping->page->shown; alias; alias = alias->next_shown) {
+            if (alias == mapping) continue;
+            gai_away_remove(pool, alias);
+            gai_batch_add(batch, alias, alias->block);
+        }
+        if (mapping == last) break;
+    }
 }
 
 /* Gives pages back that nobody uses and no unfinished work may touch, until `wanted` bytes are given or there are no
@@ -2997,6 +3244,7 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
         gai_lock_on(&pool->lock);
         before = pool->stats.reserved.current;
         gai_pool_to_batch(pool, &quest, &batch);
+        gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
         some = batch.first != NULL;
         gai_batch_undo(pool, &batch);
@@ -3017,19 +3265,46 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     while (donors->first) {
         gai_mapping *mapping = donors->first;
         donors->first = mapping->next;
+        if (mapping->standing) {
+            gai_away_add(pool, mapping);
+            continue;
+        }
         gai_mapping_show(mapping, 1);
         if (!block) block = mapping->block;
         else gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
-        if (donors->first && donors->first->block == block->next) continue;
+        if (donors->first && !donors->first->standing && donors->first->block == block->next) continue;
         gai_map_set(&gai_block_map, block->addr, block);
         (void)gai_block_file(pool, block, 0);
         block = NULL;
     }
 }
 
-/* The move has happened: the old ranges are leaving. They keep their marks, which say when they can be unmapped;
-   whose stream has no event yet is asked for one. With the lock held. */
+/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. */
+static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
+{
+    gai_batch kept, back;
+    size_t bytes = 0;
+    gai_mapping *mapping, *next;
+    gai_batch_start(&kept);
+    gai_batch_start(&back);
+    for (mapping = donors->first; mapping; mapping = next) {
+        next = mapping->next;
+        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr)) {
+            bytes += mapping->bytes;
+            gai_batch_add(&back, mapping, mapping->block);
+        } else {
+            gai_batch_add(&kept, mapping, mapping->block);
+        }
+    }
+    *donors = kept;
+    if (!kept.first) donors->last = &donors->first;
+    gai_donors_restore(pool, &back);
+    return bytes;
+}
+
+/* The move has happened: the old ranges stay mapped, away from any use. They keep their marks, which say when they can
+   be unmapped; whose stream has no event yet is asked for one. With the lock held. */
 static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
 {
     while (donors->first) {
@@ -3037,46 +3312,151 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         gai_mark *mark;
         donors->first = mapping->next;
         gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
-        mapping->block->kind = GAI_LEAVING;
+        gai_mapping_show(mapping, 0);
         for (mark = mapping->block->marks; mark; mark = mark->next)
             if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) mark->lane->asked = 1;
-        mapping->next = pool->old;
-        pool->old = mapping;
+        gai_away_add(pool, mapping);
         pool->stats.moves++;
         pool->stats.moved_bytes += mapping->bytes;
-        pool->stats.leaving += mapping->bytes;
     }
 }
 
-/* Unmaps old ranges whose marks are complete; never waits for one. */
-static void gai_pool_unmap_old(galloc_pool *pool)
+/* The first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
+static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintptr_t *begin)
+{
+    uintptr_t at = block->addr;
+    end = gai_min(end, block->addr + block->bytes);
+    while (at < end && gai_page_at(at)->addr < at) at = gai_page_at(at)->addr + gai_page_at(at)->bytes;
+    *begin = at;
+    while (at < end && at + gai_page_at(at)->bytes <= end) at += gai_page_at(at)->bytes;
+    return at > end ? 0 : at - *begin;
+}
+
+/* Takes whole pages out of a free block: they wait where they are to be used there or elsewhere. With the lock
+   held. */
+static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
+{
+    uintptr_t begin;
+    size_t bytes = gai_block_whole_pages(block, end, &begin);
+    gai_batch batch;
+    gai_batch_start(&batch);
+    if (!bytes || !gai_block_to_batch(pool, block, begin, bytes, &batch)) return block->next;
+    while (batch.first) {
+        gai_mapping *mapping = batch.first;
+        batch.first = mapping->next;
+        gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
+        gai_mapping_show(mapping, 1);
+        gai_away_add(pool, mapping);
+        block = mapping->block;
+    }
+    return block->next;
+}
+
+/* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
+   anyway. */
+static void gai_pool_join(galloc_pool *pool)
+{
+    gai_segment *segment;
+    gai_block *block;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        for (block = segment->first; block; block = block->next) {
+            if (block->kind != GAI_FREE || !block->next || block->next->kind != GAI_FREE) continue;
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 1);
+        }
+    }
+}
+
+/* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
+   was the time before, each request is served as it was then, and pages that had to move come back to old mappings:
+   no call into the driver is left. So when nothing is live, pages are parked: taken out of the bins, to be used again
+   in the order in which they were mapped first. Each time a page is taken up again costs a plan, so it is not done for
+   its own sake: not again once it has been done some times in a row with no page mapped in between, until one is. */
+static int gai_pool_should_park(const galloc_pool *pool)
+{
+    const gai_rhythm *rhythm = &pool->rhythm;
+    if (pool->stats.live.current || !pool->config.expandable_segments) return 0;
+    return rhythm->mapped || rhythm->calm < rhythm->patience;
+}
+
+/* Parks all pages that are free as a whole. Streams that have not marked what they freed last are asked to. */
+static void gai_pool_park(galloc_pool *pool)
+{
+    gai_rhythm *rhythm = &pool->rhythm;
+    gai_segment *segment;
+    gai_block *block, *next;
+    gai_lane *lane;
+    gai_pool_join(pool);
+    for (segment = pool->segments; segment; segment = segment->next) {
+        if (segment->fixed) continue;
+        for (block = segment->first; block; block = next) {
+            next = block->kind == GAI_FREE ? gai_block_park(pool, block, UINTPTR_MAX) : block->next;
+        }
+    }
+    for (lane = gai_pool_has_one_lane(pool) ? NULL : pool->lanes; lane; lane = lane->next)
+        lane->asked |= lane->unmarked != 0;
+    if (rhythm->mapped && rhythm->calm >= rhythm->patience) rhythm->patience *= 2;
+    rhythm->calm = rhythm->mapped ? 0 : rhythm->calm + 1;
+    rhythm->mapped = 0;
+}
+
+/* Lets parked pages be free blocks again, of which streams may have parts by the marks of their bytes. */
+static void gai_pool_unpark(galloc_pool *pool)
+{
+    gai_mapping *mapping, *newer;
+    for (mapping = pool->away_oldest; mapping; mapping = newer) {
+        gai_block *block = mapping->block;
+        newer = mapping->newer;
+        if (!gai_mapping_is_parked(mapping) || !gai_map_need(&gai_block_map, mapping->addr)) continue;
+        gai_away_remove(pool, mapping);
+        mapping->block = NULL;
+        gai_map_set(&gai_block_map, block->addr, block);
+        (void)gai_block_file(pool, block, 0);
+    }
+}
+
+/* Old mappings and addresses in all that are kept, in parts of the memory held. More mappings spare no more calls, and
+   each costs some host memory and time to look at. */
+#define GAI_OLD_KEPT 8
+#define GAI_ADDRESSES_KEPT 12
+
+/* Unmaps old ranges between two addresses until no more than `keep` bytes are left in all, those first that were left
+   first; where the work that used them is not known to be done they stay. Never waits. */
+static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep)
 {
     gai_batch batch;
-    gai_mapping **at = &pool->old;
+    gai_mapping *mapping, *newer;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    while (*at) {
-        gai_mapping *mapping = *at;
+    for (mapping = pool->away_oldest; mapping && pool->stats.leaving > keep; mapping = newer) {
+        newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
-        if (mapping->block->marks) {
-            at = &mapping->next;
-            continue;
-        }
-        *at = mapping->next;
-        mapping->block->kind = GAI_BUSY;
-        pool->stats.leaving -= mapping->bytes;
+        if (mapping->page->current == mapping || mapping->block->marks) continue;
+        if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin) continue;
+        gai_away_remove(pool, mapping);
         gai_batch_add(&batch, mapping, mapping->block);
     }
     gai_lock_off(&pool->lock);
     gai_batch_undo(pool, &batch);
 }
 
+static void gai_pool_limit_old(galloc_pool *pool)
+{
+    size_t held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    gai_pool_drop_old(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_OLD_KEPT ? SIZE_MAX : GAI_OLD_KEPT * held);
+}
+
 /* Tries again what the driver refused to undo. */
 static void gai_pool_retry(galloc_pool *pool)
 {
     gai_batch batch;
+    gai_mapping *mapping;
     gai_lock_on(&pool->lock);
     batch.first = pool->quarantine;
+    for (mapping = pool->quarantine; mapping; mapping = mapping->next) mapping->page->stuck = 0;
     pool->quarantine = NULL;
     pool->stats.quarantined = 0;
     gai_lock_off(&pool->lock);
@@ -3098,7 +3478,7 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
     for (block = segment->first; block; block = block->next) {
         gai_marks_end(pool, &block->marks);
         gai_map_clear(&gai_block_map, block->addr, block);
-        for (at = block->addr; gai_block_is_mapped(block) && at < block->addr + block->bytes;) {
+        for (at = block->addr; gai_block_has_pages(block) && at < block->addr + block->bytes;) {
             gai_mapping *mapping = gai_page_at(at);
             if (!mapping || mapping->segment != segment) break;
             at = mapping->addr + mapping->bytes;
@@ -3114,7 +3494,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = next) {
         next = segment->next;
-        if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->home) continue;
+        if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->current) continue;
         gai_segment_hide(pool, segment);
         gai_stat_page_gone(pool, segment->whole->page, 0, 1);
         gai_slab_give(&pool->pages, segment->whole->page);
@@ -3136,6 +3516,7 @@ typedef struct gai_job {
     gai_site site;
     gai_block *got;
     int frugal;         /* create no more than the overhead allows */
+    int thrifty;        /* and leave some of that for times when more is live than ever before */
     int may_wait;       /* pages may come from streams that the asking one then waits for */
     int waited;         /* waits were queued for it */
     int grown;          /* times that pages were created or moved for it */
@@ -3218,7 +3599,7 @@ enum gai_way {
     GAI_WAY_OPEN,   /* nothing */
     GAI_WAY_HOLE,   /* holes, beside free memory that may be had */
     GAI_WAY_MARKED, /* memory that another stream has not done with */
-    GAI_WAY_BUSY,   /* pages that have not left yet, or that the driver would not unmap */
+    GAI_WAY_BUSY,   /* old mappings of pages, or what the driver would not unmap */
     GAI_WAY_SHUT    /* a used block, the room of one, the end of the segment */
 };
 
@@ -3267,7 +3648,7 @@ static enum gai_way gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch 
         job->want.bytes += end - piece->addr;
         return way < GAI_WAY_HOLE ? GAI_WAY_HOLE : way;
     case GAI_BUSY:
-    case GAI_LEAVING:
+    case GAI_AWAY:
         stretch->alien |= !own;
         return GAI_WAY_BUSY;
     default: return GAI_WAY_SHUT;
@@ -3474,12 +3855,15 @@ static void gai_job_wait_behind(gai_job *job)
 
 /* ---- growth ---- */
 
-/* Where new pages go: into [begin, end) of a hole, so that [at, until) becomes free together with the free blocks
-   beside it. */
+/* Where pages go: into [begin, end), so that [at, until) becomes free together with the free blocks beside it. There
+   are old mappings in it, whose pages can come back, and at most one hole. */
 typedef struct gai_plan {
-    gai_block *hole, *left, *right;
+    gai_block *left, *right;
     gai_block *held; /* free blocks behind a block that grows, out of sight; linked by next_bin */
+    gai_block *first, *hole;
     uintptr_t begin, end, at, until;
+    size_t away;     /* bytes of old mappings */
+    uint64_t newest; /* number of the newest of them */
 } gai_plan;
 
 /* May the block be part of the answer as it is? */
@@ -3489,43 +3873,209 @@ static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, con
     return block->set == &pool->common || (want->lane && block->set == &want->lane->free);
 }
 
-static int gai_plan_in_hole(const galloc_pool *pool, gai_block *hole, const gai_want *want, gai_plan *plan)
+static int gai_block_is_unused(const gai_block *block)
 {
-    uintptr_t hole_end = hole->addr + hole->bytes, end;
-    memset(plan, 0, sizeof *plan);
-    plan->hole = hole;
-    if (!want->room && gai_block_is_own(pool, hole->prev, want)) plan->left = hole->prev;
-    if (!want->room && gai_block_is_own(pool, hole->next, want)) plan->right = hole->next;
-    plan->at = gai_up(plan->left ? plan->left->addr : hole->addr, want->alignment);
-    if (plan->at >= hole->addr) plan->left = NULL;
-    if (!plan->left) plan->at = gai_up(hole->addr, want->alignment);
-    if (plan->at >= hole_end) return 0;
-    plan->begin = plan->left ? hole->addr : gai_down(plan->at, pool->granularity);
-    plan->until = end = plan->at + want->bytes;
-    if (end < plan->at || plan->at + want->room > hole_end) return 0;
-    if (end <= hole_end) {
-        plan->end = gai_up(end, pool->granularity);
-        plan->right = NULL;
-        return end > hole->addr;
-    }
-    plan->end = hole_end;
-    return plan->right && plan->right->addr + plan->right->bytes >= end;
+    return block && (block->kind == GAI_HOLE || block->kind == GAI_AWAY);
 }
 
-/* The plan that needs the fewest new bytes, then the lowest address. With the lock held. */
-static int gai_plan_best(const galloc_pool *pool, const gai_want *want, gai_plan *best)
+static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_quest *quest)
 {
-    gai_block *hole;
-    gai_plan plan;
-    best->hole = NULL;
-    for (hole = pool->holes; hole; hole = hole->next_bin) {
-        size_t bytes, least;
-        if (!gai_plan_in_hole(pool, hole, want, &plan)) continue;
-        bytes = plan.end - plan.begin;
-        least = best->hole ? best->end - best->begin : SIZE_MAX;
-        if (bytes < least || (bytes == least && plan.begin < best->begin)) *best = plan;
+    uintptr_t begin, at;
+    size_t bytes = gai_block_whole_pages(block, UINTPTR_MAX, &begin);
+    for (at = begin; at < begin + bytes;) {
+        gai_mapping *mapping = gai_page_at(at);
+        at += mapping->bytes;
+        if (mapping->page->mappings == 1) continue;
+        mapping->page->looked = pool->plans;
+        mapping->page->holder = gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
     }
-    return best->hole != NULL;
+}
+
+/* Notes for every page that could come back to an old mapping which free block it is in. */
+static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_quest *quest)
+{
+    gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
+    do {
+        gai_block *block;
+        for (block = set->bins[bin.row][bin.column]; block; block = block->next_bin)
+            gai_block_note_pages(pool, block, quest);
+    } while (gai_bin_next(set, &bin));
+}
+
+/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. */
+static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
+{
+    gai_mapping *current = page->current;
+    if (page->looked == pool->plans) return page->holder;
+    page->looked = pool->plans;
+    page->holder = NULL;
+    if (!current || !current->block || current->block->kind != GAI_AWAY) return NULL;
+    if (gai_mapping_is_spare(pool, current, current->block->marks, quest)) page->holder = current->block;
+    return page->holder;
+}
+
+/* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
+typedef struct gai_window {
+    gai_block *left, *right; /* free blocks beside the run */
+    gai_block *first, *last, *hole;
+    size_t away;
+} gai_window;
+
+static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_quest *quest)
+{
+    if (block->kind == GAI_HOLE) {
+        if (window->hole) return 0;
+        window->hole = block;
+    } else {
+        gai_page *page = block->away->page;
+        const gai_block *holder = quest->want->room ? NULL : gai_plan_holder(pool, page, quest);
+        if (!holder || holder == window->left || page->taken) return 0;
+        page->taken = 1;
+        window->away += block->bytes;
+    }
+    window->last = block;
+    return 1;
+}
+
+static void gai_window_drop_first(gai_window *window)
+{
+    gai_block *block = window->first;
+    if (window->hole == block) window->hole = NULL;
+    if (window->last && block->kind == GAI_AWAY) {
+        block->away->page->taken = 0;
+        window->away -= block->bytes;
+    }
+    if (window->last == block) window->last = NULL;
+    window->first = block->next;
+}
+
+/* Is a page of the window in this free block, which is to be part of the answer itself? */
+static int gai_window_needs(const gai_window *window, const gai_block *holder)
+{
+    const gai_block *block = window->first;
+    for (;; block = block->next) {
+        if (block->kind == GAI_AWAY && block->away->page->holder == holder) return 1;
+        if (block == window->last) return 0;
+    }
+}
+
+static uint64_t gai_window_newest(const gai_window *window)
+{
+    const gai_block *block = window->first;
+    uint64_t newest = 0;
+    for (;; block = block->next) {
+        if (block->kind == GAI_AWAY) newest = gai_max(newest, block->away->number);
+        if (block == window->last) return newest;
+    }
+}
+
+/* What the window would be as a plan: 0 if it does not do. */
+static int gai_window_plan(const galloc_pool *pool, const gai_window *window, const gai_want *want, uintptr_t at,
+                           gai_plan *plan)
+{
+    const gai_block *first = window->first, *last = window->last;
+    uintptr_t needed = at + want->bytes, last_end = last->addr + last->bytes;
+    memset(plan, 0, sizeof *plan);
+    plan->begin = first->addr;
+    if (at < first->addr) plan->left = window->left;
+    else if (first->kind == GAI_HOLE) plan->begin = gai_down(at, pool->granularity);
+    if (needed <= first->addr) return 0;
+    plan->end = last_end;
+    if (last_end < needed) {
+        plan->right = window->right;
+        if (gai_block_is_unused(last->next) || !plan->right || gai_window_needs(window, plan->right)) return 0;
+        if (plan->right->addr + plan->right->bytes < needed) return 0;
+    } else if (last->kind == GAI_HOLE) {
+        plan->end = gai_up(needed, pool->granularity);
+    }
+    if (want->room && at + want->room > last_end) return 0;
+    plan->first = window->first;
+    plan->hole = window->hole;
+    plan->away = window->away;
+    plan->at = at;
+    plan->until = needed;
+    plan->newest = gai_window_newest(window);
+    return 1;
+}
+
+/* Is plan `a` better than `b`? The one that needs fewer new bytes is. With none needed it is the one
+   whose newest mapping is the oldest: that is what was chosen before there were newer ones, and what is to be chosen
+   the next time. Then the one with fewer pages that come back, then the lowest address, which takes the free block
+   beside it in; for long-lived blocks the highest. */
+static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const gai_plan *b)
+{
+    size_t fresh_a = a->end - a->begin - a->away, fresh_b = b->end - b->begin - b->away;
+    if (!b->first) return 1;
+    if (fresh_a != fresh_b) return fresh_a < fresh_b;
+    if (quest->want->far) return a->at > b->at;
+    if (!fresh_a && a->newest != b->newest) return a->newest < b->newest;
+    if (a->away != b->away) return a->away < b->away;
+    return a->at < b->at;
+}
+
+/* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
+static void gai_window_try(const galloc_pool *pool, gai_window *window, const gai_block *end, uintptr_t at,
+                           const gai_quest *quest, gai_plan *best)
+{
+    gai_plan plan;
+    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes) {
+        gai_block *next = window->last ? window->last->next : window->first;
+        if (next == end || !gai_window_add(pool, window, next, quest)) break;
+    }
+    if (window->last && gai_window_plan(pool, window, quest->want, at, &plan) && gai_plan_is_better(quest, &plan, best))
+        *best = plan;
+}
+
+static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_quest *quest, gai_plan *best)
+{
+    const gai_want *want = quest->want;
+    gai_window window;
+    gai_block *end = first;
+    memset(&window, 0, sizeof window);
+    while (gai_block_is_unused(end)) end = end->next;
+    if (!want->room && gai_block_is_own(pool, end, want)) window.right = end;
+    window.first = first;
+    if (!want->room && gai_block_is_own(pool, first->prev, want)) {
+        uintptr_t at = gai_up(first->prev->addr, want->alignment);
+        window.left = first->prev;
+        if (at < first->addr) gai_window_try(pool, &window, end, at, quest, best);
+        while (window.last) gai_window_drop_first(&window);
+        window.first = first;
+        window.left = NULL;
+    }
+    for (; window.first != end; gai_window_drop_first(&window)) {
+        uintptr_t at = gai_up(window.first->addr, want->alignment);
+        if (at < window.first->addr + window.first->bytes && at + want->bytes > at)
+            gai_window_try(pool, &window, end, at, quest, best);
+    }
+}
+
+static int gai_block_starts_run(const gai_block *block) { return !gai_block_is_unused(block->prev); }
+
+/* With the lock held. */
+static int gai_plan_best(galloc_pool *pool, const gai_quest *quest, gai_plan *best)
+{
+    const gai_lane *lane;
+    gai_block *hole;
+    gai_mapping *mapping;
+    memset(best, 0, sizeof *best);
+    pool->plans++;
+    gai_set_note_pages(pool, &pool->common, quest);
+    gai_set_note_pages(pool, &pool->mixed, quest);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_set_note_pages(pool, &lane->free, quest);
+    for (hole = pool->holes; hole; hole = hole->next_bin)
+        if (gai_block_starts_run(hole)) gai_plan_in_run(pool, hole, quest, best);
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, quest, best);
+    return best->first != NULL;
+}
+
+/* The part of the hole that is to be filled. */
+static uintptr_t gai_plan_fill_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
+
+static int gai_plan_ends_in_hole(const gai_plan *plan)
+{
+    return plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
 }
 
 static size_t gai_pool_headroom(const galloc_pool *pool)
@@ -3534,11 +4084,15 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     return pool->config.memory_limit > held ? pool->config.memory_limit - held : 0;
 }
 
+#define GAI_OVERHEAD_SPARED 0.02 /* left alone below the peak: what was enough there is enough here. Saves 0.3 % */
+
 /* Bytes that may be created before pages are moved instead. */
-static size_t gai_pool_allowance(const galloc_pool *pool, const gai_want *want)
+static size_t gai_job_allowance(const gai_job *job)
 {
-    size_t peak = gai_max(pool->live_peak, pool->stats.live.current + want->requested);
-    double most = (double)peak * (1 + pool->config.overhead), held = (double)pool->stats.reserved.current;
+    const galloc_pool *pool = job->pool;
+    size_t peak = gai_max(pool->live_peak, pool->stats.live.current + job->want.requested);
+    double overhead = pool->config.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
+    double most = (double)peak * (1 + (overhead > 0 ? overhead : 0)), held = (double)pool->stats.reserved.current;
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
 
@@ -3563,9 +4117,9 @@ static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowan
 /* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
 static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
 {
-    uintptr_t hole_end = plan->hole->addr + plan->hole->bytes;
-    size_t bytes = gai_up(plan->end - plan->begin, page_bytes);
-    if (bytes <= hole_end - plan->begin && bytes <= most) plan->end = plan->begin + bytes;
+    uintptr_t begin = gai_plan_fill_begin(plan), hole_end = plan->hole->addr + plan->hole->bytes;
+    size_t bytes = gai_up(plan->end - begin, page_bytes);
+    if (bytes <= hole_end - begin && bytes <= most) plan->end = begin + bytes;
 }
 
 /* Takes the free blocks that the plan counts on out of sight: nobody else gets them, and their pages do not move. */
@@ -3619,7 +4173,6 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
     job->want.bytes = plan->until - plan->at;
-    job->grown = 1;
     gai_marks_prune(pool, &found.block->marks);
     gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
     gai_job_take(job, found);
@@ -3629,6 +4182,8 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         if (job->got) job->got = found.block;
     }
     if (job->got) gai_block_keep_room(pool, job->got, job->want.room);
+    if (job->got && !job->want.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
+        (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
 /* The same for a block that grows. What was mapped into its room is the block's at once, whatever comes. Lock held. */
@@ -3672,44 +4227,143 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
-/* Finds the best hole, reserving addresses when none will do: for that it lets the lock go, which it is called with.
-   0: there is none, the job has the reason. */
-static int gai_job_plan(gai_job *job, gai_plan *plan)
+/* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
+static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
     galloc_pool *pool = job->pool;
     size_t space = gai_max(job->want.bytes, job->want.room) + gai_max(job->want.alignment, pool->granularity);
+    if (tries < 2 && pool->stats.addresses / GAI_ADDRESSES_KEPT > pool->stats.reserved.current) {
+        gai_pool_drop_old(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2);
+        return CUDA_SUCCESS;
+    }
+    return gai_segment_reserve(pool, gai_up(space, pool->granularity));
+}
+
+/* Finds the best place, and addresses when there is none: for that it lets the lock go, which it is called with. 0:
+   there is none, the job has the reason. */
+static int gai_job_plan(gai_job *job, gai_plan *plan)
+{
+    galloc_pool *pool = job->pool;
+    gai_quest quest;
     CUresult result = CUDA_SUCCESS;
+    int found, tries;
     if (job->grows) return gai_job_plan_behind(job, plan);
-    if (!gai_plan_best(pool, &job->want, plan)) {
+    quest.want = &job->want;
+    quest.may_wait = job->may_wait;
+    quest.wanted = quest.most = 0;
+    found = gai_plan_best(pool, &quest, plan);
+    for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
-        result = gai_segment_reserve(pool, gai_up(space, pool->granularity));
+        result = gai_job_find_addresses(job, tries);
         gai_job_refused(job, result, "cuMemAddressReserve");
         gai_lock_on(&pool->lock);
-        if (result || !gai_plan_best(pool, &job->want, plan)) return 0;
+        found = !result && gai_plan_best(pool, &quest, plan);
     }
-    gai_plan_hold(plan, NULL);
+    if (found) gai_plan_hold(plan, NULL);
+    return found;
+}
+
+/* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. The
+   caller has made sure of what it takes. */
+static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lenders)
+{
+    uintptr_t at = block->addr;
+    while (at < block->addr + block->bytes) {
+        gai_mapping *mapping = gai_page_at(at);
+        gai_block *after = NULL;
+        at = mapping->addr + mapping->bytes;
+        if (!mapping->page->taken || mapping->addr < block->addr) continue;
+        if (at < block->addr + block->bytes) after = gai_block_split(pool, block, at, GAI_FREE);
+        if (mapping->addr > block->addr) {
+            gai_block *right = gai_block_split(pool, block, mapping->addr, GAI_BUSY);
+            (void)gai_block_file(pool, block, 0);
+            block = right;
+        }
+        block->kind = GAI_BUSY;
+        mapping->page->taken = 0;
+        gai_mapping_show(mapping, 0);
+        gai_batch_add(lenders, mapping, block);
+        block = after;
+        if (!block) return;
+    }
+    (void)gai_block_file(pool, block, 0);
+}
+
+/* Makes sure of what lending pages of a block takes. */
+static int gai_block_lend_need(galloc_pool *pool, const gai_block *block)
+{
+    size_t n = 0;
+    uintptr_t at, end = block->addr + block->bytes;
+    for (at = block->addr; at < end;) {
+        const gai_mapping *mapping = gai_page_at(at);
+        at = mapping->addr + mapping->bytes;
+        if (mapping->page->taken && !gai_map_need(&gai_block_map, mapping->addr)) return 0;
+        if (mapping->page->taken && at < end && !gai_map_need(&gai_block_map, at)) return 0;
+        n += (size_t)mapping->page->taken;
+    }
+    return gai_slab_has(&pool->blocks, 2 * n) && gai_slab_has(&pool->marks, 2 * n * gai_marks_count(block->marks));
+}
+
+/* Takes the page of a returning mapping out of where it is now, with all others there that are taken. 0: no host
+   memory. */
+static int gai_filling_borrow(galloc_pool *pool, gai_filling *filling, gai_page *page)
+{
+    gai_block *holder = page->holder;
+    if (holder->kind == GAI_AWAY) {
+        page->taken = 0;
+        gai_away_remove(pool, page->current);
+        page->current->standing = 1;
+        gai_batch_add(&filling->lenders, page->current, holder);
+        return 1;
+    }
+    if (!gai_block_lend_need(pool, holder)) return 0;
+    gai_set_remove(holder);
+    gai_block_lend(pool, holder, &filling->lenders);
     return 1;
 }
 
-/* Decides how the planned range is filled: with new pages as far as the overhead allows, then with pages moved from
-   free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from the bins
-   could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was asked
-   for only where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks out of
-   sight. */
+/* Takes the old mappings in the planned range, and the pages that are to come back to them, out of sight. 0: no host
+   memory. With the lock held. */
+static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *filling)
+{
+    gai_block *block;
+    gai_mapping *mapping;
+    int ready = 1;
+    for (block = plan->first; block && block->addr < plan->end; block = block->next) {
+        mapping = block->kind == GAI_AWAY ? block->away : NULL;
+        if (!mapping) continue;
+        ready &= gai_map_need(&gai_block_map, block->addr);
+        gai_away_remove(pool, mapping);
+        mapping->standing = 1;
+        mapping->page->taken = mapping->page->current != mapping;
+        gai_batch_add(&filling->returning, mapping, block);
+    }
+    for (mapping = filling->returning.first; mapping && ready; mapping = mapping->next)
+        if (mapping->page->taken) ready = gai_filling_borrow(pool, filling, mapping->page);
+    for (mapping = filling->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
+    return ready;
+}
+
+/* Decides how the hole in the planned range is filled: with new pages as far as the overhead allows, then with pages
+   moved from free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from
+   the bins could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was
+   asked for only where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks
+   out of sight. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_quest quest;
-    size_t bytes = plan->end - plan->begin, most, allowance = gai_pool_allowance(pool, &job->want);
+    size_t bytes = plan->end - plan->begin - plan->away, most, allowance = gai_job_allowance(job);
     size_t fresh = job->frugal ? allowance : gai_pool_headroom(pool);
-    int room = job->want.room || plan->hole->kind == GAI_ROOM;
-    gai_batch_start(&filling->donors);
+    int room = job->want.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     filling->page_bytes = gai_page_size(pool, bytes, allowance);
+    if (!bytes) return 1;
     quest.want = &job->want;
     quest.wanted = bytes;
     if (!room && !job->grows) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     quest.may_wait = job->may_wait;
-    most = job->want.room ? job->want.room : plan->hole->addr + plan->hole->bytes - plan->begin;
+    most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
+    if (job->want.room) most = job->want.room;
     filling->moved = quest.most = room ? bytes : most;
     if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
     filling->moved -= quest.most;
@@ -3718,10 +4372,11 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
         gai_pool_to_batch(pool, &quest, &filling->donors);
         filling->moved = most - quest.most;
     }
-    if (!filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
-    bytes = plan->end - plan->begin;
+    if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
+    if (open && !filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
+    bytes = plan->end - plan->begin - plan->away;
     filling->fresh = bytes - gai_min(bytes, filling->moved);
-    plan->end = plan->begin + filling->moved + filling->fresh;
+    plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
     return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
 }
@@ -3730,30 +4385,50 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
 static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *filling)
 {
     galloc_pool *pool = job->pool;
-    const gai_mapping *donor;
     const gai_block *piece;
-    size_t marks = plan->left ? gai_marks_count(plan->left->marks) : 0;
+    size_t marks = gai_batch_marks(&filling->donors) + gai_batch_marks(&filling->lenders);
+    uintptr_t addr = plan->hole ? gai_plan_fill_begin(plan) : 0;
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
+    if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
-    for (donor = filling->donors.first; donor; donor = donor->next) marks += gai_marks_count(donor->block->marks);
     return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 1) &&
-           gai_map_need(&gai_block_map, plan->at) && gai_map_need(&gai_block_map, plan->until);
+           gai_map_need(&gai_block_map, plan->begin) && gai_map_need(&gai_block_map, plan->at) &&
+           gai_map_need(&gai_block_map, plan->until) && gai_filling_need(pool, filling, addr);
 }
 
-/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; returns
-   the bytes to map, 0 if growth is not possible (the job may have an error). */
-static size_t gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, gai_batch *batch, int exact)
+/* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
+static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_filling *filling)
+{
+    uintptr_t hole = plan->hole ? plan->hole->addr : plan->end;
+    while (filling->returning.first && filling->returning.first->addr < hole)
+        gai_batch_add_returning(pool, batch, filling);
+    if (plan->hole) gai_batch_over_hole(pool, batch, plan->hole, gai_plan_fill_begin(plan), filling);
+    while (filling->returning.first) gai_batch_add_returning(pool, batch, filling);
+}
+
+/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; 0 if
+   growth is not possible (the job may have an error). */
+static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
-    size_t bytes;
+    int fetched;
+    gai_batch_start(batch);
+    gai_batch_start(&filling->donors);
+    gai_batch_start(&filling->lenders);
+    gai_batch_start(&filling->returning);
+    filling->moved = filling->fresh = 0;
     if (!gai_job_plan(job, plan)) return 0;
-    if (gai_job_choose(job, plan, filling, exact)) {
-        bytes = plan->end - plan->begin;
-        if (gai_job_need(job, plan, filling) &&
-            gai_batch_over_hole(pool, batch, plan->hole, plan->begin, filling))
-            return bytes;
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes", bytes);
+    fetched = gai_plan_fetch(pool, plan, filling);
+    if (!fetched || gai_job_choose(job, plan, filling, exact)) {
+        if (fetched && gai_job_need(job, plan, filling)) {
+            gai_batch_over_plan(pool, batch, plan, filling);
+            return 1;
+        }
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
+                              (size_t)(plan->end - plan->begin));
     }
+    gai_donors_restore(pool, &filling->returning);
+    gai_donors_restore(pool, &filling->lenders);
     gai_donors_restore(pool, &filling->donors);
     gai_plan_let_go(pool, plan);
     return 0;
@@ -3768,24 +4443,29 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     gai_batch batch;
     CUresult result = CUDA_SUCCESS;
     const char *function = "cuMemCreate";
-    size_t bytes;
+    int ready;
     gai_lock_on(&pool->lock);
-    bytes = gai_job_prepare(job, &plan, &filling, &batch, exact);
+    ready = gai_job_prepare(job, &plan, &filling, &batch, exact);
     gai_lock_off(&pool->lock);
-    if (!bytes) return CUDA_SUCCESS;
+    if (!ready) return CUDA_SUCCESS;
     if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &filling.donors);
     if (result) function = "cuStreamWaitEvent";
-    else result = gai_batch_map(pool, &batch, plan.begin, bytes);
+    else result = gai_batch_map(pool, &batch);
     if (result) gai_batch_undo(pool, &batch);
     gai_lock_on(&pool->lock);
     if (result) {
+        gai_donors_restore(pool, &filling.lenders);
         gai_donors_restore(pool, &filling.donors);
         gai_plan_let_go(pool, &plan);
     } else {
+        gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += filling.fresh != 0;
+        pool->rhythm.mapped += filling.fresh || filling.moved;
+        if (!job->grows) job->grown += filling.fresh || filling.moved || filling.lenders.first;
+        gai_donors_leave(pool, &filling.lenders);
         gai_donors_leave(pool, &filling.donors);
-        if (job->grows) gai_job_take_behind(job, &plan, gai_batch_publish(pool, &batch));
-        else gai_job_take_grown(job, &plan, gai_batch_publish(pool, &batch));
+        if (job->grows) gai_job_take_behind(job, &plan, block);
+        else gai_job_take_grown(job, &plan, block);
     }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, function);
@@ -3836,12 +4516,27 @@ static int gai_step_grow(gai_job *job)
 /* The same within the overhead: with pages moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
-    int done;
-    if (!job->pool->config.expandable_segments) return 0;
+    const galloc_pool *pool = job->pool;
+    int done = 0;
+    if (!pool->config.expandable_segments) return 0;
     job->frugal = 1;
-    done = gai_step_grow(job);
+    job->thrifty = pool->stats.live.current + job->want.requested <= pool->live_peak;
+    if (job->thrifty) done = gai_step_grow(job);
+    job->thrifty = 0;
+    if (!done) done = gai_step_grow(job);
     job->frugal = 0;
     return done;
+}
+
+/* Old mappings behind a block that grows go, and parked pages there are free blocks again. */
+static void gai_job_clear_behind(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    uintptr_t begin = (uintptr_t)job->grows;
+    gai_lock_on(&pool->lock);
+    gai_pool_unpark(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0);
 }
 
 /* What other streams have done with, if the pool may know. */
@@ -3849,8 +4544,18 @@ static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
-    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->old) gai_pool_poll(job->pool);
-    gai_pool_unmap_old(job->pool);
+    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->away_oldest) gai_pool_poll(job->pool);
+    gai_pool_limit_old(job->pool);
+    if (job->grows) gai_job_clear_behind(job);
+    return gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Parts of parked pages. */
+static int gai_step_unpark(gai_job *job)
+{
+    gai_lock_on(&job->pool->lock);
+    gai_pool_unpark(job->pool);
+    gai_lock_off(&job->pool->lock);
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
@@ -3903,21 +4608,6 @@ static int gai_step_recycle(gai_job *job)
         wanted = space > headroom ? space - headroom : pool->granularity;
     }
     return gai_pool_release(pool, wanted) && gai_step_grow(job);
-}
-
-/* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
-   anyway. */
-static void gai_pool_join(galloc_pool *pool)
-{
-    gai_segment *segment;
-    gai_block *block;
-    for (segment = pool->segments; segment; segment = segment->next) {
-        for (block = segment->first; block; block = block->next) {
-            if (block->kind != GAI_FREE || !block->next || block->next->kind != GAI_FREE) continue;
-            gai_set_remove(block);
-            block = gai_block_file(pool, block, 1);
-        }
-    }
 }
 
 /* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
@@ -3979,7 +4669,7 @@ static int gai_step_wait_host(gai_job *job)
             return 1;
         }
         gai_pool_poll(pool);
-        gai_pool_unmap_old(pool);
+        gai_pool_limit_old(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
     }
     return 0;
@@ -4046,7 +4736,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
         if (said) result = said;
     }
     gai_pool_poll(pool);
-    gai_pool_unmap_old(pool);
+    gai_pool_limit_old(pool);
     return result;
 }
 
@@ -4060,8 +4750,8 @@ static int gai_step_wait_device(gai_job *job)
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll,    gai_step_grow_within, gai_step_wait_early, gai_step_addresses,   gai_step_grow,
-    gai_step_recycle, gai_step_wait,        gai_step_wait_host,  gai_step_wait_device, gai_step_recycle,
+    gai_step_poll, gai_step_grow_within, gai_step_unpark, gai_step_wait_early, gai_step_addresses,   gai_step_grow,
+    gai_step_recycle, gai_step_wait,     gai_step_wait_host, gai_step_wait_device, gai_step_recycle,
 };
 
 static void gai_job_say_no_memory(gai_job *job)
@@ -4254,7 +4944,8 @@ static galloc_pool *gai_pool_of(const void *ptr)
 /* The block of any kind that an address lies in. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
-    gai_block *block = gai_block_before(addr);
+    const gai_mapping *mapping = gai_page_at(addr);
+    gai_block *block = mapping && gai_mapping_is_parked(mapping) ? mapping->block : gai_block_before(addr);
     if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
     return block;
 }
@@ -4307,6 +4998,7 @@ static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
     mark->begin = begin;
     mark->end = end;
     lane->unmarked += end - begin;
+    lane->spell++;
 }
 
 /* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
@@ -4364,6 +5056,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
+    if (gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
@@ -4923,6 +5616,7 @@ static int gai_check_pages(const gai_block *block)
     uintptr_t at = block->addr, end = block->addr + block->bytes;
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
+    if (block->kind == GAI_AWAY) return gai_page_at(at) != (gai_mapping_is_parked(block->away) ? block->away : NULL);
     while (at < end && mapped) {
         const gai_mapping *mapping = gai_page_at(at);
         if (!mapping) return broken + 1;
@@ -4982,7 +5676,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     const gai_block *block;
     size_t bytes = 0;
     int broken = segment->first->addr != segment->addr || segment->first->prev != NULL;
-    if (segment->lost && segment->whole->page->home) gai_census_page(census, segment->whole->page, 0, 1);
+    if (segment->lost && segment->whole->page->current) gai_census_page(census, segment->whole->page, 0, 1);
     for (block = segment->first; block; block = block->next) {
         if (!segment->lost) broken += gai_check_block(pool, block);
         if (!segment->lost) gai_check_mapped(block, census);
@@ -5031,7 +5725,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, holes = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, holes = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
@@ -5040,16 +5734,20 @@ static int gai_check_pool(galloc_pool *pool)
     }
     for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
-        if (mapping->page->home) continue;
+        if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
         gai_census_page(&census, mapping->page, mapping->bytes, 1);
     }
-    for (mapping = pool->old; mapping; mapping = mapping->next) {
-        leaving += mapping->bytes;
-        broken += mapping->block->kind != GAI_LEAVING || mapping->block->addr != mapping->addr ||
-                  mapping->block->bytes != mapping->bytes || mapping->page->mappings < 2 || !mapping->page->home;
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+        int is_parked = mapping->page->current == mapping;
+        if (is_parked) parked += mapping->bytes;
+        else leaving += mapping->bytes;
+        if (is_parked) gai_census_page(&census, mapping->page, mapping->bytes, 1);
+        broken += mapping->block->kind != GAI_AWAY || mapping->block->addr != mapping->addr ||
+                  mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
+                  mapping->block->away != mapping || mapping->page->taken;
     }
-    broken += leaving != pool->stats.leaving;
+    broken += leaving != pool->stats.leaving || parked != pool->parked;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -5058,6 +5756,8 @@ static int gai_check_pool(galloc_pool *pool)
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
+    census.free += parked;
+    census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     return broken + gai_check_stats(pool, &census);
 }
 
@@ -5125,6 +5825,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     memset(pool, 0, sizeof *pool);
     pool->config = *config;
+    pool->rhythm.patience = 8;
     gai_lock_init(&pool->lock);
     gai_lock_init(&pool->growth);
     gai_lock_init(&pool->marking);
@@ -5203,7 +5904,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep)
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     gai_pool_poll(pool);
-    gai_pool_unmap_old(pool);
+    gai_pool_limit_old(pool);
     for (round = 0; round < 2; round++) {
         gai_lock_on(&pool->lock);
         held = pool->stats.reserved.current;
@@ -5692,7 +6393,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (!pool) return cudaSuccess;
     gai_lock_on(&pool->lock);
     block = gai_block_around(pool, (uintptr_t)ptr);
-    if (block && gai_block_is_mapped(block)) {
+    if (block && gai_block_has_pages(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
         info->requested = block->requested;
