@@ -25,11 +25,11 @@
 
    Schedules: operations begin in the order of the program. One may begin while the other thread is inside another
    that it does not depend on. The threads change where an operation ends, at will, and inside a call of galloc before
-   each lock and each CUDA call, at most `preemptions` times. A switch after a lock is let go or a call is made is one
-   before the next lock or call, since in between a thread touches what is its own (the tests under TSan say so).
-   Before calls that only look at what no operation changes there is none: it is a switch before the next call;
-   `every` has them as well, to show that nothing is lost. Where a thread finds a lock taken, the other goes on.
-   `threads` has every assignment of operations to threads, also where they do not overlap.
+   each lock, each atomic exchange and each CUDA call, at most `preemptions` times. A switch after a lock is let go or
+   a call is made is one before the next lock or call, since in between a thread touches what is its own (the tests
+   under TSan say so). Before calls that only look at what no operation changes there is none: it is a switch before
+   the next call; `every` has them as well, to show that nothing is lost. Where a thread finds a lock taken, the other
+   goes on. `threads` has every assignment of operations to threads, also where they do not overlap.
 
    The device: nothing that is queued runs by itself. galloc sees how far the device has come only by asking an event
    or by waiting, so a query of an unfinished event has two answers, and both are tried, `answers` times at most; when
@@ -44,19 +44,23 @@
 #include <pthread.h>
 #include <semaphore.h>
 
-/* galloc's locks, and this file's, go by way of the scheduler. */
-#define UNUSED_HERE __attribute__((unused))
+/* galloc's locks, and this file's, go by way of the scheduler, and so do atomic operations that take something. */
+static void point(const char *what);
 static int scheduled_lock(pthread_mutex_t *mutex);
-static int scheduled_trylock(pthread_mutex_t *mutex) UNUSED_HERE;
+static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define pthread_mutex_lock(mutex) scheduled_lock(mutex)
 #define pthread_mutex_trylock(mutex) scheduled_trylock(mutex)
+#define __atomic_exchange_n(...) (point("an exchange"), __atomic_exchange_n(__VA_ARGS__))
+#define __atomic_compare_exchange_n(...) (point("an exchange"), __atomic_compare_exchange_n(__VA_ARGS__))
 #include "setup.h"
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
+#undef __atomic_exchange_n
+#undef __atomic_compare_exchange_n
 
 /* ---- what is enumerated ------------------------------------------------------------------------------------------ */
 
-enum { STREAMS = 3, SLOTS = 2, BLOCKS = 12, SIZES = 3, CHOICES = 4096, OPTIONS = 96, TRACE = 8192 };
+enum { STREAMS = 3, SLOTS = 2, BLOCKS = 12, SIZES = 3, CHOICES = 4096, OPTIONS = 96, TRACE = 8192, SPINS = 10000 };
 
 enum { WITHOUT_UNUSED = 1, WITHOUT_HANDED = 2, WITHOUT_RECORD = 4, WITHOUT_DYING = 8, WITHOUT_TRIM = 16 };
 
@@ -154,7 +158,7 @@ static known_stream stream[STREAMS];
 static known_block block[BLOCKS];
 static host slot[SLOTS];
 static galloc_pool *pool;
-static int blocks, left, preempted, answered, running, program_ended, refused;
+static int blocks, left, preempted, answered, unswitched, running, program_ended, refused;
 static __thread int me;
 
 static struct {
@@ -308,17 +312,20 @@ static void list_options(options *o)
 static void pass_to(int other)
 {
     int self = me;
+    unswitched = 0;
     (void)sem_post(&slot[other].go);
     while (sem_wait(&slot[self].go)) continue;
 }
 
-/* A place where the other thread may come in between. */
+/* A place where the other thread may come in between. A thread that passes very many of them is waiting for the other
+   in a way that is not seen here, and lets it go on. */
 static void point(const char *what)
 {
     options o;
     int other = 1 - me, k;
     if (!running || !slot[me].calling) return;
     count.points++;
+    if (++unswitched > SPINS && slot[other].busy) pass_to(other);
     if (preempted == most.preemptions) return;
     o.n = 1;
     if (!slot[other].busy) list_options(&o);
@@ -589,7 +596,7 @@ static void run_begin(void)
     pool = pool_new(&config);
     prepare_heap();
     for (int i = 0; i < SLOTS; i++) slot[i].busy = slot[i].calling = slot[i].is_assigned = 0;
-    blocks = preempted = answered = program_ended = refused = 0;
+    blocks = preempted = answered = unswitched = program_ended = refused = 0;
     left = most.operations;
     path_at = 0;
     trace_length = 0;
@@ -685,13 +692,13 @@ enum { ALL = 99, MALLOC_AND_FREE = WITHOUT_HANDED | WITHOUT_RECORD | WITHOUT_DYI
 TEST(whole_pages)
 {
     enumerate("whole pages", (scope){PAGES}, BOUNDS({8, 0, 0}, {7, 0, ALL}, {6, 1, 0}, {5, 2, 0}, {5, 1, ALL}),
-              BOUNDS({9, 0, 0}, {8, 0, ALL}, {8, 1, 0}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}, {5, 4, 0}));
+              BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}, {5, 4, 0}));
 }
 
 TEST(parts_of_a_page)
 {
     enumerate("parts of a page", (scope){PARTS}, BOUNDS({7, 0, ALL}, {6, 1, 0}),
-              BOUNDS({9, 0, 0}, {8, 0, ALL}, {8, 1, 0}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}));
+              BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}));
 }
 
 TEST(pending_memory_handed_on)
