@@ -6,8 +6,7 @@
                  program's, uses it, and is the one that frees it
      free        on the stream that used it last, which reads it just before; of unused memory on any stream
      record      galloc_record_stream for another stream, which waits and then reads the memory
-     retire, destroy a stream on which something was freed; the next operation there creates one, whose handle is the
-                 dead one's
+     retire, destroy a stream; the next operation there creates one, whose handle is the dead one's
      trim        to half of what the pool may hold
    An operation costs what it queues or calls: malloc 1, use 1, wait 1, free 1, record 1, and so on; "8 operations" are
    those of all programs that cost up to 8. (The read before a free costs nothing.) Polling needs no operation: each
@@ -20,7 +19,7 @@
    - Memory is used at the first moment and at the last, on the stream that it belongs to, and handed on at once. A
      wait of the program's that comes later, or one more, only adds to what is ordered, and galloc does not see it.
    - A thread is not stopped between an operation's queued work and its call of galloc, for the same reason.
-   - Retiring or destroying a stream on which nothing was freed.
+   - Retiring a stream on which nothing was freed or recorded, destroying one that galloc was never given.
    No program has a race of its own or breaks what the manual asks for: see `independent` and the lists of options.
 
    Schedules: operations begin in the order of the program. One may begin while the other thread is inside another
@@ -75,7 +74,7 @@ typedef struct scope {
     int without; /* kinds of operations left out */
     int threads;
     int every;
-    int known;           /* the pool has seen the streams before */
+    int known;           /* the pool has seen the streams before, in one order, which they are not told apart by */
     int default_streams; /* legacy, a blocking and a non-blocking stream, instead of three non-blocking ones */
     int fixed;           /* segments of cudaMalloc */
     size_t limit;        /* of the pool */
@@ -135,7 +134,8 @@ static int next_path(void)
 typedef struct known_stream {
     cudaStream_t handle; /* NULL: destroyed */
     int seen;            /* by galloc or the program: until then any of the unseen ones stands for all */
-    int freed;           /* something was freed here, or recorded, since it was made or retired */
+    int named;           /* to galloc, since it was made */
+    int freed;           /* or recorded: something was, since it was made */
     int retired;         /* and not used since */
 } known_stream;
 
@@ -281,13 +281,13 @@ static void offer_for_block(options *o, int i, size_t live)
     }
 }
 
-/* Retiring or replacing a stream on which nothing was freed changes nothing. */
+/* Destroying a stream that galloc does not know changes nothing, nor does retiring one that has nothing to mark. */
 static void offer_for_stream(options *o, int s, size_t live)
 {
     action a = {RETIRE, s, 0, 0, 0, USED};
     int needed = 0;
-    if ((now->without & WITHOUT_DYING) || !stream[s].freed || !leaves_an_end(1, live)) return;
-    if (!stream[s].retired) offer(o, a);
+    if ((now->without & WITHOUT_DYING) || !stream[s].named || !leaves_an_end(1, live)) return;
+    if (stream[s].freed && !stream[s].retired) offer(o, a);
     for (int i = 0; i < blocks; i++)
         if (block[i].there) needed |= block[i].home == s || ((block[i].takers >> s & 1) && !stream[s].retired);
     for (int i = 0; i < SLOTS; i++) needed |= slot[i].busy && touches(slot[i].doing, s);
@@ -496,9 +496,10 @@ static void note(action a)
     if (a.kind == RETIRE) {
         s->retired = 1;
     } else if (a.kind == DESTROY) {
-        s->freed = s->retired = 0;
+        s->named = s->freed = s->retired = 0;
     } else {
         s->retired = 0;
+        s->named = 1;
         s->freed |= a.kind != MALLOC;
     }
     if (a.kind == MALLOC) {
@@ -578,7 +579,7 @@ static void prepare_heap(void)
     ptr = get(pool, now->limit, stream_at(0));
     put(stream_at(0), ptr, now->limit, BLOCKS + 1);
     OK(galloc_free(ptr, stream_at(0)));
-    stream[0].seen = stream[0].freed = 1;
+    stream[0].seen = stream[0].named = stream[0].freed = 1;
 }
 
 static void run_begin(void)
@@ -697,7 +698,7 @@ TEST(whole_pages)
 
 TEST(parts_of_a_page)
 {
-    enumerate("parts of a page", (scope){PARTS}, BOUNDS({7, 0, ALL}, {6, 1, 0}),
+    enumerate("parts of a page", (scope){PARTS}, BOUNDS({6, 0, ALL}, {6, 1, 0}),
               BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}));
 }
 
