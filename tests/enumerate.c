@@ -136,7 +136,7 @@ typedef struct known_stream {
     int seen;            /* by galloc or the program: until then any of the unseen ones stands for all */
     int named;           /* to galloc, since it was made */
     int freed;           /* or recorded: something was, since it was made */
-    int retired;         /* and not used since */
+    int retired;         /* and not used since, nor by a call that was under way then */
 } known_stream;
 
 typedef struct known_block {
@@ -195,10 +195,12 @@ static size_t live_bytes(void)
 
 /* ---- which operations may come next ------------------------------------------------------------------------------ */
 
+static int is_given(action a, int s) { return a.kind != TRIM && a.a == s; }
+
 static int touches(action a, int s)
 {
     if (a.kind == TRIM) return 0;
-    if (a.a == s || (a.kind == MALLOC && a.how == HANDED && a.b == s)) return 1;
+    if (is_given(a, s) || (a.kind == MALLOC && a.how == HANDED && a.b == s)) return 1;
     if (a.kind == RECORD && block[a.block].home == s) return 1;
     return a.kind == FREE && (block[a.block].takers >> s & 1) && !stream[s].retired;
 }
@@ -494,7 +496,7 @@ static void note(action a)
     if (a.kind == TRIM) return;
     s->seen = 1;
     if (a.kind == RETIRE) {
-        s->retired = 1;
+        s->retired = !slot[1 - me].busy || !is_given(slot[1 - me].doing, a.a);
     } else if (a.kind == DESTROY) {
         s->named = s->freed = s->retired = 0;
     } else {
