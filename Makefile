@@ -40,14 +40,15 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu bench-adversaries examples
-.PHONY: clean
+.PHONY: help demo test enumerate test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu
+.PHONY: bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
 help:
 	@echo 'make demo           replay ten real programs through galloc; on the GPU if there is one, else simulated'
 	@echo 'make test           all tests; they need no GPU'
+	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; takes hours'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
@@ -91,8 +92,12 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
 test: | build/hotpath
-test: build/replay build/adversary $(TESTS:%=build/bundled/%) $(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
+test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
+		$(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
 	@tests/run.sh $(CHECKS) $(filter-out build/replay build/adversary,$^)
+
+enumerate: build/bundled/enumerate
+	@$< --list | ENUMERATE=full xargs -P $(JOBS) -n 1 $<
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^

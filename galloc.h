@@ -5244,7 +5244,7 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
 }
 
 /* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. A record that is
-   due on the stream is waited for, and then not due any more. */
+   due on the stream is waited for, and one that becomes due meanwhile is not made any more. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
@@ -5254,11 +5254,11 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     lane = gai_lane_find(pool, site);
     if (lane) {
         int named = lane->uses || lane->busy;
-        lane->due = 0;
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
         else lane->retired = 1;
+        lane->due = 0; /* last: a free may have made it due while the lock was let go */
         lane->busy--;
     }
     gai_lock_off(&pool->lock);

@@ -2,9 +2,9 @@
 # mutants.sh [NAME...] - breaks galloc.h on purpose, one way after the other, and sees to it that the tests notice.
 #
 # A mutant is a file tests/mutants/NAME.txt: what it breaks, in lines that begin with '#'; a line `tests: PROGRAM[:TEST]
-# ...` with the programs, and perhaps the tests, that must notice; a line `--- old`, the lines to replace, exactly as
-# they stand once in galloc.h; a line `--- new`, what to put there; perhaps more such pairs; and a line `---` at the
-# end. A mutant is caught when one of its programs fails, crashes or does not end.
+# ...` with the programs, and perhaps the tests, one of which must notice, or a line `each: ...`, all of which must; a
+# line `--- old`, the lines to replace, exactly as they stand once in galloc.h; a line `--- new`, what to put there;
+# perhaps more such pairs; and a line `---` at the end. A program notices when it fails, crashes or does not end.
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH.
 
 cd "$(dirname "$0")/.." || exit 1
@@ -17,31 +17,43 @@ flags="-std=c11 -O1 -w"
 
 mkdir -p "$work/sim" || exit 1
 
-# Is there a program that fails with this header? Writes what happened into the folder's file `result`.
+# Compiles and runs PROGRAM[:TEST]; the status is 0 when it fails, as it should, and says why.
+fails() { # folder, test
+    program=${2%%:*} filter=
+    case $2 in *:*) filter=${2#*:} ;; esac
+    if [ ! -x "$1/$program" ]; then
+        "$cc" $flags -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$program.c" "$work"/sim/*.o \
+            -o "$1/$program" -lpthread -lm >"$1/$program.out" 2>&1 || {
+            echo "does not compile"
+            return 2
+        }
+    fi
+    timeout "$seconds" "$1/$program" $filter >"$1/$program.out" 2>&1
+    status=$?
+    case $status in
+    0) return 1 ;;
+    2) echo "no such test: $2" && return 2 ;;
+    esac
+    grep -m 1 '^FAILED' "$1/$program.out" || echo "status $status"
+}
+
+# Do the programs notice this header? Writes what happened into the folder's file `result`.
 try() { # name
-    dir=$work/$1
-    for test in $(sed -n 's/^tests: *//p' "tests/mutants/$1.txt"); do
-        program=${test%%:*} filter=
-        case $test in *:*) filter=${test#*:} ;; esac
-        if [ ! -x "$dir/$program" ]; then
-            "$cc" $flags -I"$dir" -Itests -Itests/sim -isystem "$include" "tests/$program.c" "$work"/sim/*.o \
-                -o "$dir/$program" -lpthread -lm >"$dir/$program.out" 2>&1 || {
-                echo "does not compile" >"$dir/result"
-                return
-            }
-        fi
-        timeout "$seconds" "$dir/$program" $filter >"$dir/$program.out" 2>&1
-        status=$?
-        if [ $status -eq 2 ]; then
-            echo "no such test: $test" >"$dir/result"
-            return
-        elif [ $status -ne 0 ]; then
-            why=$(grep -m 1 '^FAILED' "$dir/$program.out" || echo "status $status")
-            echo "caught by $test: $why" >"$dir/result"
-            return
-        fi
+    dir=$work/$1 each=
+    grep -q '^each:' "tests/mutants/$1.txt" && each=1
+    for test in $(sed -n 's/^tests: *//p; s/^each: *//p' "tests/mutants/$1.txt"); do
+        why=$(fails "$dir" "$test")
+        case $? in
+        0) caught="caught by $test: $why" ;;
+        1) caught="NOT CAUGHT${each:+ by $test}" ;;
+        *) echo "$why" >"$dir/result" && return ;;
+        esac
+        echo "$caught" >"$dir/result"
+        case $caught in
+        caught*) [ $each ] || return ;;
+        *) [ $each ] && return ;;
+        esac
     done
-    echo "NOT CAUGHT" >"$dir/result"
 }
 
 for file in tests/sim/*.c; do

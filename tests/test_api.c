@@ -1011,7 +1011,7 @@ TEST(streams_say_what_is_stranded_and_unmarked)
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_pool *pool = pool_of_kind(*kind);
-        void *a = get_used(pool, MIB(4), s), *b = get_used(pool, KIB(700), t);
+        void *a = get_used(pool, MIB(4), s), *b = get_used(pool, KIB(700), t), *c = get_used(pool, 512, t);
         EXPECT_EQ(stranded(pool, s) + stranded(pool, t), 0);
         OK(galloc_free(a, s));
         OK(galloc_free(b, t));
@@ -1027,6 +1027,7 @@ TEST(streams_say_what_is_stranded_and_unmarked)
         OK(galloc_stream_retire(t));
         EXPECT_EQ(known(pool, stream_id(t)).unmarked, 0);
         expect_healthy(pool, 1);
+        OK(galloc_free(c, t));
         pool_end(pool);
         finish();
     }

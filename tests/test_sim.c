@@ -3670,6 +3670,42 @@ TEST(threads_may_call_at_the_same_time)
     EXPECT_EQ(sim_pending(), 0);
 }
 
+static char seen[64];
+static int answers;
+
+static void note_call(const char *function) { snprintf(seen, sizeof seen, "%s", function); }
+
+static int say_finished(void)
+{
+    answers++;
+    return 1;
+}
+
+TEST(a_test_may_decide_what_a_query_answers)
+{
+    start_still();
+    char *p = memory(1);
+    cudaStream_t s = stream(), t = stream(), other = stream();
+    write_on(s, p, PAGE / 2);
+    order(s, t);
+    read_on(t, p, PAGE / 2);
+    write_on(other, p + PAGE / 2, PAGE / 2);
+    cudaEvent_t e = record(t);
+    read_on(t, p, PAGE / 2);
+    EXPECT_EQ(cudaEventQuery(e), cudaErrorNotReady);
+    sim_hook(note_call, say_finished);
+    EXPECT_EQ(cudaEventQuery(e), cudaSuccess);
+    EXPECT(!strcmp(seen, "cudaEventQuery"));
+    EXPECT_EQ(cudaEventQuery(e), cudaSuccess); /* there is nothing to decide any more */
+    EXPECT_EQ(answers, 1);
+    EXPECT(sim_stream_done(s) && !sim_stream_done(t) && !sim_stream_done(other));
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(cudaEventQuery(e), cudaSuccess);
+    OK(cudaEventDestroy(e));
+    EXPECT(!strcmp(seen, "cudaEventQuery"));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
 TEST(a_start_forgets_everything)
 {
     start();

@@ -84,6 +84,12 @@ void sim_hold(cudaStream_t stream, int on); /* while on, none of its operations 
 long sim_pending(void);               /* operations queued or running */
 int sim_stream_done(cudaStream_t stream); /* 1 when nothing is pending on it; no call is counted, no edge made */
 
+/* For tests that decide themselves what happens when; NULL takes them away, and so does sim_start.
+   before: called with the name of each CUDA function before it does anything, by the thread that calls it.
+   at_query: called when an event is queried whose work is not done; if it returns 1, just what the event waits for is
+   done now, and the query says so. It must not call CUDA. */
+void sim_hook(void (*before)(const char *function), int (*at_query)(void));
+
 /* ---- findings -------------------------------------------------------------------------------------------------- */
 
 typedef enum sim_kind {

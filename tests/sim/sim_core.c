@@ -449,6 +449,13 @@ static int begin_driver(int fn) {
     return function_flags[fn] & F_CTX ? sm_context_use(sm_current()) : 0;
 }
 
+void sim_hook(void (*before)(const char *function), int (*at_query)(void)) {
+    sm_lock();
+    sm.before = before;
+    sm.at_query = at_query;
+    sm_unlock();
+}
+
 /* Takes the lock. An error means that the function must do nothing; sm_end is due in any case. */
 /* To the account of the call under way. */
 static void charge_ns(uint64_t ns) {
@@ -457,6 +464,7 @@ static void charge_ns(uint64_t ns) {
 }
 
 int sm_begin(int fn) {
+    if (sm.before) sm.before(sm_names[fn]);
     sm_lock();
     if (!sm.started) {
         sim_options o = sim_defaults();

@@ -407,6 +407,8 @@ typedef struct sm_state {
     size_t npinned, cappinned;
     size_t addresses, unmapped_under_work;
 
+    void (*before)(const char *function); /* sim_hook's */
+    int (*at_query)(void);
     long calls[SM_FUNCTION_COUNT];
     long blocking;
     uint64_t ns, spent[SM_FUNCTION_COUNT]; /* what all calls cost, and those of each function */
