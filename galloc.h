@@ -54,12 +54,13 @@
      The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
      after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use, and once for 2 MiB freed; on the legacy stream only when somebody waits for
-     it, since an event there makes all blocking streams wait for each other.
+     only when a second stream is in use: once for 2 MiB freed, or a 256th of the heap if that is more, and when a busy
+     stream has given everything back. On the legacy stream only when somebody waits for it, since an event there makes
+     all blocking streams wait for each other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
-     A stream that dies unannounced leaves up to 2 MiB that are found again when memory runs out.
+     A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
      Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
 
    ON MEMORY
@@ -68,11 +69,13 @@
      and streams, into which physical pages of 2 MiB to 256 MiB are mapped where they complete the best free place.
      When what is held would exceed the peak of live bytes by more than `overhead`, pages that lie wholly inside free
      blocks are mapped to where memory is needed instead of new ones being created: no copy is made and nobody waits.
-     The old addresses stay mapped until the work that used them is known to be done. Each such page costs about 50 us
-     of host time, a created one about as much. Memory held over memory live, both at their peaks, and the driver's
-     time, over ten traces of real programs: overhead:0 1.007 and 2.3 s, 0.01 1.027 and 0.6 s, 0.02 (the default) 1.027
-     and 0.4 s, 0.05 1.044 and 0.3 s, 0.2 1.086 and 0.2 s (bench/results/sim-overhead.csv). Under a memory_limit pages
-     are small, so that nearly all of it can be used. Pages are given back one by one, also out of the middle.
+     The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
+     repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
+     about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
+     driver's time, over ten traces of real programs: overhead:0 1.009 and 2.3 s, 0.01 1.030 and 0.6 s, 0.02 (the
+     default) 1.029 and 0.4 s, 0.05 1.051 and 0.3 s, 0.2 1.083 and 0.2 s (bench/results/sim-overhead.csv). Under a
+     memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
+     the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
      2 MiB.
@@ -83,12 +86,13 @@
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
-     create pages, or move them, as the overhead allows; have the stream wait for memory that others freed (reuse:wait);
-     create pages up to the pool's limit; give free pages back and map them in one piece; wait on the host for one freed
-     piece after the other, then for the device; give back all that is cached and try once more. Then
-     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
-     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end.
+     create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
+     memory that others freed (reuse:wait); create pages up to the pool's limit; give free pages back and map them in
+     one piece; wait on the host for one freed piece after the other, then for the device; give back all that is cached
+     and try once more. Then cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and
+     what stood in the way. A wait on the host is a wait for your own queued work, and other threads that need the
+     driver for this pool wait along: if that work waits for something that one of them does after its allocation, it
+     does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
@@ -374,8 +378,8 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
-   is done, and galloc forgets the stream. A program that does not say it stays correct; the last two MiB or so that
-   such a stream freed are found again only when memory runs out, or after a thousand such streams.
+   is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
+   two MiB or a 256th of the heap, is found again only when memory runs out, or after a thousand such streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 

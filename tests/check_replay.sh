@@ -38,7 +38,7 @@ says() { # pattern, what that means
 # ---- the ten traces -------------------------------------------------------------------------------------------------
 
 keys='trace allocator backend ops peak_live_bytes peak_reserved_bytes reserved_ratio fit_ratio oom ns_per_op'
-keys="$keys ns_per_op_warm driver_calls driver_us_model moves verify_errors driver_calls_warm waits findings races"
+keys="$keys ns_per_op_warm driver_calls driver_us_model moves verify_errors conf driver_calls_warm waits findings races"
 keys="$keys unfinished_at_free looks looks_us_model driver_us_model_warm looks_us_model_warm moves_seen moves_busy"
 keys="$keys handovers"
 pattern='^{'

@@ -507,6 +507,25 @@ TEST(old_addresses_go_each_in_its_time)
     heap_close(&h);
 }
 
+/* A block that grows has old ranges in its way unmapped, but not before the work that used them is done. */
+TEST(old_addresses_make_way_in_their_time)
+{
+    begin_still();
+    heap h;
+    heap_open(&h, ALL);
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+    EXPECT_EQ(stats_of(h.pool).leaving, 8 * PAGE);
+    EXPECT(galloc_resize(h.wall[0], 2 * PAGE, wall_home(&h, 0)) != cudaSuccess);
+    EXPECT_EQ(sim_calls("cuMemUnmap"), 0);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    sim_run(-1);
+    OK(galloc_resize(h.wall[0], 2 * PAGE, wall_home(&h, 0)));
+    EXPECT_EQ(stats_of(h.pool).leaving, 7 * PAGE);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, h.s));
+    heap_close(&h);
+}
+
 /* No pointer into an old range is taken for memory of the program's. */
 TEST(old_addresses_are_nobodys)
 {
