@@ -5634,8 +5634,9 @@ static int gai_check_pages(const gai_block *block)
 
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
-    const gai_block *next = block->next, *inside = gai_block_before(block->addr + block->bytes - 1);
+    const gai_block *next = block->next, *inside = NULL;
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
+    if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
