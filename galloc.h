@@ -4267,8 +4267,16 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     return found;
 }
 
-/* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. The
-   caller has made sure of what it takes. */
+/* A free block, in a set, that does not merge yet. */
+static void gai_block_set_aside(galloc_pool *pool, gai_block *block)
+{
+    block->kind = GAI_FREE;
+    gai_set_insert(gai_set_of(pool, block->marks), block);
+}
+
+/* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. It does
+   not merge with its neighbours yet, since they may be to lend pages themselves. The caller has made sure of what it
+   takes. */
 static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lenders)
 {
     uintptr_t at = block->addr;
@@ -4280,7 +4288,7 @@ static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lende
         if (at < block->addr + block->bytes) after = gai_block_split(pool, block, at, GAI_FREE);
         if (mapping->addr > block->addr) {
             gai_block *right = gai_block_split(pool, block, mapping->addr, GAI_BUSY);
-            (void)gai_block_file(pool, block, 0);
+            gai_block_set_aside(pool, block);
             block = right;
         }
         block->kind = GAI_BUSY;
@@ -4290,7 +4298,7 @@ static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lende
         block = after;
         if (!block) return;
     }
-    (void)gai_block_file(pool, block, 0);
+    gai_block_set_aside(pool, block);
 }
 
 /* Makes sure of what lending pages of a block takes. */
@@ -4326,6 +4334,23 @@ static int gai_filling_borrow(galloc_pool *pool, gai_filling *filling, gai_page 
     return 1;
 }
 
+/* What lending pages has left of blocks merges with its neighbours again. */
+static void gai_lenders_merge(galloc_pool *pool, const gai_batch *lenders)
+{
+    const gai_mapping *lender;
+    for (lender = lenders->first; lender; lender = lender->next) {
+        gai_block *beside[2];
+        int i;
+        beside[0] = lender->block->prev;
+        beside[1] = lender->block->next;
+        for (i = 0; i < 2; i++) {
+            if (!beside[i] || beside[i]->kind != GAI_FREE) continue;
+            gai_set_remove(beside[i]);
+            (void)gai_block_file(pool, beside[i], 0);
+        }
+    }
+}
+
 /* Takes the old mappings in the planned range, and the pages that are to come back to them, out of sight. 0: no host
    memory. With the lock held. */
 static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *filling)
@@ -4345,6 +4370,7 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *
     for (mapping = filling->returning.first; mapping && ready; mapping = mapping->next)
         if (mapping->page->taken) ready = gai_filling_borrow(pool, filling, mapping->page);
     for (mapping = filling->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
+    gai_lenders_merge(pool, &filling->lenders);
     return ready;
 }
 

@@ -1383,7 +1383,7 @@ static void churn(play *p, long operations)
            (unsigned long long)stats.moves, stats.addresses >> 20, stats.reserved.current >> 20, stats.leaving >> 20);
     EXPECT(stats.moves > p->ops / 1000);
     EXPECT(stats.addresses <= 12 * held + GIB(1)); /* 1 GiB is reserved at a time */
-    EXPECT(stats.leaving <= 8 * held);
+    EXPECT(stats.leaving <= 9 * held); /* what is not done yet stays */
     EXPECT_EQ(stats.addresses, sim_addresses());
 }
 

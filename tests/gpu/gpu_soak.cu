@@ -143,8 +143,12 @@ static void free_on_wrong_stream(worker *w)
 
 static void show_progress(const content *c, int passed)
 {
-    printf("%5d s: %u blocks, %.1f GiB checked, %llu pages moved\n", passed, c->next_tag.load(),
-           (double)c->bytes.load() / (1 << 30), (unsigned long long)stats_of(c->pool).moves);
+    galloc_stats stats = stats_of(c->pool);
+    printf("%5d s: %u blocks, %.1f GiB checked, %llu pages moved; in the driver %.1f s mapping, %.1f s unmapping, "
+           "%.1f s with events\n",
+           passed, c->next_tag.load(), (double)c->bytes.load() / (1 << 30), (unsigned long long)stats.moves,
+           (double)(stats.driver_ns.map + stats.driver_ns.set_access) / 1e9, (double)stats.driver_ns.unmap / 1e9,
+           (double)(stats.driver_ns.event_record + stats.driver_ns.event_query + stats.driver_ns.stream_wait) / 1e9);
 }
 
 static void run_threads(content *c)
