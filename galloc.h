@@ -87,9 +87,17 @@
      along: if that work waits for something that one of them does after its allocation, it does not end.
 
    ON THREADS
-     Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
-     growing has another, so that threads served from the cache go on while one maps pages, and threads that miss
-     together grow once. The child of a fork gets cudaErrorInitializationError.
+     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that stream
+     (its front), by exact size, and given out again there without a lock that others share. All else takes the pool's
+     lock, held for short and never around a driver call; growing has another, so that threads served from the cache go
+     on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool grows,
+     the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The child
+     of a fork gets cudaErrorInitializationError.
+     A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
+     handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
+     looks, but for the current context. It is a promise: nothing is captured while galloc is in use, and each stream is
+     retired (galloc_stream_retire) before it is destroyed, the default streams before cudaDeviceReset. A promise that
+     is broken is a race, or a call on a stream that is gone.
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
@@ -99,8 +107,8 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streams >>pages >>policy >>heap
-     >>configuration >>check >>pools >>public
+     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>streams >>pages >>policy
+     >>heap >>configuration >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -177,6 +185,9 @@ typedef struct galloc_config {
     size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
     double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
                                 instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
+    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS */
+    int stats_exact;         /* 1: peaks in galloc_stats are exact, for which every call takes the pool's lock; 0
+                                (default): they may miss what the streams' caches give out again between two looks */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -228,8 +239,12 @@ typedef struct galloc_stat {
     X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
-/* Counters of a pool; reading them costs one lock and no walk. Bytes satisfy, at any moment:
-     live <= allocated,  allocated + cached == reserved */
+/* Counters of a pool; reading them costs its lock and a look at each stream's front, and no walk over blocks. Bytes
+   satisfy, at any moment:
+     live <= allocated,  allocated + cached == reserved
+   Peaks of live, allocated, cached and blocks are exact while one stream is in use, but for what a block that goes out
+   again takes more of its 512 bytes. With several they may miss what their fronts held at the time and gave out again
+   before the pool looked. With stats_exact (stats:exact) they are exact: then every call takes the lock. */
 typedef struct galloc_stats {
     galloc_stat live;      /* bytes that the program asked for and has not freed */
     galloc_stat allocated; /* the same, rounded as they are held */
@@ -326,7 +341,7 @@ GALLOC_API galloc_config galloc_config_default(void);
 
 /* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF:
      expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   overhead:FRACTION (0.02)
-     reuse:none, or of completed, followed, wait joined by '+'
+     reuse:none, or of completed, followed, wait joined by '+'     stats:exact|fast     stream_check:on|off
    Strict: anything else is an error and then nothing is changed.
      message  receives what is wrong, where, and what would be right; NULL with size 0 if it is not wanted */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
@@ -440,7 +455,9 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #endif
 #include <windows.h>
 #else
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #endif
 
 /* The body defines the plain names and the per-thread ones side by side. */
@@ -505,7 +522,15 @@ static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOM
 static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 static void gai_count(uint64_t *p) { (void)__atomic_fetch_add(p, 1, __ATOMIC_RELAXED); }
 static uint64_t gai_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static void gai_set_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 static void gai_count_reset(uint64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELAXED); }
+static uint64_t gai_load(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void gai_store(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static uint64_t gai_next(uint64_t *p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
+{
+    return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
 #elif defined(_MSC_VER)
 static void *gai_load_pointer(void *const *p) { return InterlockedCompareExchangePointer((void **)p, NULL, NULL); }
 static void gai_store_pointer(void **p, void *value) { (void)InterlockedExchangePointer(p, value); }
@@ -515,24 +540,99 @@ static uint64_t gai_counted(const uint64_t *p)
     return (uint64_t)InterlockedCompareExchange64((volatile LONG64 *)p, 0, 0);
 }
 static void gai_count_reset(uint64_t *p) { (void)InterlockedExchange64((volatile LONG64 *)p, 0); }
+static void gai_set_relaxed(uint64_t *p, uint64_t value) { *(volatile uint64_t *)p = value; }
+static uint64_t gai_load(const uint64_t *p) { return gai_counted(p); }
+static void gai_store(uint64_t *p, uint64_t value) { (void)InterlockedExchange64((volatile LONG64 *)p, (LONG64)value); }
+static uint64_t gai_next(uint64_t *p) { return (uint64_t)InterlockedIncrement64((volatile LONG64 *)p); }
+static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
+{
+    return InterlockedCompareExchange64((volatile LONG64 *)p, (LONG64)to, (LONG64)from) == (LONG64)from;
+}
 #else
 #error "galloc.h: needs gcc, clang, nvcc or MSVC"
 #endif
+
+/* A lock for a few dozen instructions, in which nothing is called and no other lock is taken: one atomic step where a
+   mutex needs two. Who finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower
+   priority comes to the end of what it does. */
+typedef uint64_t gai_latch;
+
+#define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
+#define GAI_LATCH_YIELDS 64
+
+static void gai_pause(unsigned round)
+{
+    volatile unsigned n = 1u << round; /* the loop must take time, not be thrown out */
+    while (n > 0) n = n - 1;
+}
+
+static void gai_latch_wait(unsigned round)
+{
+    if (round < GAI_LATCH_SPINS) {
+        gai_pause(round);
+        return;
+    }
+#if defined(_WIN32)
+    if (round < GAI_LATCH_YIELDS) (void)SwitchToThread();
+    else Sleep(1);
+#else
+    if (round < GAI_LATCH_YIELDS) (void)sched_yield();
+    else (void)poll(NULL, 0, 1);
+#endif
+}
+
+static void gai_latch_on(gai_latch *latch)
+{
+    unsigned round = 0;
+    while (!gai_swap(latch, 0, 1)) {
+        do gai_latch_wait(round++);
+        while (gai_load(latch));
+    }
+}
+
+static void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
    nodes of the address maps; taken after any other. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 
+/* What threads remember of pools is worth nothing once a pool has ended: then this goes on. 0: there is nothing to
+   remember yet, or never, in a child of fork. */
+static uint64_t gai_generation;
+
+static void gai_generation_end(void) { gai_store(&gai_generation, gai_load(&gai_generation) + 1); }
+
 /* A child of fork inherits the heap but not the driver: it must not touch either. */
 static void *gai_forked;
 static int gai_forks_are_watched;
 
 #if !defined(_WIN32)
-static void gai_on_fork(void) { gai_store_pointer(&gai_forked, &gai_forked); }
+static void gai_on_fork(void)
+{
+    gai_store_pointer(&gai_forked, &gai_forked);
+    gai_store(&gai_generation, 0);
+}
 static int gai_watch_forks(void) { return pthread_atfork(NULL, NULL, gai_on_fork); }
 #else
 static int gai_watch_forks(void) { return 0; }
+#endif
+
+/* A function that is called when a thread ends for which a value was set. */
+#if defined(_WIN32)
+#define GAI_AT_THREAD_END NTAPI
+typedef DWORD gai_thread_key;
+static int gai_thread_key_new(gai_thread_key *key, void(GAI_AT_THREAD_END *call)(void *))
+{
+    *key = FlsAlloc(call);
+    return *key != FLS_OUT_OF_INDEXES;
+}
+static int gai_thread_key_set(gai_thread_key key, void *value) { return FlsSetValue(key, value) != 0; }
+#else
+#define GAI_AT_THREAD_END
+typedef pthread_key_t gai_thread_key;
+static int gai_thread_key_new(gai_thread_key *key, void (*call)(void *)) { return !pthread_key_create(key, call); }
+static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread_setspecific(key, value); }
 #endif
 
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
@@ -708,6 +808,7 @@ static cudaError_t gai_begin(void)
     if (!gai_cu_ready) {
         error = gai_driver_load(&gai_cu);
         if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
+        if (!error) gai_generation_end();
     }
     gai_lock_off(&gai_global_lock);
     return error;
@@ -762,6 +863,9 @@ typedef struct gai_site {
     CUcontext context; /* NULL: not asked for yet */
     unsigned long long stream_id, context_id;
     int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
+    struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
+    uint64_t life;
+    int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
 static CUresult gai_site_context(gai_site *site)
@@ -852,6 +956,10 @@ static void gai_scope_leave(gai_scope *scope)
    epoch     positions of a stream are counted by its lane: a free is stamped with the lane's epoch, and an event
              recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
    lane      what a pool knows of one stream
+   front     the lane's cache of blocks by exact size, which calls on its stream use with no other lock than its latch
+   shelf     the front's blocks of one size, the last one in first. To the rest of the pool they are used blocks; that
+             nobody holds them is said by `held` alone
+   life      lanes are used again for other streams, inside their pool; a number never given twice tells which
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
 enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_LEAVING };
@@ -868,30 +976,41 @@ typedef struct gai_mark {
     uintptr_t begin, end; /* the bytes it is about */
 } gai_mark;
 
-/* addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
+/* The program's hold on a block. held == addr while the program has it, else 0, also on a shelf; held != 0 only in used
+   blocks. Whoever changes it from addr to 0, in one atomic step, has the block to himself from there on: that is the
+   free, a second one finds 0 and is refused, in whichever thread and on whatever stream.
+
+   addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
    kind != GAI_USED or spare != NULL                           (a free needs no host memory)
    used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
    has one */
 typedef struct gai_block {
-    struct gai_block *next_bin, *prev_bin; /* same bin of the set, both ways; next_bin also links unused descriptors */
-    struct gai_block *next, *prev;         /* by address, within the segment */
-    struct gai_block *newer, *older;       /* of the set, by time of free */
+    struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
+    uint64_t held;                   /* changed and read without a lock, also by calls that come too late */
+    void *pool;                      /* likewise; a descriptor never changes its pool */
+    size_t bytes;                    /* from here on a new descriptor is cleared */
+    uint64_t requested;              /* 0 on a shelf */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
+    uint64_t stream_id;
+    uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
+    struct gai_block *prev_bin;
+    struct gai_block *next, *prev;   /* by address, within the segment */
+    struct gai_block *newer, *older; /* of the set, by time of free */
     gai_segment *segment;
     gai_set *set;
     gai_mark *marks;
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
-    gai_mark *spare;  /* used: the mark that the free will need */
+    gai_mark *spare;  /* used: the two marks that the free may need */
     uintptr_t addr;
-    size_t bytes;
-    size_t requested;
     uint64_t age; /* time of the free, counted in frees */
-    uint64_t stream_id;
-    uint32_t tag;
     enum gai_kind kind;
     int growable; /* used: asked for with room to grow, which it keeps when it is made smaller */
 } gai_block;
+
+#define GAI_SHELVED ((uint64_t)1 << 32) /* has been on a shelf of lane `life`: its marks do not speak of that stream */
+#define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
 
 /* home: home->page == this, mappings == 1 + old mappings of it, counted */
 typedef struct gai_page {
@@ -956,7 +1075,35 @@ struct gai_set {
     size_t bytes;
 };
 
-/* done < epoch;  freed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
+#define GAI_CACHE_LINE 64
+#define GAI_SHELVES_LOG2 6
+#define GAI_SHELVES 64
+
+typedef struct gai_shelf {
+    size_t bytes;
+    gai_block *first;
+} gai_shelf;
+
+/* Guarded by the latch, which is taken after any other lock. `open` and `most` are changed only with the pool's lock
+   held as well, so that either lets them be read.
+   bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves;  blocks <= GAI_FRONT_BLOCKS,
+   bytes <= most
+   What the front has given out since it was last empty, which is when the pool's counters are told: mallocs in calls,
+   allocated_in in bytes as they are held, live_in in bytes asked for. What came in is that and what it holds; live_out
+   says it in bytes asked for */
+typedef struct gai_front {
+    char before[GAI_CACHE_LINE]; /* no line of memory is shared with what other threads write */
+    gai_latch latch;
+    uint64_t open; /* the lane's life while calls may use the front, else 0 */
+    uint64_t filled;
+    size_t blocks, bytes, most;
+    uint64_t mallocs;
+    size_t live_in, live_out, allocated_in;
+    gai_shelf shelves[GAI_SHELVES];
+    char after[GAI_CACHE_LINE];
+} gai_front;
+
+/* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    uses == marks that name it, in blocks of any kind, takers included */
 struct gai_lane {
     gai_lane *next, *next_indexed;
@@ -972,12 +1119,15 @@ struct gai_lane {
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
     uint64_t freed;      /* the latest stamp given */
+    uint64_t handed;     /* the same for blocks that went out again from the front */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
-    size_t unmarked;     /* bytes freed since the last mark */
+    uint64_t life;       /* never changes while the lane is in the pool */
+    size_t unmarked;     /* bytes freed since the last mark, but for those in the front */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
+    gai_front front;
     gai_set free;
 };
 
@@ -991,18 +1141,21 @@ typedef struct gai_slab {
 
 #define GAI_LANE_INDEX 64
 
-/* live.current <= allocated.current <= reserved.current
-   reserved.current == bytes of pages + bytes in quarantine;  allocated.current == bytes of used blocks
+/* reserved.current == bytes of pages + bytes in quarantine
+   allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
+   know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
    everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
    are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
-   `growth`. */
+   `growth`. Last of all come the latches of the fronts. */
 struct galloc_pool {
+    galloc_config config; /* as `is_default` not changed any more, and read without a lock */
+    int is_default;
+    char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
-    galloc_config config;
-    int is_default;
     int due; /* some lane is */
+    int lost; /* segments that are */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
@@ -1012,7 +1165,7 @@ struct galloc_pool {
     size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
-    gai_lane *lanes;
+    gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *old;             /* of leaving blocks: unmapped when their marks are complete */
@@ -1045,16 +1198,19 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Makes sure that `n` descriptors can be taken. */
+/* Makes sure that `n` descriptors can be taken. They begin as zeros, on a line of memory of their own if their size
+   allows it. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < n) {
         char *chunk = (char *)GALLOC_MALLOC(GAI_CHUNK_BYTES);
         size_t at;
         if (!chunk) return 0;
+        memset(chunk, 0, GAI_CHUNK_BYTES);
         *(void **)(void *)chunk = slab->chunks;
         slab->chunks = chunk;
-        for (at = 64; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+        at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
+        for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
     }
     return 1;
 }
@@ -1094,15 +1250,15 @@ static void gai_slab_end(gai_slab *slab)
 #define GAI_PAGE_LOG2 21
 
 typedef struct gai_map {
-    int low_bits;                  /* of an address that are not looked at */
     int levels;                    /* below the root */
     int log2[GAI_MAP_LEVELS];      /* width of each, the root first */
+    int shift[GAI_MAP_LEVELS];     /* of the address, for the digit of each: what the levels after it take */
     void *root[1 << GAI_MAP_ROOT_LOG2];
     void *nodes;                   /* all inner nodes, linked by their first word */
 } gai_map;
 
-static gai_map gai_block_map = {GAI_UNIT_LOG2, 5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {NULL}, NULL};
-static gai_map gai_page_map = {GAI_PAGE_LOG2, 3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {NULL}, NULL};
+static gai_map gai_block_map = {5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {43, 30, 21, 16, 9}, {NULL}, NULL};
+static gai_map gai_page_map = {3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {43, 30, 21, 0, 0}, {NULL}, NULL};
 
 /* The node's slots begin behind its link. */
 static void **gai_map_node_new(gai_map *map, int level)
@@ -1118,9 +1274,7 @@ static void **gai_map_node_new(gai_map *map, int level)
 
 static size_t gai_map_digit(const gai_map *map, int level, uintptr_t addr)
 {
-    int shift = map->low_bits, i;
-    for (i = map->levels - 1; i > level; i--) shift += map->log2[i];
-    return (size_t)(addr >> shift) & (((size_t)1 << map->log2[level]) - 1);
+    return (size_t)(addr >> map->shift[level]) & (((size_t)1 << map->log2[level]) - 1);
 }
 
 /* The slot of an address, or NULL where there is no node for it. */
@@ -1140,6 +1294,19 @@ static void *gai_map_get(gai_map *map, uintptr_t addr)
 {
     void **slot = gai_map_slot(map, addr);
     return slot ? gai_load_pointer(slot) : NULL;
+}
+
+/* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. The same as
+   gai_map_get, with the numbers written out, for the calls that do little else. */
+static gai_block *gai_block_at(uintptr_t addr)
+{
+    void **slots;
+    if (addr >> GAI_ADDRESS_BITS) return NULL;
+    slots = (void **)gai_load_pointer(&gai_block_map.root[addr >> 43]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 21 & 0x1ff]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 16 & 0x1f]);
+    return slots ? (gai_block *)gai_load_pointer(&slots[addr >> 9 & 0x7f]) : NULL;
 }
 
 /* Makes the nodes on the way to an address; the only step of the map that can fail. */
@@ -1521,6 +1688,22 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_lane_waited(lane, mark->lane) >= mark->epoch;
 }
 
+/* Calls that come from now on find it shut. With the pool's lock held. */
+static void gai_front_shut(gai_front *front)
+{
+    if (!front->open) return;
+    gai_latch_on(&front->latch);
+    front->open = 0;
+    gai_latch_off(&front->latch);
+}
+
+/* Somebody waits for a mark on the lane's stream: its next call must come to the pool, not end in the front. */
+static void gai_lane_ask(gai_lane *lane)
+{
+    lane->asked = 1;
+    gai_front_shut(&lane->front);
+}
+
 /* The first mark in the way of `want` over [at, at + bytes); with `may_wait`, one that has an event is not in the
    way. */
 static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
@@ -1530,7 +1713,10 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
         if (mark->end <= at || mark->begin >= at + want->bytes) continue;
         if (gai_mark_allows(pool, mark, want->lane)) continue;
         if (may_wait && gai_mark_event(mark)) continue;
-        if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
+        if (!gai_mark_event(mark)) {
+            gai_lane_ask(mark->lane);
+            mark->lane->wanted = 1;
+        }
         return mark;
     }
     return NULL;
@@ -1558,7 +1744,10 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
                                 enum gai_kind kind)
 {
     gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
-    memset(block, 0, sizeof *block);
+    GALLOC_ASSERT(!block->held);
+    gai_store_pointer(&block->pool, pool);
+    block->next_bin = NULL;
+    memset((char *)block + offsetof(gai_block, bytes), 0, sizeof *block - offsetof(gai_block, bytes));
     block->segment = segment;
     block->addr = addr;
     block->bytes = bytes;
@@ -1608,7 +1797,7 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     block->next = right->next;
     if (right->next) right->next->prev = block;
     gai_marks_join(pool, &block->marks, right->marks);
-    if (right->spare) gai_mark_end(pool, right->spare);
+    gai_marks_end(pool, &right->spare);
     gai_slab_give(&pool->blocks, right);
 }
 
@@ -1685,7 +1874,7 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 /* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
-    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 1) &&
+    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
            gai_map_need(&gai_block_map, at) && gai_map_need(&gai_block_map, at + bytes);
 }
 
@@ -1706,13 +1895,89 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
+/* Adds what a front knows and the counters do not. */
+static void gai_front_tell(const gai_front *front, galloc_stats *stats)
+{
+    stats->mallocs += front->mallocs;
+    stats->hits += front->mallocs;
+    stats->frees += front->mallocs + front->blocks;
+    stats->blocks.current -= front->blocks;
+    stats->blocks.total += (size_t)front->mallocs;
+    stats->live.current += front->live_in - front->live_out;
+    stats->live.total += front->live_in;
+    stats->allocated.current -= front->bytes;
+    stats->allocated.total += front->allocated_in;
+    stats->cached.current += front->bytes;
+    stats->cached.total += front->allocated_in + front->bytes;
+}
+
+static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
+
+/* While it lasts no front changes, and what they say together is true. With the lock held. */
+static void gai_pool_freeze(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_on(&lane->front.latch);
+}
+
+static void gai_pool_thaw(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch);
+}
+
+/* The counters, but for those of driver calls, with what the fronts know. With the lock held, frozen. */
+static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
+{
+    const gai_lane *lane;
+    memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
+    for (lane = pool->lanes; lane; lane = lane->next) gai_front_tell(&lane->front, stats);
+    stats->cached.current = stats->reserved.current - stats->allocated.current;
+    gai_stat_peak(&stats->live);
+    gai_stat_peak(&stats->allocated);
+    gai_stat_peak(&stats->cached);
+    gai_stat_peak(&stats->blocks);
+}
+
+static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
+{
+    gai_pool_freeze(pool);
+    gai_stats_frozen(pool, stats);
+    gai_pool_thaw(pool);
+}
+
+/* Bytes that the program has. */
+static size_t gai_pool_live(galloc_pool *pool)
+{
+    galloc_stats now;
+    gai_stats_now(pool, &now);
+    return now.live.current;
+}
+
+/* Notes new peaks. The counters alone say too much, what lies in fronts being counted as used: so the fronts are asked
+   only when that would be a peak. */
+static void gai_stat_peaks(galloc_pool *pool)
+{
+    galloc_stats now, *stats = &pool->stats;
+    if (stats->live.current <= stats->live.peak && stats->allocated.current <= stats->allocated.peak &&
+        stats->blocks.current <= stats->blocks.peak)
+        return;
+    gai_stats_now(pool, &now);
+    stats->live.peak = now.live.peak;
+    stats->allocated.peak = now.allocated.peak;
+    stats->blocks.peak = now.blocks.peak;
+    pool->live_peak = gai_max(pool->live_peak, now.live.current);
+}
+
 /* The counters for a block that becomes the program's (or, with grown bytes, is already). */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
-    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current + requested);
-    gai_stat_add(&pool->stats.allocated, bytes);
-    gai_stat_add(&pool->stats.live, requested);
+    pool->stats.allocated.current += bytes;
+    pool->stats.allocated.total += bytes;
+    pool->stats.live.current += requested;
+    pool->stats.live.total += requested;
     gai_stat_cached(pool);
+    gai_stat_peaks(pool);
 }
 
 static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
@@ -1748,10 +2013,13 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
     block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
     block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
+    block->spare->next = gai_mark_new(pool, NULL, 0, 0, 0);
     block->requested = want->requested;
     block->tag = want->tag;
     block->growable = want->growable;
     block->stream_id = want->lane ? want->lane->stream_id : 0;
+    block->life = want->lane ? want->lane->life : 0;
+    if (want->growable) block->tag |= GAI_SPECIAL;
     return block;
 }
 
@@ -1761,16 +2029,252 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->requested = 0;
     block->tag = 0;
     block->growable = 0;
-    if (block->spare) gai_mark_end(pool, block->spare);
-    block->spare = NULL;
+    gai_marks_end(pool, &block->spare);
     block->kind = GAI_BUSY;
+}
+
+/* ==== FRONTS ==================================================================================================== */
+/* >>fronts */
+
+#define GAI_MARK_BYTES (2 * GAI_MIB) /* freed on a stream before an event is recorded for it: bounds what a stream that
+                                        dies unannounced leaves unmarked, and events to one per 2 MiB */
+
+/* What a front holds does not merge: on the ten traces many large blocks there, or very large ones, cost 1 % of memory,
+   the last block that came in costs nothing. */
+#define GAI_FRONT_BLOCKS 256
+#define GAI_FRONT_BYTES GAI_MIB  /* with more in it takes no further block */
+#define GAI_FRONT_FRACTION 256   /* of the device's memory: the largest block */
+#define GAI_SHELF_PROBES 4     /* neighbouring shelves that a size may be on */
+
+static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
+
+/* ---- without the pool's lock ---- */
+
+static size_t gai_shelf_of(size_t bytes)
+{
+    return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_SHELVES_LOG2));
+}
+
+/* The last block of this size to come, which becomes the program's. NULL: there is none, or the front cannot be used:
+   then *open is 0. */
+static gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, const galloc_request *request,
+                                 int *open)
+{
+    gai_block *block = NULL;
+    size_t at = gai_shelf_of(bytes), probes;
+    gai_latch_on(&front->latch);
+    *open = front->open == life;
+    for (probes = 0; *open && probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+        gai_shelf *shelf = &front->shelves[at];
+        if (!(front->filled >> at & 1) || shelf->bytes != bytes) continue;
+        block = shelf->first;
+        shelf->first = block->next_bin;
+        front->filled ^= (uint64_t)!shelf->first << at;
+        front->blocks--;
+        front->bytes -= bytes;
+        front->mallocs++;
+        front->live_in += request->bytes;
+        front->allocated_in += bytes;
+        gai_set_relaxed(&block->requested, request->bytes);
+        gai_set_relaxed(&block->tag, GAI_SHELVED | request->tag);
+        break;
+    }
+    gai_latch_off(&front->latch);
+    return block;
+}
+
+/* Puts a block, which the caller has claimed, where its size belongs. 0: it must go to the pool; if the front cannot be
+   used at all *open is 0. */
+static int gai_front_put(gai_front *front, uint64_t life, uint64_t stream_id, gai_block *block, int *open)
+{
+    size_t at = gai_shelf_of(block->bytes), probes;
+    int done = 0;
+    gai_latch_on(&front->latch);
+    *open = front->open == life;
+    if (*open && front->blocks < GAI_FRONT_BLOCKS && front->bytes <= GAI_FRONT_BYTES &&
+        block->bytes <= front->most - front->bytes) {
+        for (probes = 0; !done && probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+            gai_shelf *shelf = &front->shelves[at];
+            if ((front->filled >> at & 1) && shelf->bytes != block->bytes) continue;
+            block->next_bin = front->filled >> at & 1 ? shelf->first : NULL;
+            shelf->first = block;
+            shelf->bytes = block->bytes;
+            front->filled |= (uint64_t)1 << at;
+            front->blocks++;
+            front->bytes += block->bytes;
+            front->live_out += block->requested;
+            gai_set_relaxed(&block->requested, 0);
+            gai_set_relaxed(&block->tag, GAI_SHELVED);
+            gai_set_relaxed(&block->stream_id, stream_id);
+            block->life = life;
+            done = 1;
+        }
+    }
+    gai_latch_off(&front->latch);
+    return done;
+}
+
+/* ---- with it ---- */
+
+/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
+static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
+
+/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
+   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
+   there. */
+static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+{
+    gai_mark **at = &block->marks;
+    while (*at) {
+        gai_mark *mark = *at;
+        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
+            *at = mark->next;
+            gai_mark_end(pool, mark);
+        } else {
+            at = &mark->next;
+        }
+    }
+}
+
+/* Stamps [begin, end) as freed on the stream of the mark's lane. */
+static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
+{
+    gai_lane *lane = mark->lane;
+    lane->uses++;
+    mark->epoch = lane->freed = gai_lane_stamp(lane);
+    mark->begin = begin;
+    mark->end = end;
+    lane->unmarked += end - begin;
+}
+
+/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
+static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
+{
+    while (marks) {
+        gai_mark *mark = marks;
+        marks = mark->next;
+        gai_block_inherit(pool, block, mark->lane);
+        gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
+        gai_marks_add(pool, &block->marks, mark);
+    }
+}
+
+/* To the free blocks, or, where the memory itself is lost, to nowhere. */
+static void gai_block_give(galloc_pool *pool, gai_block *block)
+{
+    block->age = ++pool->clock;
+    block->kind = GAI_BUSY;
+    if (!block->segment->lost) {
+        (void)gai_block_file(pool, block, 0);
+        return;
+    }
+    pool->stats.reserved.current -= block->bytes;
+    gai_stat_cached(pool);
+}
+
+/* The mark that the free of a used block takes; it is there. */
+static gai_mark *gai_block_spare(gai_block *block)
+{
+    gai_mark *mark = block->spare;
+    block->spare = mark->next;
+    mark->next = NULL;
+    return mark;
+}
+
+static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
+{
+    gai_lane *lane = pool->lanes;
+    while (lane && lane->life != life) lane = lane->next;
+    return lane;
+}
+
+/* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
+   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A lane
+   that is forgotten has nothing left to wait for. */
+static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark *spare)
+{
+    spare->lane = gai_lane_of_life(pool, block->life);
+    if (spare->lane) gai_block_stamp(pool, block, spare);
+    else gai_mark_end(pool, spare);
+}
+
+/* A block of a front becomes free like any other. It is stamped with the lane's epoch of now: that is later than the
+   free was, so it asks for more than is needed, never for less. */
+static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    gai_mark *mark = gai_block_spare(block);
+    mark->lane = lane;
+    gai_block_stamp(pool, block, mark);
+    gai_block_untake(pool, block);
+    gai_block_give(pool, block);
+}
+
+/* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. */
+static void gai_lane_flush(galloc_pool *pool, gai_lane *lane)
+{
+    gai_front *front = &lane->front;
+    gai_block *list = NULL;
+    gai_latch_on(&front->latch);
+    gai_front_tell(front, &pool->stats);
+    if (front->mallocs) lane->handed = gai_lane_stamp(lane);
+    front->mallocs = 0;
+    front->live_in = front->live_out = front->allocated_in = 0;
+    front->blocks = front->bytes = 0;
+    for (; front->filled; front->filled &= front->filled - 1) {
+        gai_block *block = front->shelves[gai_lowest(front->filled)].first;
+        while (block) {
+            gai_block *next = block->next_bin;
+            block->next_bin = list;
+            list = block;
+            block = next;
+        }
+    }
+    gai_latch_off(&front->latch);
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        gai_block_unshelve(pool, block, lane);
+    }
+}
+
+static void gai_pool_flush(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_flush(pool, lane);
+}
+
+/* Nothing may be given out any more that the pool has not looked at. */
+static void gai_pool_shut_fronts(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_front_shut(&lane->front);
+}
+
+/* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
+   where nothing is recorded unless somebody asks. */
+static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+{
+    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
+        return pool->device_bytes / GAI_FRONT_FRACTION;
+    return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
+}
+
+/* Opens the front for calls that do not come to the pool, or shuts it. */
+static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+{
+    gai_front *front = &lane->front;
+    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
+    uint64_t open = shut || lane->retired || lane->asked ? 0 : lane->life;
+    size_t most = gai_front_bound(pool, lane);
+    if (front->open == open && front->most == most) return;
+    gai_latch_on(&front->latch);
+    front->open = open;
+    front->most = gai_max(most, front->bytes);
+    gai_latch_off(&front->latch);
 }
 
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
-
-#define GAI_MARK_BYTES (2 * GAI_MIB) /* freed on a stream before an event is recorded for it: bounds what a stream that
-                                        dies unannounced leaves unmarked, and events to one per 2 MiB */
 
 /* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
    until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
@@ -1778,6 +2282,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
     segment->lost = 1;
+    pool->lost++;
     for (block = segment->first; block; block = block->next) {
         if (block->kind != GAI_FREE) continue;
         gai_set_remove(block);
@@ -1792,7 +2297,12 @@ static void gai_pool_lose_context(galloc_pool *pool)
     gai_segment *segment;
     for (segment = pool->segments; segment; segment = segment->next)
         if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
+    if (!pool->lost) return;
+    gai_pool_shut_fronts(pool);
+    gai_pool_flush(pool);
 }
+
+static uint64_t gai_lives; /* of all pools */
 
 static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long stream_id)
 {
@@ -1808,12 +2318,28 @@ static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
     return lane;
 }
 
+/* Descriptors come back from lanes that have been forgotten; their fronts are shut and empty, and may be looked at by
+   threads that come late. */
+static gai_lane *gai_lane_unused(galloc_pool *pool)
+{
+    gai_lane *lane = pool->unused_lanes;
+    if (lane) {
+        pool->unused_lanes = lane->next;
+        memset(lane, 0, offsetof(gai_lane, front));
+        memset(&lane->free, 0, sizeof lane->free);
+    } else {
+        lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
+        if (lane) memset(lane, 0, sizeof *lane);
+    }
+    return lane;
+}
+
 static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
     gai_lane **bucket = gai_lane_bucket(pool, site->stream_id);
-    gai_lane *lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
+    gai_lane *lane = gai_lane_unused(pool);
     if (!lane) return NULL;
-    memset(lane, 0, sizeof *lane);
+    lane->life = gai_next(&gai_lives);
     lane->context = site->context;
     lane->context_id = site->context_id;
     lane->stream_id = site->stream_id;
@@ -1825,6 +2351,7 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
     pool->lanes = lane;
     lane->next_indexed = *bucket;
     *bucket = lane;
+    if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
     return lane;
 }
 
@@ -1838,8 +2365,8 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
 }
 
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
-   stream not seen before. */
+   one, or the driver would not tell its context. Its front is emptied, so that the call sees all that is free. Called
+   with the lock held; lets it go to ask the driver about a stream not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
     gai_lane *lane = gai_lane_find(pool, site);
@@ -1857,6 +2384,12 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
     if (lane->stream != site->stream) lane->stream = site->stream;
     lane->retired = 0;
     lane->busy++;
+    site->lane = lane;
+    site->life = lane->life;
+    site->context = lane->context;
+    site->context_id = lane->context_id;
+    site->home = lane->context == pool->context;
+    gai_lane_flush(pool, lane);
     return lane;
 }
 
@@ -1896,11 +2429,6 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     gai_lane_forget_waits(pool, gone, NULL);
 }
 
-/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
-static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
-
-static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
-
 /* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
    legacy only when asked for: an event there makes every blocking stream wait for every other. */
 static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
@@ -1918,6 +2446,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_on(&pool->lock);
     if (gai_is_driver_gone(result)) pool->driver_gone = 1;
     else if (!pool->broken) pool->broken = result;
+    gai_pool_shut_fronts(pool);
     gai_lock_off(&pool->lock);
 }
 
@@ -2006,7 +2535,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
         lane->unmarked += unmarked;
         lane->retired = 0;
     }
-    lane->asked = 1;
+    gai_lane_ask(lane);
     gai_lock_off(&pool->lock);
     gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
@@ -2018,6 +2547,7 @@ static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *
 {
     if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream, 0);
     lane->busy--;
+    gai_front_set(pool, lane);
 }
 
 /* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
@@ -2142,7 +2672,7 @@ static void gai_pool_poll(galloc_pool *pool)
 
 static int gai_lane_is_idle(const gai_lane *lane)
 {
-    return !lane->uses && !lane->busy && !lane->recorded && !lane->free.bytes;
+    return !lane->uses && !lane->busy && !lane->recorded && !lane->free.bytes && lane->handed <= lane->done;
 }
 
 static size_t gai_pool_count_lanes(galloc_pool *pool)
@@ -2163,6 +2693,12 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
+        gai_front_shut(&lane->front);
+        gai_lane_flush(pool, lane);
+        if (!gai_lane_is_idle(lane)) {
+            gai_front_set(pool, lane);
+            continue;
+        }
         gai_lane_detach(pool, lane);
         lane->next = gone;
         gone = lane;
@@ -2172,7 +2708,10 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     for (; gone; gone = next) {
         next = gone->next;
         gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
-        GALLOC_FREE(gone);
+        gai_lock_on(&pool->lock);
+        gone->next = pool->unused_lanes;
+        pool->unused_lanes = gone;
+        gai_lock_off(&pool->lock);
     }
 }
 
@@ -2766,7 +3305,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
         mapping->block->kind = GAI_LEAVING;
         for (mark = mapping->block->marks; mark; mark = mark->next)
-            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) mark->lane->asked = 1;
+            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
         mapping->next = pool->old;
         pool->old = mapping;
         pool->stats.moves++;
@@ -2846,6 +3385,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
+        pool->lost--;
     }
     gai_lock_off(&pool->lock);
 }
@@ -3081,9 +3621,9 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
 }
 
 /* Bytes that may be created before pages are moved instead. */
-static size_t gai_pool_allowance(const galloc_pool *pool, const gai_want *want)
+static size_t gai_pool_allowance(galloc_pool *pool, const gai_want *want)
 {
-    size_t peak = gai_max(pool->live_peak, pool->stats.live.current + want->requested);
+    size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + want->requested);
     double most = (double)peak * (1 + pool->config.overhead), held = (double)pool->stats.reserved.current;
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
@@ -3233,7 +3773,7 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *f
     size_t marks = plan->left ? gai_marks_count(plan->left->marks) : 0;
     if (plan->right) marks += gai_marks_count(plan->right->marks);
     for (donor = filling->donors.first; donor; donor = donor->next) marks += gai_marks_count(donor->block->marks);
-    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 1) &&
+    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 2) &&
            gai_map_need(&gai_block_map, plan->at) && gai_map_need(&gai_block_map, plan->at + job->want.bytes);
 }
 
@@ -3479,7 +4019,7 @@ static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
 {
     int incomplete;
     gai_lock_on(&pool->lock);
-    incomplete = lane->uses && lane->freed > lane->done;
+    incomplete = (lane->uses && lane->freed > lane->done) || lane->handed > lane->done;
     gai_lock_off(&pool->lock);
     return incomplete;
 }
@@ -3522,7 +4062,7 @@ static void gai_job_say_no_memory(gai_job *job)
     char reason[96];
     size_t live, held;
     gai_lock_on(&pool->lock);
-    live = pool->stats.live.current;
+    live = gai_pool_live(pool);
     held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
     if (job->said)
@@ -3540,13 +4080,15 @@ static void gai_job_say_no_memory(gai_job *job)
    cudaMalloc gave does not. */
 static cudaError_t gai_pool_check_context(galloc_pool *pool)
 {
+    CUcontext context = NULL;
     unsigned long long id = 0;
     CUresult result;
     if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
-    result = gai_cu.DevicePrimaryCtxRetain(&pool->context, pool->config.device);
-    if (!result) result = gai_cu.CtxGetId(pool->context, &id);
+    result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
+    if (!result) result = gai_cu.CtxGetId(context, &id);
     if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
     gai_lock_on(&pool->lock);
+    pool->context = context;
     pool->context_id = id;
     pool->broken = CUDA_SUCCESS;
     gai_pool_lose_context(pool);
@@ -3554,7 +4096,8 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* Takes the growth lock and makes the pool's context current. On failure neither is so. */
+/* Takes the growth lock, makes the pool's context current, and has all fronts show what they hold. On failure neither
+   is so. */
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 {
     cudaError_t error;
@@ -3565,9 +4108,16 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
         result = gai_scope_enter(scope, pool->context);
         if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
     }
-    if (error) gai_lock_off(&pool->growth);
-    else gai_pool_bury(pool);
-    return error;
+    if (error) {
+        gai_lock_off(&pool->growth);
+        return error;
+    }
+    gai_lock_on(&pool->lock);
+    gai_pool_flush(pool);
+    gai_stat_peaks(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_bury(pool);
+    return cudaSuccess;
 }
 
 /* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
@@ -3582,14 +4132,16 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
     gai_lock_off(&pool->growth);
 }
 
-/* The block is as good as given out: only now do the counters say so. Lock held. */
+/* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
 static void gai_job_count(gai_job *job)
 {
     if (!job->got || job->want.just_ready) return;
+    job->pool->stats.blocks.current++;
+    job->pool->stats.blocks.total++;
     gai_stat_used(job->pool, job->got->bytes, job->got->requested);
-    gai_stat_add(&job->pool->stats.blocks, 1);
     job->pool->stats.mallocs++;
     job->pool->stats.hits += !job->grown;
+    gai_store(&job->got->held, job->got->addr);
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -3685,6 +4237,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, request, &job.want);
     if (!error) error = gai_job_do(&job);
+    *site = job.site;
     if (!error) {
         *ptr = (void *)job.got->addr;
         return cudaSuccess;
@@ -3721,9 +4274,9 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     if (pool) {
         gai_lock_on(&pool->lock);
         block = gai_block_around(pool, (uintptr_t)ptr);
-        used = block && block->kind == GAI_USED;
+        used = block && gai_load(&block->held);
         if (used) base = block->addr;
-        if (used) bytes = block->requested;
+        if (used) bytes = (size_t)gai_counted(&block->requested);
         gai_lock_off(&pool->lock);
     }
     if (used)
@@ -3733,52 +4286,22 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device", ptr);
 }
 
-/* The used block that starts at an address, or NULL. With the lock held. */
+/* The block that the program holds and that starts at an address, or NULL. With the lock held. */
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
-    gai_block *block = (uintptr_t)ptr % GAI_UNIT ? NULL : (gai_block *)gai_map_get(&gai_block_map, (uintptr_t)ptr);
-    return block && block->kind == GAI_USED && block->segment->pool == pool ? block : NULL;
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    return block && gai_load_pointer(&block->pool) == pool && gai_load(&block->held) == (uintptr_t)ptr ? block : NULL;
 }
 
-/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
-   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
-   there. */
-static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+/* Takes it from the program: no other call can have it until it is let go or given out again. */
+static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
-    gai_mark **at = &block->marks;
-    while (*at) {
-        gai_mark *mark = *at;
-        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
-            *at = mark->next;
-            gai_mark_end(pool, mark);
-        } else {
-            at = &mark->next;
-        }
-    }
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    if (!block || gai_load_pointer(&block->pool) != pool) return NULL;
+    return gai_swap(&block->held, (uintptr_t)ptr, 0) ? block : NULL;
 }
 
-/* Stamps [begin, end) as freed on the stream of the mark's lane. */
-static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
-{
-    gai_lane *lane = mark->lane;
-    lane->uses++;
-    mark->epoch = lane->freed = gai_lane_stamp(lane);
-    mark->begin = begin;
-    mark->end = end;
-    lane->unmarked += end - begin;
-}
-
-/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
-static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
-{
-    while (marks) {
-        gai_mark *mark = marks;
-        marks = mark->next;
-        gai_block_inherit(pool, block, mark->lane);
-        gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
-        gai_marks_add(pool, &block->marks, mark);
-    }
-}
+static void gai_block_let_go(gai_block *block) { gai_store(&block->held, block->addr); }
 
 /* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
    soon as the lock is let go. */
@@ -3792,25 +4315,14 @@ static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark
     gai_block_stamp(pool, block, takers);
 }
 
-/* To the free blocks, or, where the memory itself is lost, to nowhere. */
-static void gai_block_give(galloc_pool *pool, gai_block *block)
-{
-    block->age = ++pool->clock;
-    block->kind = GAI_BUSY;
-    if (!block->segment->lost) {
-        (void)gai_block_file(pool, block, 0);
-        return;
-    }
-    pool->stats.reserved.current -= block->bytes;
-    gai_stat_cached(pool);
-}
-
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     gai_block *room = block->next && block->next->kind == GAI_ROOM ? block->next : NULL;
     gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
+    if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
+        gai_block_stamp_front(pool, block, gai_block_spare(block));
     gai_block_stamp(pool, block, marks);
     for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
     gai_block_stamp_takers(pool, block, block->takers);
@@ -3850,7 +4362,7 @@ static void gai_pool_mark_due(galloc_pool *pool)
         pool->due = lane != NULL;
         if (!lane) break;
         lane->due = 0;
-        lane->asked = 1;
+        gai_lane_ask(lane);
         lane->busy++;
         gai_lock_off(&pool->lock);
         if (!gai_lane_is_dead(lane) && !gai_scope_enter(&scope, lane->context)) {
@@ -3878,7 +4390,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     }
     if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
     gai_lock_on(&pool->lock);
-    block = gai_block_used(pool, ptr);
+    block = gai_block_claim(pool, ptr);
     if (block) gai_block_free(pool, block, NULL);
     if (block) gai_pool_mark_due(pool);
     gai_lock_off(&pool->lock);
@@ -3891,10 +4403,9 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site)
     gai_lane *lane;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
-    block = lane ? gai_block_used(pool, ptr) : NULL;
+    block = lane ? gai_block_claim(pool, ptr) : NULL;
     if (block) {
-        gai_mark *mark = block->spare;
-        block->spare = NULL;
+        gai_mark *mark = gai_block_spare(block);
         mark->lane = lane;
         gai_block_free(pool, block, mark);
         gai_pool_mark_due(pool);
@@ -3947,7 +4458,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
     gai_lock_on(&pool->lock);
-    if (!error) block = gai_block_used(pool, ptr);
+    if (!error) block = gai_block_claim(pool, ptr);
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
     while (!block && marks) {
@@ -3997,8 +4508,10 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane) {
-        block = gai_block_used(pool, ptr);
+        block = gai_block_claim(pool, ptr);
         noted = block && gai_block_add_taker(pool, block, lane);
+        if (noted) block->tag |= GAI_SPECIAL;
+        if (block) gai_block_let_go(block);
         gai_lane_release(pool, lane, site);
     }
     gai_lock_off(&pool->lock);
@@ -4017,7 +4530,10 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     gai_lock_on(&pool->lock);
     lane = gai_lane_find(pool, site);
     if (lane) {
-        int named = lane->uses || lane->busy;
+        int named;
+        gai_front_shut(&lane->front);
+        gai_lane_flush(pool, lane);
+        named = lane->uses || lane->busy || lane->handed > lane->done;
         lane->due = 0;
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -4037,12 +4553,14 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane,
 {
     gai_block *tail;
     gai_mark *mark, *taker, *takers = NULL;
-    size_t cut = block->bytes - bytes, marks = 2 * gai_marks_count(block->marks) + gai_marks_count(block->takers) + 2;
+    size_t cut = block->bytes - bytes, marks = 2 * gai_marks_count(block->marks) + gai_marks_count(block->takers) + 3;
     if (!gai_block_need(pool, block, block->addr + bytes, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
     tail = gai_block_split(pool, block, block->addr + bytes, GAI_USED);
     mark = gai_mark_new(pool, NULL, 0, 0, 0);
     mark->lane = lane;
     tail->stream_id = lane->stream_id;
+    tail->life = block->life;
+    if (block->tag & GAI_SHELVED) gai_block_stamp_front(pool, tail, gai_mark_new(pool, NULL, 0, 0, 0));
     gai_block_stamp(pool, tail, mark);
     for (taker = block->takers; taker; taker = taker->next) {
         mark = gai_mark_new(pool, NULL, 0, 0, 0);
@@ -4069,6 +4587,7 @@ static int gai_block_extend(galloc_pool *pool, gai_block *block, gai_lane *lane,
     if (!gai_block_need(pool, next, next->addr, more)) return 0;
     next = gai_block_cut_out(pool, next, next->addr, more, GAI_USED);
     gai_block_absorb(pool, block, next);
+    if (block->life != lane->life) block->tag |= GAI_SPECIAL; /* the new bytes' marks are for this lane only */
     gai_stat_used(pool, more, 0);
     return 1;
 }
@@ -4163,11 +4682,11 @@ static int gai_block_resize(galloc_pool *pool, gai_block *block, gai_lane *lane,
 
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
 {
-    size_t before = block->requested;
+    size_t before = (size_t)block->requested;
     block->requested = bytes;
-    if (bytes > before) gai_stat_add(&pool->stats.live, bytes - before);
-    else pool->stats.live.current -= before - bytes;
-    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current);
+    pool->stats.live.current += bytes - before;
+    if (bytes > before) pool->stats.live.total += bytes - before;
+    gai_stat_peaks(pool);
 }
 
 static cudaError_t gai_pool_resize_slowly(galloc_pool *pool, void *ptr, size_t bytes)
@@ -4193,12 +4712,13 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     int done = 0;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
-    if (lane) block = gai_block_used(pool, ptr);
-    if (block) done = gai_block_resize(pool, block, lane, bytes);
-    if (done) {
-        gai_block_set_requested(pool, block, bytes);
-        gai_pool_mark_due(pool);
+    if (lane) block = gai_block_claim(pool, ptr);
+    if (block) {
+        done = gai_block_resize(pool, block, lane, bytes);
+        if (done) gai_block_set_requested(pool, block, bytes);
+        gai_block_let_go(block);
     }
+    if (done) gai_pool_mark_due(pool);
     if (lane) gai_lane_release(pool, lane, site);
     gai_lock_off(&pool->lock);
     if (!lane) return gai_lane_refused(site);
@@ -4233,10 +4753,10 @@ static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
     return end != NULL;
 }
 
-static int gai_parse_switch(gai_text text, int *value)
+static int gai_parse_word(gai_text text, const char *one, const char *zero, int *value)
 {
-    if (gai_text_is(text, "True")) *value = 1;
-    else if (gai_text_is(text, "False")) *value = 0;
+    if (gai_text_is(text, one)) *value = 1;
+    else if (gai_text_is(text, zero)) *value = 0;
     else return 0;
     return 1;
 }
@@ -4310,16 +4830,20 @@ static const struct {
     {"memory_limit", "bytes, or a number with K, M or G"},
     {"overhead", "a fraction such as 0.02, from 0 to 100"},
     {"reuse", "none, or completed, followed, wait joined by '+'"},
+    {"stats", "exact or fast"},
+    {"stream_check", "on or off"},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
 
 static int gai_parse_value(galloc_config *config, int key, gai_text value)
 {
     switch (key) {
-    case 0: return gai_parse_switch(value, &config->expandable_segments);
+    case 0: return gai_parse_word(value, "True", "False", &config->expandable_segments);
     case 1: return gai_parse_size(value, &config->memory_limit);
     case 2: return gai_parse_fraction(value, &config->overhead);
-    default: return gai_parse_reuse(value, &config->reuse);
+    case 3: return gai_parse_reuse(value, &config->reuse);
+    case 4: return gai_parse_word(value, "exact", "fast", &config->stats_exact);
+    default: return gai_parse_word(value, "on", "off", &config->stream_check);
     }
 }
 
@@ -4332,8 +4856,9 @@ static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, un
     for (i = 0; i < GAI_KEYS && !gai_text_is(key, gai_keys[i].key); i++) continue;
     if (i == GAI_KEYS)
         (void)snprintf(message, size,
-                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse", place,
-                       shown, key.at);
+                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse, stats, "
+                       "stream_check",
+                       place, shown, key.at);
     else if (!has_value)
         (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
                        gai_keys[i].values);
@@ -4423,13 +4948,34 @@ static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
     return broken + (other == NULL);
 }
 
+/* Frozen, as everything here. */
+static int gai_check_front(const galloc_pool *pool, const gai_lane *lane)
+{
+    const gai_front *front = &lane->front;
+    size_t blocks = 0, bytes = 0, i;
+    int broken = front->blocks > GAI_FRONT_BLOCKS || (front->open && front->open != lane->life);
+    broken += front->open && (lane->asked || lane->retired);
+    for (i = 0; i < GAI_SHELVES; i++) {
+        const gai_block *block = front->filled >> i & 1 ? front->shelves[i].first : NULL;
+        broken += (front->filled >> i & 1) && !block;
+        for (; block; block = block->next_bin) {
+            broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
+            broken += block->bytes != front->shelves[i].bytes || gai_load(&block->held) ||
+                      block->requested || block->growable || block->segment->lost || block->tag != GAI_SHELVED;
+            blocks++;
+            bytes += block->bytes;
+        }
+    }
+    return broken + (blocks != front->blocks) + (bytes != front->bytes);
+}
+
 static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
 {
     const gai_event *event;
     const gai_segment *segment;
     const gai_block *block;
     uint64_t last = lane->done, uses = 0;
-    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch;
+    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch || lane->handed > lane->epoch;
     for (event = lane->recorded; event; event = event->next) {
         broken += event->epoch <= last || event->epoch >= lane->epoch;
         last = event->epoch;
@@ -4441,7 +4987,8 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
             for (mark = block->takers; mark; mark = mark->next) uses += mark->lane == lane;
         }
     }
-    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane);
+    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane) +
+           gai_check_front(pool, lane);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -4473,10 +5020,12 @@ static int gai_check_pages(const gai_block *block)
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next, *inside = gai_block_before(block->addr + block->bytes - 1);
+    uint64_t held = gai_load(&block->held);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
+    broken += held && (block->kind != GAI_USED || held != block->addr);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
@@ -4520,7 +5069,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         if (block->kind != GAI_USED) continue;
         if (segment->lost) census->mapped += block->bytes;
         census->used += block->bytes;
-        census->requested += block->requested;
+        census->requested += (size_t)block->requested;
         census->blocks++;
     }
     return broken + (bytes != segment->bytes);
@@ -4529,6 +5078,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
+    galloc_stats now;
     const gai_segment *segment;
     const gai_lane *lane;
     const gai_mapping *mapping;
@@ -4536,6 +5086,7 @@ static int gai_check_pool(galloc_pool *pool)
     size_t quarantined = 0, leaving = 0, filed = pool->common.bytes + pool->mixed.bytes, holes = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
+    gai_stats_frozen(pool, &now);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
@@ -4544,6 +5095,8 @@ static int gai_check_pool(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = lane->next) {
         broken += gai_check_lane(pool, lane);
         filed += lane->free.bytes;
+        census.used -= lane->front.bytes;
+        census.blocks -= lane->front.blocks;
     }
     for (mapping = pool->quarantine; mapping; mapping = mapping->next)
         quarantined += mapping->page->home ? 0 : mapping->bytes;
@@ -4561,13 +5114,13 @@ static int gai_check_pool(galloc_pool *pool)
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
     broken += census.free != filed;
     broken += census.holes != holes;
-    broken += census.used != pool->stats.allocated.current;
-    broken += census.requested != pool->stats.live.current;
-    broken += census.blocks != pool->stats.blocks.current;
+    broken += census.used != now.allocated.current;
+    broken += census.requested != now.live.current;
+    broken += census.blocks != now.blocks.current;
     broken += quarantined != pool->stats.quarantined;
     broken += census.mapped + quarantined != pool->stats.reserved.current;
     broken += pool->stats.allocated.current + pool->stats.cached.current != pool->stats.reserved.current;
-    broken += pool->stats.live.current > pool->stats.allocated.current;
+    broken += now.live.current > now.allocated.current;
     return broken;
 }
 
@@ -4589,6 +5142,10 @@ static cudaError_t gai_config_check(const galloc_config *config)
     if (config->expandable_segments != 0 && config->expandable_segments != 1)
         return gai_fail(cudaErrorInvalidValue, "config.expandable_segments %d: must be 0 or 1",
                         config->expandable_segments);
+    if (config->stream_check != 0 && config->stream_check != 1)
+        return gai_fail(cudaErrorInvalidValue, "config.stream_check %d: must be 0 or 1", config->stream_check);
+    if (config->stats_exact != 0 && config->stats_exact != 1)
+        return gai_fail(cudaErrorInvalidValue, "config.stats_exact %d: must be 0 or 1", config->stats_exact);
     if (!(config->overhead >= 0 && config->overhead <= GAI_OVERHEAD_MAX))
         return gai_fail(cudaErrorInvalidValue, "config.overhead %g: must be a fraction, 0 to 100", config->overhead);
     if (config->reuse & ~(GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT))
@@ -4646,6 +5203,15 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->waits.size = sizeof(gai_wait);
 }
 
+static void gai_lanes_end(gai_lane *lane)
+{
+    while (lane) {
+        gai_lane *next = lane->next;
+        GALLOC_FREE(lane);
+        lane = next;
+    }
+}
+
 /* Frees what the pool has of host memory. */
 static void gai_pool_discard(galloc_pool *pool)
 {
@@ -4653,11 +5219,8 @@ static void gai_pool_discard(galloc_pool *pool)
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
     }
-    while (pool->lanes) {
-        gai_lane *lane = pool->lanes;
-        pool->lanes = lane->next;
-        GALLOC_FREE(lane);
-    }
+    gai_lanes_end(pool->lanes);
+    gai_lanes_end(pool->unused_lanes);
     gai_slab_end(&pool->blocks);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
@@ -4702,6 +5265,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
+    gai_generation_end();
 }
 
 /* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. */
@@ -4847,26 +5411,6 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
-{
-    gai_site site;
-    int device = 0;
-    cudaError_t error;
-    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
-    *ptr = NULL;
-    error = gai_begin();
-    if (!error && !request->bytes) return cudaSuccess;
-    if (!error && pool) error = gai_pool_refuses(pool);
-    if (!error) error = gai_site_of(request->stream, &site);
-    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
-    if (!error && !pool) {
-        error = gai_site_device(&site, &device);
-        if (!error) error = gai_pool_of_device(&pool, device);
-    }
-    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
-    return error;
-}
-
 /* What every function that takes a used block begins with. *pool is NULL when there is nothing to do: no pointer, or
    no driver any more. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
@@ -4892,6 +5436,256 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
     error = gai_find_pool(&pool, ptr, streams[0] ? streams[0] : zero, &site);
     return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
 }
+
+/* ==== WAYS ====================================================================================================== */
+/* >>ways */
+
+/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the lane's front,
+   without a lock that others share. It is only a memory: what it says is looked at again before it is used. The stream
+   must still be the one that it was, by a look at its id, or for the default streams at their context's; and the front,
+   once its latch is held, must still be open for the life of the lane that the way led to. */
+typedef struct gai_way {
+    gai_site site;
+    const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
+    galloc_pool *pool;
+    uint64_t generation;
+} gai_way;
+
+#define GAI_WAYS_LOG2 5
+#define GAI_WAYS 32
+
+static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
+
+static gai_way *gai_way_of(CUstream stream, CUcontext context, const galloc_pool *key)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
+    return &gai_ways[mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2)];
+}
+
+static int gai_is_default_stream(CUstream stream)
+{
+    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+/* Is the stream not being captured, and still the one that the way was made for? Legacy is never captured itself, and
+   is not touched: only its context is asked. */
+static int gai_way_holds(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    CUstream stream = way->site.stream;
+    if (!way->pool->config.stream_check) return 1;
+    if (stream != CU_STREAM_LEGACY &&
+        (gai_cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return 0;
+    if (!gai_is_default_stream(stream)) return !gai_cu.StreamGetId(stream, &id) && id == way->site.stream_id;
+    return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
+}
+
+/* The way from a stream, which holds; NULL: there is none, or it must be looked at more closely. */
+static gai_way *gai_way_find(cudaStream_t zero_or_stream, const galloc_pool *key)
+{
+    CUstream stream = zero_or_stream ? (CUstream)zero_or_stream : CU_STREAM_LEGACY;
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = NULL;
+    gai_way *way;
+    if (!generation || (gai_is_default_stream(stream) && gai_cu.CtxGetCurrent(&context))) return NULL;
+    way = gai_way_of(stream, context, key);
+    if (way->generation != generation || way->site.stream != stream || way->key != key) return NULL;
+    if (context && way->site.context != context) return NULL;
+    return gai_way_holds(way) ? way : NULL;
+}
+
+/* ---- threads that end ---- */
+
+static gai_thread_key gai_end_key;
+static int gai_ends_are_watched; /* guarded by the global lock */
+static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
+
+/* The per-thread stream of a thread that ends is nobody's any more: what its fronts hold goes where others find it. No
+   call of CUDA is made. A way may lead to a lane, or a pool, that is gone: only what is found in the list of pools is
+   touched. */
+static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
+{
+    const gai_way *way;
+    galloc_pool *pool;
+    gai_lane *lane;
+    if (gai_load_pointer(&gai_forked)) return;
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        gai_lock_on(&pool->lock);
+        for (lane = pool->lanes; lane; lane = lane->next)
+            for (way = (const gai_way *)ways; way < (const gai_way *)ways + GAI_WAYS; way++)
+                if (way->site.stream == CU_STREAM_PER_THREAD && way->site.life == lane->life)
+                    gai_lane_flush(pool, lane);
+        gai_lock_off(&pool->lock);
+    }
+    gai_lock_off(&gai_global_lock);
+}
+
+static void gai_thread_watch(void)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    if (gai_watched == generation) return;
+    gai_lock_on(&gai_global_lock);
+    if (!gai_ends_are_watched) gai_ends_are_watched = gai_thread_key_new(&gai_end_key, gai_thread_ends);
+    if (gai_ends_are_watched && gai_thread_key_set(gai_end_key, gai_ways)) gai_watched = generation;
+    gai_lock_off(&gai_global_lock);
+}
+
+/* galloc may be unloaded after galloc_shutdown. Windows would call the function for each thread that lives: there the
+   key is kept. With the global lock held. */
+static void gai_threads_forget(void)
+{
+#if !defined(_WIN32)
+    if (gai_ends_are_watched) (void)pthread_key_delete(gai_end_key);
+    gai_ends_are_watched = 0;
+#endif
+}
+
+/* ---- remembering ---- */
+
+/* Remembers the way that a call has gone. A default pool is found by the stream alone only where it is the default of
+   the stream's own device. */
+static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
+{
+    int is_default = gai_is_default_stream(site->stream);
+    gai_way *way = gai_way_of(site->stream, is_default ? site->context : NULL, key);
+    if (!site->life) return;
+    way->site = *site;
+    way->key = key;
+    way->pool = pool;
+    way->generation = gai_load(&gai_generation);
+    if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
+}
+
+/* What calls that know their lane come to. */
+enum gai_passage {
+    GAI_DONE,  /* served */
+    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
+    GAI_LONG   /* from the beginning */
+};
+
+/* Is the way as good as a look at the stream? Not on legacy: it is still to be seen whether anything may be called on
+   it. And where looks are switched off only an open front says that the stream has not been retired. */
+static int gai_way_vouches(const gai_way *way, int open)
+{
+    return way->site.stream != CU_STREAM_LEGACY && (open || way->pool->config.stream_check);
+}
+
+static enum gai_passage gai_malloc_by_way(void **ptr, const galloc_request *request, gai_way **found)
+{
+    gai_way *way = gai_way_find(request->stream, request->pool);
+    gai_block *block;
+    int open;
+    *found = way;
+    if (!way) return GAI_LONG;
+    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(request->bytes, GAI_UNIT), request, &open);
+    if (!block) return gai_way_vouches(way, open) ? GAI_KNOWN : GAI_LONG;
+    *ptr = (void *)block->addr;
+    gai_store(&block->held, block->addr);
+    return GAI_DONE;
+}
+
+/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
+   was given to this very lane, yes: it comes after all its marks. Else if it has no marks, and no front has seen it. */
+static int gai_block_suits(const gai_block *block, uint64_t life)
+{
+    if (block->tag & GAI_SPECIAL) return 0;
+    return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
+}
+
+static enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
+{
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    galloc_pool *pool;
+    gai_way *way;
+    int open = 1;
+    if (!block) return GAI_LONG;
+    pool = (galloc_pool *)gai_load_pointer(&block->pool);
+    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
+    if (!way || way->pool != pool || !gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
+    if (gai_block_suits(block, way->site.life) &&
+        gai_front_put(&way->site.lane->front, way->site.life, way->site.stream_id, block, &open))
+        return GAI_DONE;
+    gai_store(&block->held, (uintptr_t)ptr);
+    return gai_way_vouches(way, open) ? GAI_KNOWN : GAI_LONG;
+}
+
+static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
+{
+    gai_site site;
+    int device = 0;
+    cudaError_t error;
+    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
+    *ptr = NULL;
+    error = gai_begin();
+    if (!error && !request->bytes) return cudaSuccess;
+    if (!error && pool) error = gai_pool_refuses(pool);
+    if (!error) error = gai_site_of(request->stream, &site);
+    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
+    if (!error && !pool) {
+        error = gai_site_device(&site, &device);
+        if (!error) error = gai_pool_of_device(&pool, device);
+    }
+    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
+    if (!error) gai_way_note(&site, pool, request->pool);
+    return error;
+}
+
+/* May blocks that somebody gave back serve it as they are? */
+static int gai_request_is_plain(const galloc_request *request)
+{
+    return request->bytes && request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
+           request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
+}
+
+static cudaError_t gai_alloc(void **ptr, const galloc_request *request)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = GAI_LONG;
+    gai_site site;
+    cudaError_t error;
+    if (ptr && gai_request_is_plain(request)) passage = gai_malloc_by_way(ptr, request, &way);
+    if (passage == GAI_DONE) return cudaSuccess;
+    if (passage == GAI_LONG) return gai_end(gai_alloc_at(request->pool, ptr, request));
+    *ptr = NULL;
+    site = way->site;
+    error = gai_pool_alloc(way->pool, ptr, request, &site);
+    if (site.life != way->site.life) gai_way_note(&site, way->pool, way->key);
+    return gai_end(error);
+}
+
+static cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request;
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.stream = stream;
+    request.pool = pool;
+    return gai_alloc(ptr, &request);
+}
+
+static cudaError_t gai_free(void *ptr, cudaStream_t stream)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
+    galloc_pool *pool;
+    gai_site site;
+    cudaError_t error = cudaSuccess;
+    if (passage == GAI_DONE) return cudaSuccess;
+    if (passage == GAI_KNOWN) {
+        pool = way->pool;
+        site = way->site;
+    } else {
+        error = gai_find_pool(&pool, ptr, stream, &site);
+    }
+    if (!pool) return gai_end(error);
+    error = gai_pool_free(pool, ptr, &site);
+    if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
+    return gai_end(error);
+}
+
 
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
@@ -4925,6 +5719,7 @@ GALLOC_API galloc_config galloc_config_default(void)
     config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
     config.memory_limit = SIZE_MAX;
     config.overhead = 0.02;
+    config.stream_check = 1;
     return config;
 }
 
@@ -4982,37 +5777,26 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
         if (ptr) *ptr = NULL;
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_alloc: request is NULL"));
     }
-    return gai_end(gai_alloc_at(request->pool, ptr, request));
+    return gai_alloc(ptr, request);
 }
 
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream)
 {
-    galloc_request request;
-    memset(&request, 0, sizeof request);
-    request.bytes = bytes;
-    request.stream = stream;
-    return gai_end(gai_alloc_at(NULL, ptr, &request));
+    return gai_malloc(NULL, ptr, bytes, stream);
 }
 
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
-    galloc_request request;
     if (!pool) {
         if (ptr) *ptr = NULL;
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_malloc: pool is NULL"));
     }
-    memset(&request, 0, sizeof request);
-    request.bytes = bytes;
-    request.stream = stream;
-    return gai_end(gai_alloc_at(pool, ptr, &request));
+    return gai_malloc(pool, ptr, bytes, stream);
 }
 
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream)
 {
-    galloc_pool *pool;
-    gai_site site;
-    cudaError_t error = gai_find_pool(&pool, ptr, stream, &site);
-    return gai_end(pool ? gai_pool_free(pool, ptr, &site) : error);
+    return gai_free(ptr, stream);
 }
 
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n)
@@ -5110,8 +5894,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
-    memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    stats->cached.current = stats->reserved.current - stats->allocated.current;
+    gai_stats_now(pool, stats);
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -5130,6 +5913,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
+    gai_pool_flush(pool);
     gai_stat_reset(&stats->live);
     gai_stat_reset(&stats->allocated);
     gai_stat_reset(&stats->reserved);
@@ -5148,7 +5932,9 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
     if (!pool || gai_begin()) return -1;
     gai_lock_on(&pool->growth);
     gai_lock_on(&pool->lock);
+    gai_pool_freeze(pool);
     broken = gai_check_pool(pool);
+    gai_pool_thaw(pool);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->growth);
     return broken;
@@ -5169,13 +5955,13 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_is_mapped(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
-        info->requested = block->requested;
+        info->requested = (size_t)gai_counted(&block->requested);
         info->usable = info->room = block->bytes;
         if (block->next && block->next->kind == GAI_ROOM) info->room += block->next->bytes;
-        info->stream_id = block->stream_id;
+        info->stream_id = gai_counted(&block->stream_id);
         info->device = pool->config.device;
-        info->tag = block->tag;
-        info->state = block->kind == GAI_USED ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
+        info->tag = (uint32_t)gai_counted(&block->tag);
+        info->state = gai_load(&block->held) ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
     }
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -5198,6 +5984,8 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_map_end(&gai_block_map);
         gai_map_end(&gai_page_map);
         gai_store_pointer(&gai_cu_ready, NULL);
+        gai_generation_end();
+        gai_threads_forget();
     }
     gai_lock_off(&gai_global_lock);
     return gai_end(first);
