@@ -87,12 +87,12 @@
      along: if that work waits for something that one of them does after its allocation, it does not end.
 
    ON THREADS
-     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that stream
-     (its front), by exact size, and given out again there without a lock that others share. All else takes the pool's
-     lock, held for short and never around a driver call; growing has another, so that threads served from the cache go
-     on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool grows,
-     the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The child
-     of a fork gets cudaErrorInitializationError.
+     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
+     stream (its front), by exact size, and given out again there without a lock that others share. All else takes the
+     pool's lock, held for short and never around a driver call; growing has another, so that threads served from the
+     cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
+     grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
+     child of a fork gets cudaErrorInitializationError.
      A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
      handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
      looks, but for the current context. It is a promise: nothing is captured while galloc is in use, and each stream is
@@ -494,8 +494,10 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 
 #if defined(__GNUC__)
 #define GAI_THREAD_LOCAL __thread
+#define GAI_APART __attribute__((noinline))
 #else
 #define GAI_THREAD_LOCAL __declspec(thread)
+#define GAI_APART __declspec(noinline)
 #endif
 
 #if defined(_WIN32)
@@ -721,6 +723,7 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
     X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                 \
     X(DevicePrimaryCtxRelease, (CUdevice))                                                                             \
+    X(DevicePrimaryCtxGetState, (CUdevice, unsigned int *, int *))                                                     \
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
     X(StreamGetFlags, (CUstream, unsigned int *))                                                                      \
@@ -868,11 +871,16 @@ typedef struct gai_site {
     int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
+static int gai_is_default_stream(CUstream stream)
+{
+    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
 static CUresult gai_site_context(gai_site *site)
 {
     CUresult result;
     if (site->context) return CUDA_SUCCESS;
-    if (site->stream == CU_STREAM_LEGACY || site->stream == CU_STREAM_PER_THREAD)
+    if (gai_is_default_stream(site->stream))
         result = gai_cu.CtxGetCurrent(&site->context);
     else
         result = gai_cu.StreamGetCtx(site->stream, &site->context);
@@ -991,7 +999,7 @@ typedef struct gai_block {
     uint64_t held;                   /* changed and read without a lock, also by calls that come too late */
     void *pool;                      /* likewise; a descriptor never changes its pool */
     size_t bytes;                    /* from here on a new descriptor is cleared */
-    uint64_t requested;              /* 0 on a shelf */
+    uint64_t requested;              /* in a front: as it was */
     uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
     uint64_t stream_id;
     uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
@@ -1084,21 +1092,40 @@ typedef struct gai_shelf {
     gai_block *first;
 } gai_shelf;
 
-/* Guarded by the latch, which is taken after any other lock. `open` and `most` are changed only with the pool's lock
-   held as well, so that either lets them be read.
-   bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves;  blocks <= GAI_FRONT_BLOCKS,
-   bytes <= most
-   What the front has given out since it was last empty, which is when the pool's counters are told: mallocs in calls,
-   allocated_in in bytes as they are held, live_in in bytes asked for. What came in is that and what it holds; live_out
-   says it in bytes asked for */
+/* Guarded by the latch, which is taken after any other lock. `open`, `most` and `trusted` are changed only with the pool's
+   lock held as well, so that either lets them be read.
+   bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
+   fresh_blocks, fresh_bytes, fresh_live: of `fresh` and `strays`, in blocks, bytes held and bytes asked for
+   blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
+   Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
+   allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
+   live_out says it in bytes asked for. What is fresh has not been told.
+
+   Who vouches for a free. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only whether
+   the handle is captured; that the handle is still the stream S whose lane this is, it does not ask. So its block is
+   `fresh`: it may turn out to have been freed on another stream. A later call that is given the stream, and asks for
+   its id, finds S: S is alive then, so it was alive all the time since it was seen first, and since one handle is one
+   living stream, each handle that led here in between was S. It vouches for all that is fresh. If S is dead no such
+   call ever comes. Hence:
+     - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
+     - who empties the front for others' sake leaves what is fresh where it is;
+     - a free that would make it more than GAI_MARK_BYTES, or GAI_FRESH_BLOCKS, asks for the id: the bound on what a
+       stream that dies unannounced leaves behind;
+     - once all devices have been waited for, what was fresh before is nobody's any more (`strays` while they are);
+     - a retired lane is shut.
+   Where every call asks (default streams) or none does (stream_check:off) all of it is trusted. */
 typedef struct gai_front {
     char before[GAI_CACHE_LINE]; /* no line of memory is shared with what other threads write */
     gai_latch latch;
     uint64_t open; /* the lane's life while calls may use the front, else 0 */
-    uint64_t filled;
-    size_t blocks, bytes, most;
+    gai_block *fresh, *strays; /* linked by next_bin */
+    size_t fresh_blocks, fresh_bytes, fresh_live;
+    size_t most;
     uint64_t mallocs;
     size_t live_in, live_out, allocated_in;
+    uint64_t filled;
+    size_t blocks, bytes;
+    int trusted;
     gai_shelf shelves[GAI_SHELVES];
     char after[GAI_CACHE_LINE];
 } gai_front;
@@ -1895,7 +1922,7 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
-/* Adds what a front knows and the counters do not. */
+/* Adds what a front knows and the counters do not: of its shelves, and of what is fresh. */
 static void gai_front_tell(const gai_front *front, galloc_stats *stats)
 {
     stats->mallocs += front->mallocs;
@@ -1909,6 +1936,16 @@ static void gai_front_tell(const gai_front *front, galloc_stats *stats)
     stats->allocated.total += front->allocated_in;
     stats->cached.current += front->bytes;
     stats->cached.total += front->allocated_in + front->bytes;
+}
+
+static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
+{
+    stats->frees += blocks;
+    stats->blocks.current -= blocks;
+    stats->live.current -= live;
+    stats->allocated.current -= bytes;
+    stats->cached.current += bytes;
+    stats->cached.total += bytes;
 }
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
@@ -1931,7 +1968,11 @@ static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_lane *lane;
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    for (lane = pool->lanes; lane; lane = lane->next) gai_front_tell(&lane->front, stats);
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        const gai_front *front = &lane->front;
+        gai_front_tell(front, stats);
+        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+    }
     stats->cached.current = stats->reserved.current - stats->allocated.current;
     gai_stat_peak(&stats->live);
     gai_stat_peak(&stats->allocated);
@@ -2042,9 +2083,10 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
 /* What a front holds does not merge: on the ten traces many large blocks there, or very large ones, cost 1 % of memory,
    the last block that came in costs nothing. */
 #define GAI_FRONT_BLOCKS 256
-#define GAI_FRONT_BYTES GAI_MIB  /* with more in it takes no further block */
-#define GAI_FRONT_FRACTION 256   /* of the device's memory: the largest block */
-#define GAI_SHELF_PROBES 4     /* neighbouring shelves that a size may be on */
+#define GAI_FRONT_BYTES GAI_MIB /* with more in it a front takes no further block */
+#define GAI_FRONT_FRACTION 256  /* of the device's memory: the largest block */
+#define GAI_FRESH_BLOCKS 64
+#define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
 
 static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
 
@@ -2055,63 +2097,145 @@ static size_t gai_shelf_of(size_t bytes)
     return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_SHELVES_LOG2));
 }
 
+static int gai_shelf_push(gai_front *front, gai_block *block)
+{
+    size_t at = gai_shelf_of(block->bytes), probes;
+    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+        gai_shelf *shelf = &front->shelves[at];
+        if (front->filled >> at & 1 && shelf->bytes != block->bytes) continue;
+        block->next_bin = front->filled >> at & 1 ? shelf->first : NULL;
+        shelf->first = block;
+        shelf->bytes = block->bytes;
+        front->filled |= (uint64_t)1 << at;
+        front->blocks++;
+        front->bytes += block->bytes;
+        front->live_out += (size_t)block->requested;
+        return 1;
+    }
+    return 0;
+}
+
+static gai_block *gai_shelf_pop(gai_front *front, size_t bytes)
+{
+    size_t at = gai_shelf_of(bytes), probes;
+    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+        gai_shelf *shelf = &front->shelves[at];
+        gai_block *block = shelf->first;
+        if (!(front->filled >> at & 1) || shelf->bytes != bytes) continue;
+        shelf->first = block->next_bin;
+        if (!shelf->first) front->filled ^= (uint64_t)1 << at;
+        front->blocks--;
+        front->bytes -= bytes;
+        return block;
+    }
+    return NULL;
+}
+
+static void gai_fresh_push(gai_front *front, gai_block *block)
+{
+    block->next_bin = front->fresh;
+    front->fresh = block;
+    front->fresh_blocks++;
+    front->fresh_bytes += block->bytes;
+    front->fresh_live += (size_t)block->requested;
+}
+
+static gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
+{
+    gai_block *block = *list;
+    *list = block->next_bin;
+    front->fresh_blocks--;
+    front->fresh_bytes -= block->bytes;
+    front->fresh_live -= (size_t)block->requested;
+    return block;
+}
+
+/* Somebody has asked for the id: what is fresh belongs on the shelves, the oldest first. What finds no place there stays
+   as it was. */
+static void gai_front_vouch(gai_front *front)
+{
+    gai_block *list[2] = {NULL, NULL};
+    int i;
+    list[0] = front->fresh;
+    list[1] = front->strays;
+    front->fresh = front->strays = NULL;
+    front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    for (i = 1; i >= 0; i--) {
+        gai_block *turned = NULL;
+        while (list[i]) {
+            gai_block *next = list[i]->next_bin;
+            list[i]->next_bin = turned;
+            turned = list[i];
+            list[i] = next;
+        }
+        while (turned) {
+            gai_block *next = turned->next_bin;
+            if (!gai_shelf_push(front, turned)) gai_fresh_push(front, turned);
+            turned = next;
+        }
+    }
+}
+
 /* The last block of this size to come, which becomes the program's. NULL: there is none, or the front cannot be used:
-   then *open is 0. */
-static gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, const galloc_request *request,
+   then *open is 0. The caller vouches. */
+static gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested, uint32_t tag,
                                  int *open)
 {
     gai_block *block = NULL;
-    size_t at = gai_shelf_of(bytes), probes;
     gai_latch_on(&front->latch);
     *open = front->open == life;
-    for (probes = 0; *open && probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
-        gai_shelf *shelf = &front->shelves[at];
-        if (!(front->filled >> at & 1) || shelf->bytes != bytes) continue;
-        block = shelf->first;
-        shelf->first = block->next_bin;
-        front->filled ^= (uint64_t)!shelf->first << at;
-        front->blocks--;
-        front->bytes -= bytes;
+    if (*open) {
+        if (front->fresh && front->fresh->bytes == bytes) {
+            block = gai_fresh_pop(front, &front->fresh);
+            front->live_out += (size_t)block->requested;
+        } else {
+            if (front->fresh_blocks) gai_front_vouch(front);
+            block = gai_shelf_pop(front, bytes);
+        }
+    }
+    if (block) {
         front->mallocs++;
-        front->live_in += request->bytes;
+        front->live_in += requested;
         front->allocated_in += bytes;
-        gai_set_relaxed(&block->requested, request->bytes);
-        gai_set_relaxed(&block->tag, GAI_SHELVED | request->tag);
-        break;
+        gai_set_relaxed(&block->requested, requested);
+        gai_set_relaxed(&block->tag, GAI_SHELVED | tag);
     }
     gai_latch_off(&front->latch);
     return block;
 }
 
-/* Puts a block, which the caller has claimed, where its size belongs. 0: it must go to the pool; if the front cannot be
-   used at all *open is 0. */
-static int gai_front_put(gai_front *front, uint64_t life, uint64_t stream_id, gai_block *block, int *open)
+/* What calls that know their lane come to. */
+enum gai_passage {
+    GAI_DONE,  /* served */
+    GAI_ASK,   /* the front would take it from who has asked for the stream's id */
+    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
+    GAI_LONG   /* from the beginning */
+};
+
+/* Puts a block, which the caller has claimed, into the front. With GAI_KNOWN it is full, with GAI_LONG shut. */
+static enum gai_passage gai_front_put(gai_front *front, uint64_t life, gai_block *block, int vouched)
 {
-    size_t at = gai_shelf_of(block->bytes), probes;
-    int done = 0;
+    enum gai_passage passage = GAI_LONG;
+    size_t held, bytes = block->bytes;
     gai_latch_on(&front->latch);
-    *open = front->open == life;
-    if (*open && front->blocks < GAI_FRONT_BLOCKS && front->bytes <= GAI_FRONT_BYTES &&
-        block->bytes <= front->most - front->bytes) {
-        for (probes = 0; !done && probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
-            gai_shelf *shelf = &front->shelves[at];
-            if ((front->filled >> at & 1) && shelf->bytes != block->bytes) continue;
-            block->next_bin = front->filled >> at & 1 ? shelf->first : NULL;
-            shelf->first = block;
-            shelf->bytes = block->bytes;
-            front->filled |= (uint64_t)1 << at;
-            front->blocks++;
-            front->bytes += block->bytes;
-            front->live_out += block->requested;
-            gai_set_relaxed(&block->requested, 0);
-            gai_set_relaxed(&block->tag, GAI_SHELVED);
-            gai_set_relaxed(&block->stream_id, stream_id);
-            block->life = life;
-            done = 1;
+    if (front->open == life) {
+        held = front->bytes + front->fresh_bytes;
+        if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
+            bytes > front->most - held) {
+            passage = GAI_KNOWN;
+        } else if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
+                   (front->trusted || front->fresh_bytes + bytes <= GAI_MARK_BYTES)) {
+            gai_fresh_push(front, block);
+            passage = GAI_DONE;
+        } else if (!front->trusted && !vouched) {
+            passage = GAI_ASK;
+        } else {
+            gai_front_vouch(front);
+            passage = gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
         }
     }
     gai_latch_off(&front->latch);
-    return done;
+    return passage;
 }
 
 /* ---- with it ---- */
@@ -2209,26 +2333,38 @@ static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *la
     gai_block_give(pool, block);
 }
 
-/* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. */
-static void gai_lane_flush(galloc_pool *pool, gai_lane *lane)
+/* Puts a list before another. */
+static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
+{
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        block->next_bin = rest;
+        rest = block;
+    }
+    return rest;
+}
+
+/* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. What is fresh
+   only if the call has been given the stream and asked for its id. */
+static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
 {
     gai_front *front = &lane->front;
     gai_block *list = NULL;
     gai_latch_on(&front->latch);
+    if (vouched || front->trusted) {
+        list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
+        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+        front->fresh = front->strays = NULL;
+        front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    }
     gai_front_tell(front, &pool->stats);
     if (front->mallocs) lane->handed = gai_lane_stamp(lane);
     front->mallocs = 0;
     front->live_in = front->live_out = front->allocated_in = 0;
     front->blocks = front->bytes = 0;
-    for (; front->filled; front->filled &= front->filled - 1) {
-        gai_block *block = front->shelves[gai_lowest(front->filled)].first;
-        while (block) {
-            gai_block *next = block->next_bin;
-            block->next_bin = list;
-            list = block;
-            block = next;
-        }
-    }
+    for (; front->filled; front->filled &= front->filled - 1)
+        list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
     gai_latch_off(&front->latch);
     while (list) {
         gai_block *block = list;
@@ -2237,10 +2373,46 @@ static void gai_lane_flush(galloc_pool *pool, gai_lane *lane)
     }
 }
 
+/* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
+   Returns whether there is any. */
+static int gai_pool_gather_strays(galloc_pool *pool)
+{
+    gai_lane *lane;
+    int some = 0;
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        gai_front *front = &lane->front;
+        gai_latch_on(&front->latch);
+        front->strays = gai_blocks_join(front->fresh, front->strays);
+        front->fresh = NULL;
+        some |= front->strays != NULL;
+        gai_latch_off(&front->latch);
+    }
+    return some;
+}
+
+/* After: they need no mark. */
+static void gai_pool_file_strays(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        gai_front *front = &lane->front;
+        for (;;) {
+            gai_block *block = NULL;
+            gai_latch_on(&front->latch);
+            if (front->strays) block = gai_fresh_pop(front, &front->strays);
+            gai_latch_off(&front->latch);
+            if (!block) break;
+            gai_fresh_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
+            gai_block_untake(pool, block);
+            gai_block_give(pool, block);
+        }
+    }
+}
+
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_flush(pool, lane);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_flush(pool, lane, 0);
 }
 
 /* Nothing may be given out any more that the pool has not looked at. */
@@ -2269,7 +2441,8 @@ static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
     if (front->open == open && front->most == most) return;
     gai_latch_on(&front->latch);
     front->open = open;
-    front->most = gai_max(most, front->bytes);
+    front->most = gai_max(most, front->bytes + front->fresh_bytes);
+    front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     gai_latch_off(&front->latch);
 }
 
@@ -2389,7 +2562,7 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
     site->context = lane->context;
     site->context_id = lane->context_id;
     site->home = lane->context == pool->context;
-    gai_lane_flush(pool, lane);
+    gai_lane_flush(pool, lane, 1);
     return lane;
 }
 
@@ -2694,8 +2867,8 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
         gai_front_shut(&lane->front);
-        gai_lane_flush(pool, lane);
-        if (!gai_lane_is_idle(lane)) {
+        gai_lane_flush(pool, lane, 0);
+        if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
             gai_front_set(pool, lane);
             continue;
         }
@@ -4024,14 +4197,51 @@ static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
     return incomplete;
 }
 
+/* Waits for all work of a device that has a primary context in use. */
+static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device)
+{
+    CUcontext context = NULL;
+    gai_scope scope;
+    unsigned int flags = 0;
+    int active = 0;
+    CUresult result = gai_cu.DevicePrimaryCtxGetState(device, &flags, &active);
+    if (result || !active) return result;
+    result = gai_cu.DevicePrimaryCtxRetain(&context, device);
+    if (result) return result;
+    result = gai_scope_enter(&scope, context);
+    if (!result) {
+        result = gai_device_wait(pool);
+        gai_scope_leave(&scope);
+    }
+    (void)gai_cu.DevicePrimaryCtxRelease(device);
+    return result;
+}
+
+/* For what was freed on streams that nobody vouches for: they may have been any device's. */
+static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
+{
+    int devices = 0, device;
+    CUresult result = gai_cu.DeviceGetCount(&devices);
+    for (device = 0; device < devices && !result; device++) result = gai_primary_wait(pool, device);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    gai_pool_file_strays(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_sweep_lost(pool);
+    return CUDA_SUCCESS;
+}
+
 /* Waits for the device, in every context that freed something, and lets everybody have the result. */
 static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
+    int strays;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
+    strays = gai_pool_gather_strays(pool);
     gai_lock_off(&pool->lock);
+    if (strays) result = gai_pool_wait_for_strays(pool);
     for (; lane; lane = lane->next) {
         CUresult said = CUDA_SUCCESS;
         if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
@@ -4532,7 +4742,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     if (lane) {
         int named;
         gai_front_shut(&lane->front);
-        gai_lane_flush(pool, lane);
+        gai_lane_flush(pool, lane, 1);
         named = lane->uses || lane->busy || lane->handed > lane->done;
         lane->due = 0;
         lane->busy++;
@@ -4948,28 +5158,55 @@ static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
     return broken + (other == NULL);
 }
 
-/* Frozen, as everything here. */
-static int gai_check_front(const galloc_pool *pool, const gai_lane *lane)
+typedef struct gai_census {
+    size_t used, requested, blocks, free, holes, mapped, bytes;
+} gai_census;
+
+/* A list of blocks in a front: bytes != 0: all of that size. Takes them off the used ones. */
+static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const gai_block *block, size_t bytes,
+                            gai_census *census)
 {
-    const gai_front *front = &lane->front;
-    size_t blocks = 0, bytes = 0, i;
-    int broken = front->blocks > GAI_FRONT_BLOCKS || (front->open && front->open != lane->life);
-    broken += front->open && (lane->asked || lane->retired);
-    for (i = 0; i < GAI_SHELVES; i++) {
-        const gai_block *block = front->filled >> i & 1 ? front->shelves[i].first : NULL;
-        broken += (front->filled >> i & 1) && !block;
-        for (; block; block = block->next_bin) {
-            broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
-            broken += block->bytes != front->shelves[i].bytes || gai_load(&block->held) ||
-                      block->requested || block->growable || block->segment->lost || block->tag != GAI_SHELVED;
-            blocks++;
-            bytes += block->bytes;
-        }
+    int broken = 0;
+    for (; block; block = block->next_bin) {
+        broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
+        broken += gai_load(&block->held) || block->growable || (bytes && block->bytes != bytes);
+        census->blocks++;
+        census->used += block->bytes;
+        census->requested += (size_t)block->requested;
     }
-    return broken + (blocks != front->blocks) + (bytes != front->bytes);
+    return broken;
 }
 
-static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
+/* Frozen, as everything here. */
+static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_census *census)
+{
+    const gai_front *front = &lane->front;
+    gai_census fresh, shelved;
+    size_t i;
+    int broken = front->blocks + front->fresh_blocks > GAI_FRONT_BLOCKS || (front->open && front->open != lane->life);
+    memset(&fresh, 0, sizeof fresh);
+    memset(&shelved, 0, sizeof shelved);
+    broken += front->open && (lane->asked || lane->retired);
+    broken += gai_check_blocks(pool, lane, front->fresh, 0, &fresh);
+    broken += gai_check_blocks(pool, lane, front->strays, 0, &fresh);
+    for (i = 0; i < GAI_SHELVES; i++) {
+        const gai_shelf *shelf = &front->shelves[i];
+        if (!(front->filled >> i & 1)) continue;
+        broken += !shelf->first;
+        broken += gai_check_blocks(pool, lane, shelf->first, shelf->bytes, &shelved);
+    }
+    broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
+    broken += fresh.requested != front->fresh_live;
+    broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
+    broken += front->bytes + front->fresh_bytes > front->most;
+    broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
+    census->blocks -= fresh.blocks + shelved.blocks;
+    census->used -= fresh.used + shelved.used;
+    census->requested -= fresh.requested + shelved.requested;
+    return broken;
+}
+
+static int gai_check_lane(galloc_pool *pool, const gai_lane *lane, gai_census *census)
 {
     const gai_event *event;
     const gai_segment *segment;
@@ -4988,7 +5225,7 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
         }
     }
     return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane) +
-           gai_check_front(pool, lane);
+           gai_check_front(pool, lane, census);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -5036,10 +5273,6 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += block->kind == GAI_ROOM && !(block->prev && block->prev->kind == GAI_USED && block->prev->growable);
     return broken + gai_check_marks(block) + gai_check_pages(block);
 }
-
-typedef struct gai_census {
-    size_t used, requested, blocks, free, holes, mapped, bytes;
-} gai_census;
 
 /* The bytes of the pages that begin in a block. */
 static size_t gai_check_mapped(const gai_block *block)
@@ -5093,10 +5326,8 @@ static int gai_check_pool(galloc_pool *pool)
     }
     broken += census.bytes != pool->stats.addresses;
     for (lane = pool->lanes; lane; lane = lane->next) {
-        broken += gai_check_lane(pool, lane);
+        broken += gai_check_lane(pool, lane, &census);
         filed += lane->free.bytes;
-        census.used -= lane->front.bytes;
-        census.blocks -= lane->front.blocks;
     }
     for (mapping = pool->quarantine; mapping; mapping = mapping->next)
         quarantined += mapping->page->home ? 0 : mapping->bytes;
@@ -5333,11 +5564,13 @@ static int gai_pool_is_orphaned(galloc_pool *pool)
 
 static cudaError_t gai_pool_is_used(galloc_pool *pool)
 {
+    galloc_stats now;
     size_t blocks, bytes;
     gai_lock_on(&pool->lock);
-    blocks = pool->stats.blocks.current;
-    bytes = pool->stats.live.current;
+    gai_stats_now(pool, &now);
     gai_lock_off(&pool->lock);
+    blocks = now.blocks.current;
+    bytes = now.live.current;
     if (!blocks) return cudaSuccess;
     return gai_fail(cudaErrorNotPermitted, "the pool of device %d has %zu blocks in use, %zu bytes: free them first",
                     pool->config.device, blocks, bytes);
@@ -5442,58 +5675,72 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 
 /* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the lane's front,
    without a lock that others share. It is only a memory: what it says is looked at again before it is used. The stream
-   must still be the one that it was, by a look at its id, or for the default streams at their context's; and the front,
-   once its latch is held, must still be open for the life of the lane that the way led to. */
+   must still be the one that it was, by a look at its id, or for the default streams at their context's (who vouches
+   for calls that do not ask is said above gai_front); and the front, once its latch is held, must still be open for the
+   life of the lane that the way led to. */
 typedef struct gai_way {
-    gai_site site;
+    uint64_t generation; /* the way is none unless this is of now */
     const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
-    uint64_t generation;
+    int looks; /* stream_check */
+    gai_site site;
+    char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
 #define GAI_WAYS 32
+#define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
 
-static gai_way *gai_way_of(CUstream stream, CUcontext context, const galloc_pool *key)
+static size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
-    return &gai_ways[mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2)];
+    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
 }
 
-static int gai_is_default_stream(CUstream stream)
+static int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
+                      const galloc_pool *key)
 {
-    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+    return way->generation == generation && way->site.stream == stream && way->key == key &&
+           (!context || way->site.context == context);
 }
 
-/* Is the stream not being captured, and still the one that the way was made for? Legacy is never captured itself, and
-   is not touched: only its context is asked. */
-static int gai_way_holds(const gai_way *way)
+/* The way that this thread remembers, or NULL. The default streams are their context's: for them it is asked which one
+   is current. */
+static gai_way *gai_way_find(CUstream stream, const galloc_pool *key)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = NULL;
+    size_t at, probes;
+    if (!generation || (gai_is_default_stream(stream) && gai_cu.CtxGetCurrent(&context))) return NULL;
+    at = gai_way_at(stream, context, key);
+    for (probes = 0; probes < GAI_WAY_PROBES; probes++)
+        if (gai_way_is(&gai_ways[at ^ probes], generation, stream, context, key)) return &gai_ways[at ^ probes];
+    return NULL;
+}
+
+/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. Legacy is never
+   captured itself, and is not touched; the context of a default stream must not have been reset. */
+static int gai_way_is_free(const gai_way *way)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    CUstream stream = way->site.stream;
-    if (!way->pool->config.stream_check) return 1;
-    if (stream != CU_STREAM_LEGACY &&
-        (gai_cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE))
+    if (!way->looks) return 1;
+    if (way->site.stream != CU_STREAM_LEGACY &&
+        (gai_cu.StreamIsCapturing(way->site.stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE))
         return 0;
-    if (!gai_is_default_stream(stream)) return !gai_cu.StreamGetId(stream, &id) && id == way->site.stream_id;
+    if (!gai_is_default_stream(way->site.stream)) return 1;
     return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
 }
 
-/* The way from a stream, which holds; NULL: there is none, or it must be looked at more closely. */
-static gai_way *gai_way_find(cudaStream_t zero_or_stream, const galloc_pool *key)
+/* Is it still the stream that the way was made for? Asked after gai_way_is_free only: a captured stream must not be
+   asked. */
+static int gai_way_vouches(const gai_way *way)
 {
-    CUstream stream = zero_or_stream ? (CUstream)zero_or_stream : CU_STREAM_LEGACY;
-    uint64_t generation = gai_load(&gai_generation);
-    CUcontext context = NULL;
-    gai_way *way;
-    if (!generation || (gai_is_default_stream(stream) && gai_cu.CtxGetCurrent(&context))) return NULL;
-    way = gai_way_of(stream, context, key);
-    if (way->generation != generation || way->site.stream != stream || way->key != key) return NULL;
-    if (context && way->site.context != context) return NULL;
-    return gai_way_holds(way) ? way : NULL;
+    unsigned long long id = 0;
+    if (!way->looks || gai_is_default_stream(way->site.stream)) return 1;
+    return !gai_cu.StreamGetId(way->site.stream, &id) && id == way->site.stream_id;
 }
 
 /* ---- threads that end ---- */
@@ -5517,7 +5764,7 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
         for (lane = pool->lanes; lane; lane = lane->next)
             for (way = (const gai_way *)ways; way < (const gai_way *)ways + GAI_WAYS; way++)
                 if (way->site.stream == CU_STREAM_PER_THREAD && way->site.life == lane->life)
-                    gai_lane_flush(pool, lane);
+                    gai_lane_flush(pool, lane, 0);
         gai_lock_off(&pool->lock);
     }
     gai_lock_off(&gai_global_lock);
@@ -5545,43 +5792,46 @@ static void gai_threads_forget(void)
 
 /* ---- remembering ---- */
 
-/* Remembers the way that a call has gone. A default pool is found by the stream alone only where it is the default of
-   the stream's own device. */
+/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any. */
 static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
-    int is_default = gai_is_default_stream(site->stream);
-    gai_way *way = gai_way_of(site->stream, is_default ? site->context : NULL, key);
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = gai_is_default_stream(site->stream) ? site->context : NULL;
+    size_t at = gai_way_at(site->stream, context, key), probes;
+    gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
     if (!site->life) return;
-    way->site = *site;
+    for (probes = GAI_WAY_PROBES; probes-- > 0;)
+        if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
+    for (probes = 0; probes < GAI_WAY_PROBES; probes++)
+        if (gai_way_is(&gai_ways[at ^ probes], generation, site->stream, context, key)) way = &gai_ways[at ^ probes];
+    way->generation = generation;
     way->key = key;
     way->pool = pool;
-    way->generation = gai_load(&gai_generation);
+    way->looks = pool->config.stream_check;
+    way->site = *site;
     if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
-/* What calls that know their lane come to. */
-enum gai_passage {
-    GAI_DONE,  /* served */
-    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
-    GAI_LONG   /* from the beginning */
-};
+/* ---- the fast path ---- */
 
-/* Is the way as good as a look at the stream? Not on legacy: it is still to be seen whether anything may be called on
-   it. And where looks are switched off only an open front says that the stream has not been retired. */
-static int gai_way_vouches(const gai_way *way, int open)
+static CUstream gai_stream_of(cudaStream_t stream) { return stream ? (CUstream)stream : CU_STREAM_LEGACY; }
+
+/* What is known of the stream when a front has not served: on legacy it is still to be seen whether anything may be
+   called on it; and where there are no looks only an open front says that the stream has not been retired. */
+static enum gai_passage gai_way_passage(const gai_way *way, int open)
 {
-    return way->site.stream != CU_STREAM_LEGACY && (open || way->pool->config.stream_check);
+    return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
 }
 
-static enum gai_passage gai_malloc_by_way(void **ptr, const galloc_request *request, gai_way **found)
+static enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
+                                          const galloc_pool *key, gai_way **found)
 {
-    gai_way *way = gai_way_find(request->stream, request->pool);
+    gai_way *way = *found = gai_way_find(gai_stream_of(stream), key);
     gai_block *block;
     int open;
-    *found = way;
-    if (!way) return GAI_LONG;
-    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(request->bytes, GAI_UNIT), request, &open);
-    if (!block) return gai_way_vouches(way, open) ? GAI_KNOWN : GAI_LONG;
+    if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
+    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
+    if (!block) return gai_way_passage(way, open);
     *ptr = (void *)block->addr;
     gai_store(&block->held, block->addr);
     return GAI_DONE;
@@ -5595,22 +5845,38 @@ static int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
 }
 
+/* Claims the block and puts it into the way's front; else it is the program's again. */
+static enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
+{
+    enum gai_passage passage = GAI_KNOWN;
+    if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
+    if (gai_block_suits(block, way->site.life)) {
+        if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
+        block->life = way->site.life;
+        passage = gai_front_put(&way->site.lane->front, way->site.life, block, vouched);
+    }
+    if (passage != GAI_DONE) gai_store(&block->held, (uintptr_t)ptr);
+    return passage;
+}
+
 static enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
+    enum gai_passage passage;
     galloc_pool *pool;
     gai_way *way;
-    int open = 1;
     if (!block) return GAI_LONG;
     pool = (galloc_pool *)gai_load_pointer(&block->pool);
-    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
-    if (!way || way->pool != pool || !gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
-    if (gai_block_suits(block, way->site.life) &&
-        gai_front_put(&way->site.lane->front, way->site.life, way->site.stream_id, block, &open))
-        return GAI_DONE;
-    gai_store(&block->held, (uintptr_t)ptr);
-    return gai_way_vouches(way, open) ? GAI_KNOWN : GAI_LONG;
+    way = *found = gai_way_find(gai_stream_of(stream), pool->is_default ? NULL : pool);
+    if (!way || way->pool != pool || !gai_way_is_free(way)) return GAI_LONG;
+    passage = gai_block_by_way(block, ptr, way, 0);
+    if (passage == GAI_DONE) return GAI_DONE;
+    if (!gai_way_vouches(way)) return GAI_LONG;
+    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
+    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
 }
+
+/* ---- and what becomes of the rest ---- */
 
 static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
 {
@@ -5636,18 +5902,17 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
 /* May blocks that somebody gave back serve it as they are? */
 static int gai_request_is_plain(const galloc_request *request)
 {
-    return request->bytes && request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
+    return request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
-static cudaError_t gai_alloc(void **ptr, const galloc_request *request)
+/* Kept out of the functions that call it, which are short without it. */
+GAI_APART
+static cudaError_t gai_alloc_slowly(enum gai_passage passage, const gai_way *way, void **ptr,
+                                    const galloc_request *request)
 {
-    gai_way *way = NULL;
-    enum gai_passage passage = GAI_LONG;
     gai_site site;
     cudaError_t error;
-    if (ptr && gai_request_is_plain(request)) passage = gai_malloc_by_way(ptr, request, &way);
-    if (passage == GAI_DONE) return cudaSuccess;
     if (passage == GAI_LONG) return gai_end(gai_alloc_at(request->pool, ptr, request));
     *ptr = NULL;
     site = way->site;
@@ -5656,24 +5921,43 @@ static cudaError_t gai_alloc(void **ptr, const galloc_request *request)
     return gai_end(error);
 }
 
-static cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+GAI_APART
+static cudaError_t gai_malloc_slowly(enum gai_passage passage, const gai_way *way, galloc_pool *pool, void **ptr,
+                                     size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
     request.pool = pool;
-    return gai_alloc(ptr, &request);
+    return gai_alloc_slowly(passage, way, ptr, &request);
 }
 
-static cudaError_t gai_free(void *ptr, cudaStream_t stream)
+static cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
     gai_way *way = NULL;
-    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
-    galloc_pool *pool;
+    enum gai_passage passage = GAI_LONG;
+    if (ptr && bytes) passage = gai_malloc_by_way(ptr, bytes, 0, stream, pool, &way);
+    if (passage == GAI_DONE) return cudaSuccess;
+    return gai_malloc_slowly(passage, way, pool, ptr, bytes, stream);
+}
+
+static cudaError_t gai_alloc(void **ptr, const galloc_request *request)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = GAI_LONG;
+    if (ptr && request->bytes && gai_request_is_plain(request))
+        passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
+    if (passage == GAI_DONE) return cudaSuccess;
+    return gai_alloc_slowly(passage, way, ptr, request);
+}
+
+GAI_APART
+static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, cudaStream_t stream)
+{
+    galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
-    if (passage == GAI_DONE) return cudaSuccess;
     if (passage == GAI_KNOWN) {
         pool = way->pool;
         site = way->site;
@@ -5686,6 +5970,12 @@ static cudaError_t gai_free(void *ptr, cudaStream_t stream)
     return gai_end(error);
 }
 
+static cudaError_t gai_free(void *ptr, cudaStream_t stream)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
+    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, stream);
+}
 
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
@@ -5900,26 +6190,30 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     return cudaSuccess;
 }
 
-static void gai_stat_reset(galloc_stat *stat)
+/* `now` has what the fronts know as well, and will tell some day: the total is such that nothing is left then. */
+static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 {
-    stat->peak = stat->current;
-    stat->total = 0;
+    stat->peak = now->current;
+    stat->total -= now->total;
 }
 
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
-    galloc_stats *stats = pool ? &pool->stats : NULL;
+    galloc_stats now, *stats = pool ? &pool->stats : NULL;
     cudaError_t error = gai_begin();
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
-    gai_pool_flush(pool);
-    gai_stat_reset(&stats->live);
-    gai_stat_reset(&stats->allocated);
-    gai_stat_reset(&stats->reserved);
-    gai_stat_reset(&stats->cached);
-    gai_stat_reset(&stats->blocks);
-    stats->mallocs = stats->frees = stats->failures = stats->hits = stats->grows = 0;
+    gai_stats_now(pool, &now);
+    gai_stat_reset(&stats->live, &now.live);
+    gai_stat_reset(&stats->allocated, &now.allocated);
+    gai_stat_reset(&stats->reserved, &now.reserved);
+    gai_stat_reset(&stats->cached, &now.cached);
+    gai_stat_reset(&stats->blocks, &now.blocks);
+    stats->mallocs -= now.mallocs;
+    stats->frees -= now.frees;
+    stats->hits -= now.hits;
+    stats->failures = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
@@ -5944,6 +6238,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 {
     galloc_pool *pool;
     gai_block *block;
+    int used;
     cudaError_t error = gai_begin();
     if (!error && !info) error = gai_fail(cudaErrorInvalidValue, "galloc_pointer_info: info is NULL");
     if (error) return gai_end(error);
@@ -5955,13 +6250,14 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_is_mapped(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
-        info->requested = (size_t)gai_counted(&block->requested);
+        used = gai_load(&block->held) != 0;
+        info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
         info->usable = info->room = block->bytes;
         if (block->next && block->next->kind == GAI_ROOM) info->room += block->next->bytes;
         info->stream_id = gai_counted(&block->stream_id);
         info->device = pool->config.device;
-        info->tag = (uint32_t)gai_counted(&block->tag);
-        info->state = gai_load(&block->held) ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
+        info->tag = used ? (uint32_t)gai_counted(&block->tag) : 0;
+        info->state = used ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
     }
     gai_lock_off(&pool->lock);
     return cudaSuccess;

@@ -31,6 +31,9 @@ static gai_lane *lane_of(galloc_pool *pool, cudaStream_t stream)
     return lane;
 }
 
+static size_t front_blocks(const gai_lane *lane) { return lane ? lane->front.blocks + lane->front.fresh_blocks : 0; }
+static size_t front_bytes(const gai_lane *lane) { return lane->front.bytes + lane->front.fresh_bytes; }
+
 /* ---- what a hot pair does ---------------------------------------------------------------------------------------- */
 
 /* All locks are held by this very thread: whoever wants one stands still, and the alarm ends the program. */
@@ -67,21 +70,23 @@ TEST(a_hot_pair_takes_no_lock_that_others_share)
 }
 
 /* Calls of CUDA that a pair makes, by kind of stream: the looks, and none of them when they are switched off but the
-   question whose default stream it is. */
+   question whose default stream it is. The free of a large block asks for the stream's id as well. */
 TEST(a_hot_pair_calls_nothing_but_the_looks)
 {
-    static const long calls[2][STREAM_KINDS] = {{2, 0, 2}, {4, 4, 6}};
+    static const long calls[2][STREAM_KINDS] = {{2, 0, 2}, {4, 3, 6}};
     for (int check = 0; check < 2; check++) {
-        for (int kind = 0; kind < STREAM_KINDS; kind++) {
+        for (int i = 0; i < 2 * STREAM_KINDS; i++) {
+            int kind = i / 2, large = i % 2;
+            size_t bytes = large ? MIB(3) : MIB(1);
             begin();
             cudaStream_t s = stream_of_kind(kind);
             galloc_config config = galloc_config_default();
             config.stream_check = check;
             galloc_pool *pool = pool_new(&config);
-            warm(pool, MIB(3), s);
+            warm(pool, bytes, s);
             long before = sim_calls(NULL);
-            for (int i = 0; i < 10; i++) OK(galloc_free(get(pool, MIB(3), s), s));
-            EXPECT_EQ(sim_calls(NULL) - before, 10 * calls[check][kind]);
+            for (int k = 0; k < 10; k++) OK(galloc_free(get(pool, bytes, s), s));
+            EXPECT_EQ(sim_calls(NULL) - before, 10 * (calls[check][kind] + (check && kind == OWN && large)));
             pool_end(pool);
             finish();
         }
@@ -133,7 +138,7 @@ TEST(what_lies_in_a_front_is_free)
         EXPECT_EQ(stats.live.current, 1000);
         EXPECT_EQ(stats.blocks.current, 1);
         OK(galloc_free(p, s));
-        EXPECT(lane_of(pool, s)->front.blocks == 1);
+        EXPECT(front_blocks(lane_of(pool, s)) == 1);
         info = info_of(p);
         stats = stats_of(pool);
         EXPECT_EQ(info.state, GALLOC_STATE_FREE);
@@ -319,6 +324,143 @@ TEST(a_front_of_before_a_reset_takes_nothing_after_it)
     finish();
 }
 
+/* ---- who vouches for a free -------------------------------------------------------------------------------------- */
+
+/* Frees on T by the handle of S, which T has now, after S has died with what T freed last still in its front: nobody has
+   looked at the id. The work of T is not done; S, or a third stream, must not have that memory. */
+TEST(a_free_by_a_handle_that_came_back_is_nobodys)
+{
+    for (int who = 0; who < 3; who++) {
+        begin_still();
+        cudaStream_t s = stream_new(), u = stream_new();
+        galloc_config config = config_limit(MIB(2));
+        galloc_pool *pool = pool_new(&config);
+        unsigned long long id = stream_id(s);
+        void *p = get(pool, KIB(64), s), *q = get(pool, KIB(64), s), *r = NULL;
+        warm(pool, KIB(64), s);
+        put(s, p, KIB(64), 1);
+        OK(cudaStreamSynchronize(s)); /* so that the program may go on with its memory on T */
+        stream_end(s);
+        cudaStream_t t = stream_new();
+        EXPECT(t == s && stream_id(t) != id);
+        put(t, p, KIB(64), 2);
+        put(t, q, KIB(64), 2);
+        OK(galloc_free(p, t)); /* T is not asked who it is */
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (who == 0) r = get_used(pool, KIB(64), u); /* from elsewhere */
+        if (who == 1) r = get_used(pool, MIB(2) - KIB(192), u);
+        if (who == 2) r = get_used(pool, KIB(64), t);
+        EXPECT(r != p);
+        OK(galloc_free(r, who == 2 ? t : u));
+        OK(galloc_free(q, t));
+        if (who == 1) { /* all of it: the devices are waited for */
+            void *all = get_used(pool, MIB(2), u);
+            OK(galloc_free(all, u));
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The same on another device: that is waited for as well. */
+TEST(a_handle_may_come_back_on_another_device)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    cudaStream_t s = stream_new(), t;
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(1), s);
+    warm(pool, MIB(1), s);
+    stream_end(s);
+    OK(cudaSetDevice(1));
+    t = stream_new();
+    if (EXPECT(t == s)) OK(galloc_free(p, t));
+    EXPECT_EQ(lane_of(pool, s) == NULL, 1);
+    OK(cudaSetDevice(0));
+    cudaStream_t u = stream_new();
+    long before = sim_calls("cuMemFreeHost");
+    OK(galloc_free(get_used(pool, MIB(2), u), u));
+    EXPECT(sim_calls("cuMemFreeHost") - before >= 2); /* once for each device */
+    pool_end(pool);
+    finish();
+}
+
+/* S lives: a call that asks vouches for what was freed before, and all of it goes the usual ways. */
+TEST(a_stream_that_lives_vouches_for_its_frees)
+{
+    begin_still();
+    enum { N = 30 };
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, KIB(16) + 512 * (size_t)i, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, N);
+    EXPECT(get(pool, KIB(16), s) == p[0]);
+    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* What nobody has vouched for is bounded, in blocks and bytes: the free that would be one too many asks. */
+TEST(few_frees_go_unvouched)
+{
+    for (int large = 0; large < 2; large++) {
+        begin();
+        enum { N = 200 };
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p[N];
+        size_t blocks = 0, bytes = 0;
+        for (int i = 0; i < N; i++) p[i] = get(pool, large ? KIB(300) : 512, s);
+        for (int i = 0; i < N; i++) {
+            OK(galloc_free(p[i], s));
+            blocks = gai_max(blocks, lane_of(pool, s)->front.fresh_blocks);
+            bytes = gai_max(bytes, lane_of(pool, s)->front.fresh_bytes);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        EXPECT(blocks > 0 && blocks <= GAI_FRESH_BLOCKS);
+        EXPECT(bytes > 0 && bytes <= MIB(2));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The counters, set back while there is something fresh, say what comes after. */
+TEST(counters_are_set_back_with_what_fronts_hold)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 700, s), *q = get(pool, 5000, s);
+    warm(pool, 1000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_pool_stats_reset(pool));
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.mallocs + stats.frees + stats.hits, 0);
+    EXPECT_EQ(stats.live.peak, 5000);
+    EXPECT_EQ(stats.live.total + stats.allocated.total + stats.blocks.total, 0);
+    EXPECT(get(pool, 600, s) == p);
+    stats = stats_of(pool);
+    EXPECT_EQ(stats.mallocs, 1);
+    EXPECT_EQ(stats.frees, 0);
+    EXPECT_EQ(stats.live.total, 600);
+    EXPECT_EQ(stats.live.current, 5600);
+    EXPECT_EQ(stats.blocks.peak, 2);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- nothing is lost --------------------------------------------------------------------------------------------- */
 
 TEST(a_miss_sees_all_that_was_freed)
@@ -350,7 +492,7 @@ TEST(an_idle_front_keeps_nothing_from_others)
     for (int i = 0; i < N; i++) p[i] = get(pool, MIB(2) / N, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
     OK(galloc_free(get(pool, MIB(2), t), t));
-    EXPECT_EQ(lane_of(pool, s)->front.blocks, 0);
+    EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
     pool_end(pool);
     finish();
 }
@@ -359,14 +501,14 @@ TEST(trim_reserve_and_destroy_empty_the_fronts)
 {
     for (int what = 0; what < 3; what++) {
         begin();
-        cudaStream_t s = stream_new();
+        cudaStream_t s = what == 1 ? cudaStreamLegacy : stream_new();
         galloc_pool *pool = pool_new(NULL);
         warm(pool, KIB(64), s);
-        EXPECT_EQ(lane_of(pool, s)->front.blocks, 1);
+        EXPECT_EQ(front_blocks(lane_of(pool, s)), 1);
         if (what == 0) OK(galloc_pool_trim(pool, 0));
         if (what == 0) EXPECT_EQ(sim_physical(0), 0);
         if (what == 1) OK(galloc_pool_reserve(pool, MIB(2)));
-        if (what < 2) EXPECT_EQ(lane_of(pool, s) ? lane_of(pool, s)->front.blocks : 0, 0);
+        if (what < 2) EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
         pool_end(pool);
         finish();
     }
@@ -385,12 +527,12 @@ TEST(a_thread_that_ends_leaves_nothing_in_its_front)
     pthread_t thread;
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, pool), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(pool->lanes->front.blocks, 0);
+    EXPECT_EQ(front_blocks(pool->lanes), 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, other), 0); /* watched again after a pool has ended */
     pool_end(pool);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(other->lanes->front.blocks, 0);
+    EXPECT_EQ(front_blocks(other->lanes), 0);
     pool_end(other);
     finish();
 }
@@ -410,7 +552,7 @@ TEST(what_a_front_holds_counts_as_unmarked)
     for (int i = 0; i < 64; i++) {
         OK(galloc_free(p[i], s));
         gai_lane *lane = lane_of(pool, s);
-        EXPECT(lane->front.bytes + lane->unmarked < MIB(2));
+        EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
     }
     EXPECT_EQ(sim_calls("cuEventRecord") - events, 2);
     pool_end(pool);
@@ -428,9 +570,9 @@ TEST(a_front_is_bounded)
     for (int i = 0; i < N; i++) p[i] = get(pool, i % 8 ? 512 : KIB(700), s);
     for (int i = 0; i < N; i++) {
         OK(galloc_free(p[i], s));
-        const gai_front *front = &lane_of(pool, s)->front;
-        most = gai_max(most, front->blocks);
-        bytes = gai_max(bytes, front->bytes);
+        const gai_lane *lane = lane_of(pool, s);
+        most = gai_max(most, front_blocks(lane));
+        bytes = gai_max(bytes, front_bytes(lane));
     }
     EXPECT(most > 8 && most <= GAI_FRONT_BLOCKS);
     EXPECT(bytes > KIB(700) && bytes <= MIB(2));
