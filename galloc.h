@@ -492,11 +492,15 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GAI_FORMAT(string, first)
 #endif
 
+/* The fast path is put together into each of the few functions that take it, and what it leads to when it does not
+   serve is kept out of them: so nothing is saved and restored on the way. */
 #if defined(__GNUC__)
 #define GAI_THREAD_LOCAL __thread
+#define GAI_INLINE inline __attribute__((always_inline))
 #define GAI_APART __attribute__((noinline))
 #else
 #define GAI_THREAD_LOCAL __declspec(thread)
+#define GAI_INLINE __forceinline
 #define GAI_APART __declspec(noinline)
 #endif
 
@@ -568,7 +572,7 @@ static void gai_pause(unsigned round)
     while (n > 0) n = n - 1;
 }
 
-static void gai_latch_wait(unsigned round)
+static void gai_latch_rest(unsigned round)
 {
     if (round < GAI_LATCH_SPINS) {
         gai_pause(round);
@@ -583,13 +587,19 @@ static void gai_latch_wait(unsigned round)
 #endif
 }
 
-static void gai_latch_on(gai_latch *latch)
+GAI_APART
+static void gai_latch_wait(gai_latch *latch)
 {
     unsigned round = 0;
-    while (!gai_swap(latch, 0, 1)) {
-        do gai_latch_wait(round++);
+    do {
+        do gai_latch_rest(round++);
         while (gai_load(latch));
-    }
+    } while (!gai_swap(latch, 0, 1));
+}
+
+static GAI_INLINE void gai_latch_on(gai_latch *latch)
+{
+    if (!gai_swap(latch, 0, 1)) gai_latch_wait(latch);
 }
 
 static void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
@@ -871,10 +881,8 @@ typedef struct gai_site {
     int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
-static int gai_is_default_stream(CUstream stream)
-{
-    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-}
+/* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
+static int gai_is_default_stream(CUstream stream) { return (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
 static CUresult gai_site_context(gai_site *site)
 {
@@ -1120,9 +1128,8 @@ typedef struct gai_front {
     uint64_t open; /* the lane's life while calls may use the front, else 0 */
     gai_block *fresh, *strays; /* linked by next_bin */
     size_t fresh_blocks, fresh_bytes, fresh_live;
-    size_t most;
-    uint64_t mallocs;
-    size_t live_in, live_out, allocated_in;
+    size_t most, alone; /* alone: what a front that is empty takes unasked */
+    size_t mallocs, live_in, live_out, allocated_in;
     uint64_t filled;
     size_t blocks, bytes;
     int trusted;
@@ -1325,7 +1332,7 @@ static void *gai_map_get(gai_map *map, uintptr_t addr)
 
 /* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. The same as
    gai_map_get, with the numbers written out, for the calls that do little else. */
-static gai_block *gai_block_at(uintptr_t addr)
+static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
 {
     void **slots;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
@@ -1929,7 +1936,7 @@ static void gai_front_tell(const gai_front *front, galloc_stats *stats)
     stats->hits += front->mallocs;
     stats->frees += front->mallocs + front->blocks;
     stats->blocks.current -= front->blocks;
-    stats->blocks.total += (size_t)front->mallocs;
+    stats->blocks.total += front->mallocs;
     stats->live.current += front->live_in - front->live_out;
     stats->live.total += front->live_in;
     stats->allocated.current -= front->bytes;
@@ -2131,7 +2138,7 @@ static gai_block *gai_shelf_pop(gai_front *front, size_t bytes)
     return NULL;
 }
 
-static void gai_fresh_push(gai_front *front, gai_block *block)
+static GAI_INLINE void gai_fresh_push(gai_front *front, gai_block *block)
 {
     block->next_bin = front->fresh;
     front->fresh = block;
@@ -2140,7 +2147,7 @@ static void gai_fresh_push(gai_front *front, gai_block *block)
     front->fresh_live += (size_t)block->requested;
 }
 
-static gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
+static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
 {
     gai_block *block = *list;
     *list = block->next_bin;
@@ -2176,10 +2183,17 @@ static void gai_front_vouch(gai_front *front)
     }
 }
 
+GAI_APART
+static gai_block *gai_front_search(gai_front *front, size_t bytes)
+{
+    if (front->fresh_blocks) gai_front_vouch(front);
+    return gai_shelf_pop(front, bytes);
+}
+
 /* The last block of this size to come, which becomes the program's. NULL: there is none, or the front cannot be used:
    then *open is 0. The caller vouches. */
-static gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested, uint32_t tag,
-                                 int *open)
+static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
+                                            uint32_t tag, int *open)
 {
     gai_block *block = NULL;
     gai_latch_on(&front->latch);
@@ -2189,8 +2203,7 @@ static gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, 
             block = gai_fresh_pop(front, &front->fresh);
             front->live_out += (size_t)block->requested;
         } else {
-            if (front->fresh_blocks) gai_front_vouch(front);
-            block = gai_shelf_pop(front, bytes);
+            block = gai_front_search(front, bytes);
         }
     }
     if (block) {
@@ -2212,26 +2225,35 @@ enum gai_passage {
     GAI_LONG   /* from the beginning */
 };
 
+/* The front is open. */
+GAI_APART
+static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, int vouched)
+{
+    size_t held = front->bytes + front->fresh_bytes;
+    if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
+        block->bytes > front->most - held)
+        return GAI_KNOWN;
+    if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
+        (front->trusted || front->fresh_bytes + block->bytes <= GAI_MARK_BYTES)) {
+        gai_fresh_push(front, block);
+        return GAI_DONE;
+    }
+    if (!front->trusted && !vouched) return GAI_ASK;
+    gai_front_vouch(front);
+    return gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
+}
+
 /* Puts a block, which the caller has claimed, into the front. With GAI_KNOWN it is full, with GAI_LONG shut. */
-static enum gai_passage gai_front_put(gai_front *front, uint64_t life, gai_block *block, int vouched)
+static GAI_INLINE enum gai_passage gai_front_put(gai_front *front, uint64_t life, gai_block *block, int vouched)
 {
     enum gai_passage passage = GAI_LONG;
-    size_t held, bytes = block->bytes;
     gai_latch_on(&front->latch);
     if (front->open == life) {
-        held = front->bytes + front->fresh_bytes;
-        if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
-            bytes > front->most - held) {
-            passage = GAI_KNOWN;
-        } else if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
-                   (front->trusted || front->fresh_bytes + bytes <= GAI_MARK_BYTES)) {
+        if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* as mostly after a pair */
             gai_fresh_push(front, block);
             passage = GAI_DONE;
-        } else if (!front->trusted && !vouched) {
-            passage = GAI_ASK;
         } else {
-            gai_front_vouch(front);
-            passage = gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
+            passage = gai_front_put_more(front, block, vouched);
         }
     }
     gai_latch_off(&front->latch);
@@ -2443,6 +2465,7 @@ static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
+    front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&front->latch);
 }
 
@@ -5198,7 +5221,7 @@ static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_ce
     broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
     broken += fresh.requested != front->fresh_live;
     broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
-    broken += front->bytes + front->fresh_bytes > front->most;
+    broken += front->bytes + front->fresh_bytes > front->most || front->alone > front->most;
     broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
     census->blocks -= fresh.blocks + shelved.blocks;
     census->used -= fresh.used + shelved.used;
@@ -5693,50 +5716,78 @@ typedef struct gai_way {
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
 
-static size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
+static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
     return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
 }
 
-static int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
-                      const galloc_pool *key)
+static GAI_INLINE int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
+                                 const galloc_pool *key)
 {
-    return way->generation == generation && way->site.stream == stream && way->key == key &&
+    return way->site.stream == stream && way->key == key && way->generation == generation &&
            (!context || way->site.context == context);
 }
 
-/* The way that this thread remembers, or NULL. The default streams are their context's: for them it is asked which one
-   is current. */
-static gai_way *gai_way_find(CUstream stream, const galloc_pool *key)
+/* The way is not where it is looked for first. */
+GAI_APART
+static gai_way *gai_way_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
 {
-    uint64_t generation = gai_load(&gai_generation);
-    CUcontext context = NULL;
-    size_t at, probes;
-    if (!generation || (gai_is_default_stream(stream) && gai_cu.CtxGetCurrent(&context))) return NULL;
-    at = gai_way_at(stream, context, key);
-    for (probes = 0; probes < GAI_WAY_PROBES; probes++)
+    size_t at = gai_way_at(stream, context, key), probes;
+    for (probes = 1; probes < GAI_WAY_PROBES; probes++)
         if (gai_way_is(&gai_ways[at ^ probes], generation, stream, context, key)) return &gai_ways[at ^ probes];
     return NULL;
 }
 
-/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. Legacy is never
-   captured itself, and is not touched; the context of a default stream must not have been reset. */
-static int gai_way_is_free(const gai_way *way)
+/* The default streams are their context's: it is asked which one is current. */
+GAI_APART
+static gai_way *gai_way_find_default(CUstream stream, const galloc_pool *key)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = NULL;
+    gai_way *way;
+    if (!stream) stream = CU_STREAM_LEGACY;
+    if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
+    way = &gai_ways[gai_way_at(stream, context, key)];
+    return gai_way_is(way, generation, stream, context, key) ? way : gai_way_search(generation, stream, context, key);
+}
+
+/* The way that this thread remembers, or NULL. */
+static GAI_INLINE gai_way *gai_way_find(cudaStream_t named, const galloc_pool *key)
+{
+    CUstream stream = (CUstream)named;
+    uint64_t generation;
+    gai_way *way;
+    if (gai_is_default_stream(stream)) return gai_way_find_default(stream, key);
+    generation = gai_load(&gai_generation);
+    way = &gai_ways[gai_way_at(stream, NULL, key)];
+    return gai_way_is(way, generation, stream, NULL, key) ? way : gai_way_search(generation, stream, NULL, key);
+}
+
+/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is, and
+   is not touched. */
+GAI_APART
+static int gai_way_is_free_default(const gai_way *way)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    if (!way->looks) return 1;
-    if (way->site.stream != CU_STREAM_LEGACY &&
-        (gai_cu.StreamIsCapturing(way->site.stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE))
-        return 0;
-    if (!gai_is_default_stream(way->site.stream)) return 1;
+    if (way->site.stream != CU_STREAM_LEGACY && gai_cu.StreamIsCapturing(way->site.stream, &status)) return 0;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
     return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
+}
+
+/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
+static GAI_INLINE int gai_way_is_free(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!way->looks) return 1;
+    if (gai_is_default_stream(way->site.stream)) return gai_way_is_free_default(way);
+    return !gai_cu.StreamIsCapturing(way->site.stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* Is it still the stream that the way was made for? Asked after gai_way_is_free only: a captured stream must not be
    asked. */
-static int gai_way_vouches(const gai_way *way)
+static GAI_INLINE int gai_way_vouches(const gai_way *way)
 {
     unsigned long long id = 0;
     if (!way->looks || gai_is_default_stream(way->site.stream)) return 1;
@@ -5814,8 +5865,6 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
 
 /* ---- the fast path ---- */
 
-static CUstream gai_stream_of(cudaStream_t stream) { return stream ? (CUstream)stream : CU_STREAM_LEGACY; }
-
 /* What is known of the stream when a front has not served: on legacy it is still to be seen whether anything may be
    called on it; and where there are no looks only an open front says that the stream has not been retired. */
 static enum gai_passage gai_way_passage(const gai_way *way, int open)
@@ -5823,10 +5872,10 @@ static enum gai_passage gai_way_passage(const gai_way *way, int open)
     return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
 }
 
-static enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
-                                          const galloc_pool *key, gai_way **found)
+static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
+                                                     const galloc_pool *key, gai_way **found)
 {
-    gai_way *way = *found = gai_way_find(gai_stream_of(stream), key);
+    gai_way *way = *found = gai_way_find(stream, key);
     gai_block *block;
     int open;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
@@ -5839,14 +5888,14 @@ static enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag
 
 /* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
    was given to this very lane, yes: it comes after all its marks. Else if it has no marks, and no front has seen it. */
-static int gai_block_suits(const gai_block *block, uint64_t life)
+static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 {
     if (block->tag & GAI_SPECIAL) return 0;
     return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
 }
 
 /* Claims the block and puts it into the way's front; else it is the program's again. */
-static enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
+static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
     enum gai_passage passage = GAI_KNOWN;
     if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
@@ -5859,7 +5908,17 @@ static enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_
     return passage;
 }
 
-static enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
+/* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
+   once more. */
+GAI_APART
+static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
+{
+    if (!gai_way_vouches(way)) return GAI_LONG;
+    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
+    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
+}
+
+static GAI_INLINE enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
     enum gai_passage passage;
@@ -5867,13 +5926,10 @@ static enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way 
     gai_way *way;
     if (!block) return GAI_LONG;
     pool = (galloc_pool *)gai_load_pointer(&block->pool);
-    way = *found = gai_way_find(gai_stream_of(stream), pool->is_default ? NULL : pool);
+    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
     if (!way || way->pool != pool || !gai_way_is_free(way)) return GAI_LONG;
     passage = gai_block_by_way(block, ptr, way, 0);
-    if (passage == GAI_DONE) return GAI_DONE;
-    if (!gai_way_vouches(way)) return GAI_LONG;
-    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
-    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
+    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, way);
 }
 
 /* ---- and what becomes of the rest ---- */
@@ -5933,7 +5989,7 @@ static cudaError_t gai_malloc_slowly(enum gai_passage passage, const gai_way *wa
     return gai_alloc_slowly(passage, way, ptr, &request);
 }
 
-static cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
     gai_way *way = NULL;
     enum gai_passage passage = GAI_LONG;
@@ -5942,7 +5998,7 @@ static cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaS
     return gai_malloc_slowly(passage, way, pool, ptr, bytes, stream);
 }
 
-static cudaError_t gai_alloc(void **ptr, const galloc_request *request)
+static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *request)
 {
     gai_way *way = NULL;
     enum gai_passage passage = GAI_LONG;
@@ -5970,7 +6026,7 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
     return gai_end(error);
 }
 
-static cudaError_t gai_free(void *ptr, cudaStream_t stream)
+static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
     gai_way *way = NULL;
     enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
