@@ -1194,7 +1194,7 @@ struct galloc_pool {
     unsigned long long context_id;
     size_t granularity, device_bytes;
     void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
-    CUresult broken;     /* a sticky error: the pool refuses from then on */
+    uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
     size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
@@ -1330,9 +1330,8 @@ static void *gai_map_get(gai_map *map, uintptr_t addr)
     return slot ? gai_load_pointer(slot) : NULL;
 }
 
-/* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. The same as
-   gai_map_get, with the numbers written out, for the calls that do little else. */
-static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
+/* gai_map_slot for the map of blocks, with the numbers written out: most calls come by here. */
+static GAI_INLINE void **gai_block_slot(uintptr_t addr)
 {
     void **slots;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
@@ -1340,7 +1339,14 @@ static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 21 & 0x1ff]);
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 16 & 0x1f]);
-    return slots ? (gai_block *)gai_load_pointer(&slots[addr >> 9 & 0x7f]) : NULL;
+    return slots ? &slots[addr >> 9 & 0x7f] : NULL;
+}
+
+/* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. */
+static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
+{
+    void **slot = gai_block_slot(addr);
+    return slot ? (gai_block *)gai_load_pointer(slot) : NULL;
 }
 
 /* Makes the nodes on the way to an address; the only step of the map that can fail. */
@@ -1531,8 +1537,10 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
 {
     gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
     int looks;
-    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin)
-        if (gai_place(block->addr, block->addr + block->bytes, want) && gai_is_better(block, best)) best = block;
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin) {
+        if (block->bytes < want->bytes || !gai_is_better(block, best)) continue;
+        if (gai_place(block->addr, block->addr + block->bytes, want)) best = block;
+    }
     return best;
 }
 
@@ -1811,7 +1819,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     gai_block_link(block, right);
     right->marks = gai_marks_cut(pool, &block->marks, at);
     if (gai_block_is_mapped(right)) {
-        gai_map_set(&gai_block_map, at, right);
+        gai_store_pointer(gai_block_slot(at), right);
         pool->stats.splits++;
     }
     return right;
@@ -1820,8 +1828,9 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
+    void **slot = gai_block_slot(right->addr);
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
-    gai_map_clear(&gai_block_map, right->addr, right);
+    if (slot && gai_load_pointer(slot) == right) gai_store_pointer(slot, NULL);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
     if (right->age > block->age && block->kind != GAI_USED) {
@@ -1908,8 +1917,10 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 /* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
+    uintptr_t end = at + bytes;
     return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
-           gai_map_need(&gai_block_map, at) && gai_map_need(&gai_block_map, at + bytes);
+           (at == block->addr || gai_map_need(&gai_block_map, at)) &&
+           (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
 }
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
@@ -2035,21 +2046,55 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     gai_stat_cached(pool);
 }
 
+/* Would what is left of a block of the set, once filed, be a block of the set again? */
+static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
+{
+    const gai_mark *mark = rest->marks;
+    if (mark && (mark->lane != set->lane || mark->next || gai_mark_is_complete(mark))) return 0;
+    return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
+}
+
+/* Puts the rest in the place of a block that is in no bin any more, in the order of age. */
+static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
+{
+    if (rest != block) {
+        rest->older = block->older;
+        rest->newer = block->newer;
+        if (rest->older) rest->older->newer = rest;
+        else set->oldest = rest;
+        if (rest->newer) rest->newer->older = rest;
+        else set->newest = rest;
+        block->set = NULL;
+        rest->set = set;
+    }
+    rest->kind = GAI_FREE;
+    gai_bin_insert(set, rest);
+}
+
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
    takes. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
-    gai_block *before = NULL, *after = NULL;
-    gai_set_remove(block);
+    gai_block *before = NULL, *after = NULL, *whole = block;
+    gai_set *set = block->set;
+    gai_bin_remove(set, block);
+    set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
     if (at > block->addr) {
         before = block;
         block = gai_block_split(pool, before, at, kind);
     }
     block->kind = kind;
-    if (before) (void)gai_block_file(pool, before, 0);
-    if (after) (void)gai_block_file(pool, after, 0);
+    if (!before != !after && gai_block_stays(pool, before ? before : after, set)) {
+        gai_set_replace(set, whole, before ? before : after);
+        set->bytes += before ? before->bytes : after->bytes;
+    } else {
+        gai_age_remove(set, whole);
+        whole->set = NULL;
+        if (before) (void)gai_block_file(pool, before, 0);
+        if (after) (void)gai_block_file(pool, after, 0);
+    }
     gai_marks_prune(pool, &block->marks);
     return block;
 }
@@ -2186,6 +2231,7 @@ static void gai_front_vouch(gai_front *front)
 GAI_APART
 static gai_block *gai_front_search(gai_front *front, size_t bytes)
 {
+    if (front->fresh_blocks <= 1 && !front->filled) return NULL; /* the last one did not fit, there is no other */
     if (front->fresh_blocks) gai_front_vouch(front);
     return gai_shelf_pop(front, bytes);
 }
@@ -2641,7 +2687,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
     gai_lock_on(&pool->lock);
     if (gai_is_driver_gone(result)) pool->driver_gone = 1;
-    else if (!pool->broken) pool->broken = result;
+    else if (!pool->broken) gai_store(&pool->broken, (uint64_t)result);
     gai_pool_shut_fronts(pool);
     gai_lock_off(&pool->lock);
 }
@@ -4323,7 +4369,7 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     pool->context = context;
     pool->context_id = id;
-    pool->broken = CUDA_SUCCESS;
+    gai_store(&pool->broken, 0);
     gai_pool_lose_context(pool);
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -4403,8 +4449,8 @@ static void gai_job_run(gai_job *job)
 /* A pool that met a sticky error gives out nothing until its context is another one. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
 {
-    CUresult broken;
     unsigned long long known;
+    uint64_t broken;
     gai_lock_on(&pool->lock);
     broken = pool->broken;
     known = pool->context_id;
@@ -4445,29 +4491,34 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
+    int done = 0;
     gai_lock_on(&pool->lock);
     job->want.lane = gai_lane_hold(pool, &job->site);
     if (job->want.lane) {
         gai_job_search_locked(job, GAI_REACH_OWN);
         gai_job_count(job);
+        done = gai_job_is_done(job);
+        if (done) gai_lane_release(pool, job->want.lane, &job->site);
     }
     gai_lock_off(&pool->lock);
     if (!job->want.lane) return gai_lane_refused(&job->site);
-    if (!gai_job_is_done(job)) gai_job_run(job);
-    gai_lock_on(&pool->lock);
-    gai_lane_release(pool, job->want.lane, &job->site);
-    gai_lock_off(&pool->lock);
+    if (!done) {
+        gai_job_run(job);
+        gai_lock_on(&pool->lock);
+        gai_lane_release(pool, job->want.lane, &job->site);
+        gai_lock_off(&pool->lock);
+    }
     return job->got ? cudaSuccess : job->error;
 }
 
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
-    cudaError_t error;
-    memset(&job, 0, sizeof job);
+    cudaError_t error = cudaSuccess;
+    memset((char *)&job + offsetof(gai_job, got), 0, sizeof job - offsetof(gai_job, got));
     job.pool = pool;
     job.site = *site;
-    error = gai_pool_refuses(pool);
+    if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, request, &job.want);
     if (!error) error = gai_job_do(&job);
     *site = job.site;
