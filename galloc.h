@@ -2202,8 +2202,8 @@ static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
     return block;
 }
 
-/* Somebody has asked for the id: what is fresh belongs on the shelves, the oldest first. What finds no place there stays
-   as it was. */
+/* Somebody has asked for the id: what is fresh belongs on the shelves, the oldest first. What finds no place there
+   stays as it was. */
 static void gai_front_vouch(gai_front *front)
 {
     gai_block *list[2] = {NULL, NULL};
@@ -5815,8 +5815,8 @@ static GAI_INLINE gai_way *gai_way_find(cudaStream_t named, const galloc_pool *k
     return gai_way_is(way, generation, stream, NULL, key) ? way : gai_way_search(generation, stream, NULL, key);
 }
 
-/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is, and
-   is not touched. */
+/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
+   and is not touched. */
 GAI_APART
 static int gai_way_is_free_default(const gai_way *way)
 {
