@@ -1100,8 +1100,8 @@ typedef struct gai_shelf {
     gai_block *first;
 } gai_shelf;
 
-/* Guarded by the latch, which is taken after any other lock. `open`, `most` and `trusted` are changed only with the pool's
-   lock held as well, so that either lets them be read.
+/* Guarded by the latch, which is taken after any other lock. `open`, `most`, `alone` and `trusted` are changed only
+   with the pool's lock held as well, so that either lets them be read.
    bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
    fresh_blocks, fresh_bytes, fresh_live: of `fresh` and `strays`, in blocks, bytes held and bytes asked for
    blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
@@ -1544,20 +1544,46 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
     return best;
 }
 
+/* The same where every block that is large enough will do. */
+static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
+{
+    gai_block *best = NULL;
+    size_t least = SIZE_MAX;
+    int looks;
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin) {
+        size_t has = block->bytes;
+        if (has < bytes || has > least || (has == least && block->addr > best->addr)) continue;
+        best = block;
+        least = has;
+    }
+    return best;
+}
+
+static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
+{
+    gai_bin bin = gai_bin_of(bytes);
+    gai_block *best;
+    if (!(set->rows >> bin.row)) return NULL;
+    best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
+    if (best || !gai_bin_next(set, &bin)) return best;
+    return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
+}
+
 /* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. With an
    alignment, blocks of the size need not fit; those as large as the alignment's worst case do. */
 static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
 {
     size_t sizes[2];
     int i;
+    if (want->alignment <= GAI_UNIT) return gai_set_find_plain(set, want->bytes);
     sizes[0] = want->bytes;
     sizes[1] = want->bytes + want->alignment - GAI_UNIT;
-    for (i = 0; i < (want->alignment > GAI_UNIT ? 2 : 1); i++) {
+    for (i = 0; i < 2; i++) {
         gai_bin bin = gai_bin_of(sizes[i]);
         gai_block *best = gai_bin_best(set, bin, want);
         while (!best && gai_bin_next(set, &bin)) {
             best = gai_bin_best(set, bin, want);
-            if (i == 0 && want->alignment > GAI_UNIT) break;
+            if (i == 0) break;
         }
         if (best) return best;
     }
@@ -2347,7 +2373,12 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
         marks = mark->next;
         gai_block_inherit(pool, block, mark->lane);
         gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
-        gai_marks_add(pool, &block->marks, mark);
+        if (block->marks) {
+            gai_marks_add(pool, &block->marks, mark);
+        } else {
+            mark->next = NULL;
+            block->marks = mark;
+        }
     }
 }
 
@@ -2420,17 +2451,19 @@ static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
     gai_front *front = &lane->front;
     gai_block *list = NULL;
     gai_latch_on(&front->latch);
-    if (vouched || front->trusted) {
+    if (front->fresh_blocks && (vouched || front->trusted)) {
         list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
         gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
         front->fresh = front->strays = NULL;
         front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
     }
-    gai_front_tell(front, &pool->stats);
-    if (front->mallocs) lane->handed = gai_lane_stamp(lane);
-    front->mallocs = 0;
-    front->live_in = front->live_out = front->allocated_in = 0;
-    front->blocks = front->bytes = 0;
+    if (front->mallocs || front->blocks) {
+        gai_front_tell(front, &pool->stats);
+        if (front->mallocs) lane->handed = gai_lane_stamp(lane);
+        front->mallocs = 0;
+        front->live_in = front->live_out = front->allocated_in = 0;
+        front->blocks = front->bytes = 0;
+    }
     for (; front->filled; front->filled &= front->filled - 1)
         list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
     gai_latch_off(&front->latch);
@@ -2504,8 +2537,9 @@ static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
 {
     gai_front *front = &lane->front;
     int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
-    uint64_t open = shut || lane->retired || lane->asked ? 0 : lane->life;
+    uint64_t open = lane->life;
     size_t most = gai_front_bound(pool, lane);
+    if (shut || lane->retired || lane->asked) open = 0;
     if (front->open == open && front->most == most) return;
     gai_latch_on(&front->latch);
     front->open = open;
@@ -4521,7 +4555,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, request, &job.want);
     if (!error) error = gai_job_do(&job);
-    *site = job.site;
+    if (job.site.life != site->life) *site = job.site;
     if (!error) {
         *ptr = (void *)job.got->addr;
         return cudaSuccess;
@@ -6015,21 +6049,15 @@ static int gai_request_is_plain(const galloc_request *request)
 
 /* Kept out of the functions that call it, which are short without it. */
 GAI_APART
-static cudaError_t gai_alloc_slowly(enum gai_passage passage, const gai_way *way, void **ptr,
-                                    const galloc_request *request)
+static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
 {
-    gai_site site;
-    cudaError_t error;
     if (passage == GAI_LONG) return gai_end(gai_alloc_at(request->pool, ptr, request));
     *ptr = NULL;
-    site = way->site;
-    error = gai_pool_alloc(way->pool, ptr, request, &site);
-    if (site.life != way->site.life) gai_way_note(&site, way->pool, way->key);
-    return gai_end(error);
+    return gai_end(gai_pool_alloc(way->pool, ptr, request, &way->site)); /* if the lane has changed, the way follows */
 }
 
 GAI_APART
-static cudaError_t gai_malloc_slowly(enum gai_passage passage, const gai_way *way, galloc_pool *pool, void **ptr,
+static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, galloc_pool *pool, void **ptr,
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;

@@ -44,8 +44,8 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 300
 count hot 2000 255 stream_check:off
-count miss 10000 2000
-count churn 20000 2400
+count miss 10000 1850
+count churn 20000 2250
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
