@@ -1156,7 +1156,7 @@ struct gai_lane {
     uint64_t handed;     /* the same for blocks that went out again from the front */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
-    uint64_t life;       /* never changes while the lane is in the pool */
+    uint64_t life;       /* never changes while the lane is in the pool; 0: unused */
     size_t unmarked;     /* bytes freed since the last mark, but for those in the front */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
@@ -2411,14 +2411,45 @@ static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
     return lane;
 }
 
+/* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
+   where nothing is recorded unless somebody asks. */
+static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+{
+    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
+        return pool->device_bytes / GAI_FRONT_FRACTION;
+    return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
+}
+
+/* Opens the front for calls that do not come to the pool, or shuts it. */
+static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+{
+    gai_front *front = &lane->front;
+    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
+    uint64_t open = lane->life;
+    size_t most = gai_front_bound(pool, lane);
+    if (shut || lane->retired || lane->asked) open = 0;
+    if (front->open == open && front->most == most) return;
+    gai_latch_on(&front->latch);
+    front->open = open;
+    front->most = gai_max(most, front->bytes + front->fresh_bytes);
+    front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
+    front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
+    gai_latch_off(&front->latch);
+}
+
 /* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
    none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A lane
    that is forgotten has nothing left to wait for. */
 static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark *spare)
 {
-    spare->lane = gai_lane_of_life(pool, block->life);
-    if (spare->lane) gai_block_stamp(pool, block, spare);
-    else gai_mark_end(pool, spare);
+    gai_lane *lane = gai_lane_of_life(pool, block->life);
+    if (!lane) {
+        gai_mark_end(pool, spare);
+        return;
+    }
+    spare->lane = lane;
+    gai_block_stamp(pool, block, spare);
+    gai_front_set(pool, lane); /* there is more unmarked */
 }
 
 /* A block of a front becomes free like any other. It is stamped with the lane's epoch of now: that is later than the
@@ -2523,32 +2554,6 @@ static void gai_pool_shut_fronts(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = lane->next) gai_front_shut(&lane->front);
 }
 
-/* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
-   where nothing is recorded unless somebody asks. */
-static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
-{
-    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
-        return pool->device_bytes / GAI_FRONT_FRACTION;
-    return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
-}
-
-/* Opens the front for calls that do not come to the pool, or shuts it. */
-static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
-{
-    gai_front *front = &lane->front;
-    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
-    uint64_t open = lane->life;
-    size_t most = gai_front_bound(pool, lane);
-    if (shut || lane->retired || lane->asked) open = 0;
-    if (front->open == open && front->most == most) return;
-    gai_latch_on(&front->latch);
-    front->open = open;
-    front->most = gai_max(most, front->bytes + front->fresh_bytes);
-    front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
-    front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
-    gai_latch_off(&front->latch);
-}
-
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
@@ -2645,7 +2650,7 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
    with the lock held; lets it go to ask the driver about a stream not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = gai_lane_find(pool, site);
+    gai_lane *lane = site->life && site->lane->life == site->life ? site->lane : gai_lane_find(pool, site);
     if (!lane) {
         unsigned int flags;
         CUresult result;
@@ -2985,6 +2990,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         next = gone->next;
         gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
         gai_lock_on(&pool->lock);
+        gone->life = 0;
         gone->next = pool->unused_lanes;
         pool->unused_lanes = gone;
         gai_lock_off(&pool->lock);
@@ -3713,10 +3719,10 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 {
     gai_found best = {NULL, 0};
     gai_lane *lane;
+    if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
+    if (best.block && best.block->bytes == want->bytes) return best; /* none can be better */
     gai_found_in_set(&best, &pool->common, want);
-    if (!want->lane) return best;
-    gai_found_in_set(&best, &want->lane->free, want);
-    if (!want->lane->blocking) return best;
+    if (!want->lane || !want->lane->blocking) return best;
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane != want->lane && gai_lane_is_ordered(want->lane, lane)) gai_found_in_set(&best, &lane->free, want);
     return best;

@@ -44,7 +44,7 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 300
 count hot 2000 255 stream_check:off
-count miss 10000 1850
+count miss 10000 1750
 count churn 20000 2250
 
 echo "$passed passed, $failed failed"
