@@ -2706,6 +2706,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     at = gai_lane_bucket(pool, gone->stream_id);
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
+    gone->life = 0; /* who remembers it must not find it */
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
     gai_lane_forget_waits(pool, gone, NULL);
 }
@@ -2990,7 +2991,6 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         next = gone->next;
         gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
         gai_lock_on(&pool->lock);
-        gone->life = 0;
         gone->next = pool->unused_lanes;
         pool->unused_lanes = gone;
         gai_lock_off(&pool->lock);
