@@ -1140,6 +1140,7 @@ TEST(parked_memory_is_free_memory)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = frugal(8 * PAGE, COMPLETED);
+    config.stats_exact = 1; /* every free is the pool's to see */
     galloc_pool *pool = pool_new(&config);
     void *p = get_used(pool, 8 * PAGE, s, 1);
     OK(galloc_free(p, s));
@@ -1168,6 +1169,7 @@ TEST(a_parked_page_is_shared_by_parts)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = frugal(PAGE, COMPLETED);
+    config.stats_exact = 1;
     galloc_pool *pool = pool_new(&config);
     void *p = get_used(pool, KIB(64), s, 1), *q = get_used(pool, KIB(64), t, 2);
     OK(galloc_free(p, s));
@@ -1364,7 +1366,7 @@ static void churn(play *p, long operations)
            (unsigned long long)stats.moves, stats.addresses >> 20, stats.reserved.current >> 20, stats.leaving >> 20);
     EXPECT(stats.moves > p->ops / 1000);
     EXPECT(stats.addresses <= 12 * held + GIB(1)); /* 1 GiB is reserved at a time */
-    EXPECT(stats.leaving <= 8 * held);
+    EXPECT(stats.leaving <= 8 * held + MIB(32)); /* the last request comes on top */
     EXPECT_EQ(stats.addresses, sim_addresses());
 }
 
