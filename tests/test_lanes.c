@@ -725,7 +725,10 @@ TEST(a_lane_used_again_is_another_lane)
         }
         OK(galloc_pool_trim(pool, 0));
         EXPECT(pool->unused_lanes != NULL);
-        for (int i = 0; i < 100; i++) OK(galloc_free(get(pool, 512, s[99 - i]), s[99 - i]));
+        for (int i = 99; i >= 0; i--) {
+            OK(galloc_free(get(pool, 512, s[i]), s[i]));
+            EXPECT(lane_of(pool, s[i]) != NULL);
+        }
         EXPECT_EQ(galloc_pool_check(pool), 0);
         for (int i = 0; i < 100; i++) stream_end(s[i]);
     }
