@@ -3216,6 +3216,8 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
     size_t unmarked;
     event = gai_event_get(pool, lane, &result);
     if (event) {
+        if (retire) gai_front_shut(&lane->front); /* it may have been opened while there was no lock */
+        if (retire) gai_lane_flush(pool, lane, 1);
         event->clock = pool->clock;
         event->epoch = lane->epoch++;
         lane->retired = retire;
@@ -5413,11 +5415,13 @@ static int gai_step_grow(gai_job *job)
 /* The same within the overhead: with pages moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
+    galloc_pool *pool = job->pool;
     int done = 0;
     if (!pool->config.expandable_segments) return 0;
     job->frugal = 1;
-    job->thrifty = pool->stats.live.current + job->want.requested <= pool->live_peak;
+    gai_lock_on(&pool->lock);
+    job->thrifty = gai_pool_live(pool) + job->want.requested <= pool->live_peak;
+    gai_lock_off(&pool->lock);
     if (job->thrifty) done = gai_step_grow(job);
     job->thrifty = 0;
     if (!done) done = gai_step_grow(job);
