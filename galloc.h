@@ -2310,9 +2310,13 @@ static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
 /* Bytes that the program has. */
 static size_t gai_pool_live(galloc_pool *pool)
 {
-    galloc_stats now;
-    gai_stats_now(pool, &now);
-    return now.live.current;
+    const gai_lane *lane;
+    size_t live = pool->stats.live.current;
+    gai_pool_freeze(pool);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        live += lane->front.live_in - lane->front.live_out - lane->front.fresh_live;
+    gai_pool_thaw(pool);
+    return live;
 }
 
 /* Notes new peaks. The counters alone say too much, what lies in fronts being counted as used: so the fronts are asked
@@ -5951,6 +5955,7 @@ static void gai_marks_count_free(const gai_mark *mark)
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
+    const gai_lane *lane = block->lane;
     gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
@@ -5967,7 +5972,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
-    if (gai_pool_should_park(pool)) gai_pool_park(pool);
+    if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
