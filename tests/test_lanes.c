@@ -833,6 +833,27 @@ TEST(without_looks_a_retired_stream_is_still_another_one)
     finish();
 }
 
+/* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
+   bytes: what had these before may still be under way. */
+TEST(what_a_front_gave_grows_on_another_stream)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *live = get(pool, KIB(4), t);
+    warm(pool, 512, s);
+    void *p = get_used(pool, 512, s);
+    OK(galloc_free(p, s));
+    EXPECT(get(pool, 100, s) == p);
+    if (!galloc_resize(p, 512, t)) put(t, (char *)p + 256, 256, 2);
+    expect_healthy(pool, 1);
+    sim_run(-1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(live, t));
+    pool_end(pool);
+    finish();
+}
+
 /* Errors that end the context shut the fronts: nothing more is given out. */
 TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
 {
