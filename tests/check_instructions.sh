@@ -45,7 +45,7 @@ count() { # case, pairs, bound, settings
 count hot 2000 300
 count hot 2000 255 stream_check:off
 count miss 10000 1750
-count churn 20000 2250
+count churn 20000 2650
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
