@@ -95,9 +95,17 @@
      does not end.
 
    ON THREADS
-     Any thread may call anything, on any stream. A pool has one lock, held for short and never around a driver call;
-     growing has another, so that threads served from the cache go on while one maps pages, and threads that miss
-     together grow once. The child of a fork gets cudaErrorInitializationError.
+     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
+     stream (its front), by exact size, and given out again there without a lock that others share. All else takes the
+     pool's lock, held for short and never around a driver call; growing has another, so that threads served from the
+     cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
+     grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
+     child of a fork gets cudaErrorInitializationError.
+     A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
+     handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
+     looks, but for the current context. It is a promise: nothing is captured while galloc is in use, and each stream is
+     retired (galloc_stream_retire) before it is destroyed, the default streams before cudaDeviceReset. A promise that
+     is broken is a race, or a call on a stream that is gone.
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
@@ -107,8 +115,8 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streams >>pages >>policy >>heap
-     >>configuration >>check >>pools >>public
+     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>streams >>pages >>policy
+     >>heap >>configuration >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -186,6 +194,9 @@ typedef struct galloc_config {
     size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
     double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
                                 instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
+    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS */
+    int stats_exact;         /* 1: peaks in galloc_stats are exact, for which every call takes the pool's lock; 0
+                                (default): they may miss what the streams' caches give out again between two looks */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -251,11 +262,14 @@ typedef struct galloc_pages {
 
 #define GALLOC_PAGE_SIZES 16
 
-/* Counters of a pool; reading them costs one lock and a look at old mappings and the largest free blocks. Bytes
-   satisfy, at any moment:
+/* Counters of a pool; reading them costs its lock and a look at each stream's front, at old mappings and the largest
+   free blocks. Bytes satisfy, at any moment:
      live <= allocated,  allocated + cached == reserved,  the bytes of all `pages` added up == reserved
    and while no call is under way:
      free_bytes + quarantined == cached
+   Peaks of live, allocated, cached and blocks are exact while one stream is in use, but for what a block that goes out
+   again takes more of its 512 bytes. With several they may miss what their fronts held at the time and gave out again
+   before the pool looked. With stats_exact (stats:exact) they are exact: then every call takes the lock.
    The numbers about calls into the driver are exact, each by itself; one that is under way in another thread may be
    in one of them and not yet in the next. Measuring its time costs a call that is counted two reads of the system's
    clock, some 50 ns together; the cheapest of these calls takes 0.2 us, those that make a page 50 us. */
@@ -279,7 +293,7 @@ typedef struct galloc_stats {
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
     size_t free_bytes;     /* bytes of free blocks */
-    size_t largest_free;   /* bytes of the largest free block, or up to 3.1 % less */
+    size_t largest_free;   /* bytes of the largest free block, or up to 3.1 % less; in fronts nothing has merged */
     double external_fragmentation; /* 1 - largest_free / free_bytes: 0 when all that is free is in one piece, or none
                                       is. Pages that move make large blocks of small ones all the same */
     double internal_fragmentation; /* allocated / live: what rounding costs; 1 when nothing is live */
@@ -388,7 +402,7 @@ GALLOC_API galloc_config galloc_config_default(void);
 
 /* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF:
      expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   overhead:FRACTION (0.02)
-     reuse:none, or of completed, followed, wait joined by '+'
+     reuse:none, or of completed, followed, wait joined by '+'     stats:exact|fast     stream_check:on|off
    Strict: anything else is an error and then nothing is changed.
      message  receives what is wrong, where, and what would be right; NULL with size 0 if it is not wanted */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
@@ -518,7 +532,9 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #endif
 #include <windows.h>
 #else
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 #endif
 
@@ -555,10 +571,16 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GAI_FORMAT(string, first)
 #endif
 
+/* The fast path is put together into each of the few functions that take it, and what it leads to when it does not
+   serve is kept out of them: so nothing is saved and restored on the way. */
 #if defined(__GNUC__)
 #define GAI_THREAD_LOCAL __thread
+#define GAI_INLINE inline __attribute__((always_inline))
+#define GAI_APART __attribute__((noinline))
 #else
 #define GAI_THREAD_LOCAL __declspec(thread)
+#define GAI_INLINE __forceinline
+#define GAI_APART __declspec(noinline)
 #endif
 
 #if defined(_WIN32)
@@ -589,7 +611,15 @@ static int gai_count_is(uint64_t *p, uint64_t old, uint64_t now)
     return __atomic_compare_exchange_n(p, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 static uint64_t gai_counted(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static void gai_set_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 static void gai_count_reset(uint64_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELAXED); }
+static uint64_t gai_load(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void gai_store(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static uint64_t gai_next(uint64_t *p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
+{
+    return __atomic_compare_exchange_n(p, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
 #elif defined(_MSC_VER)
 static void *gai_load_pointer(void *const *p) { return InterlockedCompareExchangePointer((void **)p, NULL, NULL); }
 static void gai_store_pointer(void **p, void *value) { (void)InterlockedExchangePointer(p, value); }
@@ -603,9 +633,63 @@ static uint64_t gai_counted(const uint64_t *p)
     return (uint64_t)InterlockedCompareExchange64((volatile LONG64 *)p, 0, 0);
 }
 static void gai_count_reset(uint64_t *p) { (void)InterlockedExchange64((volatile LONG64 *)p, 0); }
+static void gai_set_relaxed(uint64_t *p, uint64_t value) { *(volatile uint64_t *)p = value; }
+static uint64_t gai_load(const uint64_t *p) { return gai_counted(p); }
+static void gai_store(uint64_t *p, uint64_t value) { (void)InterlockedExchange64((volatile LONG64 *)p, (LONG64)value); }
+static uint64_t gai_next(uint64_t *p) { return (uint64_t)InterlockedIncrement64((volatile LONG64 *)p); }
+static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
+{
+    return InterlockedCompareExchange64((volatile LONG64 *)p, (LONG64)to, (LONG64)from) == (LONG64)from;
+}
 #else
 #error "galloc.h: needs gcc, clang, nvcc or MSVC"
 #endif
+
+/* A lock for a few dozen instructions, in which nothing is called and no other lock is taken: one atomic step where a
+   mutex needs two. Who finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower
+   priority comes to the end of what it does. */
+typedef uint64_t gai_latch;
+
+#define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
+#define GAI_LATCH_YIELDS 64
+
+static void gai_pause(unsigned round)
+{
+    volatile unsigned n = 1u << round; /* the loop must take time, not be thrown out */
+    while (n > 0) n = n - 1;
+}
+
+static void gai_latch_rest(unsigned round)
+{
+    if (round < GAI_LATCH_SPINS) {
+        gai_pause(round);
+        return;
+    }
+#if defined(_WIN32)
+    if (round < GAI_LATCH_YIELDS) (void)SwitchToThread();
+    else Sleep(1);
+#else
+    if (round < GAI_LATCH_YIELDS) (void)sched_yield();
+    else (void)poll(NULL, 0, 1);
+#endif
+}
+
+GAI_APART
+static void gai_latch_wait(gai_latch *latch)
+{
+    unsigned round = 0;
+    do {
+        do gai_latch_rest(round++);
+        while (gai_load(latch));
+    } while (!gai_swap(latch, 0, 1));
+}
+
+static GAI_INLINE void gai_latch_on(gai_latch *latch)
+{
+    if (!gai_swap(latch, 0, 1)) gai_latch_wait(latch);
+}
+
+static void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
 static void gai_count_max(uint64_t *p, uint64_t n)
 {
@@ -645,15 +729,42 @@ static uint64_t gai_clock(void)
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 
+/* What threads remember of pools is worth nothing once a pool has ended: then this goes on. 0: there is nothing to
+   remember yet, or never, in a child of fork. */
+static uint64_t gai_generation;
+
+static void gai_generation_end(void) { gai_store(&gai_generation, gai_load(&gai_generation) + 1); }
+
 /* A child of fork inherits the heap but not the driver: it must not touch either. */
 static void *gai_forked;
 static int gai_forks_are_watched;
 
 #if !defined(_WIN32)
-static void gai_on_fork(void) { gai_store_pointer(&gai_forked, &gai_forked); }
+static void gai_on_fork(void)
+{
+    gai_store_pointer(&gai_forked, &gai_forked);
+    gai_store(&gai_generation, 0);
+}
 static int gai_watch_forks(void) { return pthread_atfork(NULL, NULL, gai_on_fork); }
 #else
 static int gai_watch_forks(void) { return 0; }
+#endif
+
+/* A function that is called when a thread ends for which a value was set. */
+#if defined(_WIN32)
+#define GAI_AT_THREAD_END NTAPI
+typedef DWORD gai_thread_key;
+static int gai_thread_key_new(gai_thread_key *key, void(GAI_AT_THREAD_END *call)(void *))
+{
+    *key = FlsAlloc(call);
+    return *key != FLS_OUT_OF_INDEXES;
+}
+static int gai_thread_key_set(gai_thread_key key, void *value) { return FlsSetValue(key, value) != 0; }
+#else
+#define GAI_AT_THREAD_END
+typedef pthread_key_t gai_thread_key;
+static int gai_thread_key_new(gai_thread_key *key, void (*call)(void *)) { return !pthread_key_create(key, call); }
+static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread_setspecific(key, value); }
 #endif
 
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
@@ -742,6 +853,7 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
     X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                 \
     X(DevicePrimaryCtxRelease, (CUdevice))                                                                             \
+    X(DevicePrimaryCtxGetState, (CUdevice, unsigned int *, int *))                                                     \
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
     X(StreamGetFlags, (CUstream, unsigned int *))                                                                      \
@@ -829,6 +941,7 @@ static cudaError_t gai_begin(void)
     if (!gai_cu_ready) {
         error = gai_driver_load(&gai_cu);
         if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
+        if (!error) gai_generation_end();
     }
     gai_lock_off(&gai_global_lock);
     return error;
@@ -883,13 +996,19 @@ typedef struct gai_site {
     CUcontext context; /* NULL: not asked for yet */
     unsigned long long stream_id, context_id;
     int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
+    struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
+    uint64_t life;
+    int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
+
+/* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
+static int gai_is_default_stream(CUstream stream) { return (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
 static CUresult gai_site_context(gai_site *site)
 {
     CUresult result;
     if (site->context) return CUDA_SUCCESS;
-    if (site->stream == CU_STREAM_LEGACY || site->stream == CU_STREAM_PER_THREAD)
+    if (gai_is_default_stream(site->stream))
         result = gai_cu.CtxGetCurrent(&site->context);
     else
         result = gai_cu.StreamGetCtx(site->stream, &site->context);
@@ -975,6 +1094,10 @@ static void gai_scope_leave(gai_scope *scope)
    epoch     positions of a stream are counted by its lane: a free is stamped with the lane's epoch, and an event
              recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
    lane      what a pool knows of one stream
+   front     the lane's cache of blocks by exact size, which calls on its stream use with no other lock than its latch
+   shelf     the front's blocks of one size, the last one in first. To the rest of the pool they are used blocks; that
+             nobody holds them is said by `held` alone
+   life      lanes are used again for other streams, inside their pool; a number never given twice tells which
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
 enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
@@ -992,7 +1115,11 @@ typedef struct gai_mark {
     uintptr_t begin, end; /* the bytes it is about */
 } gai_mark;
 
-/* addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
+/* The program's hold on a block. held == addr while the program has it, else 0, also on a shelf; held != 0 only in used
+   blocks. Whoever changes it from addr to 0, in one atomic step, has the block to himself from there on: that is the
+   free, a second one finds 0 and is refused, in whichever thread and on whatever stream.
+
+   addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
    kind != GAI_USED or spare != NULL                           (a free needs no host memory)
@@ -1000,25 +1127,32 @@ typedef struct gai_mark {
    has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
    used: lane->blocks counts it */
 typedef struct gai_block {
-    struct gai_block *next_bin, *prev_bin; /* same bin of the set, both ways; next_bin also links unused descriptors */
-    struct gai_block *next, *prev;         /* by address, within the segment */
-    struct gai_block *newer, *older;       /* of the set, by time of free */
+    struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
+    uint64_t held;                   /* changed and read without a lock, also by calls that come too late */
+    void *pool;                      /* likewise; a descriptor never changes its pool */
+    size_t bytes;                    /* from here on a new descriptor is cleared */
+    uint64_t requested;              /* in a front: as it was */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
+    uint64_t stream_id;
+    uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
+    struct gai_block *prev_bin;
+    struct gai_block *next, *prev;   /* by address, within the segment */
+    struct gai_block *newer, *older; /* of the set, by time of free */
     gai_segment *segment;
     gai_set *set;
     gai_mark *marks;
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
-    gai_mark *spare;  /* used: the mark that the free will need */
+    gai_mark *spare;  /* used: the two marks that the free may need */
     struct gai_mapping *away; /* away: what is still mapped here */
     uintptr_t addr;
-    size_t bytes;
-    size_t requested;
     uint64_t age; /* time of the free, counted in frees */
-    uint64_t stream_id;
-    gai_lane *lane; /* used: of the stream that it was given to */
-    uint32_t tag;
+    gai_lane *lane; /* used: of the stream that the pool gave it to */
     enum gai_kind kind;
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
+
+#define GAI_SHELVED ((uint64_t)1 << 32) /* has been on a shelf of lane `life`: its marks do not speak of that stream */
+#define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
    Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
@@ -1094,7 +1228,58 @@ struct gai_set {
     size_t bytes;
 };
 
-/* done < epoch;  freed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
+#define GAI_CACHE_LINE 64
+#define GAI_SHELVES_LOG2 6
+#define GAI_SHELVES 64
+
+typedef struct gai_shelf {
+    size_t bytes;
+    gai_block *first;
+} gai_shelf;
+
+/* Guarded by the latch, which is taken after any other lock. `open`, `most`, `alone` and `trusted` are changed only
+   with the pool's lock held as well, so that either lets them be read.
+   bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
+   fresh_blocks, fresh_bytes, fresh_live: of `fresh` and `strays`, in blocks, bytes held and bytes asked for
+   blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
+   Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
+   allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
+   live_out says it in bytes asked for. What is fresh has not been told.
+
+   Who vouches for a free. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only whether
+   the handle is captured; that the handle is still the stream S whose lane this is, it does not ask. So its block is
+   `fresh`: it may turn out to have been freed on another stream. A later call that is given the stream, and asks for
+   its id, finds S: S is alive then, so it was alive all the time since it was seen first, and since one handle is one
+   living stream, each handle that led here in between was S. It vouches for all that is fresh. If S is dead no such
+   call ever comes. Hence:
+     - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
+     - who empties the front for others' sake leaves what is fresh where it is;
+     - a free that would make it more than GAI_MARK_BYTES, or GAI_FRESH_BLOCKS, asks for the id: the bound on what a
+       stream that dies unannounced leaves behind;
+     - once all devices have been waited for, what was fresh before is nobody's any more (`strays` while they are);
+     - a retired lane is shut.
+   Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
+
+   spell: frees since the lane last held nothing, less those that the lane's own `spell` counts. The lane holds
+   lane->blocks - blocks - fresh_blocks, but for blocks that were given to another lane and freed here. The free that
+   leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long. */
+typedef struct gai_front {
+    char before[GAI_CACHE_LINE]; /* no line of memory is shared with what other threads write */
+    gai_latch latch;
+    uint64_t open; /* the lane's life while calls may use the front, else 0 */
+    gai_block *fresh, *strays; /* linked by next_bin */
+    size_t fresh_blocks, fresh_bytes, fresh_live;
+    size_t most, alone; /* alone: what a front that is empty takes unasked */
+    size_t mallocs, live_in, live_out, allocated_in;
+    uint64_t spell;
+    uint64_t filled;
+    size_t blocks, bytes;
+    int trusted;
+    gai_shelf shelves[GAI_SHELVES];
+    char after[GAI_CACHE_LINE];
+} gai_front;
+
+/* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    uses == marks that name it, in blocks of any kind, takers included */
 struct gai_lane {
     gai_lane *next, *next_indexed;
@@ -1110,15 +1295,18 @@ struct gai_lane {
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
     uint64_t freed;      /* the latest stamp given */
+    uint64_t handed;     /* the same for blocks that went out again from the front */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
-    size_t unmarked;     /* bytes freed since the last mark */
-    size_t spell;        /* frees since it last held nothing */
-    size_t blocks;       /* used ones that were given to it */
+    uint64_t life;       /* never changes while the lane is in the pool; 0: unused */
+    size_t unmarked;     /* bytes freed since the last mark, but for those in the front */
+    uint64_t blocks;     /* used ones that the pool gave to it, those in fronts among them; read without a lock */
+    uint64_t spell;      /* with the front's: frees since it last held nothing; read without a lock */
     size_t events;       /* length of `recorded` */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
+    gai_front front;
     gai_set free;
 };
 
@@ -1139,29 +1327,32 @@ typedef struct gai_rhythm {
 
 #define GAI_LANE_INDEX 64
 
-/* live.current <= allocated.current <= reserved.current
-   reserved.current == bytes of pages in blocks + parked + quarantined;  allocated.current == bytes of used blocks
+/* reserved.current == bytes of pages in blocks + parked + quarantined
    leaving + parked == bytes of mappings that are away
+   allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
+   know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
    everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
    are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
-   `growth`. */
+   `growth`. Last of all come the latches of the fronts. */
 struct galloc_pool {
+    galloc_config config; /* as `is_default` not changed any more, and read without a lock */
+    int is_default;
+    char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
-    galloc_config config;
-    int is_default;
     int due; /* some lane is */
+    int lost; /* segments that are */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
     void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
-    CUresult broken;     /* a sticky error: the pool refuses from then on */
+    uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
     size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
-    gai_lane *lanes;
+    gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
@@ -1197,16 +1388,19 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Makes sure that `n` descriptors can be taken. */
+/* Makes sure that `n` descriptors can be taken. They begin as zeros, on a line of memory of their own if their size
+   allows it. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < n) {
         char *chunk = (char *)GALLOC_MALLOC(GAI_CHUNK_BYTES);
         size_t at;
         if (!chunk) return 0;
+        memset(chunk, 0, GAI_CHUNK_BYTES);
         *(void **)(void *)chunk = slab->chunks;
         slab->chunks = chunk;
-        for (at = 64; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+        at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
+        for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
     }
     return 1;
 }
@@ -1246,15 +1440,15 @@ static void gai_slab_end(gai_slab *slab)
 #define GAI_PAGE_LOG2 21
 
 typedef struct gai_map {
-    int low_bits;                  /* of an address that are not looked at */
     int levels;                    /* below the root */
     int log2[GAI_MAP_LEVELS];      /* width of each, the root first */
+    int shift[GAI_MAP_LEVELS];     /* of the address, for the digit of each: what the levels after it take */
     void *root[1 << GAI_MAP_ROOT_LOG2];
     void *nodes;                   /* all inner nodes, linked by their first word */
 } gai_map;
 
-static gai_map gai_block_map = {GAI_UNIT_LOG2, 5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {NULL}, NULL};
-static gai_map gai_page_map = {GAI_PAGE_LOG2, 3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {NULL}, NULL};
+static gai_map gai_block_map = {5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {43, 30, 21, 16, 9}, {NULL}, NULL};
+static gai_map gai_page_map = {3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {43, 30, 21, 0, 0}, {NULL}, NULL};
 
 /* The node's slots begin behind its link. */
 static void **gai_map_node_new(gai_map *map, int level)
@@ -1270,9 +1464,7 @@ static void **gai_map_node_new(gai_map *map, int level)
 
 static size_t gai_map_digit(const gai_map *map, int level, uintptr_t addr)
 {
-    int shift = map->low_bits, i;
-    for (i = map->levels - 1; i > level; i--) shift += map->log2[i];
-    return (size_t)(addr >> shift) & (((size_t)1 << map->log2[level]) - 1);
+    return (size_t)(addr >> map->shift[level]) & (((size_t)1 << map->log2[level]) - 1);
 }
 
 /* The slot of an address, or NULL where there is no node for it. */
@@ -1292,6 +1484,25 @@ static void *gai_map_get(gai_map *map, uintptr_t addr)
 {
     void **slot = gai_map_slot(map, addr);
     return slot ? gai_load_pointer(slot) : NULL;
+}
+
+/* gai_map_slot for the map of blocks, with the numbers written out: most calls come by here. */
+static GAI_INLINE void **gai_block_slot(uintptr_t addr)
+{
+    void **slots;
+    if (addr >> GAI_ADDRESS_BITS) return NULL;
+    slots = (void **)gai_load_pointer(&gai_block_map.root[addr >> 43]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 21 & 0x1ff]);
+    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 16 & 0x1f]);
+    return slots ? &slots[addr >> 9 & 0x7f] : NULL;
+}
+
+/* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. */
+static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
+{
+    void **slot = gai_block_slot(addr);
+    return slot ? (gai_block *)gai_load_pointer(slot) : NULL;
 }
 
 /* Makes the nodes on the way to an address; the only step of the map that can fail. */
@@ -1482,9 +1693,36 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
 {
     gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
     int looks;
-    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin)
-        if (gai_place(block->addr, block->addr + block->bytes, want) && gai_is_better(block, best)) best = block;
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin) {
+        if (block->bytes < want->bytes || !gai_is_better(block, best)) continue;
+        if (gai_place(block->addr, block->addr + block->bytes, want)) best = block;
+    }
     return best;
+}
+
+/* The same where every block that is large enough will do. */
+static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
+{
+    gai_block *best = NULL;
+    size_t least = SIZE_MAX;
+    int looks;
+    for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin) {
+        size_t has = block->bytes;
+        if (has < bytes || has > least || (has == least && block->addr > best->addr)) continue;
+        best = block;
+        least = has;
+    }
+    return best;
+}
+
+static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
+{
+    gai_bin bin = gai_bin_of(bytes);
+    gai_block *best;
+    if (!(set->rows >> bin.row)) return NULL;
+    best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
+    if (best || !gai_bin_next(set, &bin)) return best;
+    return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
 
 /* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. With an
@@ -1493,14 +1731,15 @@ static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
 {
     size_t sizes[2];
     int i;
+    if (want->alignment <= GAI_UNIT) return gai_set_find_plain(set, want->bytes);
     sizes[0] = want->bytes;
     sizes[1] = want->bytes + want->alignment - GAI_UNIT;
-    for (i = 0; i < (want->alignment > GAI_UNIT ? 2 : 1); i++) {
+    for (i = 0; i < 2; i++) {
         gai_bin bin = gai_bin_of(sizes[i]);
         gai_block *best = gai_bin_best(set, bin, want);
         while (!best && gai_bin_next(set, &bin)) {
             best = gai_bin_best(set, bin, want);
-            if (i == 0 && want->alignment > GAI_UNIT) break;
+            if (i == 0) break;
         }
         if (best) return best;
     }
@@ -1726,6 +1965,29 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_lane_waited(lane, mark->lane) >= mark->epoch;
 }
 
+/* Calls that come from now on find it shut. With the pool's lock held. */
+static void gai_front_shut(gai_front *front)
+{
+    if (!front->open) return;
+    gai_latch_on(&front->latch);
+    front->open = 0;
+    gai_latch_off(&front->latch);
+}
+
+/* Somebody waits for a mark on the lane's stream: its next call must come to the pool, not end in the front. */
+static void gai_lane_ask(gai_lane *lane)
+{
+    lane->asked = 1;
+    gai_front_shut(&lane->front);
+}
+
+/* The same for a mark that memory hangs on. */
+static void gai_lane_want(gai_lane *lane)
+{
+    gai_lane_ask(lane);
+    lane->wanted = 1;
+}
+
 /* The first mark in the way of `want` over [at, at + bytes); with `may_wait`, one that has an event is not in the
    way. */
 static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
@@ -1735,7 +1997,7 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
         if (mark->end <= at || mark->begin >= at + want->bytes) continue;
         if (gai_mark_allows(pool, mark, want->lane)) continue;
         if (may_wait && gai_mark_event(mark)) continue;
-        if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
+        if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
         return mark;
     }
     return NULL;
@@ -1763,7 +2025,10 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
                                 enum gai_kind kind)
 {
     gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
-    memset(block, 0, sizeof *block);
+    GALLOC_ASSERT(!block->held);
+    gai_store_pointer(&block->pool, pool);
+    block->next_bin = NULL;
+    memset((char *)block + offsetof(gai_block, bytes), 0, sizeof *block - offsetof(gai_block, bytes));
     block->segment = segment;
     block->addr = addr;
     block->bytes = bytes;
@@ -1800,7 +2065,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     gai_block_link(block, right);
     right->marks = gai_marks_cut(pool, &block->marks, at);
     if (gai_block_is_mapped(right)) {
-        gai_map_set(&gai_block_map, at, right);
+        gai_store_pointer(gai_block_slot(at), right);
         pool->stats.splits++;
     }
     return right;
@@ -1809,8 +2074,9 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
+    void **slot = gai_block_slot(right->addr);
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
-    gai_map_clear(&gai_block_map, right->addr, right);
+    if (slot && gai_load_pointer(slot) == right) gai_store_pointer(slot, NULL);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
     if (right->age > block->age && block->kind != GAI_USED) {
@@ -1820,7 +2086,7 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     block->next = right->next;
     if (right->next) right->next->prev = block;
     gai_marks_join(pool, &block->marks, right->marks);
-    if (right->spare) gai_mark_end(pool, right->spare);
+    gai_marks_end(pool, &right->spare);
     gai_slab_give(&pool->blocks, right);
 }
 
@@ -1930,8 +2196,10 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 /* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
-    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 1) &&
-           gai_map_need(&gai_block_map, at) && gai_map_need(&gai_block_map, at + bytes);
+    uintptr_t end = at + bytes;
+    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
+           (at == block->addr || gai_map_need(&gai_block_map, at)) &&
+           (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
 }
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
@@ -1978,13 +2246,107 @@ static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t b
     pool->stats.reserved.current -= bytes;
 }
 
+/* Adds what a front knows and the counters do not: of its shelves, and of what is fresh. */
+static void gai_front_tell(const gai_front *front, galloc_stats *stats)
+{
+    stats->mallocs += front->mallocs;
+    stats->hits += front->mallocs;
+    stats->frees += front->mallocs + front->blocks;
+    stats->blocks.current -= front->blocks;
+    stats->blocks.total += front->mallocs;
+    stats->live.current += front->live_in - front->live_out;
+    stats->live.total += front->live_in;
+    stats->allocated.current -= front->bytes;
+    stats->allocated.total += front->allocated_in;
+    stats->cached.current += front->bytes;
+    stats->cached.total += front->allocated_in + front->bytes;
+}
+
+static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
+{
+    stats->frees += blocks;
+    stats->blocks.current -= blocks;
+    stats->live.current -= live;
+    stats->allocated.current -= bytes;
+    stats->cached.current += bytes;
+    stats->cached.total += bytes;
+}
+
+static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
+
+/* While it lasts no front changes, and what they say together is true. With the lock held. */
+static void gai_pool_freeze(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_on(&lane->front.latch);
+}
+
+static void gai_pool_thaw(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch);
+}
+
+/* The counters, but for those of driver calls, with what the fronts know. With the lock held, frozen. */
+static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
+{
+    const gai_lane *lane;
+    memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        const gai_front *front = &lane->front;
+        gai_front_tell(front, stats);
+        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+    }
+    stats->cached.current = stats->reserved.current - stats->allocated.current;
+    gai_stat_peak(&stats->live);
+    gai_stat_peak(&stats->allocated);
+    gai_stat_peak(&stats->cached);
+    gai_stat_peak(&stats->blocks);
+}
+
+static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
+{
+    gai_pool_freeze(pool);
+    gai_stats_frozen(pool, stats);
+    gai_pool_thaw(pool);
+}
+
+/* Bytes that the program has. */
+static size_t gai_pool_live(galloc_pool *pool)
+{
+    const gai_lane *lane;
+    size_t live = pool->stats.live.current;
+    gai_pool_freeze(pool);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        live += lane->front.live_in - lane->front.live_out - lane->front.fresh_live;
+    gai_pool_thaw(pool);
+    return live;
+}
+
+/* Notes new peaks. The counters alone say too much, what lies in fronts being counted as used: so the fronts are asked
+   only when that would be a peak. */
+static void gai_stat_peaks(galloc_pool *pool)
+{
+    galloc_stats now, *stats = &pool->stats;
+    if (stats->live.current <= stats->live.peak && stats->allocated.current <= stats->allocated.peak &&
+        stats->blocks.current <= stats->blocks.peak)
+        return;
+    gai_stats_now(pool, &now);
+    stats->live.peak = now.live.peak;
+    stats->allocated.peak = now.allocated.peak;
+    stats->blocks.peak = now.blocks.peak;
+    pool->live_peak = gai_max(pool->live_peak, now.live.current);
+}
+
 /* The counters for a block that becomes the program's (or, with grown bytes, is already). */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
-    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current + requested);
-    gai_stat_add(&pool->stats.allocated, bytes);
-    gai_stat_add(&pool->stats.live, requested);
+    pool->stats.allocated.current += bytes;
+    pool->stats.allocated.total += bytes;
+    pool->stats.live.current += requested;
+    pool->stats.live.total += requested;
     gai_stat_cached(pool);
+    gai_stat_peaks(pool);
 }
 
 static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
@@ -2014,7 +2376,23 @@ static size_t gai_pool_largest_parked(const galloc_pool *pool)
     return largest;
 }
 
-/* What is found by looking at the bins and at parked pages instead of being counted along. With the lock held. */
+static size_t gai_blocks_largest(const gai_block *block)
+{
+    size_t largest = 0;
+    for (; block; block = block->next_bin) largest = gai_max(largest, block->bytes);
+    return largest;
+}
+
+static size_t gai_front_largest(const gai_front *front)
+{
+    size_t largest = gai_max(gai_blocks_largest(front->fresh), gai_blocks_largest(front->strays));
+    uint64_t filled = front->filled;
+    for (; filled; filled &= filled - 1) largest = gai_max(largest, front->shelves[gai_lowest(filled)].bytes);
+    return largest;
+}
+
+/* What is found by looking at the bins, the fronts and parked pages instead of being counted along. With the lock held,
+   frozen. */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_lane *lane;
@@ -2022,8 +2400,9 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
     for (lane = pool->lanes; lane; lane = lane->next) {
-        stats->free_bytes += lane->free.bytes;
+        stats->free_bytes += lane->free.bytes + lane->front.bytes + lane->front.fresh_bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&lane->free));
+        stats->largest_free = gai_max(stats->largest_free, gai_front_largest(&lane->front));
     }
     stats->external_fragmentation = 0;
     if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
@@ -2032,23 +2411,64 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
         stats->internal_fragmentation = (double)stats->allocated.current / (double)stats->live.current;
 }
 
+/* Would what is left of a block of the set, once filed, be a block of the set again? */
+static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
+{
+    const gai_mark *mark = rest->marks;
+    if (mark && (mark->lane != set->lane || mark->next || gai_mark_is_complete(mark))) return 0;
+    return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
+}
+
+/* Puts the rest in the place of a block that is in no bin any more, in the order of age. */
+static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
+{
+    if (rest != block) {
+        rest->older = block->older;
+        rest->newer = block->newer;
+        if (rest->older) rest->older->newer = rest;
+        else set->oldest = rest;
+        if (rest->newer) rest->newer->older = rest;
+        else set->newest = rest;
+        block->set = NULL;
+        rest->set = set;
+    }
+    rest->kind = GAI_FREE;
+    gai_bin_insert(set, rest);
+}
+
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
    takes. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
-    gai_block *before = NULL, *after = NULL;
-    gai_set_remove(block);
+    gai_block *before = NULL, *after = NULL, *whole = block;
+    gai_set *set = block->set;
+    gai_bin_remove(set, block);
+    set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
     if (at > block->addr) {
         before = block;
         block = gai_block_split(pool, before, at, kind);
     }
     block->kind = kind;
-    if (before) (void)gai_block_file(pool, before, 0);
-    if (after) (void)gai_block_file(pool, after, 0);
+    if (!before != !after && gai_block_stays(pool, before ? before : after, set)) {
+        gai_set_replace(set, whole, before ? before : after);
+        set->bytes += before ? before->bytes : after->bytes;
+    } else {
+        gai_age_remove(set, whole);
+        whole->set = NULL;
+        if (before) (void)gai_block_file(pool, before, 0);
+        if (after) (void)gai_block_file(pool, after, 0);
+    }
     gai_marks_prune(pool, &block->marks);
     return block;
+}
+
+/* Counts a block that the lane is given. */
+static void gai_lane_give(gai_lane *lane)
+{
+    if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
+    gai_set_relaxed(&lane->blocks, lane->blocks + 1);
 }
 
 /* Gives bytes of a free block to the program. Inherited marks stay on it: they are what a third stream must honour
@@ -2058,12 +2478,15 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
     block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
     block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
+    block->spare->next = gai_mark_new(pool, NULL, 0, 0, 0);
     block->requested = want->requested;
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
     block->stream_id = want->lane ? want->lane->stream_id : 0;
     block->lane = want->lane;
-    if (block->lane && !block->lane->blocks++) block->lane->spell = 0;
+    block->life = want->lane ? want->lane->life : 0;
+    if (want->growable) block->tag |= GAI_SPECIAL;
+    if (block->lane) gai_lane_give(block->lane);
     return block;
 }
 
@@ -2073,31 +2496,41 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->requested = 0;
     block->tag = 0;
     block->room = 0;
-    if (block->spare) gai_mark_end(pool, block->spare);
-    block->spare = NULL;
-    if (block->lane) block->lane->blocks--;
+    gai_marks_end(pool, &block->spare);
+    if (block->lane) gai_set_relaxed(&block->lane->blocks, block->lane->blocks - 1);
     block->lane = NULL;
     block->kind = GAI_BUSY;
 }
 
-/* The used block that starts at an address, or NULL. With the lock held. */
+/* The block that the program holds and that starts at an address, or NULL. With the lock held. */
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
-    gai_block *block = (uintptr_t)ptr % GAI_UNIT ? NULL : (gai_block *)gai_map_get(&gai_block_map, (uintptr_t)ptr);
-    return block && block->kind == GAI_USED && block->segment->pool == pool ? block : NULL;
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    return block && gai_load_pointer(&block->pool) == pool && gai_load(&block->held) == (uintptr_t)ptr ? block : NULL;
 }
 
+/* Takes it from the program: no other call can have it until it is let go or given out again. */
+static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
+{
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    if (!block || gai_load_pointer(&block->pool) != pool) return NULL;
+    return gai_swap(&block->held, (uintptr_t)ptr, 0) ? block : NULL;
+}
+
+static void gai_block_let_go(gai_block *block) { gai_store(&block->held, block->addr); }
+
+/* The block is claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
 {
-    size_t before = block->requested;
-    block->requested = bytes;
-    if (bytes > before) gai_stat_add(&pool->stats.live, bytes - before);
-    else pool->stats.live.current -= before - bytes;
-    pool->live_peak = gai_max(pool->live_peak, pool->stats.live.current);
+    size_t before = (size_t)block->requested;
+    gai_set_relaxed(&block->requested, bytes);
+    pool->stats.live.current += bytes - before;
+    if (bytes > before) pool->stats.live.total += bytes - before;
+    gai_stat_peaks(pool);
 }
 
-/* ==== STREAMS =================================================================================================== */
-/* >>streams */
+/* ==== FRONTS ==================================================================================================== */
+/* >>fronts */
 
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
@@ -2106,12 +2539,428 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
+/* What a front holds does not merge: on the ten traces many large blocks there, or very large ones, cost 1 % of memory,
+   the last block that came in costs nothing. */
+#define GAI_FRONT_BLOCKS 256
+#define GAI_FRONT_BYTES GAI_MIB /* with more in it a front takes no further block */
+#define GAI_FRONT_FRACTION 256  /* of the device's memory: the largest block */
+#define GAI_FRESH_BLOCKS 64
+#define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
+
+static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
+
+/* ---- without the pool's lock ---- */
+
+static size_t gai_shelf_of(size_t bytes)
+{
+    return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_SHELVES_LOG2));
+}
+
+static int gai_shelf_push(gai_front *front, gai_block *block)
+{
+    size_t at = gai_shelf_of(block->bytes), probes;
+    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+        gai_shelf *shelf = &front->shelves[at];
+        if (front->filled >> at & 1 && shelf->bytes != block->bytes) continue;
+        block->next_bin = front->filled >> at & 1 ? shelf->first : NULL;
+        shelf->first = block;
+        shelf->bytes = block->bytes;
+        front->filled |= (uint64_t)1 << at;
+        front->blocks++;
+        front->bytes += block->bytes;
+        front->live_out += (size_t)block->requested;
+        return 1;
+    }
+    return 0;
+}
+
+static gai_block *gai_shelf_pop(gai_front *front, size_t bytes)
+{
+    size_t at = gai_shelf_of(bytes), probes;
+    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
+        gai_shelf *shelf = &front->shelves[at];
+        gai_block *block = shelf->first;
+        if (!(front->filled >> at & 1) || shelf->bytes != bytes) continue;
+        shelf->first = block->next_bin;
+        if (!shelf->first) front->filled ^= (uint64_t)1 << at;
+        front->blocks--;
+        front->bytes -= bytes;
+        return block;
+    }
+    return NULL;
+}
+
+static GAI_INLINE void gai_fresh_push(gai_front *front, gai_block *block)
+{
+    block->next_bin = front->fresh;
+    front->fresh = block;
+    front->fresh_blocks++;
+    front->fresh_bytes += block->bytes;
+    front->fresh_live += (size_t)block->requested;
+}
+
+static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
+{
+    gai_block *block = *list;
+    *list = block->next_bin;
+    front->fresh_blocks--;
+    front->fresh_bytes -= block->bytes;
+    front->fresh_live -= (size_t)block->requested;
+    return block;
+}
+
+/* Somebody has asked for the id: what is fresh belongs on the shelves, the oldest first. What finds no place there
+   stays as it was. */
+static void gai_front_vouch(gai_front *front)
+{
+    gai_block *list[2] = {NULL, NULL};
+    int i;
+    list[0] = front->fresh;
+    list[1] = front->strays;
+    front->fresh = front->strays = NULL;
+    front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    for (i = 1; i >= 0; i--) {
+        gai_block *turned = NULL;
+        while (list[i]) {
+            gai_block *next = list[i]->next_bin;
+            list[i]->next_bin = turned;
+            turned = list[i];
+            list[i] = next;
+        }
+        while (turned) {
+            gai_block *next = turned->next_bin;
+            if (!gai_shelf_push(front, turned)) gai_fresh_push(front, turned);
+            turned = next;
+        }
+    }
+}
+
+GAI_APART
+static gai_block *gai_front_search(gai_front *front, size_t bytes)
+{
+    if (front->fresh_blocks <= 1 && !front->filled) return NULL; /* the last one did not fit, there is no other */
+    if (front->fresh_blocks) gai_front_vouch(front);
+    return gai_shelf_pop(front, bytes);
+}
+
+/* The last block of this size to come, which becomes the program's. NULL: there is none, or the front cannot be used:
+   then *open is 0. The caller vouches. */
+static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
+                                            uint32_t tag, int *open)
+{
+    gai_block *block = NULL;
+    gai_latch_on(&front->latch);
+    *open = front->open == life;
+    if (*open) {
+        if (front->fresh && front->fresh->bytes == bytes) {
+            block = gai_fresh_pop(front, &front->fresh);
+            front->live_out += (size_t)block->requested;
+        } else {
+            block = gai_front_search(front, bytes);
+        }
+    }
+    if (block) {
+        front->mallocs++;
+        front->live_in += requested;
+        front->allocated_in += bytes;
+        gai_set_relaxed(&block->requested, requested);
+        gai_set_relaxed(&block->tag, GAI_SHELVED | tag);
+    }
+    gai_latch_off(&front->latch);
+    return block;
+}
+
+/* What calls that know their lane come to. */
+enum gai_passage {
+    GAI_DONE,  /* served */
+    GAI_ASK,   /* the front would take it from who has asked for the stream's id */
+    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
+    GAI_LONG   /* from the beginning */
+};
+
+/* The front is open. */
+GAI_APART
+static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, int vouched)
+{
+    size_t held = front->bytes + front->fresh_bytes;
+    if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
+        block->bytes > front->most - held)
+        return GAI_KNOWN;
+    if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
+        (front->trusted || front->fresh_bytes + block->bytes <= GAI_MARK_BYTES)) {
+        gai_fresh_push(front, block);
+        return GAI_DONE;
+    }
+    if (!front->trusted && !vouched) return GAI_ASK;
+    gai_front_vouch(front);
+    return gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
+}
+
+/* Is a block that is freed the last that the lane holds, so that the pool is to see it? */
+static GAI_INLINE int gai_front_shows(gai_front *front, const gai_lane *lane, const gai_block *block)
+{
+    if (front->blocks + front->fresh_blocks + 1 != gai_counted(&lane->blocks) || block->lane != lane) return 0;
+    if (front->spell + gai_counted(&lane->spell) >= GAI_MARK_FREES) return 1;
+    front->spell = 0 - gai_counted(&lane->spell); /* together nothing */
+    return 0;
+}
+
+/* Puts a block, which the caller has claimed, into the lane's front. With GAI_KNOWN the pool is to have it, with
+   GAI_LONG the front is shut. */
+static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, int vouched)
+{
+    gai_front *front = &lane->front;
+    enum gai_passage passage = GAI_LONG;
+    gai_latch_on(&front->latch);
+    if (front->open == life) {
+        if (gai_front_shows(front, lane, block)) {
+            passage = GAI_KNOWN;
+        } else if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* mostly after a pair */
+            gai_fresh_push(front, block);
+            passage = GAI_DONE;
+        } else {
+            passage = gai_front_put_more(front, block, vouched);
+        }
+        front->spell += passage == GAI_DONE;
+    }
+    gai_latch_off(&front->latch);
+    return passage;
+}
+
+/* ---- with it ---- */
+
+/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
+static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
+
+/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
+   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
+   there. */
+static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+{
+    gai_mark **at = &block->marks;
+    while (*at) {
+        gai_mark *mark = *at;
+        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
+            *at = mark->next;
+            gai_mark_end(pool, mark);
+        } else {
+            at = &mark->next;
+        }
+    }
+}
+
+/* Stamps [begin, end) as freed on the stream of the mark's lane. */
+static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
+{
+    gai_lane *lane = mark->lane;
+    lane->uses++;
+    mark->epoch = lane->freed = gai_lane_stamp(lane);
+    mark->begin = begin;
+    mark->end = end;
+    lane->unmarked += end - begin;
+}
+
+/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
+static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
+{
+    while (marks) {
+        gai_mark *mark = marks;
+        marks = mark->next;
+        gai_block_inherit(pool, block, mark->lane);
+        gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
+        if (block->marks) {
+            gai_marks_add(pool, &block->marks, mark);
+        } else {
+            mark->next = NULL;
+            block->marks = mark;
+        }
+    }
+}
+
+/* To the free blocks, or, where the memory itself is lost, to nowhere. */
+static void gai_block_give(galloc_pool *pool, gai_block *block)
+{
+    block->age = ++pool->clock;
+    block->kind = GAI_BUSY;
+    if (!block->segment->lost) {
+        (void)gai_block_file(pool, block, 0);
+        return;
+    }
+    gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
+    gai_stat_cached(pool);
+}
+
+/* The mark that the free of a used block takes; it is there. */
+static gai_mark *gai_block_spare(gai_block *block)
+{
+    gai_mark *mark = block->spare;
+    block->spare = mark->next;
+    mark->next = NULL;
+    return mark;
+}
+
+static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
+{
+    gai_lane *lane = pool->lanes;
+    while (lane && lane->life != life) lane = lane->next;
+    return lane;
+}
+
+/* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
+   where nothing is recorded unless somebody asks. */
+static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+{
+    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
+        return pool->device_bytes / GAI_FRONT_FRACTION;
+    return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
+}
+
+/* Opens the front for calls that do not come to the pool, or shuts it. */
+static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+{
+    gai_front *front = &lane->front;
+    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
+    uint64_t open = lane->life;
+    size_t most = gai_front_bound(pool, lane);
+    if (shut || lane->retired || lane->asked) open = 0;
+    if (front->open == open && front->most == most) return;
+    gai_latch_on(&front->latch);
+    front->open = open;
+    front->most = gai_max(most, front->bytes + front->fresh_bytes);
+    front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
+    front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
+    gai_latch_off(&front->latch);
+}
+
+/* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
+   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A lane
+   that is forgotten has nothing left to wait for. */
+static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark *spare)
+{
+    gai_lane *lane = gai_lane_of_life(pool, block->life);
+    if (!lane) {
+        gai_mark_end(pool, spare);
+        return;
+    }
+    spare->lane = lane;
+    gai_block_stamp(pool, block, spare);
+    gai_front_set(pool, lane); /* there is more unmarked */
+}
+
+/* A block of a front becomes free like any other. It is stamped with the lane's epoch of now: that is later than the
+   free was, so it asks for more than is needed, never for less. */
+static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    gai_mark *mark = gai_block_spare(block);
+    mark->lane = lane;
+    gai_block_stamp(pool, block, mark);
+    gai_block_untake(pool, block);
+    gai_block_give(pool, block);
+}
+
+/* Puts a list before another. */
+static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
+{
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        block->next_bin = rest;
+        rest = block;
+    }
+    return rest;
+}
+
+/* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. What is fresh
+   only if the call has been given the stream and asked for its id. */
+static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
+{
+    gai_front *front = &lane->front;
+    gai_block *list = NULL;
+    gai_latch_on(&front->latch);
+    if (front->fresh_blocks && (vouched || front->trusted)) {
+        list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
+        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+        front->fresh = front->strays = NULL;
+        front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    }
+    if (front->spell) gai_set_relaxed(&lane->spell, lane->spell + front->spell);
+    front->spell = 0;
+    if (front->mallocs || front->blocks) {
+        gai_front_tell(front, &pool->stats);
+        if (front->mallocs) lane->handed = gai_lane_stamp(lane);
+        front->mallocs = 0;
+        front->live_in = front->live_out = front->allocated_in = 0;
+        front->blocks = front->bytes = 0;
+    }
+    for (; front->filled; front->filled &= front->filled - 1)
+        list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
+    gai_latch_off(&front->latch);
+    while (list) {
+        gai_block *block = list;
+        list = block->next_bin;
+        gai_block_unshelve(pool, block, lane);
+    }
+}
+
+/* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
+   Returns whether there is any. */
+static int gai_pool_gather_strays(galloc_pool *pool)
+{
+    gai_lane *lane;
+    int some = 0;
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        gai_front *front = &lane->front;
+        gai_latch_on(&front->latch);
+        front->strays = gai_blocks_join(front->fresh, front->strays);
+        front->fresh = NULL;
+        some |= front->strays != NULL;
+        gai_latch_off(&front->latch);
+    }
+    return some;
+}
+
+/* After: they need no mark. */
+static void gai_pool_file_strays(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        gai_front *front = &lane->front;
+        for (;;) {
+            gai_block *block = NULL;
+            gai_latch_on(&front->latch);
+            if (front->strays) block = gai_fresh_pop(front, &front->strays);
+            gai_latch_off(&front->latch);
+            if (!block) break;
+            gai_fresh_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
+            gai_block_untake(pool, block);
+            gai_block_give(pool, block);
+        }
+    }
+}
+
+static void gai_pool_flush(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_flush(pool, lane, 0);
+}
+
+/* Nothing may be given out any more that the pool has not looked at. */
+static void gai_pool_shut_fronts(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) gai_front_shut(&lane->front);
+}
+
+/* ==== STREAMS =================================================================================================== */
+/* >>streams */
+
 /* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
    until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
     segment->lost = 1;
+    pool->lost++;
     for (block = segment->first; block; block = block->next) {
         if (block->kind != GAI_FREE) continue;
         gai_set_remove(block);
@@ -2126,7 +2975,12 @@ static void gai_pool_lose_context(galloc_pool *pool)
     gai_segment *segment;
     for (segment = pool->segments; segment; segment = segment->next)
         if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
+    if (!pool->lost) return;
+    gai_pool_shut_fronts(pool);
+    gai_pool_flush(pool);
 }
+
+static uint64_t gai_lives; /* of all pools */
 
 static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long stream_id)
 {
@@ -2142,12 +2996,28 @@ static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
     return lane;
 }
 
+/* Descriptors come back from lanes that have been forgotten; their fronts are shut and empty, and may be looked at by
+   threads that come late. */
+static gai_lane *gai_lane_unused(galloc_pool *pool)
+{
+    gai_lane *lane = pool->unused_lanes;
+    if (lane) {
+        pool->unused_lanes = lane->next;
+        memset(lane, 0, offsetof(gai_lane, front));
+        memset(&lane->free, 0, sizeof lane->free);
+    } else {
+        lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
+        if (lane) memset(lane, 0, sizeof *lane);
+    }
+    return lane;
+}
+
 static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
     gai_lane **bucket = gai_lane_bucket(pool, site->stream_id);
-    gai_lane *lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
+    gai_lane *lane = gai_lane_unused(pool);
     if (!lane) return NULL;
-    memset(lane, 0, sizeof *lane);
+    lane->life = gai_next(&gai_lives);
     lane->context = site->context;
     lane->context_id = site->context_id;
     lane->stream_id = site->stream_id;
@@ -2159,6 +3029,7 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
     pool->lanes = lane;
     lane->next_indexed = *bucket;
     *bucket = lane;
+    if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
     return lane;
 }
 
@@ -2172,11 +3043,11 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
 }
 
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
-   stream not seen before. */
+   one, or the driver would not tell its context. Its front is emptied, so that the call sees all that is free. Called
+   with the lock held; lets it go to ask the driver about a stream not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = gai_lane_find(pool, site);
+    gai_lane *lane = site->life && site->lane->life == site->life ? site->lane : gai_lane_find(pool, site);
     if (!lane) {
         unsigned int flags;
         CUresult result;
@@ -2191,6 +3062,12 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
     if (lane->stream != site->stream) lane->stream = site->stream;
     lane->retired = 0;
     lane->busy++;
+    site->lane = lane;
+    site->life = lane->life;
+    site->context = lane->context;
+    site->context_id = lane->context_id;
+    site->home = lane->context == pool->context;
+    gai_lane_flush(pool, lane, 1);
     return lane;
 }
 
@@ -2226,14 +3103,10 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     at = gai_lane_bucket(pool, gone->stream_id);
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
+    gone->life = 0; /* who remembers it must not find it */
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
     gai_lane_forget_waits(pool, gone, NULL);
 }
-
-/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
-static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
-
-static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
 
 /* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
    stays bounded however far the device is behind. */
@@ -2261,7 +3134,8 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
     gai_lock_on(&pool->lock);
     if (gai_is_driver_gone(result)) pool->driver_gone = 1;
-    else if (!pool->broken) pool->broken = result;
+    else if (!pool->broken) gai_store(&pool->broken, (uint64_t)result);
+    gai_pool_shut_fronts(pool);
     gai_lock_off(&pool->lock);
 }
 
@@ -2350,6 +3224,8 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
     size_t unmarked;
     event = gai_event_get(pool, lane, &result);
     if (event) {
+        if (retire) gai_front_shut(&lane->front); /* it may have been opened while there was no lock */
+        if (retire) gai_lane_flush(pool, lane, 1);
         event->clock = pool->clock;
         event->epoch = lane->epoch++;
         lane->retired = retire;
@@ -2369,7 +3245,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
         lane->unmarked += unmarked;
         lane->retired = 0;
     }
-    lane->asked = 1;
+    gai_lane_ask(lane);
     gai_lock_off(&pool->lock);
     gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
@@ -2381,6 +3257,7 @@ static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *
 {
     if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream, 0);
     lane->busy--;
+    gai_front_set(pool, lane);
 }
 
 /* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
@@ -2526,14 +3403,20 @@ static size_t gai_block_stranded(const gai_block *block, const gai_lane *lane)
     return bytes;
 }
 
-static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_stream_stats *stats)
+static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream_stats *stats)
 {
+    gai_front *front = &lane->front;
+    size_t in_front;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
     stats->stream_id = lane->stream_id;
     stats->context_id = lane->context_id;
-    stats->unmarked = lane->unmarked;
+    gai_latch_on(&front->latch);
+    in_front = front->bytes + front->fresh_bytes;
+    gai_latch_off(&front->latch);
+    stats->stranded = in_front;
+    stats->unmarked = lane->unmarked + in_front;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
@@ -2546,7 +3429,8 @@ static void gai_lane_read(const galloc_pool *pool, const gai_lane *lane, galloc_
 
 static int gai_lane_is_idle(const gai_lane *lane)
 {
-    return !lane->uses && !lane->blocks && !lane->busy && !lane->recorded && !lane->free.bytes;
+    return !lane->uses && !lane->blocks && !lane->busy && !lane->recorded && !lane->free.bytes &&
+           lane->handed <= lane->done;
 }
 
 static size_t gai_pool_count_lanes(galloc_pool *pool)
@@ -2567,6 +3451,12 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
+        gai_front_shut(&lane->front);
+        gai_lane_flush(pool, lane, 0);
+        if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
+            gai_front_set(pool, lane);
+            continue;
+        }
         gai_lane_detach(pool, lane);
         lane->next = gone;
         gone = lane;
@@ -2576,7 +3466,10 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     for (; gone; gone = next) {
         next = gone->next;
         gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
-        GALLOC_FREE(gone);
+        gai_lock_on(&pool->lock);
+        gone->next = pool->unused_lanes;
+        pool->unused_lanes = gone;
+        gai_lock_off(&pool->lock);
     }
 }
 
@@ -3318,7 +4211,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
         gai_mapping_show(mapping, 0);
         for (mark = mapping->block->marks; mark; mark = mark->next)
-            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) mark->lane->asked = 1;
+            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
         gai_away_add(pool, mapping);
         pool->stats.moves++;
         pool->stats.moved_bytes += mapping->bytes;
@@ -3376,11 +4269,11 @@ static void gai_pool_join(galloc_pool *pool)
    no call into the driver is left. So when nothing is live, pages are parked: taken out of the bins, to be used again
    in the order in which they were mapped first. Each time a page is taken up again costs a plan, so it is not done for
    its own sake: not again once it has been done some times in a row with no page mapped in between, until one is. */
-static int gai_pool_should_park(const galloc_pool *pool)
+static int gai_pool_should_park(galloc_pool *pool)
 {
     const gai_rhythm *rhythm = &pool->rhythm;
-    if (pool->stats.live.current || !pool->config.expandable_segments) return 0;
-    return rhythm->mapped || rhythm->calm < rhythm->patience;
+    if (!pool->config.expandable_segments) return 0;
+    return (rhythm->mapped || rhythm->calm < rhythm->patience) && !gai_pool_live(pool);
 }
 
 /* Parks all pages that are free as a whole. Streams that have not marked what they freed last are asked to. */
@@ -3390,6 +4283,7 @@ static void gai_pool_park(galloc_pool *pool)
     gai_segment *segment;
     gai_block *block, *next;
     gai_lane *lane;
+    gai_pool_flush(pool);
     gai_pool_join(pool);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->fixed) continue;
@@ -3398,7 +4292,7 @@ static void gai_pool_park(galloc_pool *pool)
         }
     }
     for (lane = gai_pool_has_one_lane(pool) ? NULL : pool->lanes; lane; lane = lane->next)
-        lane->asked |= lane->unmarked != 0;
+        if (lane->unmarked) gai_lane_ask(lane);
     if (rhythm->mapped && rhythm->calm >= rhythm->patience) rhythm->patience *= 2;
     rhythm->calm = rhythm->mapped ? 0 : rhythm->calm + 1;
     rhythm->mapped = 0;
@@ -3504,6 +4398,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
+        pool->lost--;
     }
     gai_lock_off(&pool->lock);
 }
@@ -3515,10 +4410,10 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 typedef struct gai_job {
     galloc_pool *pool;
     gai_want want;      /* of a growth: what it lacks, see gai_job_look */
+    gai_site site;
+    gai_block *got;     /* from here on a new job is cleared */
     void *grows;        /* the block that is to become grow_to bytes long where it stands; NULL: an allocation */
     size_t grow_to;
-    gai_site site;
-    gai_block *got;
     int frugal;         /* create no more than the overhead allows */
     int thrifty;        /* and leave some of that for times when more is live than ever before */
     int may_wait;       /* pages may come from streams that the asking one then waits for */
@@ -3559,10 +4454,10 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 {
     gai_found best = {NULL, 0};
     gai_lane *lane;
+    if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
+    if (best.block && best.block->bytes == want->bytes) return best; /* none can be better */
     gai_found_in_set(&best, &pool->common, want);
-    if (!want->lane) return best;
-    gai_found_in_set(&best, &want->lane->free, want);
-    if (!want->lane->blocking) return best;
+    if (!want->lane || !want->lane->blocking) return best;
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane != want->lane && gai_lane_is_ordered(want->lane, lane)) gai_found_in_set(&best, &lane->free, want);
     return best;
@@ -3599,12 +4494,12 @@ static void gai_job_take(gai_job *job, gai_found found)
 /* ---- in place ---- */
 
 /* What stands between a block and the length that it is to have; each is worse than those before it. */
-enum gai_way {
-    GAI_WAY_OPEN,   /* nothing */
-    GAI_WAY_HOLE,   /* holes, beside free memory that may be had */
-    GAI_WAY_MARKED, /* memory that another stream has not done with */
-    GAI_WAY_BUSY,   /* old mappings of pages, or what the driver would not unmap */
-    GAI_WAY_SHUT    /* a used block, the room of one, the end of the segment */
+enum gai_hurdle {
+    GAI_HURDLE_NONE,   /* nothing */
+    GAI_HURDLE_HOLE,   /* holes, beside free memory that may be had */
+    GAI_HURDLE_MARKED, /* memory that another stream has not done with */
+    GAI_HURDLE_BUSY,   /* old mappings of pages, what the driver would not unmap, or what a front holds */
+    GAI_HURDLE_SHUT    /* a used block, the room of one, the end of the segment */
 };
 
 typedef struct gai_stretch {
@@ -3622,21 +4517,21 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
     for (; mark; mark = mark->next) {
         if (mark->end <= begin || mark->begin >= end || gai_mark_allows(job->pool, mark, job->want.lane)) continue;
         if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
-        if (!gai_mark_event(mark)) mark->lane->asked = mark->lane->wanted = 1;
+        if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
         return mark;
     }
     return NULL;
 }
 
-static void gai_stretch_note(gai_stretch *stretch, enum gai_way *way, const gai_mark *mark, int alien)
+static void gai_stretch_note(gai_stretch *stretch, enum gai_hurdle *way, const gai_mark *mark, int alien)
 {
-    if (*way < GAI_WAY_MARKED) stretch->mark = *mark;
-    if (*way < GAI_WAY_MARKED) *way = GAI_WAY_MARKED;
+    if (*way < GAI_HURDLE_MARKED) stretch->mark = *mark;
+    if (*way < GAI_HURDLE_MARKED) *way = GAI_HURDLE_MARKED;
     stretch->alien |= alien;
 }
 
 /* One block behind that which grows: makes the way worse, or leaves it. */
-static enum gai_way gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch *stretch, enum gai_way way)
+static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch *stretch, enum gai_hurdle way)
 {
     uintptr_t end = gai_min(stretch->end, piece->addr + piece->bytes);
     int own = piece->addr - stretch->block->addr < stretch->block->room;
@@ -3650,38 +4545,41 @@ static enum gai_way gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch 
     case GAI_ROOM:
         if (!stretch->hole || stretch->hole->kind == GAI_ROOM) stretch->hole = piece;
         job->want.bytes += end - piece->addr;
-        return way < GAI_WAY_HOLE ? GAI_WAY_HOLE : way;
+        return way < GAI_HURDLE_HOLE ? GAI_HURDLE_HOLE : way;
     case GAI_BUSY:
     case GAI_AWAY:
         stretch->alien |= !own;
-        return GAI_WAY_BUSY;
-    default: return GAI_WAY_SHUT;
+        return GAI_HURDLE_BUSY;
+    case GAI_USED:
+        stretch->alien |= !own;
+        return gai_load(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
+    default: return GAI_HURDLE_SHUT;
     }
 }
 
 /* Looks at all that the block must have to be as long as it is to be, and notes what it lacks. Lock held. */
-static enum gai_way gai_job_look(gai_job *job, gai_stretch *stretch)
+static enum gai_hurdle gai_job_look(gai_job *job, gai_stretch *stretch)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = gai_block_used(pool, job->grows), *piece;
-    enum gai_way way = GAI_WAY_OPEN;
+    enum gai_hurdle way = GAI_HURDLE_NONE;
     size_t bytes = gai_up(job->grow_to, GAI_UNIT);
     const gai_mark *mark;
     memset(stretch, 0, sizeof *stretch);
-    if (!block) return GAI_WAY_SHUT;
+    if (!block) return GAI_HURDLE_SHUT;
     if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
     stretch->block = block;
     stretch->end = block->addr + bytes;
     job->want.bytes = 0;
-    job->want.requested = job->grow_to - gai_min(job->grow_to, block->requested);
+    job->want.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
     mark = gai_job_obstacle(job, block->marks, block->addr + block->requested,
                             gai_min(stretch->end, block->addr + block->bytes));
     if (mark) gai_stretch_note(stretch, &way, mark, 0);
     for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
         way = gai_job_look_at(job, piece, stretch, way);
-        if (way == GAI_WAY_SHUT) return way;
+        if (way == GAI_HURDLE_SHUT) return way;
     }
-    return stretch->end > block->segment->addr + block->segment->bytes ? GAI_WAY_SHUT : way;
+    return stretch->end > block->segment->addr + block->segment->bytes ? GAI_HURDLE_SHUT : way;
 }
 
 /* Host memory for taking all of an open stretch at once. Lock held. */
@@ -3702,6 +4600,10 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
         return;
     }
+    if (!gai_block_claim(pool, job->grows)) {
+        job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is freed while it is to grow", job->grows);
+        return;
+    }
     while (block->addr + block->bytes < stretch->end) {
         gai_block *piece = block->next;
         size_t bytes = gai_min(piece->bytes, stretch->end - piece->addr);
@@ -3711,6 +4613,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
     }
     gai_marks_trim(pool, &block->marks);
     gai_block_set_requested(pool, block, job->grow_to);
+    gai_block_let_go(block);
     job->got = block;
 }
 
@@ -3724,9 +4627,9 @@ static cudaError_t gai_job_say_not_there(const gai_job *job)
 static void gai_job_search_behind(gai_job *job)
 {
     gai_stretch stretch;
-    enum gai_way way = gai_job_look(job, &stretch);
-    if (way == GAI_WAY_OPEN) gai_job_take_stretch(job, &stretch);
-    if (way == GAI_WAY_SHUT) job->error = gai_job_say_not_there(job);
+    enum gai_hurdle way = gai_job_look(job, &stretch);
+    if (way == GAI_HURDLE_NONE) gai_job_take_stretch(job, &stretch);
+    if (way == GAI_HURDLE_SHUT) job->error = gai_job_say_not_there(job);
 }
 
 /* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
@@ -3843,12 +4746,12 @@ static void gai_job_wait_behind(gai_job *job)
     CUresult result;
     for (;;) {
         gai_stretch stretch;
-        enum gai_way way;
+        enum gai_hurdle way;
         gai_lock_on(&pool->lock);
         way = gai_job_look(job, &stretch);
-        if (way == GAI_WAY_OPEN) gai_job_take_stretch(job, &stretch);
+        if (way == GAI_HURDLE_NONE) gai_job_take_stretch(job, &stretch);
         gai_lock_off(&pool->lock);
-        if (way != GAI_WAY_MARKED) return;
+        if (way != GAI_HURDLE_MARKED) return;
         result = gai_job_wait_for(job, &stretch.mark);
         if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for it yet */
         if (result) break;
@@ -4093,8 +4996,8 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
 /* Bytes that may be created before pages are moved instead. */
 static size_t gai_job_allowance(const gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
-    size_t peak = gai_max(pool->live_peak, pool->stats.live.current + job->want.requested);
+    galloc_pool *pool = job->pool;
+    size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + job->want.requested);
     double overhead = pool->config.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
     double most = (double)peak * (1 + (overhead > 0 ? overhead : 0)), held = (double)pool->stats.reserved.current;
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
@@ -4222,7 +5125,7 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 {
     gai_stretch stretch;
     memset(plan, 0, sizeof *plan);
-    if (gai_job_look(job, &stretch) != GAI_WAY_HOLE) return 0;
+    if (gai_job_look(job, &stretch) != GAI_HURDLE_HOLE) return 0;
     plan->hole = stretch.hole;
     plan->begin = plan->at = stretch.hole->addr;
     plan->end = gai_min(stretch.hole->addr + stretch.hole->bytes, gai_up(stretch.end, job->pool->granularity));
@@ -4421,7 +5324,7 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *f
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
-    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 1) &&
+    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 2) &&
            gai_map_need(&gai_block_map, plan->begin) && gai_map_need(&gai_block_map, plan->at) &&
            gai_map_need(&gai_block_map, plan->until) && gai_filling_need(pool, filling, addr);
 }
@@ -4546,11 +5449,13 @@ static int gai_step_grow(gai_job *job)
 /* The same within the overhead: with pages moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
+    galloc_pool *pool = job->pool;
     int done = 0;
     if (!pool->config.expandable_segments) return 0;
     job->frugal = 1;
-    job->thrifty = pool->stats.live.current + job->want.requested <= pool->live_peak;
+    gai_lock_on(&pool->lock);
+    job->thrifty = gai_pool_live(pool) + job->want.requested <= pool->live_peak;
+    gai_lock_off(&pool->lock);
     if (job->thrifty) done = gai_step_grow(job);
     job->thrifty = 0;
     if (!done) done = gai_step_grow(job);
@@ -4590,9 +5495,9 @@ static int gai_step_unpark(gai_job *job)
 }
 
 /* What stands in the way of a block that grows, seen by itself. */
-static enum gai_way gai_job_way(gai_job *job, gai_stretch *stretch)
+static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
 {
-    enum gai_way way;
+    enum gai_hurdle way;
     gai_lock_on(&job->pool->lock);
     way = gai_job_look(job, stretch);
     gai_lock_off(&job->pool->lock);
@@ -4613,13 +5518,13 @@ static int gai_job_can_wait(const gai_job *job)
 static int gai_step_addresses(gai_job *job)
 {
     gai_stretch stretch;
-    enum gai_way way = job->grows ? gai_job_way(job, &stretch) : GAI_WAY_OPEN;
-    if (way == GAI_WAY_SHUT || (way > GAI_WAY_HOLE && stretch.alien))
+    enum gai_hurdle way = job->grows ? gai_job_way(job, &stretch) : GAI_HURDLE_NONE;
+    if (way == GAI_HURDLE_SHUT || (way > GAI_HURDLE_HOLE && stretch.alien))
         job->error = gai_job_say_not_there(job);
-    else if (way == GAI_WAY_BUSY)
+    else if (way == GAI_HURDLE_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
                               "of the block at %p", job->grows);
-    else if (way == GAI_WAY_MARKED && gai_job_can_wait(job))
+    else if (way == GAI_HURDLE_MARKED && gai_job_can_wait(job))
         gai_job_wait_behind(job);
     return gai_job_is_done(job);
 }
@@ -4631,7 +5536,7 @@ static int gai_step_recycle(gai_job *job)
     galloc_pool *pool = job->pool;
     size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
     gai_stretch stretch;
-    if (job->grows && gai_job_way(job, &stretch) != GAI_WAY_HOLE) return 0;
+    if (job->grows && gai_job_way(job, &stretch) != GAI_HURDLE_HOLE) return 0;
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->want.bytes > pool->config.memory_limit || job->want.bytes > pool->device_bytes) return 0;
@@ -4747,9 +5652,43 @@ static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
 {
     int incomplete;
     gai_lock_on(&pool->lock);
-    incomplete = lane->uses && lane->freed > lane->done;
+    incomplete = (lane->uses && lane->freed > lane->done) || lane->handed > lane->done;
     gai_lock_off(&pool->lock);
     return incomplete;
+}
+
+/* Waits for all work of a device that has a primary context in use. */
+static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device)
+{
+    CUcontext context = NULL;
+    gai_scope scope;
+    unsigned int flags = 0;
+    int active = 0;
+    CUresult result = gai_cu.DevicePrimaryCtxGetState(device, &flags, &active);
+    if (result || !active) return result;
+    result = gai_cu.DevicePrimaryCtxRetain(&context, device);
+    if (result) return result;
+    result = gai_scope_enter(&scope, context);
+    if (!result) {
+        result = gai_device_wait(pool);
+        gai_scope_leave(&scope);
+    }
+    (void)gai_cu.DevicePrimaryCtxRelease(device);
+    return result;
+}
+
+/* For what was freed on streams that nobody vouches for: they may have been any device's. */
+static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
+{
+    int devices = 0, device;
+    CUresult result = gai_cu.DeviceGetCount(&devices);
+    for (device = 0; device < devices && !result; device++) result = gai_primary_wait(pool, device);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    gai_pool_file_strays(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_sweep_lost(pool);
+    return CUDA_SUCCESS;
 }
 
 /* Waits for the device, in every context that freed something, and lets everybody have the result. */
@@ -4757,9 +5696,12 @@ static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
+    int strays;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
+    strays = gai_pool_gather_strays(pool);
     gai_lock_off(&pool->lock);
+    if (strays) result = gai_pool_wait_for_strays(pool);
     for (; lane; lane = lane->next) {
         CUresult said = CUDA_SUCCESS;
         if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
@@ -4790,7 +5732,7 @@ static void gai_job_say_no_memory(gai_job *job)
     char reason[96];
     size_t live, held;
     gai_lock_on(&pool->lock);
-    live = pool->stats.live.current;
+    live = gai_pool_live(pool);
     held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
     if (job->said)
@@ -4808,21 +5750,24 @@ static void gai_job_say_no_memory(gai_job *job)
    cudaMalloc gave does not. */
 static cudaError_t gai_pool_check_context(galloc_pool *pool)
 {
+    CUcontext context = NULL;
     unsigned long long id = 0;
     CUresult result;
     if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
-    result = gai_cu.DevicePrimaryCtxRetain(&pool->context, pool->config.device);
-    if (!result) result = gai_cu.CtxGetId(pool->context, &id);
+    result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
+    if (!result) result = gai_cu.CtxGetId(context, &id);
     if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
     gai_lock_on(&pool->lock);
+    pool->context = context;
     pool->context_id = id;
-    pool->broken = CUDA_SUCCESS;
+    gai_store(&pool->broken, 0);
     gai_pool_lose_context(pool);
     gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 
-/* Takes the growth lock and makes the pool's context current. On failure neither is so. */
+/* Takes the growth lock, makes the pool's context current, and has all fronts show what they hold. On failure neither
+   is so. */
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 {
     cudaError_t error;
@@ -4833,9 +5778,16 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
         result = gai_scope_enter(scope, pool->context);
         if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
     }
-    if (error) gai_lock_off(&pool->growth);
-    else gai_pool_bury(pool);
-    return error;
+    if (error) {
+        gai_lock_off(&pool->growth);
+        return error;
+    }
+    gai_lock_on(&pool->lock);
+    gai_pool_flush(pool);
+    gai_stat_peaks(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_bury(pool);
+    return cudaSuccess;
 }
 
 /* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
@@ -4850,14 +5802,16 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
     gai_lock_off(&pool->growth);
 }
 
-/* The block is as good as given out: only now do the counters say so. Lock held. */
+/* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
 static void gai_job_count(gai_job *job)
 {
     if (!job->got || job->want.just_ready || job->grows) return;
+    job->pool->stats.blocks.current++;
+    job->pool->stats.blocks.total++;
     gai_stat_used(job->pool, job->got->bytes, job->got->requested);
-    gai_stat_add(&job->pool->stats.blocks, 1);
     job->pool->stats.mallocs++;
     job->pool->stats.hits += !job->grown;
+    gai_store(&job->got->held, job->got->addr);
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -4886,8 +5840,8 @@ static void gai_job_run(gai_job *job)
 /* A pool that met a sticky error gives out nothing until its context is another one. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
 {
-    CUresult broken;
     unsigned long long known;
+    uint64_t broken;
     gai_lock_on(&pool->lock);
     broken = pool->broken;
     known = pool->context_id;
@@ -4928,31 +5882,37 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
+    int done = 0;
     gai_lock_on(&pool->lock);
     job->want.lane = gai_lane_hold(pool, &job->site);
     if (job->want.lane) {
         gai_job_search_locked(job, GAI_REACH_OWN);
         gai_job_count(job);
+        done = gai_job_is_done(job);
+        if (done) gai_lane_release(pool, job->want.lane, &job->site);
     }
     gai_lock_off(&pool->lock);
     if (!job->want.lane) return gai_lane_refused(&job->site);
-    if (!gai_job_is_done(job)) gai_job_run(job);
-    gai_lock_on(&pool->lock);
-    gai_lane_release(pool, job->want.lane, &job->site);
-    gai_lock_off(&pool->lock);
+    if (!done) {
+        gai_job_run(job);
+        gai_lock_on(&pool->lock);
+        gai_lane_release(pool, job->want.lane, &job->site);
+        gai_lock_off(&pool->lock);
+    }
     return job->got ? cudaSuccess : job->error;
 }
 
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
-    cudaError_t error;
-    memset(&job, 0, sizeof job);
+    cudaError_t error = cudaSuccess;
+    memset((char *)&job + offsetof(gai_job, got), 0, sizeof job - offsetof(gai_job, got));
     job.pool = pool;
     job.site = *site;
-    error = gai_pool_refuses(pool);
+    if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, request, &job.want);
     if (!error) error = gai_job_do(&job);
+    if (job.site.life != site->life) *site = job.site;
     if (!error) {
         *ptr = (void *)job.got->addr;
         return cudaSuccess;
@@ -4990,9 +5950,9 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     if (pool) {
         gai_lock_on(&pool->lock);
         block = gai_block_around(pool, (uintptr_t)ptr);
-        used = block && block->kind == GAI_USED;
+        used = block && gai_load(&block->held);
         if (used) base = block->addr;
-        if (used) bytes = block->requested;
+        if (used) bytes = (size_t)gai_counted(&block->requested);
         gai_lock_off(&pool->lock);
     }
     if (used)
@@ -5000,47 +5960,6 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
                         ptr, bytes, (void *)base);
     if (pool) return gai_fail(cudaErrorInvalidDevicePointer, "%p is free memory of galloc: freed already?", ptr);
     return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device", ptr);
-}
-
-/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
-   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
-   there. */
-static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
-{
-    gai_mark **at = &block->marks;
-    while (*at) {
-        gai_mark *mark = *at;
-        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
-            *at = mark->next;
-            gai_mark_end(pool, mark);
-        } else {
-            at = &mark->next;
-        }
-    }
-}
-
-/* Stamps [begin, end) as freed on the stream of the mark's lane. */
-static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
-{
-    gai_lane *lane = mark->lane;
-    lane->uses++;
-    mark->epoch = lane->freed = gai_lane_stamp(lane);
-    mark->begin = begin;
-    mark->end = end;
-    lane->unmarked += end - begin;
-    lane->spell++;
-}
-
-/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
-static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
-{
-    while (marks) {
-        gai_mark *mark = marks;
-        marks = mark->next;
-        gai_block_inherit(pool, block, mark->lane);
-        gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
-        gai_marks_add(pool, &block->marks, mark);
-    }
 }
 
 static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
@@ -5058,24 +5977,21 @@ static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark
     gai_block_stamp(pool, block, takers);
 }
 
-/* To the free blocks, or, where the memory itself is lost, to nowhere. */
-static void gai_block_give(galloc_pool *pool, gai_block *block)
+static void gai_marks_count_free(const gai_mark *mark)
 {
-    block->age = ++pool->clock;
-    block->kind = GAI_BUSY;
-    if (!block->segment->lost) {
-        (void)gai_block_file(pool, block, 0);
-        return;
-    }
-    gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
-    gai_stat_cached(pool);
+    for (; mark; mark = mark->next) gai_set_relaxed(&mark->lane->spell, mark->lane->spell + 1);
 }
 
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
+    const gai_lane *lane = block->lane;
     gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
+    if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
+        gai_block_stamp_front(pool, block, gai_block_spare(block));
+    gai_marks_count_free(marks);
+    gai_marks_count_free(block->takers);
     gai_block_stamp(pool, block, marks);
     for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
     gai_block_stamp_takers(pool, block, block->takers);
@@ -5086,7 +6002,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
-    if (gai_pool_should_park(pool)) gai_pool_park(pool);
+    if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
@@ -5116,7 +6032,7 @@ static void gai_pool_mark_due(galloc_pool *pool)
         pool->due = lane != NULL;
         if (!lane) break;
         lane->due = 0;
-        lane->asked = 1;
+        gai_lane_ask(lane);
         lane->busy++;
         gai_lock_off(&pool->lock);
         if (!gai_lane_is_dead(lane) && !gai_scope_enter(&scope, lane->context)) {
@@ -5144,7 +6060,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     }
     if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
     gai_lock_on(&pool->lock);
-    block = gai_block_used(pool, ptr);
+    block = gai_block_claim(pool, ptr);
     if (block) gai_block_free(pool, block, NULL);
     if (block) gai_pool_mark_due(pool);
     gai_lock_off(&pool->lock);
@@ -5157,10 +6073,9 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site)
     gai_lane *lane;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
-    block = lane ? gai_block_used(pool, ptr) : NULL;
+    block = lane ? gai_block_claim(pool, ptr) : NULL;
     if (block) {
-        gai_mark *mark = block->spare;
-        block->spare = NULL;
+        gai_mark *mark = gai_block_spare(block);
         mark->lane = lane;
         gai_block_free(pool, block, mark);
         gai_pool_mark_due(pool);
@@ -5213,7 +6128,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
     gai_lock_on(&pool->lock);
-    if (!error) block = gai_block_used(pool, ptr);
+    if (!error) block = gai_block_claim(pool, ptr);
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
     while (!block && marks) {
@@ -5263,8 +6178,10 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane) {
-        block = gai_block_used(pool, ptr);
+        block = gai_block_claim(pool, ptr);
         noted = block && gai_block_add_taker(pool, block, lane);
+        if (noted) block->tag |= GAI_SPECIAL;
+        if (block) gai_block_let_go(block);
         gai_lane_release(pool, lane, site);
     }
     gai_lock_off(&pool->lock);
@@ -5283,7 +6200,10 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     gai_lock_on(&pool->lock);
     lane = gai_lane_find(pool, site);
     if (lane) {
-        int named = lane->uses || lane->busy;
+        int named;
+        gai_front_shut(&lane->front);
+        gai_lane_flush(pool, lane, 1);
+        named = lane->uses || lane->busy || lane->handed > lane->done;
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
@@ -5349,19 +6269,34 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane,
     return 1;
 }
 
-/* What can be done about a block's size with the lock alone. Lock held. */
+/* Before a claimed block changes for another stream than that whose front may have it: no front has it any more, and
+   its marks say all. 0: no host memory, nothing changed. Lock held. */
+static int gai_block_leave_front(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+{
+    if (block->life == lane->life) return 1;
+    if (block->tag & GAI_SHELVED) {
+        if (!gai_slab_need(&pool->marks, 1)) return 0;
+        gai_block_stamp_front(pool, block, gai_mark_new(pool, NULL, 0, 0, 0));
+    }
+    gai_set_relaxed(&block->tag, (block->tag & ~GAI_SHELVED) | GAI_SPECIAL);
+    return 1;
+}
+
+/* What can be done about the size of a claimed block with the lock alone; then it is let go. Lock held. */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
-    if (job->grow_to > block->requested) {
-        if (!pool->broken) gai_job_search_locked(job, GAI_REACH_OWN);
-    } else if (gai_block_shrink(pool, block, job->want.lane, job->grow_to)) {
+    gai_lane *lane = job->want.lane;
+    int grows = job->grow_to > block->requested;
+    if (!gai_block_leave_front(pool, block, lane) || (!grows && !gai_block_shrink(pool, block, lane, job->grow_to))) {
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
+    } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
         job->got = block;
-        gai_pool_mark_due(pool);
-    } else {
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     }
+    gai_block_let_go(block);
+    if (job->got) gai_pool_mark_due(pool);
+    if (grows && !job->error && !gai_load(&pool->broken)) gai_job_search_locked(job, GAI_REACH_OWN);
 }
 
 static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
@@ -5376,7 +6311,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     job.want.alignment = GAI_UNIT;
     gai_lock_on(&pool->lock);
     job.want.lane = gai_lane_hold(pool, &job.site);
-    block = job.want.lane ? gai_block_used(pool, ptr) : NULL;
+    block = job.want.lane ? gai_block_claim(pool, ptr) : NULL;
     if (block) gai_job_resize(&job, block);
     gai_lock_off(&pool->lock);
     if (!job.want.lane) return gai_lane_refused(&job.site);
@@ -5417,10 +6352,10 @@ static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
     return end != NULL;
 }
 
-static int gai_parse_switch(gai_text text, int *value)
+static int gai_parse_word(gai_text text, const char *one, const char *zero, int *value)
 {
-    if (gai_text_is(text, "True")) *value = 1;
-    else if (gai_text_is(text, "False")) *value = 0;
+    if (gai_text_is(text, one)) *value = 1;
+    else if (gai_text_is(text, zero)) *value = 0;
     else return 0;
     return 1;
 }
@@ -5494,16 +6429,20 @@ static const struct {
     {"memory_limit", "bytes, or a number with K, M or G"},
     {"overhead", "a fraction such as 0.02, from 0 to 100"},
     {"reuse", "none, or completed, followed, wait joined by '+'"},
+    {"stats", "exact or fast"},
+    {"stream_check", "on or off"},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
 
 static int gai_parse_value(galloc_config *config, int key, gai_text value)
 {
     switch (key) {
-    case 0: return gai_parse_switch(value, &config->expandable_segments);
+    case 0: return gai_parse_word(value, "True", "False", &config->expandable_segments);
     case 1: return gai_parse_size(value, &config->memory_limit);
     case 2: return gai_parse_fraction(value, &config->overhead);
-    default: return gai_parse_reuse(value, &config->reuse);
+    case 3: return gai_parse_reuse(value, &config->reuse);
+    case 4: return gai_parse_word(value, "exact", "fast", &config->stats_exact);
+    default: return gai_parse_word(value, "on", "off", &config->stream_check);
     }
 }
 
@@ -5516,8 +6455,9 @@ static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, un
     for (i = 0; i < GAI_KEYS && !gai_text_is(key, gai_keys[i].key); i++) continue;
     if (i == GAI_KEYS)
         (void)snprintf(message, size,
-                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse", place,
-                       shown, key.at);
+                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse, stats, "
+                       "stream_check",
+                       place, shown, key.at);
     else if (!has_value)
         (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
                        gai_keys[i].values);
@@ -5607,13 +6547,72 @@ static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
     return broken + (other == NULL);
 }
 
-static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
+typedef struct gai_census {
+    size_t used, requested, blocks, free, largest, holes, bytes;
+    galloc_pages pages[GALLOC_PAGE_SIZES];
+} gai_census;
+
+static void gai_census_page(gai_census *census, const gai_page *page, size_t bytes, size_t n)
+{
+    galloc_pages *pages = &census->pages[gai_page_class(page->bytes)];
+    pages->bytes += bytes;
+    pages->count += n;
+}
+
+/* A list of blocks in a front: bytes != 0: all of that size. Takes them off the used ones. */
+static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const gai_block *block, size_t bytes,
+                            gai_census *census)
+{
+    int broken = 0;
+    for (; block; block = block->next_bin) {
+        broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
+        broken += gai_load(&block->held) || block->room || (bytes && block->bytes != bytes);
+        census->blocks++;
+        census->used += block->bytes;
+        census->requested += (size_t)block->requested;
+        census->largest = gai_max(census->largest, block->bytes);
+    }
+    return broken;
+}
+
+/* Frozen, as everything here. */
+static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_census *census)
+{
+    const gai_front *front = &lane->front;
+    gai_census fresh, shelved;
+    size_t i;
+    int broken = front->blocks + front->fresh_blocks > GAI_FRONT_BLOCKS || (front->open && front->open != lane->life);
+    memset(&fresh, 0, sizeof fresh);
+    memset(&shelved, 0, sizeof shelved);
+    broken += front->open && (lane->asked || lane->retired);
+    broken += gai_check_blocks(pool, lane, front->fresh, 0, &fresh);
+    broken += gai_check_blocks(pool, lane, front->strays, 0, &fresh);
+    for (i = 0; i < GAI_SHELVES; i++) {
+        const gai_shelf *shelf = &front->shelves[i];
+        if (!(front->filled >> i & 1)) continue;
+        broken += !shelf->first;
+        broken += gai_check_blocks(pool, lane, shelf->first, shelf->bytes, &shelved);
+    }
+    broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
+    broken += fresh.requested != front->fresh_live;
+    broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
+    broken += front->bytes + front->fresh_bytes > front->most || front->alone > front->most;
+    broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
+    census->blocks -= fresh.blocks + shelved.blocks;
+    census->used -= fresh.used + shelved.used;
+    census->requested -= fresh.requested + shelved.requested;
+    census->free += fresh.used + shelved.used;
+    census->largest = gai_max(census->largest, gai_max(fresh.largest, shelved.largest));
+    return broken;
+}
+
+static int gai_check_lane(galloc_pool *pool, const gai_lane *lane, gai_census *census)
 {
     const gai_event *event;
     const gai_segment *segment;
     const gai_block *block;
     uint64_t last = lane->done, uses = 0;
-    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch;
+    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch || lane->handed > lane->epoch;
     for (event = lane->recorded; event; event = event->next) {
         broken += event->epoch <= last || event->epoch >= lane->epoch;
         last = event->epoch;
@@ -5625,7 +6624,8 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane)
             for (mark = block->takers; mark; mark = mark->next) uses += mark->lane == lane;
         }
     }
-    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane);
+    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane) +
+           gai_check_front(pool, lane, census);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -5660,12 +6660,18 @@ static int gai_check_pages(const gai_block *block)
 
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
+<<<<<<< HEAD
     const gai_block *next = block->next, *inside = NULL;
+=======
+    const gai_block *next = block->next, *inside = gai_block_before(block->addr + block->bytes - 1);
+    uint64_t held = gai_load(&block->held);
+>>>>>>> int2
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
+    broken += held && (block->kind != GAI_USED || held != block->addr);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
@@ -5677,18 +6683,6 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
         broken += (block->kind == GAI_ROOM) != (gai_room_owner(block) != NULL);
     return broken + gai_check_marks(block) + gai_check_pages(block);
-}
-
-typedef struct gai_census {
-    size_t used, requested, blocks, free, largest, holes, bytes;
-    galloc_pages pages[GALLOC_PAGE_SIZES];
-} gai_census;
-
-static void gai_census_page(gai_census *census, const gai_page *page, size_t bytes, size_t n)
-{
-    galloc_pages *pages = &census->pages[gai_page_class(page->bytes)];
-    pages->bytes += bytes;
-    pages->count += n;
 }
 
 /* Counts the pages that begin in a block. */
@@ -5719,19 +6713,19 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         if (block->kind != GAI_USED) continue;
         if (segment->lost) gai_census_page(census, segment->whole->page, block->bytes, 0);
         census->used += block->bytes;
-        census->requested += block->requested;
+        census->requested += (size_t)block->requested;
         census->blocks++;
     }
     return broken + (bytes != segment->bytes);
 }
 
 /* What is counted along, against what was found. */
-static int gai_check_stats(const galloc_pool *pool, const gai_census *census)
+static int gai_check_stats(galloc_pool *pool, const gai_census *census)
 {
     galloc_stats stats;
     size_t held = 0, i;
     int broken = 0;
-    memcpy(&stats, &pool->stats, offsetof(galloc_stats, driver));
+    gai_stats_frozen(pool, &stats);
     gai_stats_derive(pool, &stats);
     for (i = 0; i < GALLOC_PAGE_SIZES; i++) {
         broken += stats.pages[i].count != census->pages[i].count || stats.pages[i].bytes != census->pages[i].bytes;
@@ -5763,7 +6757,7 @@ static int gai_check_pool(galloc_pool *pool)
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
     }
-    for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane);
+    for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane, &census);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
@@ -5810,6 +6804,10 @@ static cudaError_t gai_config_check(const galloc_config *config)
     if (config->expandable_segments != 0 && config->expandable_segments != 1)
         return gai_fail(cudaErrorInvalidValue, "config.expandable_segments %d: must be 0 or 1",
                         config->expandable_segments);
+    if (config->stream_check != 0 && config->stream_check != 1)
+        return gai_fail(cudaErrorInvalidValue, "config.stream_check %d: must be 0 or 1", config->stream_check);
+    if (config->stats_exact != 0 && config->stats_exact != 1)
+        return gai_fail(cudaErrorInvalidValue, "config.stats_exact %d: must be 0 or 1", config->stats_exact);
     if (!(config->overhead >= 0 && config->overhead <= GAI_OVERHEAD_MAX))
         return gai_fail(cudaErrorInvalidValue, "config.overhead %g: must be a fraction, 0 to 100", config->overhead);
     if (config->reuse & ~(GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT))
@@ -5868,6 +6866,15 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->waits.size = sizeof(gai_wait);
 }
 
+static void gai_lanes_end(gai_lane *lane)
+{
+    while (lane) {
+        gai_lane *next = lane->next;
+        GALLOC_FREE(lane);
+        lane = next;
+    }
+}
+
 /* Frees what the pool has of host memory. */
 static void gai_pool_discard(galloc_pool *pool)
 {
@@ -5875,11 +6882,8 @@ static void gai_pool_discard(galloc_pool *pool)
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
     }
-    while (pool->lanes) {
-        gai_lane *lane = pool->lanes;
-        pool->lanes = lane->next;
-        GALLOC_FREE(lane);
-    }
+    gai_lanes_end(pool->lanes);
+    gai_lanes_end(pool->unused_lanes);
     gai_slab_end(&pool->blocks);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
@@ -5924,6 +6928,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
+    gai_generation_end();
 }
 
 /* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. */
@@ -5991,11 +6996,13 @@ static int gai_pool_is_orphaned(galloc_pool *pool)
 
 static cudaError_t gai_pool_is_used(galloc_pool *pool)
 {
+    galloc_stats now;
     size_t blocks, bytes;
     gai_lock_on(&pool->lock);
-    blocks = pool->stats.blocks.current;
-    bytes = pool->stats.live.current;
+    gai_stats_now(pool, &now);
     gai_lock_off(&pool->lock);
+    blocks = now.blocks.current;
+    bytes = now.live.current;
     if (!blocks) return cudaSuccess;
     return gai_fail(cudaErrorNotPermitted, "the pool of device %d has %zu blocks in use, %zu bytes: free them first",
                     pool->config.device, blocks, bytes);
@@ -6069,26 +7076,6 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
-{
-    gai_site site;
-    int device = 0;
-    cudaError_t error;
-    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
-    *ptr = NULL;
-    error = gai_begin();
-    if (!error && !request->bytes) return cudaSuccess;
-    if (!error && pool) error = gai_pool_refuses(pool);
-    if (!error) error = gai_site_of(request->stream, &site);
-    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
-    if (!error && !pool) {
-        error = gai_site_device(&site, &device);
-        if (!error) error = gai_pool_of_device(&pool, device);
-    }
-    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
-    return error;
-}
-
 /* What every function that takes a used block begins with. *pool is NULL when there is nothing to do: no pointer, or
    no driver any more. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
@@ -6113,6 +7100,340 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
         return gai_fail(cudaErrorInvalidValue, "galloc_free_after: needs at least one stream, has %d", streams ? n : 0);
     error = gai_find_pool(&pool, ptr, streams[0] ? streams[0] : zero, &site);
     return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
+}
+
+/* ==== WAYS ====================================================================================================== */
+/* >>ways */
+
+/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the lane's front,
+   without a lock that others share. It is only a memory: what it says is looked at again before it is used. The stream
+   must still be the one that it was, by a look at its id, or for the default streams at their context's (who vouches
+   for calls that do not ask is said above gai_front); and the front, once its latch is held, must still be open for the
+   life of the lane that the way led to. */
+typedef struct gai_way {
+    uint64_t generation; /* the way is none unless this is of now */
+    const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
+    galloc_pool *pool;
+    int looks; /* stream_check */
+    gai_site site;
+    char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
+} gai_way;
+
+#define GAI_WAYS_LOG2 5
+#define GAI_WAYS 32
+#define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
+
+static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
+
+static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
+    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
+}
+
+static GAI_INLINE int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
+                                 const galloc_pool *key)
+{
+    return way->site.stream == stream && way->key == key && way->generation == generation &&
+           (!context || way->site.context == context);
+}
+
+/* The way is not where it is looked for first. */
+GAI_APART
+static gai_way *gai_way_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
+{
+    size_t at = gai_way_at(stream, context, key), probes;
+    for (probes = 1; probes < GAI_WAY_PROBES; probes++)
+        if (gai_way_is(&gai_ways[at ^ probes], generation, stream, context, key)) return &gai_ways[at ^ probes];
+    return NULL;
+}
+
+/* The default streams are their context's: it is asked which one is current. */
+GAI_APART
+static gai_way *gai_way_find_default(CUstream stream, const galloc_pool *key)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = NULL;
+    gai_way *way;
+    if (!stream) stream = CU_STREAM_LEGACY;
+    if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
+    way = &gai_ways[gai_way_at(stream, context, key)];
+    return gai_way_is(way, generation, stream, context, key) ? way : gai_way_search(generation, stream, context, key);
+}
+
+/* The way that this thread remembers, or NULL. */
+static GAI_INLINE gai_way *gai_way_find(cudaStream_t named, const galloc_pool *key)
+{
+    CUstream stream = (CUstream)named;
+    uint64_t generation;
+    gai_way *way;
+    if (gai_is_default_stream(stream)) return gai_way_find_default(stream, key);
+    generation = gai_load(&gai_generation);
+    way = &gai_ways[gai_way_at(stream, NULL, key)];
+    return gai_way_is(way, generation, stream, NULL, key) ? way : gai_way_search(generation, stream, NULL, key);
+}
+
+/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
+   and is not touched. */
+GAI_APART
+static int gai_way_is_free_default(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    if (way->site.stream != CU_STREAM_LEGACY && gai_cu.StreamIsCapturing(way->site.stream, &status)) return 0;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
+    return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
+}
+
+/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
+static GAI_INLINE int gai_way_is_free(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!way->looks) return 1;
+    if (gai_is_default_stream(way->site.stream)) return gai_way_is_free_default(way);
+    return !gai_cu.StreamIsCapturing(way->site.stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Is it still the stream that the way was made for? Asked after gai_way_is_free only: a captured stream must not be
+   asked. */
+static GAI_INLINE int gai_way_vouches(const gai_way *way)
+{
+    unsigned long long id = 0;
+    if (!way->looks || gai_is_default_stream(way->site.stream)) return 1;
+    return !gai_cu.StreamGetId(way->site.stream, &id) && id == way->site.stream_id;
+}
+
+/* ---- threads that end ---- */
+
+static gai_thread_key gai_end_key;
+static int gai_ends_are_watched; /* guarded by the global lock */
+static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
+
+/* The per-thread stream of a thread that ends is nobody's any more: what its fronts hold goes where others find it. No
+   call of CUDA is made. A way may lead to a lane, or a pool, that is gone: only what is found in the list of pools is
+   touched. */
+static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
+{
+    const gai_way *way;
+    galloc_pool *pool;
+    gai_lane *lane;
+    if (gai_load_pointer(&gai_forked)) return;
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        gai_lock_on(&pool->lock);
+        for (lane = pool->lanes; lane; lane = lane->next)
+            for (way = (const gai_way *)ways; way < (const gai_way *)ways + GAI_WAYS; way++)
+                if (way->site.stream == CU_STREAM_PER_THREAD && way->site.life == lane->life)
+                    gai_lane_flush(pool, lane, 0);
+        gai_lock_off(&pool->lock);
+    }
+    gai_lock_off(&gai_global_lock);
+}
+
+static void gai_thread_watch(void)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    if (gai_watched == generation) return;
+    gai_lock_on(&gai_global_lock);
+    if (!gai_ends_are_watched) gai_ends_are_watched = gai_thread_key_new(&gai_end_key, gai_thread_ends);
+    if (gai_ends_are_watched && gai_thread_key_set(gai_end_key, gai_ways)) gai_watched = generation;
+    gai_lock_off(&gai_global_lock);
+}
+
+/* galloc may be unloaded after galloc_shutdown. Windows would call the function for each thread that lives: there the
+   key is kept. With the global lock held. */
+static void gai_threads_forget(void)
+{
+#if !defined(_WIN32)
+    if (gai_ends_are_watched) (void)pthread_key_delete(gai_end_key);
+    gai_ends_are_watched = 0;
+#endif
+}
+
+/* ---- remembering ---- */
+
+/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any. */
+static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
+{
+    uint64_t generation = gai_load(&gai_generation);
+    CUcontext context = gai_is_default_stream(site->stream) ? site->context : NULL;
+    size_t at = gai_way_at(site->stream, context, key), probes;
+    gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
+    if (!site->life) return;
+    for (probes = GAI_WAY_PROBES; probes-- > 0;)
+        if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
+    for (probes = 0; probes < GAI_WAY_PROBES; probes++)
+        if (gai_way_is(&gai_ways[at ^ probes], generation, site->stream, context, key)) way = &gai_ways[at ^ probes];
+    way->generation = generation;
+    way->key = key;
+    way->pool = pool;
+    way->looks = pool->config.stream_check;
+    way->site = *site;
+    if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
+}
+
+/* ---- the fast path ---- */
+
+/* What is known of the stream when a front has not served: on legacy it is still to be seen whether anything may be
+   called on it; and where there are no looks only an open front says that the stream has not been retired. */
+static enum gai_passage gai_way_passage(const gai_way *way, int open)
+{
+    return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
+}
+
+static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
+                                                     const galloc_pool *key, gai_way **found)
+{
+    gai_way *way = *found = gai_way_find(stream, key);
+    gai_block *block;
+    int open;
+    if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
+    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
+    if (!block) return gai_way_passage(way, open);
+    *ptr = (void *)block->addr;
+    gai_store(&block->held, block->addr);
+    return GAI_DONE;
+}
+
+/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
+   was given to this very lane, yes: it comes after all its marks. Else if it has no marks, and no front has seen it. */
+static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
+{
+    if (block->tag & GAI_SPECIAL) return 0;
+    return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
+}
+
+/* Claims the block and puts it into the way's front; else it is the program's again. */
+static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
+{
+    enum gai_passage passage = GAI_KNOWN;
+    if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
+    if (gai_block_suits(block, way->site.life)) {
+        if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
+        block->life = way->site.life;
+        passage = gai_front_put(way->site.lane, way->site.life, block, vouched);
+    }
+    if (passage != GAI_DONE) gai_store(&block->held, (uintptr_t)ptr);
+    return passage;
+}
+
+/* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
+   once more. */
+GAI_APART
+static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
+{
+    if (!gai_way_vouches(way)) return GAI_LONG;
+    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
+    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
+}
+
+static GAI_INLINE enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
+{
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    enum gai_passage passage;
+    galloc_pool *pool;
+    gai_way *way;
+    if (!block) return GAI_LONG;
+    pool = (galloc_pool *)gai_load_pointer(&block->pool);
+    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
+    if (!way || way->pool != pool || !gai_way_is_free(way)) return GAI_LONG;
+    passage = gai_block_by_way(block, ptr, way, 0);
+    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, way);
+}
+
+/* ---- and what becomes of the rest ---- */
+
+static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
+{
+    gai_site site;
+    int device = 0;
+    cudaError_t error;
+    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
+    *ptr = NULL;
+    error = gai_begin();
+    if (!error && !request->bytes) return cudaSuccess;
+    if (!error && pool) error = gai_pool_refuses(pool);
+    if (!error) error = gai_site_of(request->stream, &site);
+    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
+    if (!error && !pool) {
+        error = gai_site_device(&site, &device);
+        if (!error) error = gai_pool_of_device(&pool, device);
+    }
+    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
+    if (!error) gai_way_note(&site, pool, request->pool);
+    return error;
+}
+
+/* May blocks that somebody gave back serve it as they are? */
+static int gai_request_is_plain(const galloc_request *request)
+{
+    return request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
+           request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
+}
+
+/* Kept out of the functions that call it, which are short without it. */
+GAI_APART
+static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
+{
+    if (passage == GAI_LONG) return gai_end(gai_alloc_at(request->pool, ptr, request));
+    *ptr = NULL;
+    return gai_end(gai_pool_alloc(way->pool, ptr, request, &way->site)); /* if the lane has changed, the way follows */
+}
+
+GAI_APART
+static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, galloc_pool *pool, void **ptr,
+                                     size_t bytes, cudaStream_t stream)
+{
+    galloc_request request;
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.stream = stream;
+    request.pool = pool;
+    return gai_alloc_slowly(passage, way, ptr, &request);
+}
+
+static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = GAI_LONG;
+    if (ptr && bytes) passage = gai_malloc_by_way(ptr, bytes, 0, stream, pool, &way);
+    if (passage == GAI_DONE) return cudaSuccess;
+    return gai_malloc_slowly(passage, way, pool, ptr, bytes, stream);
+}
+
+static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *request)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = GAI_LONG;
+    if (ptr && request->bytes && gai_request_is_plain(request))
+        passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
+    if (passage == GAI_DONE) return cudaSuccess;
+    return gai_alloc_slowly(passage, way, ptr, request);
+}
+
+GAI_APART
+static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, cudaStream_t stream)
+{
+    galloc_pool *pool = NULL;
+    gai_site site;
+    cudaError_t error = cudaSuccess;
+    if (passage == GAI_KNOWN) {
+        pool = way->pool;
+        site = way->site;
+    } else {
+        error = gai_find_pool(&pool, ptr, stream, &site);
+    }
+    if (!pool) return gai_end(error);
+    error = gai_pool_free(pool, ptr, &site);
+    if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
+    return gai_end(error);
+}
+
+static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
+{
+    gai_way *way = NULL;
+    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
+    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, stream);
 }
 
 /* ==== PUBLIC ==================================================================================================== */
@@ -6149,6 +7470,7 @@ GALLOC_API galloc_config galloc_config_default(void)
     config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
     config.memory_limit = SIZE_MAX;
     config.overhead = 0.02;
+    config.stream_check = 1;
     return config;
 }
 
@@ -6206,16 +7528,12 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
         if (ptr) *ptr = NULL;
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_alloc: request is NULL"));
     }
-    return gai_end(gai_alloc_at(request->pool, ptr, request));
+    return gai_alloc(ptr, request);
 }
 
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream)
 {
-    galloc_request request;
-    memset(&request, 0, sizeof request);
-    request.bytes = bytes;
-    request.stream = stream;
-    return gai_end(gai_alloc_at(NULL, ptr, &request));
+    return gai_malloc(NULL, ptr, bytes, stream);
 }
 
 GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
@@ -6230,23 +7548,16 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
 
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
-    galloc_request request;
     if (!pool) {
         if (ptr) *ptr = NULL;
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_malloc: pool is NULL"));
     }
-    memset(&request, 0, sizeof request);
-    request.bytes = bytes;
-    request.stream = stream;
-    return gai_end(gai_alloc_at(pool, ptr, &request));
+    return gai_malloc(pool, ptr, bytes, stream);
 }
 
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream)
 {
-    galloc_pool *pool;
-    gai_site site;
-    cudaError_t error = gai_find_pool(&pool, ptr, stream, &site);
-    return gai_end(pool ? gai_pool_free(pool, ptr, &site) : error);
+    return gai_free(ptr, stream);
 }
 
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n)
@@ -6351,9 +7662,10 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
-    memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    stats->cached.current = stats->reserved.current - stats->allocated.current;
+    gai_pool_freeze(pool);
+    gai_stats_frozen(pool, stats);
     gai_stats_derive(pool, stats);
+    gai_pool_thaw(pool);
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -6361,7 +7673,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
 {
-    const gai_lane *lane;
+    gai_lane *lane;
     int i = 0;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
@@ -6375,25 +7687,30 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     return cudaSuccess;
 }
 
-static void gai_stat_reset(galloc_stat *stat)
+/* `now` has what the fronts know as well, and will tell some day: the total is such that nothing is left then. */
+static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 {
-    stat->peak = stat->current;
-    stat->total = 0;
+    stat->peak = now->current;
+    stat->total -= now->total;
 }
 
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
-    galloc_stats *stats = pool ? &pool->stats : NULL;
+    galloc_stats now, *stats = pool ? &pool->stats : NULL;
     cudaError_t error = gai_begin();
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
-    gai_stat_reset(&stats->live);
-    gai_stat_reset(&stats->allocated);
-    gai_stat_reset(&stats->reserved);
-    gai_stat_reset(&stats->cached);
-    gai_stat_reset(&stats->blocks);
-    stats->mallocs = stats->frees = stats->failures = stats->hits = stats->grows = 0;
+    gai_stats_now(pool, &now);
+    gai_stat_reset(&stats->live, &now.live);
+    gai_stat_reset(&stats->allocated, &now.allocated);
+    gai_stat_reset(&stats->reserved, &now.reserved);
+    gai_stat_reset(&stats->cached, &now.cached);
+    gai_stat_reset(&stats->blocks, &now.blocks);
+    stats->mallocs -= now.mallocs;
+    stats->frees -= now.frees;
+    stats->hits -= now.hits;
+    stats->failures = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
@@ -6406,7 +7723,9 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
     if (!pool || gai_begin()) return -1;
     gai_lock_on(&pool->growth);
     gai_lock_on(&pool->lock);
+    gai_pool_freeze(pool);
     broken = gai_check_pool(pool);
+    gai_pool_thaw(pool);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->growth);
     return broken;
@@ -6416,6 +7735,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 {
     galloc_pool *pool;
     gai_block *block;
+    int used;
     cudaError_t error = gai_begin();
     if (!error && !info) error = gai_fail(cudaErrorInvalidValue, "galloc_pointer_info: info is NULL");
     if (error) return gai_end(error);
@@ -6427,13 +7747,14 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_has_pages(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
-        info->requested = block->requested;
+        used = gai_load(&block->held) != 0;
+        info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
         info->usable = block->bytes;
         info->room = gai_max(block->bytes, block->room);
-        info->stream_id = block->stream_id;
+        info->stream_id = gai_counted(&block->stream_id);
         info->device = pool->config.device;
-        info->tag = block->tag;
-        info->state = block->kind == GAI_USED ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
+        info->tag = used ? (uint32_t)gai_counted(&block->tag) : 0;
+        info->state = used ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
     }
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -6456,6 +7777,8 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_map_end(&gai_block_map);
         gai_map_end(&gai_page_map);
         gai_store_pointer(&gai_cu_ready, NULL);
+        gai_generation_end();
+        gai_threads_forget();
     }
     gai_lock_off(&gai_global_lock);
     return gai_end(first);

@@ -41,10 +41,13 @@
 
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 
 /* galloc's locks, and this file's, go by way of the scheduler, and so do atomic operations that take something. */
 static void point(const char *what);
+static int scheduled_yield(void);
+#define sched_yield() scheduled_yield()
 static int scheduled_lock(pthread_mutex_t *mutex);
 static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define pthread_mutex_lock(mutex) scheduled_lock(mutex)
@@ -56,6 +59,7 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
 #undef __atomic_exchange_n
+#undef sched_yield
 #undef __atomic_compare_exchange_n
 
 /* ---- what is enumerated ------------------------------------------------------------------------------------------ */
@@ -339,6 +343,13 @@ static void point(const char *what)
     slot[other].is_assigned = !slot[other].busy;
     if (slot[other].is_assigned) slot[other].assigned = o.list[k - 1];
     pass_to(other);
+}
+
+/* A latch that the other thread holds. */
+static int scheduled_yield(void)
+{
+    if (running && slot[me].calling && slot[1 - me].busy) pass_to(1 - me);
+    return 0;
 }
 
 static int scheduled_trylock(pthread_mutex_t *mutex)

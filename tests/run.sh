@@ -25,6 +25,7 @@ if [ "$1" = --one ]; then
     *", 0 failed") [ $status -eq 0 ] || result="${result% 0 failed} 1 failed" why=" (status $status)" ;;
     esac
     echo "$result" >"$file.result"
+    sed -n "s|^skipped|$program: &|p" "$file"
     case $result in
     *", 0 failed") printf '%-40s %s, %d s\n' "$program" "$result" $seconds ;;
     *)

@@ -1159,6 +1159,7 @@ TEST(parked_memory_is_free_memory)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = frugal(8 * PAGE, COMPLETED);
+    config.stats_exact = 1; /* every free is the pool's to see */
     galloc_pool *pool = pool_new(&config);
     void *p = get_used(pool, 8 * PAGE, s, 1);
     OK(galloc_free(p, s));
@@ -1187,6 +1188,7 @@ TEST(a_parked_page_is_shared_by_parts)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = frugal(PAGE, COMPLETED);
+    config.stats_exact = 1;
     galloc_pool *pool = pool_new(&config);
     void *p = get_used(pool, KIB(64), s, 1), *q = get_used(pool, KIB(64), t, 2);
     OK(galloc_free(p, s));

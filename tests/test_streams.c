@@ -15,6 +15,17 @@ static galloc_pool *tight_pool(size_t limit, int reuse)
     return pool;
 }
 
+/* The same without fronts: what is freed merges at once. */
+static galloc_pool *tight_pool_that_merges(size_t limit, int reuse)
+{
+    galloc_config config = config_limit(limit);
+    config.reuse = reuse;
+    config.stats_exact = 1;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, limit));
+    return pool;
+}
+
 /* A pool that creates new memory rather than have anybody wait or any page move. */
 static galloc_pool *roomy_pool(void)
 {
@@ -346,7 +357,7 @@ TEST(unused_bytes_beside_a_mark_are_free_for_all)
     for (int far = 0; far < 2; far++) {
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new();
-        galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+        galloc_pool *pool = tight_pool_that_merges(MIB(16), COMPLETED | FOLLOWED | WAIT);
         galloc_request request = {0};
         void *p = NULL;
         request.bytes = MIB(8);

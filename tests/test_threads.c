@@ -229,6 +229,120 @@ TEST(threads_make_and_destroy_pools)
     finish();
 }
 
+/* ---- hot pairs --------------------------------------------------------------------------------------------------- */
+
+enum { STORM = 8, RACERS = 4 };
+
+typedef struct storm {
+    galloc_pool *pool;
+    cudaStream_t shared;
+    pthread_barrier_t start;
+    int pairs;
+} storm;
+
+/* Small blocks come and go, mostly on one stream that all threads have in common; some wander to another stream. */
+static void *be_stormy(void *arg)
+{
+    static const size_t sizes[] = {512, 1024, KIB(4), KIB(64), KIB(300)};
+    storm *all = arg;
+    cudaStream_t own = stream_new();
+    dice d = {(uint64_t)(uintptr_t)&own};
+    void *kept[4] = {NULL};
+    size_t bytes[4] = {0};
+    pthread_barrier_wait(&all->start);
+    for (int i = 0; i < all->pairs; i++) {
+        uint32_t k = roll_below(&d, 4), where = roll_below(&d, 8);
+        cudaStream_t s = where < 5 ? all->shared : where < 7 ? own : cudaStreamPerThread;
+        if (kept[k]) OK(galloc_free(kept[k], s)); /* never used: on any stream */
+        bytes[k] = sizes[roll_below(&d, 5)];
+        kept[k] = get(all->pool, bytes[k], s);
+        if (i % 64 == 0) put(s, kept[k], bytes[k], 1);
+        if (i % 64 == 0) OK(galloc_free(kept[k], s));
+        if (i % 64 == 0) kept[k] = NULL;
+        if (i % 512 == 0) EXPECT_EQ(galloc_pool_check(all->pool), 0);
+        if (i % 300 == 0) OK(galloc_pool_trim(all->pool, MIB(2)));
+    }
+    for (int k = 0; k < 4; k++) OK(galloc_free(kept[k], own));
+    OK(galloc_stream_retire(own));
+    stream_end(own);
+    return NULL;
+}
+
+TEST(hot_pairs_from_many_threads)
+{
+    for (int check = 0; check < 2; check++) {
+        begin();
+        storm all;
+        pthread_t thread[STORM];
+        galloc_config config = galloc_config_default();
+        config.stream_check = check;
+        all.pool = pool_new(&config);
+        all.shared = stream_new();
+        all.pairs = steps() / 2;
+        EXPECT_EQ(pthread_barrier_init(&all.start, NULL, STORM), 0);
+        for (int i = 0; i < STORM; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, be_stormy, &all), 0);
+        for (int i = 0; i < STORM; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        pthread_barrier_destroy(&all.start);
+        galloc_stats stats = stats_of(all.pool);
+        EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
+        EXPECT_EQ(stats.mallocs, stats.frees);
+        expect_healthy(all.pool, 1);
+        pool_end(all.pool);
+        finish();
+    }
+}
+
+typedef struct race {
+    pthread_barrier_t start, end;
+    galloc_pool *pool;
+    cudaStream_t shared;
+    void *ptr;
+    int freed, rounds;
+} race;
+
+/* All free the same block at once: one of them has freed it. */
+static void *race_to_free(void *arg)
+{
+    race *r = arg;
+    cudaStream_t own = stream_new();
+    OK(galloc_free(get(r->pool, 4096, own), own));
+    for (int i = 0; i < r->rounds; i++) {
+        if (pthread_barrier_wait(&r->start) == PTHREAD_BARRIER_SERIAL_THREAD) {
+            r->freed = 0;
+            r->ptr = get(r->pool, 4096, r->shared);
+        }
+        pthread_barrier_wait(&r->end);
+        cudaStream_t both[2] = {own, r->shared};
+        cudaError_t error = i % 4 == 3 ? galloc_free_after(r->ptr, both, 2)
+                                       : galloc_free(r->ptr, i % 2 ? own : r->shared);
+        if (error == cudaSuccess) __atomic_add_fetch(&r->freed, 1, __ATOMIC_RELAXED);
+        else EXPECT_EQ(error, cudaErrorInvalidDevicePointer);
+        if (pthread_barrier_wait(&r->end) == PTHREAD_BARRIER_SERIAL_THREAD) EXPECT_EQ(r->freed, 1);
+    }
+    return NULL;
+}
+
+TEST(a_block_is_freed_once_whoever_comes_first)
+{
+    begin();
+    race r;
+    pthread_t thread[RACERS];
+    memset(&r, 0, sizeof r);
+    r.pool = pool_new(NULL);
+    r.shared = stream_new();
+    r.rounds = steps() / 20;
+    EXPECT_EQ(pthread_barrier_init(&r.start, NULL, RACERS), 0);
+    EXPECT_EQ(pthread_barrier_init(&r.end, NULL, RACERS), 0);
+    for (int i = 0; i < RACERS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, race_to_free, &r), 0);
+    for (int i = 0; i < RACERS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    pthread_barrier_destroy(&r.start);
+    pthread_barrier_destroy(&r.end);
+    EXPECT_EQ(stats_of(r.pool).blocks.current, 0);
+    expect_healthy(r.pool, 1);
+    pool_end(r.pool);
+    finish();
+}
+
 static void *shown; /* an address that may have been given back meanwhile */
 static int stop;
 

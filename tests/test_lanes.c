@@ -1,0 +1,883 @@
+/* test_lanes.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA but the
+   looks at the stream; that it never gives out what it must not; and that what it holds is not lost to anybody. */
+
+#include "setup.h"
+
+enum { LEGACY, OWN, PER_THREAD, STREAM_KINDS };
+
+static cudaStream_t stream_of_kind(int kind)
+{
+    return kind == LEGACY ? cudaStreamLegacy : kind == OWN ? stream_new() : cudaStreamPerThread;
+}
+
+/* One allocation and free, so that the next pair of this size is a hot one. */
+static void warm(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, bytes, stream), stream));
+}
+
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, 1);
+    return ptr;
+}
+
+static gai_lane *lane_of(galloc_pool *pool, cudaStream_t stream)
+{
+    gai_lane *lane;
+    unsigned long long id = stream == cudaStreamLegacy ? 0 : stream_id(stream);
+    for (lane = pool->lanes; lane && lane->stream_id != id; lane = lane->next) continue;
+    return lane;
+}
+
+static size_t front_blocks(const gai_lane *lane) { return lane ? lane->front.blocks + lane->front.fresh_blocks : 0; }
+static size_t front_bytes(const gai_lane *lane) { return lane->front.bytes + lane->front.fresh_bytes; }
+
+/* ---- what a hot pair does ---------------------------------------------------------------------------------------- */
+
+/* All locks are held by this very thread: whoever wants one stands still, and the alarm ends the program. */
+TEST(a_hot_pair_takes_no_lock_that_others_share)
+{
+    for (int kind = 0; kind < STREAM_KINDS; kind++) {
+        begin();
+        cudaStream_t s = stream_of_kind(kind);
+        galloc_pool *pool = NULL;
+        void *p = NULL;
+        OK(galloc_pool_default(&pool, 0));
+        for (int i = 0; i < 2; i++) {
+            OK(galloc_malloc(&p, KIB(64), s));
+            OK(galloc_free(p, s));
+        }
+        alarm(20);
+        gai_lock_on(&gai_global_lock);
+        gai_lock_on(&pool->growth);
+        gai_lock_on(&pool->marking);
+        gai_lock_on(&pool->lock);
+        gai_lock_on(&gai_map_lock);
+        for (int i = 0; i < 100; i++) {
+            OK(galloc_malloc(&p, KIB(64), s));
+            OK(galloc_free(p, s));
+        }
+        gai_lock_off(&gai_map_lock);
+        gai_lock_off(&pool->lock);
+        gai_lock_off(&pool->marking);
+        gai_lock_off(&pool->growth);
+        gai_lock_off(&gai_global_lock);
+        alarm(0);
+        finish();
+    }
+}
+
+/* Calls of CUDA that a pair makes, by kind of stream: the looks, and none of them when they are switched off but the
+   question whose default stream it is. The free of a large block asks for the stream's id as well. */
+TEST(a_hot_pair_calls_nothing_but_the_looks)
+{
+    static const long calls[2][STREAM_KINDS] = {{2, 0, 2}, {4, 3, 6}};
+    for (int check = 0; check < 2; check++) {
+        for (int i = 0; i < 2 * STREAM_KINDS; i++) {
+            int kind = i / 2, large = i % 2;
+            size_t bytes = large ? MIB(3) : MIB(1);
+            begin();
+            cudaStream_t s = stream_of_kind(kind);
+            galloc_config config = galloc_config_default();
+            config.stream_check = check;
+            galloc_pool *pool = pool_new(&config);
+            warm(pool, bytes, s);
+            long before = sim_calls(NULL);
+            for (int k = 0; k < 10; k++) OK(galloc_free(get(pool, bytes, s), s));
+            EXPECT_EQ(sim_calls(NULL) - before, 10 * (calls[check][kind] + (check && kind == OWN && large)));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* Blocks of all sizes serve again as they are, the last one first. */
+TEST(blocks_of_many_sizes_serve_again_as_they_are)
+{
+    begin();
+    enum { N = 24 };
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, KIB(1) + 512 * (size_t)(i / 2), s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    galloc_stats before = stats_of(pool);
+    for (int i = N - 1; i >= 0; i--) EXPECT(get(pool, KIB(1) + 512 * (size_t)(i / 2), s) == p[i]);
+    EXPECT_EQ(stats_of(pool).splits, before.splits);
+    EXPECT_EQ(stats_of(pool).merges, before.merges);
+    EXPECT_EQ(stats_of(pool).hits, before.hits + N);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- what is known of a block on a shelf ------------------------------------------------------------------------- */
+
+TEST(what_lies_in_a_front_is_free)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_request request = {0};
+    void *p = NULL;
+    request.bytes = 1000;
+    request.pool = pool;
+    request.stream = s;
+    request.tag = 7;
+    warm(pool, 1000, s);
+    for (int i = 0; i < 2; i++) {
+        OK(galloc_alloc(&p, &request));
+        galloc_stats stats = stats_of(pool);
+        galloc_pointer info = info_of(p);
+        EXPECT_EQ(info.state, GALLOC_STATE_USED);
+        EXPECT_EQ(info.requested, 1000);
+        EXPECT_EQ(info.tag, 7);
+        EXPECT_EQ(stats.live.current, 1000);
+        EXPECT_EQ(stats.blocks.current, 1);
+        OK(galloc_free(p, s));
+        EXPECT(front_blocks(lane_of(pool, s)) == 1);
+        info = info_of(p);
+        stats = stats_of(pool);
+        EXPECT_EQ(info.state, GALLOC_STATE_FREE);
+        EXPECT_EQ(info.requested, 0);
+        EXPECT_EQ(info.tag, 0);
+        EXPECT_EQ(info.stream_id, stream_id(s));
+        EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
+        EXPECT_EQ(stats.mallocs, (uint64_t)(3 + i));
+        EXPECT_EQ(stats.frees, (uint64_t)(3 + i));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_second_free_is_refused_wherever_the_block_is)
+{
+    for (int way = 0; way < 3; way++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        warm(pool, 4096, s);
+        warm(pool, 4096, t);
+        void *p = get(pool, 4096, s);
+        OK(galloc_free(p, s));
+        if (way == 1) OK(galloc_pool_reserve(pool, 512)); /* out of the front */
+        cudaStream_t both[2] = {s, t};
+        EXPECT_EQ(galloc_free(p, way == 2 ? t : s), cudaErrorInvalidDevicePointer);
+        EXPECT(strstr(galloc_last_message(), "freed already") != NULL);
+        EXPECT_EQ(galloc_free_after(p, both, 2), cudaErrorInvalidDevicePointer);
+        EXPECT_EQ(galloc_record_stream(p, t), cudaErrorInvalidDevicePointer);
+        EXPECT_EQ(galloc_resize(p, 512, s), cudaErrorInvalidDevicePointer);
+        EXPECT_EQ(galloc_free((char *)p + 8, s), cudaErrorInvalidDevicePointer);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- what must not be given out ---------------------------------------------------------------------------------- */
+
+/* Unannounced: the handle is another stream's, and the first one's work is not done. */
+TEST(a_front_is_not_for_the_stream_that_has_the_handle_now)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    warm(pool, MIB(1), s);
+    void *p = get(pool, MIB(1), s);
+    put(s, p, MIB(1), 1);
+    OK(galloc_free(p, s));
+    stream_end(s);
+    cudaStream_t again = stream_new();
+    EXPECT(again == s);
+    void *q = get(pool, MIB(1), again);
+    EXPECT(q != p);
+    put(again, q, MIB(1), 2);
+    OK(galloc_free(q, again));
+    pool_end(pool);
+    finish();
+}
+
+/* What S got from its front, did not use, and gave back on T, comes after what S did with it before. */
+TEST(what_left_a_front_unused_may_be_freed_on_any_stream)
+{
+    for (int named = 0; named < 4; named++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        warm(pool, MIB(1), s);
+        warm(pool, MIB(1), t);
+        void *p = get(pool, MIB(1), s);
+        put(s, p, MIB(1), 1);
+        OK(galloc_free(p, s));
+        EXPECT(get(pool, MIB(1), s) == p);
+        cudaStream_t both[2] = {t, u};
+        if (named == 3) OK(galloc_stream_retire(s));
+        if (named == 0 || named == 3) OK(galloc_free(p, t));
+        if (named == 1) OK(galloc_free_after(p, both, 2));
+        if (named == 2) OK(galloc_resize(p, KIB(512), t));
+        void *q[4];
+        for (int i = 0; i < 4; i++) q[i] = get_used(pool, i ? KIB(512) : MIB(1), t);
+        for (int i = 0; i < 4; i++) OK(galloc_free(q[i], t));
+        if (named == 2) OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
+TEST(marks_of_others_keep_a_block_out_of_fronts)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_config config = config_limit(MIB(4));
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, 512, t);
+    warm(pool, 512, u);
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), s);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    void *q = get(pool, MIB(1), t);
+    EXPECT_EQ(stats_of(pool).waits, 1);
+    OK(galloc_free(q, u));
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), u);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], u));
+    pool_end(pool);
+    finish();
+}
+
+TEST(recorded_blocks_and_those_with_room_go_to_the_pool)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_request request = {0};
+    void *p = get(pool, KIB(64), s), *room = NULL;
+    warm(pool, KIB(64), s);
+    request.bytes = MIB(2);
+    request.max_bytes = MIB(8);
+    request.pool = pool;
+    request.stream = s;
+    OK(galloc_alloc(&room, &request));
+    put(s, p, KIB(64), 1);
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    look(t, p, KIB(64), 1);
+    OK(galloc_free(p, s));
+    void *q = get(pool, KIB(64), s);
+    put(s, q, KIB(64), 2);
+    OK(galloc_free(room, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(info_of(room).state, GALLOC_STATE_FREE);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* After a reset the memory of cudaMalloc is gone, and what lay in fronts with it. Pages live on. */
+TEST(a_reset_empties_the_fronts_of_memory_that_is_gone)
+{
+    for (int kind = 0; kind < STREAM_KINDS; kind++) {
+        for (int fixed = 0; fixed < 2; fixed++) {
+            begin();
+            galloc_config config = fixed ? config_fixed() : galloc_config_default();
+            cudaStream_t s = stream_of_kind(kind);
+            galloc_pool *pool = pool_new(&config);
+            warm(pool, MIB(1), s);
+            void *p = get(pool, MIB(1), s);
+            put(s, p, MIB(1), 1);
+            OK(galloc_free(p, s));
+            OK(cudaDeviceReset());
+            s = stream_of_kind(kind);
+            p = get(pool, MIB(1), s);
+            put(s, p, MIB(1), 2); /* a finding if there is nothing behind the address */
+            OK(galloc_free(p, s));
+            p = get(pool, MIB(1), s);
+            put(s, p, MIB(1), 3);
+            OK(galloc_free(p, s));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* A stream of another device was not reset, but the memory that its front holds may be. */
+TEST(fronts_of_other_devices_lose_memory_too)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    begin_with(options);
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    OK(cudaSetDevice(1));
+    cudaStream_t s = stream_new();
+    warm(pool, KIB(64), s);
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceReset());
+    OK(galloc_pool_reserve(pool, KIB(64))); /* here it is noticed */
+    void *p = get(pool, KIB(64), s);
+    EXPECT_EQ(gai_block_at((uintptr_t)p)->segment->lost, 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* What was freed on a default stream after a reset is not taken for finished with what was freed before it. */
+TEST(a_front_of_before_a_reset_takes_nothing_after_it)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(2));
+    cudaStream_t legacy = cudaStreamLegacy;
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, MIB(2), legacy);
+    OK(cudaDeviceReset());
+    void *p = get(pool, MIB(2), legacy);
+    put(legacy, p, MIB(2), 1);
+    OK(galloc_free(p, legacy));
+    cudaStream_t t = stream_new();
+    p = get(pool, MIB(2), t);
+    put(t, p, MIB(2), 2);
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- who vouches for a free -------------------------------------------------------------------------------------- */
+
+/* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
+   of T is not done: neither T's next call nor a third stream's must have that memory. */
+TEST(a_free_by_a_handle_that_came_back_is_nobodys)
+{
+    for (int who = 0; who < 3; who++) {
+        begin_still();
+        cudaStream_t s = stream_new(), u = stream_new();
+        galloc_config config = config_limit(MIB(2));
+        galloc_pool *pool = pool_new(&config);
+        unsigned long long id = stream_id(s);
+        void *p = get(pool, KIB(64), s), *q = get(pool, KIB(64), s), *r = NULL;
+        warm(pool, KIB(64), s);
+        put(s, p, KIB(64), 1);
+        OK(cudaStreamSynchronize(s)); /* so that the program may go on with its memory on T */
+        stream_end(s);
+        cudaStream_t t = stream_new();
+        EXPECT(t == s && stream_id(t) != id);
+        put(t, p, KIB(64), 2);
+        put(t, q, KIB(64), 2);
+        OK(galloc_free(p, t)); /* T is not asked who it is */
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (who == 0) r = get_used(pool, KIB(64), u); /* from elsewhere */
+        if (who == 1) r = get_used(pool, MIB(2) - KIB(192), u);
+        if (who == 2) r = get_used(pool, KIB(64), t);
+        EXPECT(r != p);
+        OK(galloc_free(r, who == 2 ? t : u));
+        OK(galloc_free(q, t));
+        if (who == 1) { /* all of it: the devices are waited for */
+            void *all = get_used(pool, MIB(2), u);
+            OK(galloc_free(all, u));
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The same on another device: that is waited for as well. */
+TEST(a_handle_may_come_back_on_another_device)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    cudaStream_t s = stream_new(), t;
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(1), s);
+    warm(pool, MIB(1), s);
+    stream_end(s);
+    OK(cudaSetDevice(1));
+    t = stream_new();
+    void *other = NULL;
+    OK(cudaMalloc(&other, 512));
+    put(t, other, 512, 1);
+    if (EXPECT(t == s)) OK(galloc_free(p, t));
+    OK(cudaSetDevice(0));
+    cudaStream_t u = stream_new();
+    EXPECT_EQ(sim_stream_done(t), 0);
+    OK(galloc_free(get_used(pool, MIB(2), u), u));
+    EXPECT_EQ(sim_stream_done(t), 1);
+    OK(cudaFree(other));
+    pool_end(pool);
+    finish();
+}
+
+/* S lives: a call that asks vouches for what was freed before, and all of it goes the usual ways. */
+TEST(a_stream_that_lives_vouches_for_its_frees)
+{
+    begin_still();
+    enum { N = 30 };
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, KIB(16) + 512 * (size_t)i, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, N);
+    EXPECT(get(pool, KIB(16), s) == p[0]);
+    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* What nobody has vouched for is bounded, in blocks and bytes: the free that would be one too many asks. */
+TEST(few_frees_go_unvouched)
+{
+    for (int large = 0; large < 2; large++) {
+        begin();
+        enum { N = 200 };
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p[N];
+        size_t blocks = 0, bytes = 0;
+        for (int i = 0; i < N; i++) p[i] = get(pool, large ? KIB(300) : 512, s);
+        for (int i = 0; i < N; i++) {
+            OK(galloc_free(p[i], s));
+            blocks = gai_max(blocks, lane_of(pool, s)->front.fresh_blocks);
+            bytes = gai_max(bytes, lane_of(pool, s)->front.fresh_bytes);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        EXPECT(blocks > 0 && blocks <= GAI_FRESH_BLOCKS);
+        EXPECT(bytes > 0 && bytes <= MIB(2));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The counters, set back while there is something fresh, say what comes after. */
+TEST(counters_are_set_back_with_what_fronts_hold)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 700, s), *q = get(pool, 5000, s);
+    warm(pool, 1000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_pool_stats_reset(pool));
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.mallocs + stats.frees + stats.hits, 0);
+    EXPECT_EQ(stats.live.peak, 5000);
+    EXPECT_EQ(stats.live.total + stats.allocated.total + stats.blocks.total, 0);
+    EXPECT(get(pool, 600, s) == p);
+    stats = stats_of(pool);
+    EXPECT_EQ(stats.mallocs, 1);
+    EXPECT_EQ(stats.frees, 0);
+    EXPECT_EQ(stats.live.total, 600);
+    EXPECT_EQ(stats.live.current, 5600);
+    EXPECT_EQ(stats.blocks.peak, 2);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- nothing is lost --------------------------------------------------------------------------------------------- */
+
+TEST(a_miss_sees_all_that_was_freed)
+{
+    begin_still();
+    enum { N = 64 };
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get_used(pool, MIB(2) / N, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    alarm(20);
+    gai_lock_on(&pool->growth); /* by this thread: nothing is grown, moved or waited for */
+    void *q = get(pool, MIB(2), s);
+    gai_lock_off(&pool->growth);
+    alarm(0);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* S does nothing more: what lies in its front serves T all the same. */
+TEST(an_idle_front_keeps_nothing_from_others)
+{
+    begin();
+    enum { N = 8 };
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, MIB(2) / N, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(trim_reserve_and_destroy_empty_the_fronts)
+{
+    for (int what = 0; what < 3; what++) {
+        begin();
+        cudaStream_t s = what == 1 ? cudaStreamLegacy : stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        warm(pool, KIB(64), s);
+        EXPECT_EQ(front_blocks(lane_of(pool, s)), 1);
+        if (what == 0) OK(galloc_pool_trim(pool, 0));
+        if (what == 0) EXPECT_EQ(sim_physical(0), 0);
+        if (what == 1) OK(galloc_pool_reserve(pool, MIB(2)));
+        if (what < 2) EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+static void *free_and_end(void *pool)
+{
+    warm(pool, KIB(64), cudaStreamPerThread);
+    return NULL;
+}
+
+TEST(a_thread_that_ends_leaves_nothing_in_its_front)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    pthread_t thread;
+    EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, pool), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(front_blocks(pool->lanes), 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, other), 0); /* watched again after a pool has ended */
+    pool_end(pool);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(front_blocks(other->lanes), 0);
+    pool_end(other);
+    finish();
+}
+
+/* ---- bounds and marks -------------------------------------------------------------------------------------------- */
+
+/* With a second stream in play what a front holds counts as unmarked: 2 MiB of it are marked at the free. */
+TEST(what_a_front_holds_counts_as_unmarked)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[64];
+    warm(pool, 512, t);
+    for (int i = 0; i < 64; i++) p[i] = get(pool, KIB(64), s);
+    long events = sim_calls("cuEventRecord");
+    for (int i = 0; i < 64; i++) {
+        OK(galloc_free(p[i], s));
+        gai_lane *lane = lane_of(pool, s);
+        EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
+    }
+    EXPECT_EQ(sim_calls("cuEventRecord") - events, 2);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_front_is_bounded)
+{
+    begin();
+    enum { N = 2000 };
+    static void *p[N];
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t most = 0, bytes = 0;
+    for (int i = 0; i < N; i++) p[i] = get(pool, i % 8 ? 512 : KIB(700), s);
+    for (int i = 0; i < N; i++) {
+        OK(galloc_free(p[i], s));
+        const gai_lane *lane = lane_of(pool, s);
+        most = gai_max(most, front_blocks(lane));
+        bytes = gai_max(bytes, front_bytes(lane));
+    }
+    EXPECT(most > 8 && most <= GAI_FRONT_BLOCKS);
+    EXPECT(bytes > KIB(700) && bytes <= MIB(2));
+    pool_end(pool);
+    finish();
+}
+
+/* Somebody waits for a mark of S: its next call, hot or not, takes one. */
+TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
+{
+    for (int mallocs = 0; mallocs < 2; mallocs++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(MIB(4));
+        config.reuse = 0;
+        galloc_pool *pool = pool_new(&config);
+        void *hot = get(pool, 512, s), *p = get(pool, MIB(1), s);
+        void *rest = get(pool, MIB(2), t);
+        put(s, p, MIB(1), 1);
+        OK(galloc_free(p, s));
+        if (mallocs) OK(galloc_free(hot, s));
+        sim_hold(s, 1);
+        lane_of(pool, s)->asked = 0;
+        gai_lock_on(&pool->lock);
+        gai_lane_ask(lane_of(pool, s));
+        gai_lock_off(&pool->lock);
+        long events = sim_calls("cuEventRecord");
+        if (mallocs) hot = get(pool, 512, s);
+        else OK(galloc_free(hot, s));
+        EXPECT_EQ(sim_calls("cuEventRecord") - events, 1);
+        sim_hold(s, 0);
+        if (mallocs) OK(galloc_free(hot, s));
+        OK(galloc_free(rest, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A retired stream's front is marked with the rest. */
+TEST(retiring_marks_what_the_front_holds)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, 512, t);
+    void *p = get(pool, MIB(1), s);
+    warm(pool, MIB(1) / 2, s);
+    put(s, p, MIB(1), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    sim_run(-1);
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- pools, devices, threads, processes -------------------------------------------------------------------------- */
+
+/* One stream in several pools, several devices with their default streams: each is led to its own. */
+TEST(every_pool_and_device_has_its_own_way)
+{
+    sim_options options = sim_defaults();
+    options.devices = 3;
+    begin_with(options);
+    cudaStream_t own[3];
+    galloc_pool *pool[3];
+    for (int d = 0; d < 3; d++) {
+        OK(cudaSetDevice(d));
+        own[d] = stream_new();
+        pool[d] = pool_new(NULL);
+    }
+    for (int i = 0; i < 60; i++) {
+        int d = i % 3;
+        cudaStream_t s[3] = {own[d], 0, cudaStreamPerThread};
+        OK(cudaSetDevice(d));
+        for (int kind = 0; kind < 3; kind++) {
+            void *p = NULL, *q = get(pool[(d + i / 3) % 3], KIB(4), s[kind]);
+            OK(galloc_malloc(&p, KIB(4), s[kind]));
+            EXPECT_EQ(info_of(p).device, d);
+            EXPECT_EQ(info_of(q).device, (d + i / 3) % 3);
+            EXPECT(info_of(p).pool != info_of(q).pool);
+            OK(galloc_free(p, i % 2 ? own[(d + 1) % 3] : s[kind]));
+            OK(galloc_free(q, s[kind]));
+        }
+    }
+    for (int d = 0; d < 3; d++) pool_end(pool[d]);
+    finish();
+}
+
+/* A new pool where an old one was is not the old one. */
+TEST(ways_end_with_their_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 20; i++) {
+        galloc_pool *pool = pool_new(NULL);
+        void *p = NULL;
+        warm(pool, KIB(64), s);
+        OK(galloc_malloc(&p, KIB(64), s));
+        OK(galloc_free(p, s));
+        EXPECT(gai_way_find(s, pool) != NULL && gai_way_find(s, NULL) != NULL);
+        pool_end(pool);
+        EXPECT(gai_way_find(s, pool) == NULL && gai_way_find(s, NULL) == NULL);
+        if (i % 3 == 0) OK(galloc_shutdown());
+    }
+    finish();
+}
+
+/* Lanes are used again for other streams: an old way must not lead there. */
+TEST(a_lane_used_again_is_another_lane)
+{
+    begin();
+    cudaStream_t s[100];
+    galloc_pool *pool = pool_new(NULL);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 100; i++) {
+            s[i] = stream_new();
+            warm(pool, 512, s[i]);
+            OK(galloc_stream_retire(s[i]));
+        }
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT(pool->unused_lanes != NULL);
+        for (int i = 99; i >= 0; i--) {
+            OK(galloc_free(get(pool, 512, s[i]), s[i]));
+            EXPECT(lane_of(pool, s[i]) != NULL);
+        }
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        for (int i = 0; i < 100; i++) stream_end(s[i]);
+    }
+    pool_end(pool);
+    finish();
+}
+
+/* The lane that was the first stream's is another's now; the first one's handle is a third stream's. */
+TEST(without_looks_an_old_way_leads_to_no_other_lane)
+{
+    begin_still();
+    cudaStream_t a = stream_new(), b = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, MIB(1), a);
+    OK(galloc_stream_retire(a));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT(pool->unused_lanes != NULL);
+    warm(pool, MIB(1), b);
+    EXPECT(pool->unused_lanes == NULL);
+    void *p = get_used(pool, MIB(1), b);
+    OK(galloc_free(p, b));
+    stream_end(a);
+    cudaStream_t c = stream_new();
+    EXPECT(c == a);
+    void *q = get_used(pool, MIB(1), c);
+    EXPECT(q != p);
+    OK(galloc_free(q, c));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_child_of_fork_is_refused_by_the_fast_path_too)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    warm(pool, 512, s);
+    void *p = get(pool, 512, s), *q = NULL;
+    pid_t child = fork();
+    if (!child) {
+        int fine = galloc_free(p, s) == cudaErrorInitializationError;
+        fine &= galloc_pool_malloc(pool, &q, 512, s) == cudaErrorInitializationError;
+        fine &= galloc_pool_malloc(pool, &q, 512, 0) == cudaErrorInitializationError;
+        _exit(fine ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Peaks between two looks at the counters, to the byte, when every call takes the lock. */
+TEST(exact_counters_use_no_front)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "stats:exact", NULL, 0));
+    EXPECT_EQ(config.stats_exact, 1);
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, 512, s);
+    OK(galloc_free(get(pool, 100, s), s));
+    OK(galloc_pool_stats_reset(pool));
+    OK(galloc_free(get(pool, 100, s), s));
+    OK(galloc_free(get(pool, 512, s), s));
+    OK(galloc_free(get(pool, 300, s), s));
+    EXPECT_EQ(stats_of(pool).live.peak, 512);
+    EXPECT_EQ(lane_of(pool, s)->front.mallocs, 0);
+    EXPECT_EQ(lane_of(pool, s)->front.open, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* A promise is taken at its word, and a retired stream is looked at all the same. */
+TEST(without_looks_a_retired_stream_is_still_another_one)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "stream_check:off", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, MIB(1), t);
+    for (int i = 0; i < 5; i++) {
+        warm(pool, MIB(1), s);
+        void *p = get(pool, MIB(1), s);
+        put(s, p, MIB(1), 1);
+        OK(galloc_free(p, s));
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+        s = stream_new();
+        void *q = get(pool, MIB(1), s);
+        EXPECT_EQ(info_of(q).stream_id, stream_id(s));
+        put(s, q, MIB(1), 2);
+        OK(galloc_free(q, s));
+    }
+    pool_end(pool);
+    finish();
+}
+
+/* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
+   bytes: what had these before may still be under way. */
+TEST(what_a_front_gave_grows_on_another_stream)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *live = get(pool, KIB(4), t);
+    warm(pool, 512, s);
+    void *p = get_used(pool, 512, s);
+    OK(galloc_free(p, s));
+    EXPECT(get(pool, 100, s) == p);
+    if (!galloc_resize(p, 512, t)) put(t, (char *)p + 256, 256, 2);
+    expect_healthy(pool, 1);
+    sim_run(-1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(live, t));
+    pool_end(pool);
+    finish();
+}
+
+/* Errors that end the context shut the fronts: nothing more is given out. */
+TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(4), s), *live = get(pool, 512, s);
+    warm(pool, KIB(64), t);
+    gai_lane *lane = lane_of(pool, t);
+    sim_fail("cuEventRecord", 1, 0, 700);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    EXPECT_EQ(front_blocks(lane), 1);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(64), t), 700);
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    s = stream_new();
+    warm(pool, KIB(64), s);
+    OK(galloc_free(live, s));
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
