@@ -1357,6 +1357,7 @@ struct galloc_pool {
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
     size_t parked;        /* bytes of pages that are */
+    size_t old;           /* mappings that are away and not parked */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
@@ -3706,6 +3707,7 @@ static void gai_away_add(galloc_pool *pool, gai_mapping *mapping)
     pool->away_newest = mapping;
     if (mapping->page->current == mapping) pool->parked += mapping->bytes;
     else pool->stats.leaving += mapping->bytes;
+    pool->old += mapping->page->current != mapping;
 }
 
 static void gai_away_remove(galloc_pool *pool, gai_mapping *mapping)
@@ -3718,6 +3720,7 @@ static void gai_away_remove(galloc_pool *pool, gai_mapping *mapping)
     mapping->block->away = NULL;
     if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
     else pool->stats.leaving -= mapping->bytes;
+    pool->old -= mapping->page->current != mapping;
 }
 
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
@@ -4313,20 +4316,21 @@ static void gai_pool_unpark(galloc_pool *pool)
     }
 }
 
-/* Old mappings and addresses in all that are kept, in parts of the memory held. More mappings spare no more calls, and
-   each costs some host memory and time to look at. */
+/* Old mappings and addresses in all that are kept, in parts of the memory held, and how many mappings at most. More
+   spare no more calls, and each costs some host memory, and some time in every plan. */
 #define GAI_OLD_KEPT 8
+#define GAI_OLD_MAX 2048
 #define GAI_ADDRESSES_KEPT 12
 
-/* Unmaps old ranges between two addresses until no more than `keep` bytes are left in all, those first that were left
-   first; where the work that used them is not known to be done they stay. Never waits. */
-static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep)
+/* Unmaps old ranges between two addresses until no more than `keep` bytes and `most` ranges are left, those first that
+   were left first; where the work that used them is not known to be done they stay. Never waits. */
+static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
     gai_mapping *mapping, *newer;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    for (mapping = pool->away_oldest; mapping && pool->stats.leaving > keep; mapping = newer) {
+    for (mapping = pool->away_oldest; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
         newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
         if (mapping->page->current == mapping || mapping->block->marks) continue;
@@ -4344,7 +4348,8 @@ static void gai_pool_limit_old(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
-    gai_pool_drop_old(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_OLD_KEPT ? SIZE_MAX : GAI_OLD_KEPT * held);
+    gai_pool_drop_old(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_OLD_KEPT ? SIZE_MAX : GAI_OLD_KEPT * held,
+                      GAI_OLD_MAX);
 }
 
 /* Tries again what the driver refused to undo. */
@@ -5140,7 +5145,7 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
     galloc_pool *pool = job->pool;
     size_t space = gai_max(job->want.bytes, job->want.room) + gai_max(job->want.alignment, pool->granularity);
     if (tries < 2 && pool->stats.addresses / GAI_ADDRESSES_KEPT > pool->stats.reserved.current) {
-        gai_pool_drop_old(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2);
+        gai_pool_drop_old(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2, tries ? 0 : GAI_OLD_MAX);
         return CUDA_SUCCESS;
     }
     return gai_segment_reserve(pool, gai_up(space, pool->granularity));
@@ -5314,6 +5319,23 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
 }
 
+/* First with what is to be left alone left alone, then without. */
+static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
+{
+    uintptr_t end = plan->end, until = plan->until;
+    int chosen;
+    job->thrifty = job->frugal && gai_pool_live(job->pool) + job->want.requested <= job->pool->live_peak;
+    chosen = gai_job_choose(job, plan, filling, exact);
+    if (chosen || !job->thrifty) return chosen;
+    gai_donors_restore(job->pool, &filling->donors);
+    gai_batch_start(&filling->donors);
+    filling->moved = filling->fresh = 0;
+    plan->end = end;
+    plan->until = until;
+    job->thrifty = 0;
+    return gai_job_choose(job, plan, filling, exact);
+}
+
 /* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. */
 static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *filling)
 {
@@ -5352,7 +5374,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, g
     filling->moved = filling->fresh = 0;
     if (!gai_job_plan(job, plan)) return 0;
     fetched = gai_plan_fetch(pool, plan, filling);
-    if (!fetched || gai_job_choose(job, plan, filling, exact)) {
+    if (!fetched || gai_job_choose_within(job, plan, filling, exact)) {
         if (fetched && gai_job_need(job, plan, filling)) {
             gai_batch_over_plan(pool, batch, plan, filling);
             return 1;
@@ -5449,17 +5471,11 @@ static int gai_step_grow(gai_job *job)
 /* The same within the overhead: with pages moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
-    galloc_pool *pool = job->pool;
-    int done = 0;
-    if (!pool->config.expandable_segments) return 0;
+    int done;
+    if (!job->pool->config.expandable_segments) return 0;
     job->frugal = 1;
-    gai_lock_on(&pool->lock);
-    job->thrifty = gai_pool_live(pool) + job->want.requested <= pool->live_peak;
-    gai_lock_off(&pool->lock);
-    if (job->thrifty) done = gai_step_grow(job);
-    job->thrifty = 0;
-    if (!done) done = gai_step_grow(job);
-    job->frugal = 0;
+    done = gai_step_grow(job);
+    job->frugal = job->thrifty = 0;
     return done;
 }
 
@@ -5471,7 +5487,7 @@ static void gai_job_clear_behind(gai_job *job)
     gai_lock_on(&pool->lock);
     gai_pool_unpark(pool);
     gai_lock_off(&pool->lock);
-    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0);
+    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
 }
 
 /* What other streams have done with, if the pool may know. */
@@ -6660,12 +6676,8 @@ static int gai_check_pages(const gai_block *block)
 
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
-<<<<<<< HEAD
     const gai_block *next = block->next, *inside = NULL;
-=======
-    const gai_block *next = block->next, *inside = gai_block_before(block->addr + block->bytes - 1);
     uint64_t held = gai_load(&block->held);
->>>>>>> int2
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
