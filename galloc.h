@@ -54,7 +54,7 @@
      The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
      after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use: once for 2 MiB freed, or a 256th of the heap if that is more, and when a busy
+     only when a second stream is in use: once for 2 MiB freed, or a 512th of the heap if that is more, and when a busy
      stream has given everything back. On the legacy stream only when somebody waits for it, since an event there makes
      all blocking streams wait for each other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
@@ -393,7 +393,7 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
-   two MiB or a 256th of the heap, is found again only when memory runs out, or after a thousand such streams.
+   two MiB or a 512th of the heap, is found again only when memory runs out, or after a thousand such streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -2536,15 +2536,15 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
 #define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 256
+#define GAI_MARK_PART 512
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
-/* What a front holds does not merge: on the ten traces many large blocks there, or very large ones, cost 1 % of memory,
-   the last block that came in costs nothing. */
+/* What a front holds does not merge, so large blocks do not go there: on the ten traces blocks of 2 MiB and more would
+   cost 0.2 to 1 % of memory. */
 #define GAI_FRONT_BLOCKS 256
 #define GAI_FRONT_BYTES GAI_MIB /* with more in it a front takes no further block */
-#define GAI_FRONT_FRACTION 256  /* of the device's memory: the largest block */
+#define GAI_FRONT_LARGEST GAI_MIB /* block */
 #define GAI_FRESH_BLOCKS 64
 #define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
 
@@ -2812,7 +2812,7 @@ static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
 static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
 {
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
-        return pool->device_bytes / GAI_FRONT_FRACTION;
+        return gai_min(pool->device_bytes / 256, GAI_FRONT_LARGEST);
     return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
 }
 
