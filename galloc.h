@@ -1254,8 +1254,8 @@ typedef struct gai_shelf {
    call ever comes. Hence:
      - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
      - who empties the front for others' sake leaves what is fresh where it is;
-     - a free that would make it more than GAI_MARK_BYTES, or GAI_FRESH_BLOCKS, asks for the id: the bound on what a
-       stream that dies unannounced leaves behind;
+     - a free that finds no room here asks for the id: what a stream that dies unannounced leaves behind is no more
+       than a front holds, and than GAI_FRESH_BLOCKS;
      - once all devices have been waited for, what was fresh before is nobody's any more (`strays` while they are);
      - a retired lane is shut.
    Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
@@ -2039,11 +2039,15 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind == GAI_USED || block->kind == GAI_FREE; }
 
+static int gai_block_is_parked(const gai_block *block)
+{
+    return block && block->kind == GAI_AWAY && block->away->page->current == block->away;
+}
+
 /* Are pages found under its addresses? */
 static int gai_block_has_pages(const gai_block *block)
 {
-    if (block->kind == GAI_AWAY) return block->away->page->current == block->away;
-    return gai_block_is_mapped(block);
+    return gai_block_is_mapped(block) || gai_block_is_parked(block);
 }
 
 static void gai_block_link(gai_block *left, gai_block *block)
@@ -2355,11 +2359,6 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     pool->stats.allocated.current -= bytes;
     pool->stats.live.current -= requested;
     gai_stat_cached(pool);
-}
-
-static int gai_block_is_parked(const gai_block *block)
-{
-    return block && block->kind == GAI_AWAY && block->away->page->current == block->away;
 }
 
 /* The longest run of parked pages: one plan makes a block of it. */
@@ -2687,8 +2686,7 @@ static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, i
     if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
         block->bytes > front->most - held)
         return GAI_KNOWN;
-    if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
-        (front->trusted || front->fresh_bytes + block->bytes <= GAI_MARK_BYTES)) {
+    if (front->fresh_blocks < GAI_FRESH_BLOCKS) {
         gai_fresh_push(front, block);
         return GAI_DONE;
     }
@@ -3958,11 +3956,6 @@ static size_t gai_fixed_bytes(size_t bytes)
     return gai_up(bytes, GAI_FIXED_SMALL);
 }
 
-static int gai_mapping_is_parked(const gai_mapping *mapping)
-{
-    return mapping->page->current == mapping && mapping->block && mapping->block->kind == GAI_AWAY;
-}
-
 /* The page at an address of a pool's heap. */
 static gai_mapping *gai_page_at(uintptr_t addr)
 {
@@ -4100,7 +4093,7 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *
 static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
     gai_lane *own = quest->want ? quest->want->lane : NULL, *lane;
-    int enough = 1;
+    int enough;
     gai_parked_to_batch(pool, quest, batch);
     enough = gai_set_to_batch(pool, &pool->common, quest, batch);
     if (enough && own) enough = gai_set_to_batch(pool, &own->free, quest, batch);
@@ -4308,7 +4301,7 @@ static void gai_pool_unpark(galloc_pool *pool)
     for (mapping = pool->away_oldest; mapping; mapping = newer) {
         gai_block *block = mapping->block;
         newer = mapping->newer;
-        if (!gai_mapping_is_parked(mapping) || !gai_map_need(&gai_block_map, mapping->addr)) continue;
+        if (!gai_block_is_parked(block) || !gai_map_need(&gai_block_map, mapping->addr)) continue;
         gai_away_remove(pool, mapping);
         mapping->block = NULL;
         gai_map_set(&gai_block_map, block->addr, block);
@@ -5951,7 +5944,7 @@ static galloc_pool *gai_pool_of(const void *ptr)
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
-    gai_block *block = mapping && gai_mapping_is_parked(mapping) ? mapping->block : gai_block_before(addr);
+    gai_block *block = mapping && gai_block_is_parked(mapping->block) ? mapping->block : gai_block_before(addr);
     if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
     return block;
 }
@@ -6662,7 +6655,7 @@ static int gai_check_pages(const gai_block *block)
     uintptr_t at = block->addr, end = block->addr + block->bytes;
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
-    if (block->kind == GAI_AWAY) return gai_page_at(at) != (gai_mapping_is_parked(block->away) ? block->away : NULL);
+    if (block->kind == GAI_AWAY) return gai_page_at(at) != (gai_block_is_parked(block) ? block->away : NULL);
     while (at < end && mapped) {
         const gai_mapping *mapping = gai_page_at(at);
         if (!mapping) return broken + 1;
@@ -6762,7 +6755,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, parked = 0, holes = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
@@ -6779,12 +6772,13 @@ static int gai_check_pool(galloc_pool *pool)
         int is_parked = mapping->page->current == mapping;
         if (is_parked) parked += mapping->bytes;
         else leaving += mapping->bytes;
+        old += (size_t)!is_parked;
         if (is_parked) gai_census_page(&census, mapping->page, mapping->bytes, 1);
         broken += mapping->block->kind != GAI_AWAY || mapping->block->addr != mapping->addr ||
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->away != mapping || mapping->page->taken;
     }
-    broken += leaving != pool->stats.leaving || parked != pool->parked;
+    broken += leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);

@@ -162,6 +162,30 @@ TEST(rmm_1306_per_thread_streams_on_several_devices)
     }
 }
 
+/* A pool in memory that both devices may use: a block goes from one's default stream to the other's. */
+TEST(rmm_1333_per_thread_streams_that_share_memory)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceEnablePeerAccess(0, 0));
+    OK(cudaSetDevice(0));
+    galloc_config config = config_fixed();
+    config.memory_limit = MIB(8);
+    galloc_pool *pool = pool_new(&config);
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        void *p = get_used(pool, MIB(6), cudaStreamPerThread, (uint64_t)d);
+        OK(galloc_free(p, cudaStreamPerThread));
+    }
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    OK(cudaSetDevice(0));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- CUB 156: the event recorded after the block is visible ------------------------------------------------------ */
 
 static struct {

@@ -393,8 +393,8 @@ TEST(a_handle_may_come_back_on_another_device)
     cudaStream_t s = stream_new(), t;
     galloc_config config = config_limit(MIB(2));
     galloc_pool *pool = pool_new(&config);
-    void *p = get(pool, MIB(1), s);
-    warm(pool, MIB(1), s);
+    void *p = get(pool, KIB(256), s);
+    warm(pool, KIB(256), s);
     stream_end(s);
     OK(cudaSetDevice(1));
     t = stream_new();

@@ -526,6 +526,28 @@ TEST(old_addresses_make_way_in_their_time)
     heap_close(&h);
 }
 
+/* A stream that is alone in its pool records nothing by itself; for old addresses it does. */
+TEST(old_addresses_make_way_for_one_stream_alone)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    void *q = get_used(pool, 4 * PAGE, s, 2);
+    EXPECT_EQ(stats_of(pool).leaving, 4 * PAGE);
+    sim_run(-1);
+    OK(galloc_resize(p[1], 2 * PAGE, s));
+    EXPECT_EQ(stats_of(pool).leaving, 3 * PAGE);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* No pointer into an old range is taken for memory of the program's. */
 TEST(old_addresses_are_nobodys)
 {
