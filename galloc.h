@@ -1325,6 +1325,24 @@ typedef struct gai_rhythm {
     uint64_t patience; /* so many are enough */
 } gai_rhythm;
 
+/* A plan that was carried out with old mappings alone. */
+typedef struct gai_memo {
+    struct gai_mapping *first; /* the descriptor may have another number by now, and be another mapping's */
+    uint64_t number;
+    uintptr_t at;
+    size_t bytes;
+} gai_memo;
+
+#define GAI_MEMOS 512
+
+/* The last plans, in turn. As long as a program repeats itself, what comes next is what came after the same plan the
+   last time: `next` is where that stands, and `agreed` how often in a row it was right. */
+typedef struct gai_diary {
+    gai_memo memos[GAI_MEMOS];
+    uint64_t written, next; /* next >= written: nothing is expected */
+    int agreed;
+} gai_diary;
+
 #define GAI_LANE_INDEX 64
 
 /* reserved.current == bytes of pages in blocks + parked + quarantined
@@ -1360,6 +1378,7 @@ struct galloc_pool {
     size_t old;           /* mappings that are away and not parked */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
+    gai_diary diary;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits;
@@ -3648,6 +3667,7 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_mapping **at = &mapping->page->shown;
     while (*at != mapping) at = &(*at)->next_shown;
     *at = mapping->next_shown;
+    mapping->number = 0; /* memos may know it */
     gai_slab_give(&pool->mappings, mapping);
 }
 
@@ -3968,6 +3988,7 @@ typedef struct gai_quest {
     const gai_want *want;
     size_t wanted, most;
     int may_wait;
+    int one_place; /* planning: one place is looked at, not all of them */
 } gai_quest;
 
 /* Is the work done that used a page at its old addresses? */
@@ -4807,27 +4828,42 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. */
+/* Is the whole mapping in a free block that can give up its page? The block, or NULL. */
+static gai_block *gai_mapping_lender(const galloc_pool *pool, const gai_mapping *mapping, const gai_quest *quest)
+{
+    gai_block *block = gai_block_before(mapping->addr);
+    uintptr_t end = mapping->addr + mapping->bytes;
+    if (!block || block->kind != GAI_FREE || block->segment->pool != pool || block->addr + block->bytes < end)
+        return NULL;
+    return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
+}
+
+/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
+   in free blocks was noted, unless this is about one place only. */
 static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
 {
     gai_mapping *current = page->current;
     if (page->looked == pool->plans) return page->holder;
     page->looked = pool->plans;
     page->holder = NULL;
-    if (!current || !current->block || current->block->kind != GAI_AWAY) return NULL;
-    if (gai_mapping_is_spare(pool, current, current->block->marks, quest)) page->holder = current->block;
+    if (!current) return NULL;
+    if (!gai_block_is_parked(current->block))
+        page->holder = quest->one_place ? gai_mapping_lender(pool, current, quest) : NULL;
+    else if (gai_mapping_is_spare(pool, current, current->block->marks, quest))
+        page->holder = current->block;
     return page->holder;
 }
 
 /* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
 typedef struct gai_window {
-    gai_block *left, *right; /* free blocks beside the run */
+    gai_block *left; /* the free block before the run, if the answer begins there */
     gai_block *first, *last, *hole;
     size_t away;
 } gai_window;
 
 static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_quest *quest)
 {
+    if (!gai_block_is_unused(block)) return 0;
     if (block->kind == GAI_HOLE) {
         if (window->hole) return 0;
         window->hole = block;
@@ -4887,8 +4923,8 @@ static int gai_window_plan(const galloc_pool *pool, const gai_window *window, co
     if (needed <= first->addr) return 0;
     plan->end = last_end;
     if (last_end < needed) {
-        plan->right = window->right;
-        if (gai_block_is_unused(last->next) || !plan->right || gai_window_needs(window, plan->right)) return 0;
+        plan->right = last->next;
+        if (want->room || !gai_block_is_own(pool, plan->right, want) || gai_window_needs(window, plan->right)) return 0;
         if (plan->right->addr + plan->right->bytes < needed) return 0;
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
@@ -4919,39 +4955,39 @@ static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const g
 }
 
 /* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
-static void gai_window_try(const galloc_pool *pool, gai_window *window, const gai_block *end, uintptr_t at,
-                           const gai_quest *quest, gai_plan *best)
+static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_quest *quest,
+                           gai_plan *best)
 {
     gai_plan plan;
-    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes) {
-        gai_block *next = window->last ? window->last->next : window->first;
-        if (next == end || !gai_window_add(pool, window, next, quest)) break;
-    }
+    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes)
+        if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, quest)) break;
     if (window->last && gai_window_plan(pool, window, quest->want, at, &plan) && gai_plan_is_better(quest, &plan, best))
         *best = plan;
+}
+
+static void gai_window_clear(gai_window *window)
+{
+    while (window->last) gai_window_drop_first(window);
 }
 
 static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_quest *quest, gai_plan *best)
 {
     const gai_want *want = quest->want;
     gai_window window;
-    gai_block *end = first;
     memset(&window, 0, sizeof window);
-    while (gai_block_is_unused(end)) end = end->next;
-    if (!want->room && gai_block_is_own(pool, end, want)) window.right = end;
     window.first = first;
     if (!want->room && gai_block_is_own(pool, first->prev, want)) {
         uintptr_t at = gai_up(first->prev->addr, want->alignment);
         window.left = first->prev;
-        if (at < first->addr) gai_window_try(pool, &window, end, at, quest, best);
-        while (window.last) gai_window_drop_first(&window);
+        if (at < first->addr) gai_window_try(pool, &window, at, quest, best);
+        gai_window_clear(&window);
         window.first = first;
         window.left = NULL;
     }
-    for (; window.first != end; gai_window_drop_first(&window)) {
+    for (; gai_block_is_unused(window.first); gai_window_drop_first(&window)) {
         uintptr_t at = gai_up(window.first->addr, want->alignment);
         if (at < window.first->addr + window.first->bytes && at + want->bytes > at)
-            gai_window_try(pool, &window, end, at, quest, best);
+            gai_window_try(pool, &window, at, quest, best);
     }
 }
 
@@ -4973,6 +5009,63 @@ static int gai_plan_best(galloc_pool *pool, const gai_quest *quest, gai_plan *be
     for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
         if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, quest, best);
     return best->first != NULL;
+}
+
+static gai_memo *gai_diary_memo(gai_diary *diary, uint64_t index) { return &diary->memos[index % GAI_MEMOS]; }
+
+static int gai_memo_is(const gai_memo *a, const gai_memo *b)
+{
+    return a->number == b->number && a->at == b->at && a->bytes == b->bytes;
+}
+
+/* Adds a plan, and finds out what is to be expected after it. */
+static void gai_diary_add(gai_diary *diary, const gai_memo *memo)
+{
+    uint64_t oldest = diary->written > GAI_MEMOS ? diary->written - GAI_MEMOS : 0;
+    if (diary->next < diary->written && gai_memo_is(gai_diary_memo(diary, diary->next), memo)) {
+        diary->next++;
+        diary->agreed++;
+    } else {
+        diary->agreed = 0;
+        for (diary->next = diary->written; diary->next > oldest; diary->next--)
+            if (gai_memo_is(gai_diary_memo(diary, diary->next - 1), memo)) break;
+        if (diary->next == oldest) diary->next = UINT64_MAX;
+    }
+    *gai_diary_memo(diary, diary->written++) = *memo;
+}
+
+/* Makes a plan of a memo, if old mappings alone would serve there again. */
+static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_quest *quest, gai_plan *plan)
+{
+    const gai_want *want = quest->want;
+    gai_window window;
+    memset(&window, 0, sizeof window);
+    window.first = memo->first->block;
+    if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
+    if (memo->bytes != want->bytes || gai_up(memo->at, want->alignment) != memo->at) return 0;
+    if (memo->at < window.first->addr) {
+        window.left = window.first->prev;
+        if (!gai_block_is_own(pool, window.left, want) || memo->at < window.left->addr) return 0;
+    }
+    gai_window_try(pool, &window, memo->at, quest, plan);
+    gai_window_clear(&window);
+    return plan->first && plan->away == plan->end - plan->begin;
+}
+
+#define GAI_TRUST 8 /* times in a row that a search came to what was expected */
+
+/* What a program that repeats itself did the last time is found with no search. With the lock held. */
+static int gai_plan_again(galloc_pool *pool, gai_quest *quest, gai_plan *plan)
+{
+    gai_diary *diary = &pool->diary;
+    int found = 0;
+    memset(plan, 0, sizeof *plan);
+    if (quest->want->room || diary->next >= diary->written || diary->agreed < GAI_TRUST) return 0;
+    pool->plans++;
+    quest->one_place = 1;
+    found = gai_plan_by_memo(pool, gai_diary_memo(diary, diary->next), quest, plan);
+    quest->one_place = 0;
+    return found;
 }
 
 /* The part of the hole that is to be filled. */
@@ -5156,7 +5249,8 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     quest.want = &job->want;
     quest.may_wait = job->may_wait;
     quest.wanted = quest.most = 0;
-    found = gai_plan_best(pool, &quest, plan);
+    quest.one_place = 0;
+    found = gai_plan_again(pool, &quest, plan) || gai_plan_best(pool, &quest, plan);
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
@@ -5312,6 +5406,16 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
 }
 
+static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
+{
+    gai_memo memo;
+    memo.first = first;
+    memo.number = first->number;
+    memo.at = plan->at;
+    memo.bytes = bytes;
+    gai_diary_add(&pool->diary, &memo);
+}
+
 /* First with what is to be left alone left alone, then without. */
 static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
@@ -5369,6 +5473,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, g
     fetched = gai_plan_fetch(pool, plan, filling);
     if (!fetched || gai_job_choose_within(job, plan, filling, exact)) {
         if (fetched && gai_job_need(job, plan, filling)) {
+            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, filling->returning.first, job->want.bytes);
             gai_batch_over_plan(pool, batch, plan, filling);
             return 1;
         }

@@ -1159,6 +1159,43 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
+/* Pieces of one stream become larger blocks of another, and so on, each time the same. */
+static void round_of(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    void *p[4];
+    for (int i = 0; i < 4; i++) p[i] = get_used(pool, PAGE, s, (uint64_t)i);
+    if (t != s) order(s, t);
+    for (int i = 0; i < 4; i += 2) {
+        if (t != s) put(t, p[i], PAGE, 9);
+        OK(galloc_free(p[i], t));
+    }
+    void *q = get_used(pool, 2 * PAGE, s, 10);
+    for (int i = 1; i < 4; i += 2) OK(galloc_free(p[i], s));
+    void *r = get_used(pool, 3 * PAGE, s, 11);
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+}
+
+/* What a program did so far says where pages go next, but not that they can be had. */
+TEST(what_was_always_so_may_be_otherwise)
+{
+    for (int often = 1; often < 24; often++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = frugal(SIZE_MAX, GALLOC_REUSE_COMPLETED);
+        galloc_pool *pool = pool_new(&config);
+        void *t_own = get_used(pool, PAGE, t, 20);
+        for (int i = 0; i < often; i++) round_of(pool, s, s);
+        round_of(pool, s, t);
+        round_of(pool, s, s);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(t_own, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* What is done so that a program may repeat itself ends when it is seen to bring nothing. */
 TEST(a_pair_alone_is_served_without_a_plan)
 {
