@@ -16,8 +16,8 @@
            galloc_free(p, stream);               // at once: later work on the stream may reuse it, others may not yet
        }
 
-     Link the CUDA runtime (-lcudart, or nvcc). libcuda need not be linked: its functions are fetched from the
-     runtime.
+     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 -lpthread. libcuda need not be linked:
+     its functions are fetched from the runtime.
 
    DOES NOT
      - touch device memory, ever: descriptions are kept on the host
@@ -34,11 +34,15 @@
 
    STEP BY STEP
      1  galloc_malloc / galloc_free: from the default pool of the stream's device, made on first use.
-     2  galloc_pool_create with a galloc_config for a pool of your own: another limit, another device, a heap that can
-        be given back as a whole. galloc_pool_malloc takes from it; galloc_free finds the pool by itself.
-     3  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
-     4  galloc_pool_stats and galloc_pool_streams while it runs; galloc_pool_trim when somebody else needs the memory.
-     5  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
+     2  galloc_malloc_growable for a block that will grow, galloc_resize to make it longer where it stands. Any block
+        may be resized, but one without such room may be told cudaErrorNotSupported: then copy it to a new one.
+     3  galloc_pool_create with a galloc_config (change what galloc_config_default() returns) for a pool of your own:
+        another limit, another device, a heap that can be given back as a whole. galloc_pool_malloc takes from it, and
+        galloc_alloc whatever a galloc_request describes; galloc_free and galloc_resize find the pool by themselves.
+     4  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
+     5  galloc_pool_stats and galloc_pool_streams while it runs, for the pool of galloc_pool_default or your own;
+        galloc_pool_trim when somebody else needs the memory. galloc_pointer_info for an address.
+     6  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
      Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
 
    ON STREAMS
@@ -72,8 +76,8 @@
      The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
      repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
      about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
-     driver's time, over ten traces of real programs: overhead:0 1.009 and 2.3 s, 0.01 1.030 and 0.6 s, 0.02 (the
-     default) 1.029 and 0.4 s, 0.05 1.051 and 0.3 s, 0.2 1.083 and 0.2 s (bench/results/sim-overhead.csv). Under a
+     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.028 and 0.6 s, 0.02 (the
+     default) 1.029 and 0.4 s, 0.05 1.052 and 0.3 s, 0.2 1.087 and 0.2 s (bench/results/sim-overhead.csv). Under a
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
@@ -87,12 +91,12 @@
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
-     memory that others freed (reuse:wait); create pages up to the pool's limit; give free pages back and map them in
-     one piece; wait on the host for one freed piece after the other, then for the device; give back all that is cached
-     and try once more. Then cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and
-     what stood in the way. A wait on the host is a wait for your own queued work, and other threads that need the
-     driver for this pool wait along: if that work waits for something that one of them does after its allocation, it
-     does not end.
+     memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
+     limit; give free pages back and map them in one piece; have the stream wait all the same; wait on the host for one
+     freed piece after the other, then for the device; give back all that is cached and try once more. Then
+     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
+     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
+     along: if that work waits for something that one of them does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -338,14 +342,12 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
 
 /* Gives memory back. Work queued on `stream` before this call may still be using it: it is reused by later work of
    the same stream at once, by others when it is known to be safe (see ON STREAMS).
-     ptr      from galloc_malloc, galloc_alloc or galloc_pool_malloc; NULL does nothing
+     ptr      from any of the allocating functions; NULL does nothing
      stream   any stream of any device; all work that uses the memory must be ordered before this point of it
      Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
-     says
-              whether it is foreign, inside a block, or freed already
+              says whether it is foreign, inside a block, or freed already
      Host     needs no memory, but for a stream that the pool has not seen before; if there is none for that either,
-     it
-              waits for that stream instead */
+              it waits for that stream instead */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* The same for memory that several streams use: it is reused after the work queued so far on each of them.
@@ -361,7 +363,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
 /* galloc_malloc with room to grow: the addresses behind the block, up to max_bytes, are kept for it, so that
    galloc_resize can always make it that long where it stands, until memory runs out. What is not yet in use costs
    addresses, not memory (in fixed segments it costs memory). For growing vectors and key/value caches. The same as
-   galloc_alloc with galloc_request.max_bytes.
+   galloc_alloc with galloc_request.max_bytes, which with galloc_request.pool takes it from a pool of one's own.
      bytes      as for galloc_malloc; rounded up to 2 MiB
      max_bytes  the length it may have to reach, rounded up to 2 MiB; less than bytes counts as bytes
      Returns    as galloc_malloc does; also cudaErrorMemoryAllocation when there are no addresses for max_bytes */
@@ -409,14 +411,13 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
 
 /* Makes a pool.
      config   NULL: the defaults, for the current device
-     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on failure
-     */
+     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on
+              failure */
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
      Returns  also cudaErrorNotPermitted when blocks of it are still used, and for default pools, and whatever error
-     the
-              driver gave when it would not take something back: the pool goes on
+              the driver gave when it would not take something back: the pool goes on
      Threads  no other thread may be using this pool
      Device   waits for it */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
@@ -466,8 +467,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 
 /* Destroys the default pools, and forgets everything; afterwards galloc may be used again from the beginning.
      Returns  cudaErrorNotPermitted when blocks are still used or pools of one's own still exist; what is unused is
-     given
-              back all the same
+              given back all the same
      Threads  no other thread may be inside galloc
      Device   waits for it */
 GALLOC_API cudaError_t galloc_shutdown(void);
