@@ -58,9 +58,9 @@
      The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
      after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use: once for 2 MiB freed, or a 512th of the heap if that is more, and when a busy
-     stream has given everything back. On the legacy stream only when somebody waits for it, since an event there makes
-     all blocking streams wait for each other.
+     only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
+     more, and when a busy stream has given everything back. On the legacy stream only when somebody waits for it, since
+     an event there makes all blocking streams wait for each other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
@@ -395,7 +395,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
-   two MiB or a 512th of the heap, is found again only when memory runs out, or after a thousand such streams.
+   two MiB, or its share of a 128th of the heap, is found again only when memory runs out, or after a thousand such
+   streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -1371,6 +1372,7 @@ struct galloc_pool {
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
+    size_t streams;                 /* lanes in use */
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
@@ -2554,7 +2556,7 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
 #define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 512
+#define GAI_MARK_PART 128 /* of the heap may be freed by streams that never come again, all together */
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
@@ -3045,6 +3047,7 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
     if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
     lane->next = pool->lanes;
     pool->lanes = lane;
+    pool->streams++;
     lane->next_indexed = *bucket;
     *bucket = lane;
     if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
@@ -3118,6 +3121,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     gai_lane **at = &pool->lanes, *lane;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
+    pool->streams--;
     at = gai_lane_bucket(pool, gone->stream_id);
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
@@ -3130,7 +3134,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
    stays bounded however far the device is behind. */
 static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
 {
-    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART);
+    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->streams);
     int scarce = (int)gai_min(lane->events / GAI_EVENTS, 24);
     return lane->unmarked >> scarce >= bytes || (!lane->blocks && lane->spell >> scarce >= GAI_MARK_FREES);
 }
@@ -3451,24 +3455,13 @@ static int gai_lane_is_idle(const gai_lane *lane)
            lane->handed <= lane->done;
 }
 
-static size_t gai_pool_count_lanes(galloc_pool *pool)
-{
-    gai_lane *lane;
-    size_t n = 0;
-    gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next) n++;
-    gai_lock_off(&pool->lock);
-    return n;
-}
-
 static void gai_pool_sweep_lanes(galloc_pool *pool)
 {
     gai_lane *lane, *next, *gone = NULL;
-    size_t n = gai_pool_count_lanes(pool);
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
-        if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
+        if (!gai_lane_is_idle(lane) || (!lane->retired && pool->streams <= GAI_LANES_KEPT)) continue;
         gai_front_shut(&lane->front);
         gai_lane_flush(pool, lane, 0);
         if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
@@ -3478,7 +3471,6 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         gai_lane_detach(pool, lane);
         lane->next = gone;
         gone = lane;
-        n--;
     }
     gai_lock_off(&pool->lock);
     for (; gone; gone = next) {
@@ -5910,7 +5902,11 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 {
-    if (gai_pool_count_lanes(pool) > GAI_LANES_MANY) (void)gai_pool_wait(pool);
+    int many;
+    gai_lock_on(&pool->lock);
+    many = pool->streams > GAI_LANES_MANY;
+    gai_lock_off(&pool->lock);
+    if (many) (void)gai_pool_wait(pool);
     gai_pool_sweep_lanes(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->growth);
@@ -6860,14 +6856,15 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
     }
-    for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane, &census);
+    for (lane = pool->lanes; lane; lane = lane->next, streams++) broken += gai_check_lane(pool, lane, &census);
+    broken += streams != pool->streams;
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
