@@ -4046,6 +4046,14 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
 }
 
 /* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
+/* The same for a quest: what a move takes it may have to put back where it was. */
+static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
+                              size_t bytes, gai_batch *batch)
+{
+    if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0;
+    return gai_block_to_batch(pool, block, begin, bytes, batch);
+}
+
    held; 0: no host memory for all of them. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
 {
@@ -4056,13 +4064,12 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
         gai_block *newer = block->newer;
         size_t bytes = gai_block_spare_pages(pool, block, quest, &begin);
         if (bytes) {
-            if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0; /* a move may have to put them back */
-            enough = gai_block_to_batch(pool, block, begin, bytes, batch);
+            enough = gai_spare_to_batch(pool, block, quest, begin, bytes, batch);
             if (!enough) { /* one page then, and the rest when that is gone */
                 gai_quest one = *quest;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
-                if (!gai_block_to_batch(pool, block, begin, bytes, batch)) return 0;
+                if (!gai_spare_to_batch(pool, block, quest, begin, bytes, batch)) return 0;
             }
             quest->wanted -= gai_min(bytes, quest->wanted);
             quest->most -= bytes;
@@ -4173,7 +4180,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. */
+/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. The page behind one
+   that goes is the first of its run from then on: it needs the map's nodes for the day that it is put back too. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -4183,7 +4191,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     gai_batch_start(&back);
     for (mapping = donors->first; mapping; mapping = next) {
         next = mapping->next;
-        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr)) {
+        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr) &&
+            (!next || gai_map_need(&gai_block_map, next->addr))) {
             bytes += mapping->bytes;
             gai_batch_add(&back, mapping, mapping->block);
         } else {
