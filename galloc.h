@@ -3521,6 +3521,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     gai_segment **at = &pool->segments;
     while (*at && *at != segment) at = &(*at)->next;
     if (*at) *at = segment->next;
+    pool->lost -= segment->lost;
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -4045,7 +4046,6 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
-/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
 /* The same for a quest: what a move takes it may have to put back where it was. */
 static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
                               size_t bytes, gai_batch *batch)
@@ -4054,6 +4054,7 @@ static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_que
     return gai_block_to_batch(pool, block, begin, bytes, batch);
 }
 
+/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
    held; 0: no host memory for all of them. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
 {
@@ -4405,7 +4406,6 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
-        pool->lost--;
     }
     gai_lock_off(&pool->lock);
 }
@@ -5141,6 +5141,15 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
+/* The driver has no addresses. Blocks that are free or become so need none, but no step leads to a room. */
+static void gai_job_lacks_addresses(gai_job *job, CUresult result)
+{
+    gai_job_refused(job, result, "cuMemAddressReserve");
+    if (!job->want.room || job->error) return;
+    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: there are no addresses for a room of %zu bytes",
+                          job->want.room);
+}
+
 /* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
@@ -5169,7 +5178,7 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
-        gai_job_refused(job, result, "cuMemAddressReserve");
+        if (result) gai_job_lacks_addresses(job, result);
         gai_lock_on(&pool->lock);
         found = !result && gai_plan_best(pool, &quest, plan);
     }
@@ -5593,11 +5602,10 @@ static int gai_step_wait_early(gai_job *job)
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
-   is oldest. Returns its oldest event; NULL: none is out. */
-static CUevent gai_pool_best_event(galloc_pool *pool)
+   is oldest. *event is its oldest event; NULL: none is out. */
+static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
 {
     gai_lane *lane, *best = NULL;
-    CUevent event = NULL;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next) {
         if (!lane->recorded || !lane->uses) continue;
@@ -5605,22 +5613,27 @@ static CUevent gai_pool_best_event(galloc_pool *pool)
         if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
         best = lane;
     }
-    if (best) event = best->recorded->event;
+    if (best) *event = best->recorded;
     gai_lock_off(&pool->lock);
-    return event;
+    return best;
 }
 
-/* Has the host wait for one event after another until something fits. */
+/* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
+   not the driver says so again: each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    CUevent event;
-    while ((event = gai_pool_best_event(pool)) != NULL) {
-        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event));
+    gai_lane *lane;
+    gai_event *event;
+    while ((lane = gai_pool_best_lane(pool, &event)) != NULL) {
+        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event->event));
         if (result) {
             gai_job_refused(job, result, "cuEventSynchronize");
             return 1;
         }
+        gai_lock_on(&pool->lock);
+        gai_lane_complete(lane, event->epoch);
+        gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_old(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
@@ -5628,19 +5641,28 @@ static int gai_step_wait_host(gai_job *job)
     return 0;
 }
 
-/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
-   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
-   (measured: docs/design.md). What the driver would not take back is used the next time. */
-static CUresult gai_device_wait(galloc_pool *pool)
+/* Gives back what the driver would not take the last time. What it does not know went with its context. */
+static CUresult gai_fence_drop(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
-    if (!pool->fence) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&pool->fence, GAI_UNIT, 0));
-    if (result) {
-        pool->fence = NULL;
-        return result;
-    }
-    result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (!result) pool->fence = NULL;
+    if (pool->fence) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
+    if (result && result != CUDA_ERROR_INVALID_VALUE) return result;
+    pool->fence = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
+   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
+   (measured: docs/design.md). What the driver would not take back goes the next time, but says nothing then: it may be
+   another context's. */
+static CUresult gai_device_wait(galloc_pool *pool)
+{
+    void *fence = NULL;
+    CUresult result = gai_fence_drop(pool);
+    if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
+    if (result) return result;
+    result = GAI_CALL(pool, host_free, MemFreeHost, (fence));
+    if (result) pool->fence = fence;
     return result;
 }
 
@@ -6765,11 +6787,12 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_mapping *mapping;
     const gai_block *hole;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0;
-    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
+    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed), lost = 0;
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
+        lost += segment->lost;
     }
     for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane, &census);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
@@ -6787,7 +6810,7 @@ static int gai_check_pool(galloc_pool *pool)
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->away != mapping || mapping->page->taken;
     }
-    broken += leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
+    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -6997,7 +7020,7 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
                         pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
-    if (pool->fence) result = gai_device_wait(pool);
+    result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;

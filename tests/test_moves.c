@@ -1094,8 +1094,8 @@ TEST(a_move_that_fails_leaves_the_pieces_as_they_were)
 }
 
 /* The driver does not let go of an address: the page behind it stays held until it does, wherever it has gone. */
-/* Pages of several sizes give up more than is needed, and some go back before the driver is asked; the rest follows when
-   it refuses. */
+/* Of pages of several sizes more are taken than needed, and some go back before the driver is asked; the rest follows
+   when it refuses. */
 TEST(a_move_that_took_too_much_fails)
 {
     for (uint64_t round = 0; round < 16; round++) {
