@@ -4832,6 +4832,7 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 typedef struct gai_window {
     gai_block *left, *right; /* free blocks beside the run */
     gai_block *first, *last, *hole;
+    const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
     size_t away;
 } gai_window;
 
@@ -4846,6 +4847,8 @@ static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
         window->away += block->bytes;
+        if (!window->last || (window->newest && window->newest->away->number < block->away->number))
+            window->newest = block;
     }
     window->last = block;
     return 1;
@@ -4860,6 +4863,7 @@ static void gai_window_drop_first(gai_window *window)
         window->away -= block->bytes;
     }
     if (window->last == block) window->last = NULL;
+    if (window->newest == block) window->newest = NULL;
     window->first = block->next;
 }
 
@@ -4873,18 +4877,17 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
     }
 }
 
-static uint64_t gai_window_newest(const gai_window *window)
+static uint64_t gai_window_newest(gai_window *window)
 {
-    const gai_block *block = window->first;
-    uint64_t newest = 0;
-    for (;; block = block->next) {
-        if (block->kind == GAI_AWAY) newest = gai_max(newest, block->away->number);
-        if (block == window->last) return newest;
-    }
+    const gai_block *block = window->first, *newest = window->newest;
+    for (; block && !window->newest; block = block == window->last ? NULL : block->next)
+        if (block->kind == GAI_AWAY && (!newest || block->away->number > newest->away->number)) newest = block;
+    window->newest = newest;
+    return newest ? newest->away->number : 0;
 }
 
 /* What the window would be as a plan: 0 if it does not do. */
-static int gai_window_plan(const galloc_pool *pool, const gai_window *window, const gai_want *want, uintptr_t at,
+static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_want *want, uintptr_t at,
                            gai_plan *plan)
 {
     const gai_block *first = window->first, *last = window->last;
