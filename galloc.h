@@ -5330,7 +5330,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
-    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
+    return filling->fresh <= fresh;
 }
 
 /* First with what is to be left alone left alone, then without. */
@@ -5974,13 +5974,16 @@ static galloc_pool *gai_pool_of(const void *ptr)
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : NULL;
 }
 
-/* The block of any kind that an address lies in. With the lock held. */
+/* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
+   that must not be looked at. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
-    gai_block *block = mapping && gai_block_is_parked(mapping->block) ? mapping->block : gai_block_before(addr);
-    if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
-    return block;
+    gai_block *block;
+    if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
+    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
+    block = gai_block_before(addr);
+    return block && addr - block->addr < block->bytes ? block : NULL;
 }
 
 /* Says what is wrong with a pointer that is not the start of a used block. */
