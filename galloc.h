@@ -7347,10 +7347,11 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
 }
 
-/* Claims the block and puts it into the way's front; else it is the program's again. */
+/* Claims the block and puts it into the way's front; else it is the program's again. A block that does not suit has not
+   come to the front, which alone knows, where there are no looks, whether the stream has been retired. */
 static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
-    enum gai_passage passage = GAI_KNOWN;
+    enum gai_passage passage = way->looks ? GAI_KNOWN : GAI_LONG;
     if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
     if (gai_block_suits(block, way->site.life)) {
         if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
