@@ -27,7 +27,8 @@
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
-     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most
+     GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
+                                                        with locks held: they must not call galloc
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
