@@ -5858,6 +5858,13 @@ static void gai_job_count(gai_job *job)
     gai_store(&job->got->held, job->got->addr);
 }
 
+/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+static int gai_job_is_hopeless(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    return !job->grows && job->want.bytes > gai_min(pool->device_bytes, pool->config.memory_limit);
+}
+
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
    first. */
 static void gai_job_run(gai_job *job)
@@ -5867,7 +5874,7 @@ static void gai_job_run(gai_job *job)
     job->error = gai_pool_enter(job->pool, &scope);
     if (job->error) return;
     if (!gai_job_search(job, GAI_REACH_OWN)) {
-        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0]; i++)
+        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0] && !gai_job_is_hopeless(job); i++)
             if (gai_ladder[i](job)) break;
         if (!gai_job_is_done(job)) gai_job_say_no_memory(job);
     }

@@ -769,6 +769,30 @@ TEST(a_refused_segment_goes_with_the_reset)
     finish();
 }
 
+/* What can never be had is refused at once. */
+TEST(nobody_waits_for_more_than_there_is)
+{
+    for (int i = 0; i < 4; i++) { /* the limit or the device; kind of segments */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(i % 2 ? GIB(1) : SIZE_MAX);
+        config.expandable_segments = i / 2;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(500), s), *q = get(pool, 512, t);
+        put(s, p, MIB(500), 1);
+        OK(galloc_free(p, s));
+        galloc_stats before = stats_of(pool), after;
+        long blocking = sim_blocking_calls();
+        FAILS(galloc_pool_malloc(pool, &p, i % 2 ? GIB(2) : GIB(100), t), cudaErrorMemoryAllocation);
+        after = stats_of(pool);
+        expect_same(&before, &after);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Giving everything back would not help: nothing is given back, and nobody waits. */
 TEST(a_room_for_which_there_are_no_addresses)
 {
