@@ -27,7 +27,8 @@
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
-     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most
+     GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
+                                                        with locks held: they must not call galloc
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
@@ -3532,6 +3533,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     gai_segment **at = &pool->segments;
     while (*at && *at != segment) at = &(*at)->next;
     if (*at) *at = segment->next;
+    pool->lost -= segment->lost;
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -4058,6 +4060,14 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
+/* The same for a quest: what a move takes it may have to put back where it was. */
+static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
+                              size_t bytes, gai_batch *batch)
+{
+    if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0;
+    return gai_block_to_batch(pool, block, begin, bytes, batch);
+}
+
 /* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
    held; 0: no host memory for all of them. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
@@ -4069,13 +4079,12 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
         gai_block *newer = block->newer;
         size_t bytes = gai_block_spare_pages(pool, block, quest, &begin);
         if (bytes) {
-            if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0; /* a move may have to put them back */
-            enough = gai_block_to_batch(pool, block, begin, bytes, batch);
+            enough = gai_spare_to_batch(pool, block, quest, begin, bytes, batch);
             if (!enough) { /* one page then, and the rest when that is gone */
                 gai_quest one = *quest;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
-                if (!gai_block_to_batch(pool, block, begin, bytes, batch)) return 0;
+                if (!gai_spare_to_batch(pool, block, quest, begin, bytes, batch)) return 0;
             }
             quest->wanted -= gai_min(bytes, quest->wanted);
             quest->most -= bytes;
@@ -4186,7 +4195,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. */
+/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. The page behind one
+   that goes is the first of its run from then on: it needs the map's nodes for the day that it is put back too. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -4196,7 +4206,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     gai_batch_start(&back);
     for (mapping = donors->first; mapping; mapping = next) {
         next = mapping->next;
-        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr)) {
+        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr) &&
+            (!next || gai_map_need(&gai_block_map, next->addr))) {
             bytes += mapping->bytes;
             gai_batch_add(&back, mapping, mapping->block);
         } else {
@@ -4409,7 +4420,6 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
-        pool->lost--;
     }
     gai_lock_off(&pool->lock);
 }
@@ -4850,6 +4860,7 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 typedef struct gai_window {
     gai_block *left; /* the free block before the run, if the answer begins there */
     gai_block *first, *last, *hole;
+    const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
     size_t away;
 } gai_window;
 
@@ -4865,6 +4876,8 @@ static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
         window->away += block->bytes;
+        if (!window->last || (window->newest && window->newest->away->number < block->away->number))
+            window->newest = block;
     }
     window->last = block;
     return 1;
@@ -4879,6 +4892,7 @@ static void gai_window_drop_first(gai_window *window)
         window->away -= block->bytes;
     }
     if (window->last == block) window->last = NULL;
+    if (window->newest == block) window->newest = NULL;
     window->first = block->next;
 }
 
@@ -4892,18 +4906,17 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
     }
 }
 
-static uint64_t gai_window_newest(const gai_window *window)
+static uint64_t gai_window_newest(gai_window *window)
 {
-    const gai_block *block = window->first;
-    uint64_t newest = 0;
-    for (;; block = block->next) {
-        if (block->kind == GAI_AWAY) newest = gai_max(newest, block->away->number);
-        if (block == window->last) return newest;
-    }
+    const gai_block *block = window->first, *newest = window->newest;
+    for (; block && !window->newest; block = block == window->last ? NULL : block->next)
+        if (block->kind == GAI_AWAY && (!newest || block->away->number > newest->away->number)) newest = block;
+    window->newest = newest;
+    return newest ? newest->away->number : 0;
 }
 
 /* What the window would be as a plan: 0 if it does not do. */
-static int gai_window_plan(const galloc_pool *pool, const gai_window *window, const gai_want *want, uintptr_t at,
+static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_want *want, uintptr_t at,
                            gai_plan *plan)
 {
     const gai_block *first = window->first, *last = window->last;
@@ -5217,6 +5230,15 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
+/* The driver has no addresses. Blocks that are free or become so need none, but no step leads to a room. */
+static void gai_job_lacks_addresses(gai_job *job, CUresult result)
+{
+    gai_job_refused(job, result, "cuMemAddressReserve");
+    if (!job->want.room || job->error) return;
+    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: there are no addresses for a room of %zu bytes",
+                          job->want.room);
+}
+
 /* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
@@ -5246,7 +5268,7 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
-        gai_job_refused(job, result, "cuMemAddressReserve");
+        if (result) gai_job_lacks_addresses(job, result);
         gai_lock_on(&pool->lock);
         found = !result && gai_plan_best(pool, &quest, plan);
     }
@@ -5395,7 +5417,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
-    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
+    return filling->fresh <= fresh;
 }
 
 static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
@@ -5681,11 +5703,10 @@ static int gai_step_wait_early(gai_job *job)
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
-   is oldest. Returns its oldest event; NULL: none is out. */
-static CUevent gai_pool_best_event(galloc_pool *pool)
+   is oldest. *event is its oldest event; NULL: none is out. */
+static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
 {
     gai_lane *lane, *best = NULL;
-    CUevent event = NULL;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next) {
         if (!lane->recorded || !lane->uses) continue;
@@ -5693,22 +5714,27 @@ static CUevent gai_pool_best_event(galloc_pool *pool)
         if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
         best = lane;
     }
-    if (best) event = best->recorded->event;
+    if (best) *event = best->recorded;
     gai_lock_off(&pool->lock);
-    return event;
+    return best;
 }
 
-/* Has the host wait for one event after another until something fits. */
+/* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
+   not the driver says so again: each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    CUevent event;
-    while ((event = gai_pool_best_event(pool)) != NULL) {
-        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event));
+    gai_lane *lane;
+    gai_event *event;
+    while ((lane = gai_pool_best_lane(pool, &event)) != NULL) {
+        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event->event));
         if (result) {
             gai_job_refused(job, result, "cuEventSynchronize");
             return 1;
         }
+        gai_lock_on(&pool->lock);
+        gai_lane_complete(lane, event->epoch);
+        gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_old(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
@@ -5716,19 +5742,28 @@ static int gai_step_wait_host(gai_job *job)
     return 0;
 }
 
-/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
-   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
-   (measured: docs/design.md). What the driver would not take back is used the next time. */
-static CUresult gai_device_wait(galloc_pool *pool)
+/* Gives back what the driver would not take the last time. What it does not know went with its context. */
+static CUresult gai_fence_drop(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
-    if (!pool->fence) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&pool->fence, GAI_UNIT, 0));
-    if (result) {
-        pool->fence = NULL;
-        return result;
-    }
-    result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (!result) pool->fence = NULL;
+    if (pool->fence) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
+    if (result && result != CUDA_ERROR_INVALID_VALUE) return result;
+    pool->fence = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
+   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
+   (measured: docs/design.md). What the driver would not take back goes the next time, but says nothing then: it may be
+   another context's. */
+static CUresult gai_device_wait(galloc_pool *pool)
+{
+    void *fence = NULL;
+    CUresult result = gai_fence_drop(pool);
+    if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
+    if (result) return result;
+    result = GAI_CALL(pool, host_free, MemFreeHost, (fence));
+    if (result) pool->fence = fence;
     return result;
 }
 
@@ -5924,6 +5959,13 @@ static void gai_job_count(gai_job *job)
     gai_store(&job->got->held, job->got->addr);
 }
 
+/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+static int gai_job_is_hopeless(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    return !job->grows && job->want.bytes > gai_min(pool->device_bytes, pool->config.memory_limit);
+}
+
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
    first. */
 static void gai_job_run(gai_job *job)
@@ -5933,7 +5975,7 @@ static void gai_job_run(gai_job *job)
     job->error = gai_pool_enter(job->pool, &scope);
     if (job->error) return;
     if (!gai_job_search(job, GAI_REACH_OWN)) {
-        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0]; i++)
+        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0] && !gai_job_is_hopeless(job); i++)
             if (gai_ladder[i](job)) break;
         if (!gai_job_is_done(job)) gai_job_say_no_memory(job);
     }
@@ -6041,13 +6083,16 @@ static galloc_pool *gai_pool_of(const void *ptr)
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : NULL;
 }
 
-/* The block of any kind that an address lies in. With the lock held. */
+/* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
+   that must not be looked at. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
-    gai_block *block = mapping && gai_block_is_parked(mapping->block) ? mapping->block : gai_block_before(addr);
-    if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
-    return block;
+    gai_block *block;
+    if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
+    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
+    block = gai_block_before(addr);
+    return block && addr - block->addr < block->bytes ? block : NULL;
 }
 
 /* Says what is wrong with a pointer that is not the start of a used block. */
@@ -6857,11 +6902,12 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_mapping *mapping;
     const gai_block *hole;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0;
-    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
+    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed), lost = 0;
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
+        lost += segment->lost;
     }
     for (lane = pool->lanes; lane; lane = lane->next, streams++) broken += gai_check_lane(pool, lane, &census);
     broken += streams != pool->streams;
@@ -6880,7 +6926,7 @@ static int gai_check_pool(galloc_pool *pool)
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->away != mapping || mapping->page->taken;
     }
-    broken += leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
+    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -7090,7 +7136,7 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
                         pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
-    if (pool->fence) result = gai_device_wait(pool);
+    result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;
@@ -7411,10 +7457,11 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
 }
 
-/* Claims the block and puts it into the way's front; else it is the program's again. */
+/* Claims the block and puts it into the way's front; else it is the program's again. A block that does not suit has not
+   come to the front, which alone knows, where there are no looks, whether the stream has been retired. */
 static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
-    enum gai_passage passage = GAI_KNOWN;
+    enum gai_passage passage = way->looks ? GAI_KNOWN : GAI_LONG;
     if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
     if (gai_block_suits(block, way->site.life)) {
         if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
