@@ -4269,19 +4269,34 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     return block->next;
 }
 
+/* Merges the blocks of a set with free neighbours of other sets, whoever gave those up. */
+static void gai_set_join(galloc_pool *pool, gai_set *set)
+{
+    gai_block *block, *newer;
+    for (block = set->oldest; block; block = newer) {
+        const gai_block *first = block, *last = block;
+        newer = block->newer;
+        while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
+        while (last->next && last->next->kind == GAI_FREE) last = last->next;
+        if (first == last) continue;
+        while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
+        gai_set_remove(block);
+        (void)gai_block_file(pool, block, 1);
+    }
+}
+
 /* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
-   anyway. */
+   anyway. Those with the marks of one stream are together already, so that one stream's set can be left out: the
+   largest. What has no marks merges with all in any case. */
 static void gai_pool_join(galloc_pool *pool)
 {
-    gai_segment *segment;
-    gai_block *block;
-    for (segment = pool->segments; segment; segment = segment->next) {
-        for (block = segment->first; block; block = block->next) {
-            if (block->kind != GAI_FREE || !block->next || block->next->kind != GAI_FREE) continue;
-            gai_set_remove(block);
-            block = gai_block_file(pool, block, 1);
-        }
-    }
+    const gai_set *largest = &pool->mixed;
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (largest == &pool->mixed || lane->free.bytes > largest->bytes) largest = &lane->free;
+    gai_set_join(pool, &pool->mixed);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (largest != &lane->free) gai_set_join(pool, &lane->free);
 }
 
 /* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
@@ -4794,6 +4809,8 @@ typedef struct gai_plan {
     uint64_t newest; /* number of the newest of them */
 } gai_plan;
 
+static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->away; }
+
 /* May the block be part of the answer as it is? */
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_want *want)
 {
@@ -4915,7 +4932,7 @@ static uint64_t gai_window_newest(gai_window *window)
     return newest ? newest->away->number : 0;
 }
 
-/* What the window would be as a plan: 0 if it does not do. */
+/* What the window would be as a plan, but for `newest`: 0 if it does not do. */
 static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_want *want, uintptr_t at,
                            gai_plan *plan)
 {
@@ -4940,7 +4957,6 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     plan->away = window->away;
     plan->at = at;
     plan->until = needed;
-    plan->newest = gai_window_newest(window);
     return 1;
 }
 
@@ -4950,7 +4966,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
    beside it in; for long-lived blocks the highest. */
 static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const gai_plan *b)
 {
-    size_t fresh_a = a->end - a->begin - a->away, fresh_b = b->end - b->begin - b->away;
+    size_t fresh_a = gai_plan_fresh(a), fresh_b = gai_plan_fresh(b);
     if (!b->first) return 1;
     if (fresh_a != fresh_b) return fresh_a < fresh_b;
     if (quest->want->far) return a->at > b->at;
@@ -4966,8 +4982,10 @@ static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_
     gai_plan plan;
     while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes)
         if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, quest)) break;
-    if (window->last && gai_window_plan(pool, window, quest->want, at, &plan) && gai_plan_is_better(quest, &plan, best))
-        *best = plan;
+    if (!window->last || !gai_window_plan(pool, window, quest->want, at, &plan)) return;
+    if (best->first && gai_plan_fresh(&plan) > gai_plan_fresh(best)) return;
+    plan.newest = gai_window_newest(window);
+    if (gai_plan_is_better(quest, &plan, best)) *best = plan;
 }
 
 static void gai_window_clear(gai_window *window)
@@ -5054,7 +5072,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     }
     gai_window_try(pool, &window, memo->at, quest, plan);
     gai_window_clear(&window);
-    return plan->first && plan->away == plan->end - plan->begin;
+    return plan->first && !gai_plan_fresh(plan);
 }
 
 #define GAI_TRUST 8 /* times in a row that a search came to what was expected */
@@ -5392,7 +5410,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
 {
     galloc_pool *pool = job->pool;
     gai_quest quest;
-    size_t bytes = plan->end - plan->begin - plan->away, most, allowance = gai_job_allowance(job);
+    size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job);
     size_t fresh = job->frugal ? allowance : gai_pool_headroom(pool);
     int room = job->want.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     filling->page_bytes = gai_page_size(pool, bytes, allowance);
@@ -5413,7 +5431,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     }
     if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
     if (open && !filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
-    bytes = plan->end - plan->begin - plan->away;
+    bytes = gai_plan_fresh(plan);
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
