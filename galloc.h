@@ -993,11 +993,12 @@ static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
    asked for at all times. */
 typedef struct gai_site {
     CUstream stream;
-    CUcontext context; /* NULL: not asked for yet */
-    unsigned long long stream_id, context_id;
-    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
+    unsigned long long stream_id;
     struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
     uint64_t life;
+    CUcontext context; /* NULL: not asked for yet */
+    unsigned long long context_id;
+    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
     int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
@@ -1115,9 +1116,11 @@ typedef struct gai_mark {
     uintptr_t begin, end; /* the bytes it is about */
 } gai_mark;
 
-/* The program's hold on a block. held == addr while the program has it, else 0, also on a shelf; held != 0 only in used
-   blocks. Whoever changes it from addr to 0, in one atomic step, has the block to himself from there on: that is the
-   free, a second one finds 0 and is refused, in whichever thread and on whatever stream.
+/* The program's hold on a block. held != NULL while the program has it, only in used blocks; NULL also on a shelf. It
+   is a lane of the pool, and makes the latch of that lane's front the one that guards it: who changes it to NULL does
+   so with this latch, and has the block to himself from there on. That is the free, a second one finds NULL and is
+   refused, in whichever thread and on whatever stream. Mostly it is the lane on which the block is freed: then the
+   latch that its front needs anyhow is the only one.
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
@@ -1128,13 +1131,15 @@ typedef struct gai_mark {
    used: lane->blocks counts it */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
-    uint64_t held;                   /* changed and read without a lock, also by calls that come too late */
-    void *pool;                      /* likewise; a descriptor never changes its pool */
-    size_t bytes;                    /* from here on a new descriptor is cleared */
+    void *held;                      /* read without a lock, also by calls that come too late */
+    uintptr_t addr;                  /* from here to `pool` a new descriptor is cleared, and behind it */
+    size_t bytes;
     uint64_t requested;              /* in a front: as it was */
     uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
-    uint64_t stream_id;
     uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
+    gai_lane *lane;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
+    void *pool;                      /* read without a lock; a descriptor never changes its pool */
+    uint64_t stream_id;
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
@@ -1144,9 +1149,7 @@ typedef struct gai_block {
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
     gai_mark *spare;  /* used: the two marks that the free may need */
     struct gai_mapping *away; /* away: what is still mapped here */
-    uintptr_t addr;
     uint64_t age; /* time of the free, counted in frees */
-    gai_lane *lane; /* used: of the stream that the pool gave it to */
     enum gai_kind kind;
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
@@ -1240,7 +1243,7 @@ typedef struct gai_shelf {
 /* Guarded by the latch, which is taken after any other lock. `open`, `most`, `alone` and `trusted` are changed only
    with the pool's lock held as well, so that either lets them be read.
    bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
-   fresh_blocks, fresh_bytes, fresh_live: of `fresh` and `strays`, in blocks, bytes held and bytes asked for
+   fresh_blocks, fresh_bytes: of `fresh` and `strays`
    blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
    Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
    allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
@@ -1268,7 +1271,7 @@ typedef struct gai_front {
     gai_latch latch;
     uint64_t open; /* the lane's life while calls may use the front, else 0 */
     gai_block *fresh, *strays; /* linked by next_bin */
-    size_t fresh_blocks, fresh_bytes, fresh_live;
+    size_t fresh_blocks, fresh_bytes;
     size_t most, alone; /* alone: what a front that is empty takes unasked */
     size_t mallocs, live_in, live_out, allocated_in;
     uint64_t spell;
@@ -2029,7 +2032,8 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     GALLOC_ASSERT(!block->held);
     gai_store_pointer(&block->pool, pool);
     block->next_bin = NULL;
-    memset((char *)block + offsetof(gai_block, bytes), 0, sizeof *block - offsetof(gai_block, bytes));
+    memset(&block->addr, 0, offsetof(gai_block, pool) - offsetof(gai_block, addr));
+    memset(&block->stream_id, 0, sizeof *block - offsetof(gai_block, stream_id));
     block->segment = segment;
     block->addr = addr;
     block->bytes = bytes;
@@ -2267,6 +2271,16 @@ static void gai_front_tell(const gai_front *front, galloc_stats *stats)
     stats->cached.total += front->allocated_in + front->bytes;
 }
 
+/* Bytes that were asked for, in what is fresh. */
+static size_t gai_fresh_live(const gai_front *front)
+{
+    const gai_block *block;
+    size_t live = 0;
+    for (block = front->fresh; block; block = block->next_bin) live += (size_t)block->requested;
+    for (block = front->strays; block; block = block->next_bin) live += (size_t)block->requested;
+    return live;
+}
+
 static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
@@ -2300,7 +2314,7 @@ static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
     for (lane = pool->lanes; lane; lane = lane->next) {
         const gai_front *front = &lane->front;
         gai_front_tell(front, stats);
-        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
     }
     stats->cached.current = stats->reserved.current - stats->allocated.current;
     gai_stat_peak(&stats->live);
@@ -2323,7 +2337,7 @@ static size_t gai_pool_live(galloc_pool *pool)
     size_t live = pool->stats.live.current;
     gai_pool_freeze(pool);
     for (lane = pool->lanes; lane; lane = lane->next)
-        live += lane->front.live_in - lane->front.live_out - lane->front.fresh_live;
+        live += lane->front.live_in - lane->front.live_out - gai_fresh_live(&lane->front);
     gai_pool_thaw(pool);
     return live;
 }
@@ -2506,18 +2520,32 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
-    return block && gai_load_pointer(&block->pool) == pool && gai_load(&block->held) == (uintptr_t)ptr ? block : NULL;
+    if (!block || gai_load_pointer(&block->pool) != pool || !gai_load_pointer(&block->held)) return NULL;
+    return block->addr == (uintptr_t)ptr ? block : NULL;
 }
 
 /* Takes it from the program: no other call can have it until it is let go or given out again. */
+static int gai_block_seize(gai_block *block, const void *ptr)
+{
+    gai_lane *guard = (gai_lane *)gai_load_pointer(&block->held);
+    int had;
+    if (!guard) return 0;
+    gai_latch_on(&guard->front.latch);
+    had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
+    if (had) gai_store_pointer(&block->held, NULL);
+    gai_latch_off(&guard->front.latch);
+    return had;
+}
+
 static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
     if (!block || gai_load_pointer(&block->pool) != pool) return NULL;
-    return gai_swap(&block->held, (uintptr_t)ptr, 0) ? block : NULL;
+    return gai_block_seize(block, ptr) ? block : NULL;
 }
 
-static void gai_block_let_go(gai_block *block) { gai_store(&block->held, block->addr); }
+/* The program has it from now on, or again. */
+static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->lane); }
 
 /* The block is claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
@@ -2596,7 +2624,6 @@ static GAI_INLINE void gai_fresh_push(gai_front *front, gai_block *block)
     front->fresh = block;
     front->fresh_blocks++;
     front->fresh_bytes += block->bytes;
-    front->fresh_live += (size_t)block->requested;
 }
 
 static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
@@ -2605,7 +2632,6 @@ static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
     *list = block->next_bin;
     front->fresh_blocks--;
     front->fresh_bytes -= block->bytes;
-    front->fresh_live -= (size_t)block->requested;
     return block;
 }
 
@@ -2618,7 +2644,7 @@ static void gai_front_vouch(gai_front *front)
     list[0] = front->fresh;
     list[1] = front->strays;
     front->fresh = front->strays = NULL;
-    front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    front->fresh_blocks = front->fresh_bytes = 0;
     for (i = 1; i >= 0; i--) {
         gai_block *turned = NULL;
         while (list[i]) {
@@ -2673,6 +2699,7 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
 /* What calls that know their lane come to. */
 enum gai_passage {
     GAI_DONE,  /* served */
+    GAI_ALIEN, /* the block is guarded by another lane's latch, or is not the program's */
     GAI_ASK,   /* the front would take it from who has asked for the stream's id */
     GAI_KNOWN, /* the pool must do it; the stream has been looked at */
     GAI_LONG   /* from the beginning */
@@ -2704,15 +2731,25 @@ static GAI_INLINE int gai_front_shows(gai_front *front, const gai_lane *lane, co
     return 0;
 }
 
-/* Puts a block, which the caller has claimed, into the lane's front. With GAI_KNOWN the pool is to have it, with
-   GAI_LONG the front is shut. */
-static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, int vouched)
+/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
+   was given to this very lane, yes: it comes after all its marks. */
+static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
+{
+    return block->life == life && !(block->tag & GAI_SPECIAL);
+}
+
+/* Takes a block from the program and puts it into the lane's front. Else it stays the program's: with GAI_KNOWN the
+   pool is to have it, with GAI_LONG the front is shut. */
+static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, const void *ptr,
+                                                 int vouched)
 {
     gai_front *front = &lane->front;
     enum gai_passage passage = GAI_LONG;
     gai_latch_on(&front->latch);
-    if (front->open == life) {
-        if (gai_front_shows(front, lane, block)) {
+    if (gai_load_pointer(&block->held) != lane || block->addr != (uintptr_t)ptr) {
+        passage = GAI_ALIEN;
+    } else if (front->open == life) {
+        if (!gai_block_suits(block, life) || gai_front_shows(front, lane, block)) {
             passage = GAI_KNOWN;
         } else if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* mostly after a pair */
             gai_fresh_push(front, block);
@@ -2720,7 +2757,10 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
         } else {
             passage = gai_front_put_more(front, block, vouched);
         }
-        front->spell += passage == GAI_DONE;
+        if (passage == GAI_DONE) {
+            gai_store_pointer(&block->held, NULL);
+            front->spell++;
+        }
     }
     gai_latch_off(&front->latch);
     return passage;
@@ -2877,10 +2917,10 @@ static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
     gai_block *list = NULL;
     gai_latch_on(&front->latch);
     if (front->fresh_blocks && (vouched || front->trusted)) {
+        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
         list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
-        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
         front->fresh = front->strays = NULL;
-        front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+        front->fresh_blocks = front->fresh_bytes = 0;
     }
     if (front->spell) gai_set_relaxed(&lane->spell, lane->spell + front->spell);
     front->spell = 0;
@@ -4550,7 +4590,7 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
         return GAI_HURDLE_BUSY;
     case GAI_USED:
         stretch->alien |= !own;
-        return gai_load(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
+        return gai_load_pointer(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
     default: return GAI_HURDLE_SHUT;
     }
 }
@@ -5820,7 +5860,7 @@ static void gai_job_count(gai_job *job)
     gai_stat_used(job->pool, job->got->bytes, job->got->requested);
     job->pool->stats.mallocs++;
     job->pool->stats.hits += !job->grown;
-    gai_store(&job->got->held, job->got->addr);
+    gai_block_let_go(job->got);
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -5959,7 +5999,7 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     if (pool) {
         gai_lock_on(&pool->lock);
         block = gai_block_around(pool, (uintptr_t)ptr);
-        used = block && gai_load(&block->held);
+        used = block && gai_load_pointer(&block->held);
         if (used) base = block->addr;
         if (used) bytes = (size_t)gai_counted(&block->requested);
         gai_lock_off(&pool->lock);
@@ -6575,7 +6615,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const
     int broken = 0;
     for (; block; block = block->next_bin) {
         broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
-        broken += gai_load(&block->held) || block->room || (bytes && block->bytes != bytes);
+        broken += gai_load_pointer(&block->held) || block->room || (bytes && block->bytes != bytes);
         census->blocks++;
         census->used += block->bytes;
         census->requested += (size_t)block->requested;
@@ -6603,7 +6643,6 @@ static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_ce
         broken += gai_check_blocks(pool, lane, shelf->first, shelf->bytes, &shelved);
     }
     broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
-    broken += fresh.requested != front->fresh_live;
     broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
     broken += front->bytes + front->fresh_bytes > front->most || front->alone > front->most;
     broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
@@ -6670,13 +6709,13 @@ static int gai_check_pages(const gai_block *block)
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next, *inside = NULL;
-    uint64_t held = gai_load(&block->held);
+    const void *held = gai_load_pointer(&block->held);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
-    broken += held && (block->kind != GAI_USED || held != block->addr);
+    broken += held && (block->kind != GAI_USED || !block->lane);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
@@ -7122,6 +7161,8 @@ typedef struct gai_way {
     galloc_pool *pool;
     int looks; /* stream_check */
     gai_site site;
+    gai_block *last; /* given out by the front on this way, and its address */
+    void *last_ptr;
     char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
 } gai_way;
 
@@ -7130,6 +7171,7 @@ typedef struct gai_way {
 #define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
+static GAI_THREAD_LOCAL gai_way *gai_way_last; /* by which a front gave something out; NULL: none since it was noted */
 
 static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -7270,6 +7312,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
         if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
     for (probes = 0; probes < GAI_WAY_PROBES; probes++)
         if (gai_way_is(&gai_ways[at ^ probes], generation, site->stream, context, key)) way = &gai_ways[at ^ probes];
+    if (way == gai_way_last) gai_way_last = NULL;
     way->generation = generation;
     way->key = key;
     way->pool = pool;
@@ -7297,30 +7340,33 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
     if (!block) return gai_way_passage(way, open);
     *ptr = (void *)block->addr;
-    gai_store(&block->held, block->addr);
+    gai_store_pointer(&block->held, way->site.lane);
+    way->last_ptr = *ptr;
+    way->last = block;
+    gai_way_last = way;
     return GAI_DONE;
 }
 
-/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
-   was given to this very lane, yes: it comes after all its marks. Else if it has no marks, and no front has seen it. */
-static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
-{
-    if (block->tag & GAI_SPECIAL) return 0;
-    return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
-}
-
-/* Claims the block and puts it into the way's front; else it is the program's again. */
 static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
-    enum gai_passage passage = GAI_KNOWN;
-    if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
-    if (gai_block_suits(block, way->site.life)) {
-        if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
+    return gai_front_put(way->site.lane, way->site.life, block, ptr, vouched);
+}
+
+/* A block that was given to another lane becomes this one's, if it has no marks and no front has seen it, and is put
+   into the front. */
+static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
+{
+    void *guard = gai_load_pointer(&block->held);
+    int suits;
+    if (!gai_block_seize(block, ptr)) return GAI_LONG;
+    suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
+    if (suits) {
+        gai_set_relaxed(&block->stream_id, way->site.stream_id);
         block->life = way->site.life;
-        passage = gai_front_put(way->site.lane, way->site.life, block, vouched);
+        guard = way->site.lane;
     }
-    if (passage != GAI_DONE) gai_store(&block->held, (uintptr_t)ptr);
-    return passage;
+    gai_store_pointer(&block->held, guard);
+    return suits ? gai_block_by_way(block, ptr, way, 0) : GAI_KNOWN;
 }
 
 /* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
@@ -7328,23 +7374,38 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
 GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
+    if (passage == GAI_ALIEN) passage = gai_alien_by_way(block, ptr, way);
+    if (passage == GAI_DONE) return GAI_DONE;
     if (!gai_way_vouches(way)) return GAI_LONG;
     if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
     return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
 }
 
+/* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
+   another block's by now, the front finds that it does not hold this one. */
+static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, gai_way **found)
+{
+    gai_way *way = *found = gai_way_last;
+    const galloc_pool *pool;
+    gai_block *block;
+    if (way && way->last_ptr == ptr && !gai_is_default_stream((CUstream)stream) &&
+        gai_way_is(way, gai_load(&gai_generation), (CUstream)stream, NULL, way->key))
+        return way->last;
+    *found = NULL;
+    block = gai_block_at((uintptr_t)ptr);
+    if (!block) return NULL;
+    pool = (const galloc_pool *)gai_load_pointer(&block->pool);
+    *found = gai_way_find(stream, pool->is_default ? NULL : pool);
+    return *found && (*found)->pool == pool ? block : NULL;
+}
+
 static GAI_INLINE enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
 {
-    gai_block *block = gai_block_at((uintptr_t)ptr);
+    gai_block *block = gai_block_and_way(ptr, stream, found);
     enum gai_passage passage;
-    galloc_pool *pool;
-    gai_way *way;
-    if (!block) return GAI_LONG;
-    pool = (galloc_pool *)gai_load_pointer(&block->pool);
-    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
-    if (!way || way->pool != pool || !gai_way_is_free(way)) return GAI_LONG;
-    passage = gai_block_by_way(block, ptr, way, 0);
-    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, way);
+    if (!block || !gai_way_is_free(*found)) return GAI_LONG;
+    passage = gai_block_by_way(block, ptr, *found, 0);
+    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, *found);
 }
 
 /* ---- and what becomes of the rest ---- */
@@ -7753,7 +7814,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_has_pages(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
-        used = gai_load(&block->held) != 0;
+        used = gai_load_pointer(&block->held) != NULL;
         info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
         info->usable = block->bytes;
         info->room = gai_max(block->bytes, block->room);

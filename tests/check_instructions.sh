@@ -42,8 +42,8 @@ count() { # case, pairs, bound, settings
     echo "$1 $4: $ir"
 }
 
-count hot 2000 300
-count hot 2000 255 stream_check:off
+count hot 2000 255
+count hot 2000 210 stream_check:off
 count miss 10000 1750
 count churn 20000 2650
 
