@@ -1132,7 +1132,7 @@ typedef struct gai_mark {
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
     void *held;                      /* read without a lock, also by calls that come too late */
-    uintptr_t addr;                  /* from here to `pool` a new descriptor is cleared, and behind it */
+    uintptr_t addr;
     size_t bytes;
     uint64_t requested;              /* in a front: as it was */
     uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
@@ -1271,12 +1271,14 @@ typedef struct gai_front {
     gai_latch latch;
     uint64_t open; /* the lane's life while calls may use the front, else 0 */
     gai_block *fresh, *strays; /* linked by next_bin */
-    size_t fresh_blocks, fresh_bytes;
-    size_t most, alone; /* alone: what a front that is empty takes unasked */
-    size_t mallocs, live_in, live_out, allocated_in;
+    size_t fresh_blocks; /* counters that change together are apart: as neighbours they would become a vector */
+    size_t alone;        /* what a front that is empty takes unasked */
+    size_t fresh_bytes;
+    size_t blocks, mallocs;
     uint64_t spell;
+    size_t live_in, most, live_out;
     uint64_t filled;
-    size_t blocks, bytes;
+    size_t allocated_in, bytes;
     int trusted;
     gai_shelf shelves[GAI_SHELVES];
     char after[GAI_CACHE_LINE];
@@ -1412,7 +1414,10 @@ static int gai_slab_has(gai_slab *slab, size_t n)
 /* What giving memory back needs is kept for it: that must not fail because the host has no memory left. */
 #define GAI_SLAB_KEPT 4
 
-static int gai_slab_need(gai_slab *slab, size_t n) { return gai_slab_has(slab, n + GAI_SLAB_KEPT); }
+static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
+{
+    return slab->available >= n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
+}
 
 /* Cannot fail after gai_slab_need or gai_slab_has. */
 static void *gai_slab_take(gai_slab *slab)
@@ -1578,7 +1583,7 @@ typedef struct gai_bin {
     int row, column;
 } gai_bin;
 
-static gai_bin gai_bin_of(size_t bytes)
+static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
 {
     uint64_t units = bytes >> GAI_UNIT_LOG2;
     gai_bin bin = {0, (int)units};
@@ -1591,7 +1596,7 @@ static gai_bin gai_bin_of(size_t bytes)
 }
 
 /* The next bin with a block in it, strictly after this one; 0 when there is none. */
-static int gai_bin_next(const gai_set *set, gai_bin *bin)
+static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
 {
     uint32_t columns = bin->column + 1 < GAI_COLUMNS ? set->columns[bin->row] & (~(uint32_t)0 << (bin->column + 1)) : 0;
     if (!columns) {
@@ -1604,7 +1609,7 @@ static int gai_bin_next(const gai_set *set, gai_bin *bin)
     return 1;
 }
 
-static void gai_bin_insert(gai_set *set, gai_block *block)
+static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
     gai_block **head = &set->bins[bin.row][bin.column];
@@ -1616,7 +1621,7 @@ static void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-static void gai_bin_remove(gai_set *set, gai_block *block)
+static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
     if (block->next_bin) block->next_bin->prev_bin = block->prev_bin;
@@ -1705,7 +1710,7 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
 }
 
 /* The same where every block that is large enough will do. */
-static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
+static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 {
     gai_block *best = NULL;
     size_t least = SIZE_MAX;
@@ -1722,9 +1727,9 @@ static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
-    gai_block *best;
+    gai_block *best = NULL;
     if (!(set->rows >> bin.row)) return NULL;
-    best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
+    if (set->columns[bin.row] >> bin.column & 1) best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
     if (best || !gai_bin_next(set, &bin)) return best;
     return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
@@ -2024,20 +2029,25 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
 /* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
-/* The caller has made sure of a descriptor. */
+/* The caller has made sure of a descriptor. Field by field: compilers make a loop in microcode of a memset that is as
+   short as this. */
 static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
                                 enum gai_kind kind)
 {
     gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
     GALLOC_ASSERT(!block->held);
     gai_store_pointer(&block->pool, pool);
-    block->next_bin = NULL;
-    memset(&block->addr, 0, offsetof(gai_block, pool) - offsetof(gai_block, addr));
-    memset(&block->stream_id, 0, sizeof *block - offsetof(gai_block, stream_id));
-    block->segment = segment;
+    block->next_bin = block->prev_bin = block->next = block->prev = block->newer = block->older = NULL;
     block->addr = addr;
     block->bytes = bytes;
+    block->requested = block->tag = block->life = block->stream_id = block->age = 0;
+    block->lane = NULL;
+    block->segment = segment;
+    block->set = NULL;
+    block->marks = block->takers = block->spare = NULL;
+    block->away = NULL;
     block->kind = kind;
+    block->room = 0;
     return block;
 }
 
@@ -2080,6 +2090,24 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     return right;
 }
 
+/* The marks that the free of a block may need: they name no lane yet. */
+static gai_mark *gai_spares_take(galloc_pool *pool)
+{
+    gai_mark *spare = (gai_mark *)gai_slab_take(&pool->marks);
+    spare->next = (gai_mark *)gai_slab_take(&pool->marks);
+    spare->next->next = NULL;
+    return spare;
+}
+
+static void gai_spares_end(galloc_pool *pool, gai_block *block)
+{
+    while (block->spare) {
+        gai_mark *mark = block->spare;
+        block->spare = mark->next;
+        gai_slab_give(&pool->marks, mark);
+    }
+}
+
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
@@ -2095,7 +2123,7 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     block->next = right->next;
     if (right->next) right->next->prev = block;
     gai_marks_join(pool, &block->marks, right->marks);
-    gai_marks_end(pool, &right->spare);
+    gai_spares_end(pool, right);
     gai_slab_give(&pool->blocks, right);
 }
 
@@ -2206,6 +2234,7 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
+    if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 2);
     return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
            (at == block->addr || gai_map_need(&gai_block_map, at)) &&
            (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
@@ -2450,6 +2479,44 @@ static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
     gai_bin_insert(set, rest);
 }
 
+/* Is what a free block has behind `cut` of the same set as all of it, and has it no neighbour to merge with? */
+static int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
+{
+    const gai_mark *mark = block->marks;
+    const gai_block *right = block->next;
+    if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, block->set, 0)) return 0;
+    if (!mark) return block->set == &pool->common;
+    return mark->lane == block->set->lane && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
+}
+
+/* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
+   place in the order of age and in memory that the host has at hand. */
+static gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
+{
+    gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
+    gai_mark *mark = rest->marks;
+    gai_bin_remove(rest->set, rest);
+    block->age = rest->age;
+    block->next = rest;
+    block->prev = rest->prev;
+    if (rest->prev) rest->prev->next = block;
+    else rest->segment->first = block;
+    rest->kind = GAI_FREE;
+    rest->prev = block;
+    rest->addr += bytes;
+    rest->bytes -= bytes;
+    if (mark && mark->begin < rest->addr) {
+        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
+        mark->begin = rest->addr;
+    }
+    gai_store_pointer(gai_block_slot(block->addr), block);
+    gai_store_pointer(gai_block_slot(rest->addr), rest);
+    rest->set->bytes -= bytes;
+    gai_bin_insert(rest->set, rest);
+    pool->stats.splits++;
+    return block;
+}
+
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
    takes. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
@@ -2457,6 +2524,8 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
+    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes))
+        return gai_block_cut_off(pool, block, bytes);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
@@ -2491,8 +2560,7 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
 {
     if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
     block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
-    block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
-    block->spare->next = gai_mark_new(pool, NULL, 0, 0, 0);
+    block->spare = gai_spares_take(pool);
     block->requested = want->requested;
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
@@ -2510,7 +2578,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->requested = 0;
     block->tag = 0;
     block->room = 0;
-    gai_marks_end(pool, &block->spare);
+    gai_spares_end(pool, block);
     if (block->lane) gai_set_relaxed(&block->lane->blocks, block->lane->blocks - 1);
     block->lane = NULL;
     block->kind = GAI_BUSY;
@@ -2664,7 +2732,6 @@ static void gai_front_vouch(gai_front *front)
 GAI_APART
 static gai_block *gai_front_search(gai_front *front, size_t bytes)
 {
-    if (front->fresh_blocks <= 1 && !front->filled) return NULL; /* the last one did not fit, there is no other */
     if (front->fresh_blocks) gai_front_vouch(front);
     return gai_shelf_pop(front, bytes);
 }
@@ -2681,7 +2748,7 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
         if (front->fresh && front->fresh->bytes == bytes) {
             block = gai_fresh_pop(front, &front->fresh);
             front->live_out += (size_t)block->requested;
-        } else {
+        } else if (front->fresh_blocks > 1 || front->filled) { /* the last one did not fit: is there any other? */
             block = gai_front_search(front, bytes);
         }
     }
@@ -2789,7 +2856,7 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lan
 }
 
 /* Stamps [begin, end) as freed on the stream of the mark's lane. */
-static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
+static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 {
     gai_lane *lane = mark->lane;
     lane->uses++;
@@ -2803,8 +2870,14 @@ static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     while (marks) {
-        gai_mark *mark = marks;
+        gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
+        if (own && !own->next && own->lane == mark->lane) { /* mostly: it is stamped anew */
+            own->lane->uses--;
+            gai_mark_stamp(own, block->addr, block->addr + block->bytes);
+            gai_slab_give(&pool->marks, mark);
+            continue;
+        }
         gai_block_inherit(pool, block, mark->lane);
         gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
         if (block->marks) {
@@ -2878,7 +2951,7 @@ static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark 
 {
     gai_lane *lane = gai_lane_of_life(pool, block->life);
     if (!lane) {
-        gai_mark_end(pool, spare);
+        gai_slab_give(&pool->marks, spare);
         return;
     }
     spare->lane = lane;
@@ -3081,9 +3154,19 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
+/* A call that was given the lane's stream holds it from now on, until gai_lane_release. Its front is emptied, so that
+   the call sees all that is free. */
+static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    if (lane->stream != site->stream) lane->stream = site->stream;
+    lane->retired = 0;
+    lane->busy++;
+    gai_lane_flush(pool, lane, 1);
+}
+
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one, or the driver would not tell its context. Its front is emptied, so that the call sees all that is free. Called
-   with the lock held; lets it go to ask the driver about a stream not seen before. */
+   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a stream
+   not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
     gai_lane *lane = site->life && site->lane->life == site->life ? site->lane : gai_lane_find(pool, site);
@@ -3098,15 +3181,12 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
         if (!lane) lane = gai_lane_new(pool, site, flags);
         if (!lane) return NULL;
     }
-    if (lane->stream != site->stream) lane->stream = site->stream;
-    lane->retired = 0;
-    lane->busy++;
     site->lane = lane;
     site->life = lane->life;
     site->context = lane->context;
     site->context_id = lane->context_id;
     site->home = lane->context == pool->context;
-    gai_lane_flush(pool, lane, 1);
+    gai_lane_enter(pool, lane, site);
     return lane;
 }
 
@@ -5852,15 +5932,19 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 }
 
 /* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
+static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
+{
+    pool->stats.blocks.current++;
+    pool->stats.blocks.total++;
+    gai_stat_used(pool, block->bytes, (size_t)block->requested);
+    pool->stats.mallocs++;
+    pool->stats.hits += (uint64_t)hit;
+    gai_block_let_go(block);
+}
+
 static void gai_job_count(gai_job *job)
 {
-    if (!job->got || job->want.just_ready || job->grows) return;
-    job->pool->stats.blocks.current++;
-    job->pool->stats.blocks.total++;
-    gai_stat_used(job->pool, job->got->bytes, job->got->requested);
-    job->pool->stats.mallocs++;
-    job->pool->stats.hits += !job->grown;
-    gai_block_let_go(job->got);
+    if (job->got && !job->want.just_ready && !job->grows) gai_block_count(job->pool, job->got, !job->grown);
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -5970,6 +6054,32 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     pool->stats.failures++;
     gai_lock_off(&pool->lock);
     return error;
+}
+
+/* The short way of a plain request, for a call that knows its lane: what is at hand there, with the lock taken once and
+   nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the lane's front
+   is empty. */
+static gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+{
+    gai_block *block = NULL;
+    gai_lane *lane = site->lane;
+    gai_want want;
+    memset(&want, 0, sizeof want);
+    want.bytes = gai_up(bytes, GAI_UNIT);
+    want.alignment = GAI_UNIT;
+    want.requested = bytes;
+    want.tag = tag;
+    want.lane = lane;
+    gai_lock_on(&pool->lock);
+    if (lane->life == site->life && !pool->broken) {
+        gai_lane_enter(pool, lane, site);
+        block = gai_find_own(pool, &want).block;
+        if (block) block = gai_block_take(pool, block, block->addr, &want);
+        if (block) gai_block_count(pool, block, 1);
+        gai_lane_release(pool, lane, site);
+    }
+    gai_lock_off(&pool->lock);
+    return block;
 }
 
 /* ---- giving back ---- */
@@ -7161,9 +7271,9 @@ typedef struct gai_way {
     galloc_pool *pool;
     int looks; /* stream_check */
     gai_site site;
-    gai_block *last; /* given out by the front on this way, and its address */
-    void *last_ptr;
-    char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
+    gai_block *last; /* given out on this way, and its address */
+    uintptr_t last_ptr;
+    uint64_t spare; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -7171,7 +7281,7 @@ typedef struct gai_way {
 #define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
-static GAI_THREAD_LOCAL gai_way *gai_way_last; /* by which a front gave something out; NULL: none since it was noted */
+static GAI_THREAD_LOCAL gai_way *gai_way_last; /* on which `last` was given out; NULL: none since it was noted */
 
 static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -7179,11 +7289,15 @@ static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const ga
     return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
 }
 
+static GAI_INLINE int gai_way_leads(const gai_way *way, uint64_t generation, CUstream stream)
+{
+    return way->site.stream == stream && way->generation == generation;
+}
+
 static GAI_INLINE int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
                                  const galloc_pool *key)
 {
-    return way->site.stream == stream && way->key == key && way->generation == generation &&
-           (!context || way->site.context == context);
+    return gai_way_leads(way, generation, stream) && way->key == key && (!context || way->site.context == context);
 }
 
 /* The way is not where it is looked for first. */
@@ -7330,20 +7444,28 @@ static enum gai_passage gai_way_passage(const gai_way *way, int open)
     return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
 }
 
+/* The program has been given a block on this way. */
+static GAI_INLINE void gai_way_gave(gai_way *way, gai_block *block, uintptr_t addr, void **ptr)
+{
+    way->last_ptr = addr;
+    way->last = block;
+    gai_way_last = way;
+    *ptr = (void *)addr;
+}
+
 static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_way **found)
 {
     gai_way *way = *found = gai_way_find(stream, key);
     gai_block *block;
+    uintptr_t addr;
     int open;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
     if (!block) return gai_way_passage(way, open);
-    *ptr = (void *)block->addr;
+    addr = block->addr;
     gai_store_pointer(&block->held, way->site.lane);
-    way->last_ptr = *ptr;
-    way->last = block;
-    gai_way_last = way;
+    gai_way_gave(way, block, addr, ptr);
     return GAI_DONE;
 }
 
@@ -7388,8 +7510,8 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     gai_way *way = *found = gai_way_last;
     const galloc_pool *pool;
     gai_block *block;
-    if (way && way->last_ptr == ptr && !gai_is_default_stream((CUstream)stream) &&
-        gai_way_is(way, gai_load(&gai_generation), (CUstream)stream, NULL, way->key))
+    if (way && way->last_ptr == (uintptr_t)ptr && !gai_is_default_stream((CUstream)stream) &&
+        gai_way_leads(way, gai_load(&gai_generation), (CUstream)stream))
         return way->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);
@@ -7438,6 +7560,17 @@ static int gai_request_is_plain(const galloc_request *request)
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
+/* The front had nothing, the pool perhaps has. */
+GAI_APART
+static int gai_malloc_near(gai_way *way, void **ptr, size_t bytes, uint32_t tag)
+{
+    gai_block *block = NULL;
+    if (bytes <= (size_t)1 << (GAI_ADDRESS_BITS - 2)) block = gai_pool_take_near(way->pool, &way->site, bytes, tag);
+    if (!block) return 0;
+    gai_way_gave(way, block, block->addr, ptr);
+    return 1;
+}
+
 /* Kept out of the functions that call it, which are short without it. */
 GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
@@ -7452,6 +7585,7 @@ static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, gal
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
+    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, bytes, 0)) return cudaSuccess;
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
@@ -7475,6 +7609,7 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
     if (ptr && request->bytes && gai_request_is_plain(request))
         passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
     if (passage == GAI_DONE) return cudaSuccess;
+    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, request->bytes, request->tag)) return cudaSuccess;
     return gai_alloc_slowly(passage, way, ptr, request);
 }
 
@@ -7492,6 +7627,7 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
     }
     if (!pool) return gai_end(error);
     error = gai_pool_free(pool, ptr, &site);
+    if (way && site.life == way->site.life) return gai_end(error);
     if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
     return gai_end(error);
 }

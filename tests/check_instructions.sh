@@ -42,10 +42,10 @@ count() { # case, pairs, bound, settings
     echo "$1 $4: $ir"
 }
 
-count hot 2000 255
-count hot 2000 210 stream_check:off
-count miss 10000 1750
-count churn 20000 2650
+count hot 2000 240
+count hot 2000 195 stream_check:off
+count miss 10000 1460
+count churn 20000 2370
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]

@@ -736,6 +736,29 @@ TEST(a_lane_used_again_is_another_lane)
     finish();
 }
 
+/* The lane that was the first stream's is another's now, and the first one lives and is used again. */
+TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
+{
+    begin_still();
+    cudaStream_t a = stream_new(), b = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    warm(pool, MIB(1), a);
+    OK(galloc_stream_retire(a));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT(pool->unused_lanes != NULL);
+    warm(pool, MIB(1), b);
+    EXPECT(pool->unused_lanes == NULL);
+    void *p = get_used(pool, MIB(1), b);
+    OK(galloc_free(p, b));
+    void *q = get_used(pool, MIB(1), a);
+    EXPECT(q != p);
+    OK(galloc_free(q, a));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* The lane that was the first stream's is another's now; the first one's handle is a third stream's. */
 TEST(without_looks_an_old_way_leads_to_no_other_lane)
 {
