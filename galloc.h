@@ -2768,6 +2768,7 @@ enum gai_passage {
     GAI_DONE,  /* served */
     GAI_ALIEN, /* the block is guarded by another lane's latch, or is not the program's */
     GAI_ASK,   /* the front would take it from who has asked for the stream's id */
+    GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
     GAI_KNOWN, /* the pool must do it; the stream has been looked at */
     GAI_LONG   /* from the beginning */
 };
@@ -2779,14 +2780,14 @@ static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, i
     size_t held = front->bytes + front->fresh_bytes;
     if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
         block->bytes > front->most - held)
-        return GAI_KNOWN;
+        return GAI_TAKEN;
     if (front->fresh_blocks < GAI_FRESH_BLOCKS) {
         gai_fresh_push(front, block);
         return GAI_DONE;
     }
     if (!front->trusted && !vouched) return GAI_ASK;
     gai_front_vouch(front);
-    return gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
+    return gai_shelf_push(front, block) ? GAI_DONE : GAI_TAKEN;
 }
 
 /* Is a block that is freed the last that the lane holds, so that the pool is to see it? */
@@ -2805,8 +2806,8 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life && !(block->tag & GAI_SPECIAL);
 }
 
-/* Takes a block from the program and puts it into the lane's front. Else it stays the program's: with GAI_KNOWN the
-   pool is to have it, with GAI_LONG the front is shut. */
+/* Takes a block from the program and puts it into the lane's front, or with GAI_TAKEN leaves it to the pool. Else it
+   stays the program's: with GAI_LONG the front is shut. */
 static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, const void *ptr,
                                                  int vouched)
 {
@@ -2817,17 +2818,15 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
         passage = GAI_ALIEN;
     } else if (front->open == life) {
         if (!gai_block_suits(block, life) || gai_front_shows(front, lane, block)) {
-            passage = GAI_KNOWN;
+            passage = GAI_TAKEN;
         } else if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* mostly after a pair */
             gai_fresh_push(front, block);
             passage = GAI_DONE;
         } else {
             passage = gai_front_put_more(front, block, vouched);
         }
-        if (passage == GAI_DONE) {
-            gai_store_pointer(&block->held, NULL);
-            front->spell++;
-        }
+        if (passage != GAI_ASK) gai_store_pointer(&block->held, NULL);
+        front->spell += passage == GAI_DONE;
     }
     gai_latch_off(&front->latch);
     return passage;
@@ -2920,28 +2919,32 @@ static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
 
 /* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
    where nothing is recorded unless somebody asks. */
-static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+static GAI_INLINE size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
 {
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
         return gai_min(pool->device_bytes / 256, GAI_FRONT_LARGEST);
     return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
 }
 
-/* Opens the front for calls that do not come to the pool, or shuts it. */
-static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+GAI_APART
+static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
 {
     gai_front *front = &lane->front;
-    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
-    uint64_t open = lane->life;
-    size_t most = gai_front_bound(pool, lane);
-    if (shut || lane->retired || lane->asked) open = 0;
-    if (front->open == open && front->most == most) return;
     gai_latch_on(&front->latch);
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&front->latch);
+}
+
+/* Opens the front for calls that do not come to the pool, or shuts it. */
+static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+{
+    int shut = pool->driver_gone | pool->lost | pool->config.stats_exact | lane->retired | lane->asked;
+    uint64_t open = shut || pool->broken ? 0 : lane->life;
+    size_t most = gai_front_bound(pool, lane);
+    if (lane->front.open != open || lane->front.most != most) gai_front_change(pool, lane, open, most);
 }
 
 /* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
@@ -3169,7 +3172,12 @@ static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *si
    not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = site->life && site->lane->life == site->life ? site->lane : gai_lane_find(pool, site);
+    gai_lane *lane = site->lane;
+    if (site->life && lane->life == site->life) {
+        gai_lane_enter(pool, lane, site);
+        return lane;
+    }
+    lane = gai_lane_find(pool, site);
     if (!lane) {
         unsigned int flags;
         CUresult result;
@@ -6226,14 +6234,16 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site)
+/* `taken`: the block, if it has been taken from the program already. */
+static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
-    gai_block *block;
+    gai_block *block = taken;
     gai_lane *lane;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
-    block = lane ? gai_block_claim(pool, ptr) : NULL;
-    if (block) {
+    if (lane && !block) block = gai_block_claim(pool, ptr);
+    if (!lane && block) gai_block_let_go(block);
+    if (lane && block) {
         gai_mark *mark = gai_block_spare(block);
         mark->lane = lane;
         gai_block_free(pool, block, mark);
@@ -7461,6 +7471,7 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     uintptr_t addr;
     int open;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
+    if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, 0); /* no front has that */
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
     if (!block) return gai_way_passage(way, open);
     addr = block->addr;
@@ -7478,29 +7489,28 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
    into the front. */
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
-    void *guard = gai_load_pointer(&block->held);
-    int suits;
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
-    suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
-    if (suits) {
-        gai_set_relaxed(&block->stream_id, way->site.stream_id);
-        block->life = way->site.life;
-        guard = way->site.lane;
-    }
-    gai_store_pointer(&block->held, guard);
-    return suits ? gai_block_by_way(block, ptr, way, 0) : GAI_KNOWN;
+    if (block->tag & (GAI_SPECIAL | GAI_SHELVED) || block->marks) return GAI_TAKEN;
+    gai_set_relaxed(&block->stream_id, way->site.stream_id);
+    block->life = way->site.life;
+    gai_store_pointer(&block->held, way->site.lane);
+    return gai_block_by_way(block, ptr, way, 0);
 }
 
 /* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
-   once more. */
+   once more. A block that the pool cannot have at once is the program's again. */
 GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
+    int vouches;
     if (passage == GAI_ALIEN) passage = gai_alien_by_way(block, ptr, way);
     if (passage == GAI_DONE) return GAI_DONE;
-    if (!gai_way_vouches(way)) return GAI_LONG;
-    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
-    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
+    vouches = gai_way_vouches(way);
+    if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
+    if (passage == GAI_DONE) return GAI_DONE;
+    if (passage == GAI_TAKEN && vouches && way->site.stream != CU_STREAM_LEGACY) return GAI_TAKEN;
+    if (passage == GAI_TAKEN) gai_store_pointer(&block->held, way->site.lane);
+    return vouches ? gai_way_passage(way, 0) : GAI_LONG;
 }
 
 /* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
@@ -7519,15 +7529,6 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     pool = (const galloc_pool *)gai_load_pointer(&block->pool);
     *found = gai_way_find(stream, pool->is_default ? NULL : pool);
     return *found && (*found)->pool == pool ? block : NULL;
-}
-
-static GAI_INLINE enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
-{
-    gai_block *block = gai_block_and_way(ptr, stream, found);
-    enum gai_passage passage;
-    if (!block || !gai_way_is_free(*found)) return GAI_LONG;
-    passage = gai_block_by_way(block, ptr, *found, 0);
-    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, *found);
 }
 
 /* ---- and what becomes of the rest ---- */
@@ -7614,19 +7615,20 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
 }
 
 GAI_APART
-static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, cudaStream_t stream)
+static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+                                   cudaStream_t stream)
 {
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
-    if (passage == GAI_KNOWN) {
+    if (passage != GAI_LONG) {
         pool = way->pool;
         site = way->site;
     } else {
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
     if (!pool) return gai_end(error);
-    error = gai_pool_free(pool, ptr, &site);
+    error = gai_pool_free(pool, ptr, &site, passage == GAI_TAKEN ? block : NULL);
     if (way && site.life == way->site.life) return gai_end(error);
     if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
     return gai_end(error);
@@ -7635,8 +7637,12 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
     gai_way *way = NULL;
-    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
-    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, stream);
+    gai_block *block = gai_block_and_way(ptr, stream, &way);
+    enum gai_passage passage;
+    if (!block || !gai_way_is_free(way)) return gai_free_slowly(GAI_LONG, way, ptr, block, stream);
+    passage = gai_block_by_way(block, ptr, way, 0);
+    if (passage != GAI_DONE) passage = gai_free_asked(passage, block, ptr, way);
+    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, block, stream);
 }
 
 /* ==== PUBLIC ==================================================================================================== */

@@ -347,6 +347,27 @@ TEST(a_front_of_before_a_reset_takes_nothing_after_it)
 
 /* ---- who vouches for a free -------------------------------------------------------------------------------------- */
 
+/* What no front takes is asked about at once. */
+TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(8), s), *kept = get(pool, KIB(64), s);
+    unsigned long long id = stream_id(s);
+    warm(pool, KIB(64), s);
+    stream_end(s);
+    cudaStream_t t = stream_new();
+    EXPECT(t == s && stream_id(t) != id);
+    put(t, p, MIB(8), 1);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(info_of(p).stream_id, stream_id(t));
+    OK(galloc_free(kept, t));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
    of T is not done: neither T's next call nor a third stream's must have that memory. */
 TEST(a_free_by_a_handle_that_came_back_is_nobodys)
