@@ -1724,6 +1724,7 @@ static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
     return best;
 }
 
+/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. */
 static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
@@ -1734,13 +1735,11 @@ static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
     return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
 
-/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. With an
-   alignment, blocks of the size need not fit; those as large as the alignment's worst case do. */
+/* The same with an alignment: blocks of the size need not fit, those as large as the alignment's worst case do. */
 static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
 {
     size_t sizes[2];
     int i;
-    if (want->alignment <= GAI_UNIT) return gai_set_find_plain(set, want->bytes);
     sizes[0] = want->bytes;
     sizes[1] = want->bytes + want->alignment - GAI_UNIT;
     for (i = 0; i < 2; i++) {
@@ -4576,12 +4575,34 @@ static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_want
     if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, want));
 }
 
+/* The best of what the lane may have at once, where every block that is large enough will do. */
+static gai_block *gai_find_plain(const galloc_pool *pool, const gai_lane *lane, size_t bytes)
+{
+    gai_block *best = lane ? gai_set_find_plain(&lane->free, bytes) : NULL, *block;
+    const gai_lane *other;
+    if (best && best->bytes == bytes) return best; /* none can be better */
+    block = gai_set_find_plain(&pool->common, bytes);
+    if (block && gai_is_better(block, best)) best = block;
+    if (!lane || !lane->blocking) return best;
+    for (other = pool->lanes; other; other = other->next) {
+        if (other == lane || !gai_lane_is_ordered(lane, other)) continue;
+        block = gai_set_find_plain(&other->free, bytes);
+        if (block && gai_is_better(block, best)) best = block;
+    }
+    return best;
+}
+
 static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 {
     gai_found best = {NULL, 0};
     gai_lane *lane;
+    if (want->alignment <= GAI_UNIT) {
+        best.block = gai_find_plain(pool, want->lane, want->bytes);
+        if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, want);
+        return best;
+    }
     if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
-    if (best.block && best.block->bytes == want->bytes) return best; /* none can be better */
+    if (best.block && best.block->bytes == want->bytes) return best;
     gai_found_in_set(&best, &pool->common, want);
     if (!want->lane || !want->lane->blocking) return best;
     for (lane = pool->lanes; lane; lane = lane->next)
@@ -6081,7 +6102,7 @@ static gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, si
     gai_lock_on(&pool->lock);
     if (lane->life == site->life && !pool->broken) {
         gai_lane_enter(pool, lane, site);
-        block = gai_find_own(pool, &want).block;
+        block = gai_find_plain(pool, lane, want.bytes);
         if (block) block = gai_block_take(pool, block, block->addr, &want);
         if (block) gai_block_count(pool, block, 1);
         gai_lane_release(pool, lane, site);

@@ -44,9 +44,9 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 240
 count hot 2000 195 stream_check:off
-count large 10000 1560
-count miss 10000 1430
-count churn 20000 2300
+count large 10000 1510
+count miss 10000 1390
+count churn 20000 2270
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
