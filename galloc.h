@@ -7304,7 +7304,7 @@ typedef struct gai_way {
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
-    uint64_t spare; /* makes its size a power of two */
+    uint64_t after; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -7510,6 +7510,7 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
    into the front. */
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
+    if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG; /* that was here when this way gave it out */
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     if (block->tag & (GAI_SPECIAL | GAI_SHELVED) || block->marks) return GAI_TAKEN;
     gai_set_relaxed(&block->stream_id, way->site.stream_id);

@@ -320,7 +320,10 @@ TEST(fronts_of_other_devices_lose_memory_too)
     OK(galloc_pool_reserve(pool, KIB(64))); /* here it is noticed */
     void *p = get(pool, KIB(64), s);
     EXPECT_EQ(gai_block_at((uintptr_t)p)->segment->lost, 0);
+    void *q = get(pool, KIB(64), s); /* the address of what is gone is that of what was reserved */
+    EXPECT(q != p);
     OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
     pool_end(pool);
     finish();
 }
