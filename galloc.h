@@ -995,11 +995,12 @@ static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
    asked for at all times. */
 typedef struct gai_site {
     CUstream stream;
-    CUcontext context; /* NULL: not asked for yet */
-    unsigned long long stream_id, context_id;
-    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
+    unsigned long long stream_id;
     struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
     uint64_t life;
+    CUcontext context; /* NULL: not asked for yet */
+    unsigned long long context_id;
+    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
     int home; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
@@ -1117,9 +1118,11 @@ typedef struct gai_mark {
     uintptr_t begin, end; /* the bytes it is about */
 } gai_mark;
 
-/* The program's hold on a block. held == addr while the program has it, else 0, also on a shelf; held != 0 only in used
-   blocks. Whoever changes it from addr to 0, in one atomic step, has the block to himself from there on: that is the
-   free, a second one finds 0 and is refused, in whichever thread and on whatever stream.
+/* The program's hold on a block. held != NULL while the program has it, only in used blocks; NULL also on a shelf. It
+   is a lane of the pool, and makes the latch of that lane's front the one that guards it: who changes it to NULL does
+   so with this latch, and has the block to himself from there on. That is the free, a second one finds NULL and is
+   refused, in whichever thread and on whatever stream. Mostly it is the lane on which the block is freed: then the
+   latch that its front needs anyhow is the only one.
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
@@ -1130,13 +1133,15 @@ typedef struct gai_mark {
    used: lane->blocks counts it */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
-    uint64_t held;                   /* changed and read without a lock, also by calls that come too late */
-    void *pool;                      /* likewise; a descriptor never changes its pool */
-    size_t bytes;                    /* from here on a new descriptor is cleared */
+    void *held;                      /* read without a lock, also by calls that come too late */
+    uintptr_t addr;
+    size_t bytes;
     uint64_t requested;              /* in a front: as it was */
     uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
-    uint64_t stream_id;
     uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
+    gai_lane *lane;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
+    void *pool;                      /* read without a lock; a descriptor never changes its pool */
+    uint64_t stream_id;
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
@@ -1146,9 +1151,7 @@ typedef struct gai_block {
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
     gai_mark *spare;  /* used: the two marks that the free may need */
     struct gai_mapping *away; /* away: what is still mapped here */
-    uintptr_t addr;
     uint64_t age; /* time of the free, counted in frees */
-    gai_lane *lane; /* used: of the stream that the pool gave it to */
     enum gai_kind kind;
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
@@ -1242,7 +1245,7 @@ typedef struct gai_shelf {
 /* Guarded by the latch, which is taken after any other lock. `open`, `most`, `alone` and `trusted` are changed only
    with the pool's lock held as well, so that either lets them be read.
    bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
-   fresh_blocks, fresh_bytes, fresh_live: of `fresh` and `strays`, in blocks, bytes held and bytes asked for
+   fresh_blocks, fresh_bytes: of `fresh` and `strays`
    blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
    Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
    allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
@@ -1270,12 +1273,14 @@ typedef struct gai_front {
     gai_latch latch;
     uint64_t open; /* the lane's life while calls may use the front, else 0 */
     gai_block *fresh, *strays; /* linked by next_bin */
-    size_t fresh_blocks, fresh_bytes, fresh_live;
-    size_t most, alone; /* alone: what a front that is empty takes unasked */
-    size_t mallocs, live_in, live_out, allocated_in;
+    size_t fresh_blocks; /* counters that change together are apart: as neighbours they would become a vector */
+    size_t alone;        /* what a front that is empty takes unasked */
+    size_t fresh_bytes;
+    size_t blocks, mallocs;
     uint64_t spell;
+    size_t live_in, most, live_out;
     uint64_t filled;
-    size_t blocks, bytes;
+    size_t allocated_in, bytes;
     int trusted;
     gai_shelf shelves[GAI_SHELVES];
     char after[GAI_CACHE_LINE];
@@ -1431,7 +1436,10 @@ static int gai_slab_has(gai_slab *slab, size_t n)
 /* What giving memory back needs is kept for it: that must not fail because the host has no memory left. */
 #define GAI_SLAB_KEPT 4
 
-static int gai_slab_need(gai_slab *slab, size_t n) { return gai_slab_has(slab, n + GAI_SLAB_KEPT); }
+static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
+{
+    return slab->available >= n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
+}
 
 /* Cannot fail after gai_slab_need or gai_slab_has. */
 static void *gai_slab_take(gai_slab *slab)
@@ -1597,7 +1605,7 @@ typedef struct gai_bin {
     int row, column;
 } gai_bin;
 
-static gai_bin gai_bin_of(size_t bytes)
+static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
 {
     uint64_t units = bytes >> GAI_UNIT_LOG2;
     gai_bin bin = {0, (int)units};
@@ -1610,7 +1618,7 @@ static gai_bin gai_bin_of(size_t bytes)
 }
 
 /* The next bin with a block in it, strictly after this one; 0 when there is none. */
-static int gai_bin_next(const gai_set *set, gai_bin *bin)
+static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
 {
     uint32_t columns = bin->column + 1 < GAI_COLUMNS ? set->columns[bin->row] & (~(uint32_t)0 << (bin->column + 1)) : 0;
     if (!columns) {
@@ -1623,7 +1631,7 @@ static int gai_bin_next(const gai_set *set, gai_bin *bin)
     return 1;
 }
 
-static void gai_bin_insert(gai_set *set, gai_block *block)
+static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
     gai_block **head = &set->bins[bin.row][bin.column];
@@ -1635,7 +1643,7 @@ static void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-static void gai_bin_remove(gai_set *set, gai_block *block)
+static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
     if (block->next_bin) block->next_bin->prev_bin = block->prev_bin;
@@ -1724,7 +1732,7 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
 }
 
 /* The same where every block that is large enough will do. */
-static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
+static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 {
     gai_block *best = NULL;
     size_t least = SIZE_MAX;
@@ -1738,23 +1746,22 @@ static gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
     return best;
 }
 
+/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. */
 static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
-    gai_block *best;
+    gai_block *best = NULL;
     if (!(set->rows >> bin.row)) return NULL;
-    best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
+    if (set->columns[bin.row] >> bin.column & 1) best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
     if (best || !gai_bin_next(set, &bin)) return best;
     return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
 
-/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. With an
-   alignment, blocks of the size need not fit; those as large as the alignment's worst case do. */
+/* The same with an alignment: blocks of the size need not fit, those as large as the alignment's worst case do. */
 static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
 {
     size_t sizes[2];
     int i;
-    if (want->alignment <= GAI_UNIT) return gai_set_find_plain(set, want->bytes);
     sizes[0] = want->bytes;
     sizes[1] = want->bytes + want->alignment - GAI_UNIT;
     for (i = 0; i < 2; i++) {
@@ -2043,19 +2050,25 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
 /* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
-/* The caller has made sure of a descriptor. */
+/* The caller has made sure of a descriptor. Field by field: compilers make a loop in microcode of a memset that is as
+   short as this. */
 static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
                                 enum gai_kind kind)
 {
     gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
     GALLOC_ASSERT(!block->held);
     gai_store_pointer(&block->pool, pool);
-    block->next_bin = NULL;
-    memset((char *)block + offsetof(gai_block, bytes), 0, sizeof *block - offsetof(gai_block, bytes));
-    block->segment = segment;
+    block->next_bin = block->prev_bin = block->next = block->prev = block->newer = block->older = NULL;
     block->addr = addr;
     block->bytes = bytes;
+    block->requested = block->tag = block->life = block->stream_id = block->age = 0;
+    block->lane = NULL;
+    block->segment = segment;
+    block->set = NULL;
+    block->marks = block->takers = block->spare = NULL;
+    block->away = NULL;
     block->kind = kind;
+    block->room = 0;
     return block;
 }
 
@@ -2098,6 +2111,24 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     return right;
 }
 
+/* The marks that the free of a block may need: they name no lane yet. */
+static gai_mark *gai_spares_take(galloc_pool *pool)
+{
+    gai_mark *spare = (gai_mark *)gai_slab_take(&pool->marks);
+    spare->next = (gai_mark *)gai_slab_take(&pool->marks);
+    spare->next->next = NULL;
+    return spare;
+}
+
+static void gai_spares_end(galloc_pool *pool, gai_block *block)
+{
+    while (block->spare) {
+        gai_mark *mark = block->spare;
+        block->spare = mark->next;
+        gai_slab_give(&pool->marks, mark);
+    }
+}
+
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
@@ -2113,7 +2144,7 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     block->next = right->next;
     if (right->next) right->next->prev = block;
     gai_marks_join(pool, &block->marks, right->marks);
-    gai_marks_end(pool, &right->spare);
+    gai_spares_end(pool, right);
     gai_slab_give(&pool->blocks, right);
 }
 
@@ -2224,6 +2255,7 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
+    if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 2);
     return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
            (at == block->addr || gai_map_need(&gai_block_map, at)) &&
            (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
@@ -2289,6 +2321,16 @@ static void gai_front_tell(const gai_front *front, galloc_stats *stats)
     stats->cached.total += front->allocated_in + front->bytes;
 }
 
+/* Bytes that were asked for, in what is fresh. */
+static size_t gai_fresh_live(const gai_front *front)
+{
+    const gai_block *block;
+    size_t live = 0;
+    for (block = front->fresh; block; block = block->next_bin) live += (size_t)block->requested;
+    for (block = front->strays; block; block = block->next_bin) live += (size_t)block->requested;
+    return live;
+}
+
 static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
@@ -2322,7 +2364,7 @@ static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
     for (lane = pool->lanes; lane; lane = lane->next) {
         const gai_front *front = &lane->front;
         gai_front_tell(front, stats);
-        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
+        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
     }
     stats->cached.current = stats->reserved.current - stats->allocated.current;
     gai_stat_peak(&stats->live);
@@ -2345,7 +2387,7 @@ static size_t gai_pool_live(galloc_pool *pool)
     size_t live = pool->stats.live.current;
     gai_pool_freeze(pool);
     for (lane = pool->lanes; lane; lane = lane->next)
-        live += lane->front.live_in - lane->front.live_out - lane->front.fresh_live;
+        live += lane->front.live_in - lane->front.live_out - gai_fresh_live(&lane->front);
     gai_pool_thaw(pool);
     return live;
 }
@@ -2458,6 +2500,44 @@ static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
     gai_bin_insert(set, rest);
 }
 
+/* Is what a free block has behind `cut` of the same set as all of it, and has it no neighbour to merge with? */
+static int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
+{
+    const gai_mark *mark = block->marks;
+    const gai_block *right = block->next;
+    if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, block->set, 0)) return 0;
+    if (!mark) return block->set == &pool->common;
+    return mark->lane == block->set->lane && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
+}
+
+/* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
+   place in the order of age and in memory that the host has at hand. */
+static gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
+{
+    gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
+    gai_mark *mark = rest->marks;
+    gai_bin_remove(rest->set, rest);
+    block->age = rest->age;
+    block->next = rest;
+    block->prev = rest->prev;
+    if (rest->prev) rest->prev->next = block;
+    else rest->segment->first = block;
+    rest->kind = GAI_FREE;
+    rest->prev = block;
+    rest->addr += bytes;
+    rest->bytes -= bytes;
+    if (mark && mark->begin < rest->addr) {
+        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
+        mark->begin = rest->addr;
+    }
+    gai_store_pointer(gai_block_slot(block->addr), block);
+    gai_store_pointer(gai_block_slot(rest->addr), rest);
+    rest->set->bytes -= bytes;
+    gai_bin_insert(rest->set, rest);
+    pool->stats.splits++;
+    return block;
+}
+
 /* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
    takes. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
@@ -2465,6 +2545,8 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
+    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes))
+        return gai_block_cut_off(pool, block, bytes);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
@@ -2499,8 +2581,7 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
 {
     if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
     block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
-    block->spare = gai_mark_new(pool, NULL, 0, 0, 0);
-    block->spare->next = gai_mark_new(pool, NULL, 0, 0, 0);
+    block->spare = gai_spares_take(pool);
     block->requested = want->requested;
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
@@ -2518,7 +2599,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->requested = 0;
     block->tag = 0;
     block->room = 0;
-    gai_marks_end(pool, &block->spare);
+    gai_spares_end(pool, block);
     if (block->lane) gai_set_relaxed(&block->lane->blocks, block->lane->blocks - 1);
     block->lane = NULL;
     block->kind = GAI_BUSY;
@@ -2528,18 +2609,32 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
-    return block && gai_load_pointer(&block->pool) == pool && gai_load(&block->held) == (uintptr_t)ptr ? block : NULL;
+    if (!block || gai_load_pointer(&block->pool) != pool || !gai_load_pointer(&block->held)) return NULL;
+    return block->addr == (uintptr_t)ptr ? block : NULL;
 }
 
 /* Takes it from the program: no other call can have it until it is let go or given out again. */
+static int gai_block_seize(gai_block *block, const void *ptr)
+{
+    gai_lane *guard = (gai_lane *)gai_load_pointer(&block->held);
+    int had;
+    if (!guard) return 0;
+    gai_latch_on(&guard->front.latch);
+    had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
+    if (had) gai_store_pointer(&block->held, NULL);
+    gai_latch_off(&guard->front.latch);
+    return had;
+}
+
 static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
     if (!block || gai_load_pointer(&block->pool) != pool) return NULL;
-    return gai_swap(&block->held, (uintptr_t)ptr, 0) ? block : NULL;
+    return gai_block_seize(block, ptr) ? block : NULL;
 }
 
-static void gai_block_let_go(gai_block *block) { gai_store(&block->held, block->addr); }
+/* The program has it from now on, or again. */
+static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->lane); }
 
 /* The block is claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
@@ -2618,7 +2713,6 @@ static GAI_INLINE void gai_fresh_push(gai_front *front, gai_block *block)
     front->fresh = block;
     front->fresh_blocks++;
     front->fresh_bytes += block->bytes;
-    front->fresh_live += (size_t)block->requested;
 }
 
 static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
@@ -2627,7 +2721,6 @@ static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
     *list = block->next_bin;
     front->fresh_blocks--;
     front->fresh_bytes -= block->bytes;
-    front->fresh_live -= (size_t)block->requested;
     return block;
 }
 
@@ -2640,7 +2733,7 @@ static void gai_front_vouch(gai_front *front)
     list[0] = front->fresh;
     list[1] = front->strays;
     front->fresh = front->strays = NULL;
-    front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+    front->fresh_blocks = front->fresh_bytes = 0;
     for (i = 1; i >= 0; i--) {
         gai_block *turned = NULL;
         while (list[i]) {
@@ -2660,7 +2753,6 @@ static void gai_front_vouch(gai_front *front)
 GAI_APART
 static gai_block *gai_front_search(gai_front *front, size_t bytes)
 {
-    if (front->fresh_blocks <= 1 && !front->filled) return NULL; /* the last one did not fit, there is no other */
     if (front->fresh_blocks) gai_front_vouch(front);
     return gai_shelf_pop(front, bytes);
 }
@@ -2677,7 +2769,7 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
         if (front->fresh && front->fresh->bytes == bytes) {
             block = gai_fresh_pop(front, &front->fresh);
             front->live_out += (size_t)block->requested;
-        } else {
+        } else if (front->fresh_blocks > 1 || front->filled) { /* the last one did not fit: is there any other? */
             block = gai_front_search(front, bytes);
         }
     }
@@ -2695,7 +2787,9 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
 /* What calls that know their lane come to. */
 enum gai_passage {
     GAI_DONE,  /* served */
+    GAI_ALIEN, /* the block is guarded by another lane's latch, or is not the program's */
     GAI_ASK,   /* the front would take it from who has asked for the stream's id */
+    GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
     GAI_KNOWN, /* the pool must do it; the stream has been looked at */
     GAI_LONG   /* from the beginning */
 };
@@ -2707,14 +2801,14 @@ static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, i
     size_t held = front->bytes + front->fresh_bytes;
     if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
         block->bytes > front->most - held)
-        return GAI_KNOWN;
+        return GAI_TAKEN;
     if (front->fresh_blocks < GAI_FRESH_BLOCKS) {
         gai_fresh_push(front, block);
         return GAI_DONE;
     }
     if (!front->trusted && !vouched) return GAI_ASK;
     gai_front_vouch(front);
-    return gai_shelf_push(front, block) ? GAI_DONE : GAI_KNOWN;
+    return gai_shelf_push(front, block) ? GAI_DONE : GAI_TAKEN;
 }
 
 /* Is a block that is freed the last that the lane holds, so that the pool is to see it? */
@@ -2726,22 +2820,33 @@ static GAI_INLINE int gai_front_shows(gai_front *front, const gai_lane *lane, co
     return 0;
 }
 
-/* Puts a block, which the caller has claimed, into the lane's front. With GAI_KNOWN the pool is to have it, with
-   GAI_LONG the front is shut. */
-static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, int vouched)
+/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
+   was given to this very lane, yes: it comes after all its marks. */
+static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
+{
+    return block->life == life && !(block->tag & GAI_SPECIAL);
+}
+
+/* Takes a block from the program and puts it into the lane's front, or with GAI_TAKEN leaves it to the pool. Else it
+   stays the program's: with GAI_LONG the front is shut. */
+static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, const void *ptr,
+                                                 int vouched)
 {
     gai_front *front = &lane->front;
     enum gai_passage passage = GAI_LONG;
     gai_latch_on(&front->latch);
-    if (front->open == life) {
-        if (gai_front_shows(front, lane, block)) {
-            passage = GAI_KNOWN;
+    if (gai_load_pointer(&block->held) != lane || block->addr != (uintptr_t)ptr) {
+        passage = GAI_ALIEN;
+    } else if (front->open == life) {
+        if (!gai_block_suits(block, life) || gai_front_shows(front, lane, block)) {
+            passage = GAI_TAKEN;
         } else if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* mostly after a pair */
             gai_fresh_push(front, block);
             passage = GAI_DONE;
         } else {
             passage = gai_front_put_more(front, block, vouched);
         }
+        if (passage != GAI_ASK) gai_store_pointer(&block->held, NULL);
         front->spell += passage == GAI_DONE;
     }
     gai_latch_off(&front->latch);
@@ -2771,7 +2876,7 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lan
 }
 
 /* Stamps [begin, end) as freed on the stream of the mark's lane. */
-static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
+static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 {
     gai_lane *lane = mark->lane;
     lane->uses++;
@@ -2785,8 +2890,14 @@ static void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     while (marks) {
-        gai_mark *mark = marks;
+        gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
+        if (own && !own->next && own->lane == mark->lane) { /* mostly: it is stamped anew */
+            own->lane->uses--;
+            gai_mark_stamp(own, block->addr, block->addr + block->bytes);
+            gai_slab_give(&pool->marks, mark);
+            continue;
+        }
         gai_block_inherit(pool, block, mark->lane);
         gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
         if (block->marks) {
@@ -2829,28 +2940,32 @@ static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
 
 /* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
    where nothing is recorded unless somebody asks. */
-static size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+static GAI_INLINE size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
 {
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
         return gai_min(pool->device_bytes / 256, GAI_FRONT_LARGEST);
     return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
 }
 
-/* Opens the front for calls that do not come to the pool, or shuts it. */
-static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+GAI_APART
+static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
 {
     gai_front *front = &lane->front;
-    int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
-    uint64_t open = lane->life;
-    size_t most = gai_front_bound(pool, lane);
-    if (shut || lane->retired || lane->asked) open = 0;
-    if (front->open == open && front->most == most) return;
     gai_latch_on(&front->latch);
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&front->latch);
+}
+
+/* Opens the front for calls that do not come to the pool, or shuts it. */
+static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+{
+    int shut = pool->driver_gone | pool->lost | pool->config.stats_exact | lane->retired | lane->asked;
+    uint64_t open = shut || pool->broken ? 0 : lane->life;
+    size_t most = gai_front_bound(pool, lane);
+    if (lane->front.open != open || lane->front.most != most) gai_front_change(pool, lane, open, most);
 }
 
 /* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
@@ -2860,7 +2975,7 @@ static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark 
 {
     gai_lane *lane = gai_lane_of_life(pool, block->life);
     if (!lane) {
-        gai_mark_end(pool, spare);
+        gai_slab_give(&pool->marks, spare);
         return;
     }
     spare->lane = lane;
@@ -2899,10 +3014,10 @@ static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
     gai_block *list = NULL;
     gai_latch_on(&front->latch);
     if (front->fresh_blocks && (vouched || front->trusted)) {
+        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
         list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
-        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, front->fresh_live);
         front->fresh = front->strays = NULL;
-        front->fresh_blocks = front->fresh_bytes = front->fresh_live = 0;
+        front->fresh_blocks = front->fresh_bytes = 0;
     }
     if (front->spell) gai_set_relaxed(&lane->spell, lane->spell + front->spell);
     front->spell = 0;
@@ -3064,12 +3179,27 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
+/* A call that was given the lane's stream holds it from now on, until gai_lane_release. Its front is emptied, so that
+   the call sees all that is free. */
+static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    if (lane->stream != site->stream) lane->stream = site->stream;
+    lane->retired = 0;
+    lane->busy++;
+    gai_lane_flush(pool, lane, 1);
+}
+
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one, or the driver would not tell its context. Its front is emptied, so that the call sees all that is free. Called
-   with the lock held; lets it go to ask the driver about a stream not seen before. */
+   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a stream
+   not seen before. */
 static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = site->life && site->lane->life == site->life ? site->lane : gai_lane_find(pool, site);
+    gai_lane *lane = site->lane;
+    if (site->life && lane->life == site->life) {
+        gai_lane_enter(pool, lane, site);
+        return lane;
+    }
+    lane = gai_lane_find(pool, site);
     if (!lane) {
         unsigned int flags;
         CUresult result;
@@ -3081,15 +3211,12 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
         if (!lane) lane = gai_lane_new(pool, site, flags);
         if (!lane) return NULL;
     }
-    if (lane->stream != site->stream) lane->stream = site->stream;
-    lane->retired = 0;
-    lane->busy++;
     site->lane = lane;
     site->life = lane->life;
     site->context = lane->context;
     site->context_id = lane->context_id;
     site->home = lane->context == pool->context;
-    gai_lane_flush(pool, lane, 1);
+    gai_lane_enter(pool, lane, site);
     return lane;
 }
 
@@ -4486,12 +4613,34 @@ static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_want
     if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, want));
 }
 
+/* The best of what the lane may have at once, where every block that is large enough will do. */
+static gai_block *gai_find_plain(const galloc_pool *pool, const gai_lane *lane, size_t bytes)
+{
+    gai_block *best = lane ? gai_set_find_plain(&lane->free, bytes) : NULL, *block;
+    const gai_lane *other;
+    if (best && best->bytes == bytes) return best; /* none can be better */
+    block = gai_set_find_plain(&pool->common, bytes);
+    if (block && gai_is_better(block, best)) best = block;
+    if (!lane || !lane->blocking) return best;
+    for (other = pool->lanes; other; other = other->next) {
+        if (other == lane || !gai_lane_is_ordered(lane, other)) continue;
+        block = gai_set_find_plain(&other->free, bytes);
+        if (block && gai_is_better(block, best)) best = block;
+    }
+    return best;
+}
+
 static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 {
     gai_found best = {NULL, 0};
     gai_lane *lane;
+    if (want->alignment <= GAI_UNIT) {
+        best.block = gai_find_plain(pool, want->lane, want->bytes);
+        if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, want);
+        return best;
+    }
     if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
-    if (best.block && best.block->bytes == want->bytes) return best; /* none can be better */
+    if (best.block && best.block->bytes == want->bytes) return best;
     gai_found_in_set(&best, &pool->common, want);
     if (!want->lane || !want->lane->blocking) return best;
     for (lane = pool->lanes; lane; lane = lane->next)
@@ -4588,7 +4737,7 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
         return GAI_HURDLE_BUSY;
     case GAI_USED:
         stretch->alien |= !own;
-        return gai_load(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
+        return gai_load_pointer(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
     default: return GAI_HURDLE_SHUT;
     }
 }
@@ -5966,15 +6115,19 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
 }
 
 /* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
+static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
+{
+    pool->stats.blocks.current++;
+    pool->stats.blocks.total++;
+    gai_stat_used(pool, block->bytes, (size_t)block->requested);
+    pool->stats.mallocs++;
+    pool->stats.hits += (uint64_t)hit;
+    gai_block_let_go(block);
+}
+
 static void gai_job_count(gai_job *job)
 {
-    if (!job->got || job->want.just_ready || job->grows) return;
-    job->pool->stats.blocks.current++;
-    job->pool->stats.blocks.total++;
-    gai_stat_used(job->pool, job->got->bytes, job->got->requested);
-    job->pool->stats.mallocs++;
-    job->pool->stats.hits += !job->grown;
-    gai_store(&job->got->held, job->got->addr);
+    if (job->got && !job->want.just_ready && !job->grows) gai_block_count(job->pool, job->got, !job->grown);
 }
 
 /* More than there can ever be: nothing that is waited for or given back would make it fit. */
@@ -6093,6 +6246,32 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
+/* The short way of a plain request, for a call that knows its lane: what is at hand there, with the lock taken once and
+   nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the lane's front
+   is empty. */
+static gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+{
+    gai_block *block = NULL;
+    gai_lane *lane = site->lane;
+    gai_want want;
+    memset(&want, 0, sizeof want);
+    want.bytes = gai_up(bytes, GAI_UNIT);
+    want.alignment = GAI_UNIT;
+    want.requested = bytes;
+    want.tag = tag;
+    want.lane = lane;
+    gai_lock_on(&pool->lock);
+    if (lane->life == site->life && !pool->broken) {
+        gai_lane_enter(pool, lane, site);
+        block = gai_find_plain(pool, lane, want.bytes);
+        if (block) block = gai_block_take(pool, block, block->addr, &want);
+        if (block) gai_block_count(pool, block, 1);
+        gai_lane_release(pool, lane, site);
+    }
+    gai_lock_off(&pool->lock);
+    return block;
+}
+
 /* ---- giving back ---- */
 
 static galloc_pool *gai_pool_of(const void *ptr)
@@ -6123,7 +6302,7 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     if (pool) {
         gai_lock_on(&pool->lock);
         block = gai_block_around(pool, (uintptr_t)ptr);
-        used = block && gai_load(&block->held);
+        used = block && gai_load_pointer(&block->held);
         if (used) base = block->addr;
         if (used) bytes = (size_t)gai_counted(&block->requested);
         gai_lock_off(&pool->lock);
@@ -6240,14 +6419,16 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site)
+/* `taken`: the block, if it has been taken from the program already. */
+static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
-    gai_block *block;
+    gai_block *block = taken;
     gai_lane *lane;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
-    block = lane ? gai_block_claim(pool, ptr) : NULL;
-    if (block) {
+    if (lane && !block) block = gai_block_claim(pool, ptr);
+    if (!lane && block) gai_block_let_go(block);
+    if (lane && block) {
         gai_mark *mark = gai_block_spare(block);
         mark->lane = lane;
         gai_block_free(pool, block, mark);
@@ -6739,7 +6920,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const
     int broken = 0;
     for (; block; block = block->next_bin) {
         broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
-        broken += gai_load(&block->held) || block->room || (bytes && block->bytes != bytes);
+        broken += gai_load_pointer(&block->held) || block->room || (bytes && block->bytes != bytes);
         census->blocks++;
         census->used += block->bytes;
         census->requested += (size_t)block->requested;
@@ -6767,7 +6948,6 @@ static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_ce
         broken += gai_check_blocks(pool, lane, shelf->first, shelf->bytes, &shelved);
     }
     broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
-    broken += fresh.requested != front->fresh_live;
     broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
     broken += front->bytes + front->fresh_bytes > front->most || front->alone > front->most;
     broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
@@ -6834,13 +7014,13 @@ static int gai_check_pages(const gai_block *block)
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next, *inside = NULL;
-    uint64_t held = gai_load(&block->held);
+    const void *held = gai_load_pointer(&block->held);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
     broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
-    broken += held && (block->kind != GAI_USED || held != block->addr);
+    broken += held && (block->kind != GAI_USED || !block->lane);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
@@ -7288,7 +7468,9 @@ typedef struct gai_way {
     galloc_pool *pool;
     int looks; /* stream_check */
     gai_site site;
-    char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
+    gai_block *last; /* given out on this way, and its address */
+    uintptr_t last_ptr;
+    uint64_t after; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -7296,6 +7478,7 @@ typedef struct gai_way {
 #define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
+static GAI_THREAD_LOCAL gai_way *gai_way_last; /* on which `last` was given out; NULL: none since it was noted */
 
 static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -7303,11 +7486,15 @@ static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const ga
     return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
 }
 
+static GAI_INLINE int gai_way_leads(const gai_way *way, uint64_t generation, CUstream stream)
+{
+    return way->site.stream == stream && way->generation == generation;
+}
+
 static GAI_INLINE int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
                                  const galloc_pool *key)
 {
-    return way->site.stream == stream && way->key == key && way->generation == generation &&
-           (!context || way->site.context == context);
+    return gai_way_leads(way, generation, stream) && way->key == key && (!context || way->site.context == context);
 }
 
 /* The way is not where it is looked for first. */
@@ -7436,6 +7623,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
         if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
     for (probes = 0; probes < GAI_WAY_PROBES; probes++)
         if (gai_way_is(&gai_ways[at ^ probes], generation, site->stream, context, key)) way = &gai_ways[at ^ probes];
+    if (way == gai_way_last) gai_way_last = NULL;
     way->generation = generation;
     way->key = key;
     way->pool = pool;
@@ -7453,65 +7641,85 @@ static enum gai_passage gai_way_passage(const gai_way *way, int open)
     return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
 }
 
+/* The program has been given a block on this way. */
+static GAI_INLINE void gai_way_gave(gai_way *way, gai_block *block, uintptr_t addr, void **ptr)
+{
+    way->last_ptr = addr;
+    way->last = block;
+    gai_way_last = way;
+    *ptr = (void *)addr;
+}
+
 static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_way **found)
 {
     gai_way *way = *found = gai_way_find(stream, key);
     gai_block *block;
+    uintptr_t addr;
     int open;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
+    if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, 0); /* no front has that */
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
     if (!block) return gai_way_passage(way, open);
-    *ptr = (void *)block->addr;
-    gai_store(&block->held, block->addr);
+    addr = block->addr;
+    gai_store_pointer(&block->held, way->site.lane);
+    gai_way_gave(way, block, addr, ptr);
     return GAI_DONE;
 }
 
-/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
-   was given to this very lane, yes: it comes after all its marks. Else if it has no marks, and no front has seen it. */
-static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
-{
-    if (block->tag & GAI_SPECIAL) return 0;
-    return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
-}
-
-/* Claims the block and puts it into the way's front; else it is the program's again. A block that does not suit has not
-   come to the front, which alone knows, where there are no looks, whether the stream has been retired. */
 static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
-    enum gai_passage passage = way->looks ? GAI_KNOWN : GAI_LONG;
-    if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
-    if (gai_block_suits(block, way->site.life)) {
-        if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);
-        block->life = way->site.life;
-        passage = gai_front_put(way->site.lane, way->site.life, block, vouched);
-    }
-    if (passage != GAI_DONE) gai_store(&block->held, (uintptr_t)ptr);
-    return passage;
+    return gai_front_put(way->site.lane, way->site.life, block, ptr, vouched);
+}
+
+/* A block that was given to another lane becomes this one's, if it has no marks and no front has seen it, and is put
+   into the front. One that does not suit has not come to the front, which alone knows, where there are no looks,
+   whether the stream has been retired. */
+static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
+{
+    int suits;
+    if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG; /* that was here when this way gave it out */
+    if (!gai_block_seize(block, ptr)) return GAI_LONG;
+    suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
+    if (!suits && way->looks) return GAI_TAKEN;
+    if (suits) gai_set_relaxed(&block->stream_id, way->site.stream_id);
+    if (suits) block->life = way->site.life;
+    gai_store_pointer(&block->held, way->site.lane);
+    return suits ? gai_block_by_way(block, ptr, way, 0) : GAI_LONG;
 }
 
 /* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
-   once more. */
+   once more. A block that the pool cannot have at once is the program's again. */
 GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
-    if (!gai_way_vouches(way)) return GAI_LONG;
-    if (passage == GAI_ASK) passage = gai_block_by_way(block, ptr, way, 1);
-    return passage == GAI_DONE ? GAI_DONE : gai_way_passage(way, passage == GAI_KNOWN);
+    int vouches;
+    if (passage == GAI_ALIEN) passage = gai_alien_by_way(block, ptr, way);
+    if (passage == GAI_DONE) return GAI_DONE;
+    vouches = gai_way_vouches(way);
+    if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
+    if (passage == GAI_DONE) return GAI_DONE;
+    if (passage == GAI_TAKEN && vouches && way->site.stream != CU_STREAM_LEGACY) return GAI_TAKEN;
+    if (passage == GAI_TAKEN) gai_store_pointer(&block->held, way->site.lane);
+    return vouches ? gai_way_passage(way, 0) : GAI_LONG;
 }
 
-static GAI_INLINE enum gai_passage gai_free_by_way(void *ptr, cudaStream_t stream, gai_way **found)
+/* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
+   another block's by now, the front finds that it does not hold this one. */
+static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, gai_way **found)
 {
-    gai_block *block = gai_block_at((uintptr_t)ptr);
-    enum gai_passage passage;
-    galloc_pool *pool;
-    gai_way *way;
-    if (!block) return GAI_LONG;
-    pool = (galloc_pool *)gai_load_pointer(&block->pool);
-    way = *found = gai_way_find(stream, pool->is_default ? NULL : pool);
-    if (!way || way->pool != pool || !gai_way_is_free(way)) return GAI_LONG;
-    passage = gai_block_by_way(block, ptr, way, 0);
-    return passage == GAI_DONE ? GAI_DONE : gai_free_asked(passage, block, ptr, way);
+    gai_way *way = *found = gai_way_last;
+    const galloc_pool *pool;
+    gai_block *block;
+    if (way && way->last_ptr == (uintptr_t)ptr && !gai_is_default_stream((CUstream)stream) &&
+        gai_way_leads(way, gai_load(&gai_generation), (CUstream)stream))
+        return way->last;
+    *found = NULL;
+    block = gai_block_at((uintptr_t)ptr);
+    if (!block) return NULL;
+    pool = (const galloc_pool *)gai_load_pointer(&block->pool);
+    *found = gai_way_find(stream, pool->is_default ? NULL : pool);
+    return *found && (*found)->pool == pool ? block : NULL;
 }
 
 /* ---- and what becomes of the rest ---- */
@@ -7544,6 +7752,17 @@ static int gai_request_is_plain(const galloc_request *request)
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
+/* The front had nothing, the pool perhaps has. */
+GAI_APART
+static int gai_malloc_near(gai_way *way, void **ptr, size_t bytes, uint32_t tag)
+{
+    gai_block *block = NULL;
+    if (bytes <= (size_t)1 << (GAI_ADDRESS_BITS - 2)) block = gai_pool_take_near(way->pool, &way->site, bytes, tag);
+    if (!block) return 0;
+    gai_way_gave(way, block, block->addr, ptr);
+    return 1;
+}
+
 /* Kept out of the functions that call it, which are short without it. */
 GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
@@ -7558,6 +7777,7 @@ static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, gal
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
+    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, bytes, 0)) return cudaSuccess;
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
@@ -7581,23 +7801,26 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
     if (ptr && request->bytes && gai_request_is_plain(request))
         passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
     if (passage == GAI_DONE) return cudaSuccess;
+    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, request->bytes, request->tag)) return cudaSuccess;
     return gai_alloc_slowly(passage, way, ptr, request);
 }
 
 GAI_APART
-static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, cudaStream_t stream)
+static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+                                   cudaStream_t stream)
 {
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
-    if (passage == GAI_KNOWN) {
+    if (passage != GAI_LONG) {
         pool = way->pool;
         site = way->site;
     } else {
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
     if (!pool) return gai_end(error);
-    error = gai_pool_free(pool, ptr, &site);
+    error = gai_pool_free(pool, ptr, &site, passage == GAI_TAKEN ? block : NULL);
+    if (way && site.life == way->site.life) return gai_end(error);
     if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
     return gai_end(error);
 }
@@ -7605,8 +7828,12 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
     gai_way *way = NULL;
-    enum gai_passage passage = gai_free_by_way(ptr, stream, &way);
-    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, stream);
+    gai_block *block = gai_block_and_way(ptr, stream, &way);
+    enum gai_passage passage;
+    if (!block || !gai_way_is_free(way)) return gai_free_slowly(GAI_LONG, way, ptr, block, stream);
+    passage = gai_block_by_way(block, ptr, way, 0);
+    if (passage != GAI_DONE) passage = gai_free_asked(passage, block, ptr, way);
+    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, block, stream);
 }
 
 /* ==== PUBLIC ==================================================================================================== */
@@ -7920,7 +8147,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_has_pages(block)) {
         info->pool = pool;
         info->base = (void *)block->addr;
-        used = gai_load(&block->held) != 0;
+        used = gai_load_pointer(&block->held) != NULL;
         info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
         info->usable = block->bytes;
         info->room = gai_max(block->bytes, block->room);

@@ -42,10 +42,11 @@ count() { # case, pairs, bound, settings
     echo "$1 $4: $ir"
 }
 
-count hot 2000 300
-count hot 2000 255 stream_check:off
-count miss 10000 1760
-count churn 20000 2650
+count hot 2000 240
+count hot 2000 195 stream_check:off
+count large 10000 1510
+count miss 10000 1390
+count churn 20000 2270
 count parked 4 9000000 memory_limit:120G
 
 echo "$passed passed, $failed failed"

@@ -63,6 +63,16 @@ __attribute__((noinline)) static void count_hot(long n, cudaStream_t stream)
     }
 }
 
+/* Counted: the same with a block that no front takes. */
+__attribute__((noinline)) static void count_large(long n, cudaStream_t stream)
+{
+    for (long i = 0; i < n; i++) {
+        void *ptr = NULL;
+        must(galloc_malloc(&ptr, 20 << 20, stream));
+        must(galloc_free(ptr, stream));
+    }
+}
+
 /* Counted: never the size that was freed last. */
 __attribute__((noinline)) static void count_miss(long n, cudaStream_t stream)
 {
@@ -130,6 +140,7 @@ int main(int argc, char **argv)
     gai_cu.StreamIsCapturing = is_capturing;
     gai_cu.StreamGetId = get_id;
     if (!strcmp(argv[1], "hot")) count_hot(n, stream);
+    if (!strcmp(argv[1], "large")) count_large(n, stream);
     if (!strcmp(argv[1], "miss")) prepare_miss(stream), count_miss(n, stream);
     if (!strcmp(argv[1], "churn")) prepare_churn(stream), count_churn(n, stream);
     if (!strcmp(argv[1], "parked")) prepare_parked(stream), count_parked(n, stream);

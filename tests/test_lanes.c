@@ -320,7 +320,10 @@ TEST(fronts_of_other_devices_lose_memory_too)
     OK(galloc_pool_reserve(pool, KIB(64))); /* here it is noticed */
     void *p = get(pool, KIB(64), s);
     EXPECT_EQ(gai_block_at((uintptr_t)p)->segment->lost, 0);
+    void *q = get(pool, KIB(64), s); /* the address of what is gone is that of what was reserved */
+    EXPECT(q != p);
     OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
     pool_end(pool);
     finish();
 }
@@ -346,6 +349,27 @@ TEST(a_front_of_before_a_reset_takes_nothing_after_it)
 }
 
 /* ---- who vouches for a free -------------------------------------------------------------------------------------- */
+
+/* What no front takes is asked about at once. */
+TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(8), s), *kept = get(pool, KIB(64), s);
+    unsigned long long id = stream_id(s);
+    warm(pool, KIB(64), s);
+    stream_end(s);
+    cudaStream_t t = stream_new();
+    EXPECT(t == s && stream_id(t) != id);
+    put(t, p, MIB(8), 1);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(info_of(p).stream_id, stream_id(t));
+    OK(galloc_free(kept, t));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
 
 /* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
    of T is not done: neither T's next call nor a third stream's must have that memory. */
@@ -732,6 +756,29 @@ TEST(a_lane_used_again_is_another_lane)
         EXPECT_EQ(galloc_pool_check(pool), 0);
         for (int i = 0; i < 100; i++) stream_end(s[i]);
     }
+    pool_end(pool);
+    finish();
+}
+
+/* The lane that was the first stream's is another's now, and the first one lives and is used again. */
+TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
+{
+    begin_still();
+    cudaStream_t a = stream_new(), b = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    warm(pool, MIB(1), a);
+    OK(galloc_stream_retire(a));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT(pool->unused_lanes != NULL);
+    warm(pool, MIB(1), b);
+    EXPECT(pool->unused_lanes == NULL);
+    void *p = get_used(pool, MIB(1), b);
+    OK(galloc_free(p, b));
+    void *q = get_used(pool, MIB(1), a);
+    EXPECT(q != p);
+    OK(galloc_free(q, a));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
     pool_end(pool);
     finish();
 }

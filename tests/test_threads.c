@@ -307,14 +307,14 @@ static void *race_to_free(void *arg)
     cudaStream_t own = stream_new();
     OK(galloc_free(get(r->pool, 4096, own), own));
     for (int i = 0; i < r->rounds; i++) {
-        if (pthread_barrier_wait(&r->start) == PTHREAD_BARRIER_SERIAL_THREAD) {
+        int got = pthread_barrier_wait(&r->start) == PTHREAD_BARRIER_SERIAL_THREAD;
+        if (got) {
             r->freed = 0;
             r->ptr = get(r->pool, 4096, r->shared);
         }
         pthread_barrier_wait(&r->end);
-        cudaStream_t both[2] = {own, r->shared};
-        cudaError_t error = i % 4 == 3 ? galloc_free_after(r->ptr, both, 2)
-                                       : galloc_free(r->ptr, i % 2 ? own : r->shared);
+        cudaStream_t both[2] = {own, r->shared}, one = i % 4 == 1 || (i % 4 == 2 && !got) ? own : r->shared;
+        cudaError_t error = i % 4 == 3 ? galloc_free_after(r->ptr, both, 2) : galloc_free(r->ptr, one);
         if (error == cudaSuccess) __atomic_add_fetch(&r->freed, 1, __ATOMIC_RELAXED);
         else EXPECT_EQ(error, cudaErrorInvalidDevicePointer);
         if (pthread_barrier_wait(&r->end) == PTHREAD_BARRIER_SERIAL_THREAD) EXPECT_EQ(r->freed, 1);
