@@ -5330,6 +5330,7 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
         gai_block_absorb(pool, block, plan->right);
     }
     if (!plan->left) return block;
+    plan->left->kind = GAI_FREE;
     gai_block_absorb(pool, plan->left, block);
     return plan->left;
 }
