@@ -4908,11 +4908,14 @@ typedef struct gai_stretch {
 } gai_stretch;
 
 /* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
-   itself counts. Who it names is asked for an event. Lock held. */
-static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, uintptr_t begin, uintptr_t end)
+   itself counts, and marks that say whose a block is, `holder`'s, do not. Who it names is asked for an event. Lock
+   held. */
+static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_lane *holder,
+                                        uintptr_t begin, uintptr_t end)
 {
     for (; mark; mark = mark->next) {
-        if (mark->end <= begin || mark->begin >= end || gai_mark_allows(job->pool, mark, job->want.lane)) continue;
+        if (mark->end <= begin || mark->begin >= end || mark->lane == holder) continue;
+        if (gai_mark_allows(job->pool, mark, job->want.lane)) continue;
         if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
         if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
         return mark;
@@ -4935,7 +4938,7 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
     const gai_mark *mark;
     switch (piece->kind) {
     case GAI_FREE:
-        mark = gai_job_obstacle(job, piece->marks, piece->addr, end);
+        mark = gai_job_obstacle(job, piece->marks, NULL, piece->addr, end);
         if (mark) gai_stretch_note(stretch, &way, mark, 1);
         return way;
     case GAI_HOLE:
@@ -4969,8 +4972,8 @@ static enum gai_hurdle gai_job_look(gai_job *job, gai_stretch *stretch)
     stretch->end = block->addr + bytes;
     job->want.bytes = 0;
     job->want.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
-    mark = gai_job_obstacle(job, block->marks, block->addr + block->requested,
-                            gai_min(stretch->end, block->addr + block->bytes));
+    mark = gai_job_obstacle(job, block->marks, block->lane && block->lane->capture ? block->lane : NULL,
+                            block->addr + block->requested, gai_min(stretch->end, block->addr + block->bytes));
     if (mark) gai_stretch_note(stretch, &way, mark, 0);
     for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
         way = gai_job_look_at(job, piece, stretch, way);
@@ -5128,7 +5131,7 @@ static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
         for (mark = donor->block->marks; mark && !result; mark = mark->next) {
             const gai_mark *obstacle;
             gai_lock_on(&pool->lock);
-            obstacle = gai_job_obstacle(job, mark, mark->begin, mark->end);
+            obstacle = gai_job_obstacle(job, mark, NULL, mark->begin, mark->end);
             gai_lock_off(&pool->lock);
             if (obstacle == mark) result = gai_job_wait_for(job, mark);
         }
@@ -6113,12 +6116,33 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
+/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it. */
+#define GAI_GRAPH_ROUNDS 72
+
+/* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
+   pool's scope. */
+static int gai_pool_await_graphs(galloc_pool *pool, CUresult *result)
+{
+    unsigned round;
+    int captured = 1;
+    for (round = 0; captured && round < GAI_GRAPH_ROUNDS; round++) {
+        gai_lock_on(&pool->lock);
+        gai_pool_reap(pool);
+        captured = gai_pool_has_captured(pool);
+        gai_lock_off(&pool->lock);
+        if (captured && !round) *result = gai_device_wait(pool);
+        else if (captured) gai_latch_rest(round);
+    }
+    return !captured;
+}
+
 /* Waits for the device, in every context that freed something, and lets everybody have the result. */
 static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
     int strays;
+    (void)gai_pool_await_graphs(pool, &result);
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     strays = gai_pool_gather_strays(pool);
@@ -7634,24 +7658,15 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
                     pool->config.device, blocks, bytes);
 }
 
-/* CUDA may tell of a graph's end a little after the call that destroyed it. */
-#define GAI_GRAPH_ROUNDS 192
-
 /* What graphs may use yet must not be unmapped. */
 static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
-    unsigned round = 0;
+    CUresult result = CUDA_SUCCESS;
     size_t bytes;
-    int captured;
-    do {
-        gai_lock_on(&pool->lock);
-        gai_pool_reap(pool);
-        captured = gai_pool_has_captured(pool);
-        bytes = gai_pool_captured(pool);
-        gai_lock_off(&pool->lock);
-        if (!captured) return cudaSuccess;
-        gai_latch_rest(round++);
-    } while (round < GAI_GRAPH_ROUNDS);
+    if (gai_pool_await_graphs(pool, &result)) return cudaSuccess;
+    gai_lock_on(&pool->lock);
+    bytes = gai_pool_captured(pool);
+    gai_lock_off(&pool->lock);
     return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them first", bytes,
                     pool->config.device);
 }
