@@ -6420,7 +6420,7 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
 
 static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
 {
-    lane->due = !lane->retired && !gai_pool_has_one_lane(pool);
+    lane->due = !lane->retired && gai_lane_is_plain(lane) && !gai_pool_has_one_lane(pool);
     pool->due |= lane->due;
 }
 
@@ -6462,13 +6462,16 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
-   thread's default stream, which has the same handle here, and not while a capture would notice. In its context. */
+   thread's default stream, which has the same handle here, and not while a capture would notice. A stream that was
+   created lives, and its handle is its own; its id is not asked for, since another thread may begin to capture it, and
+   would lose that. In its context. */
 static int gai_lane_is_reachable(const gai_lane *lane)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
     if (gai_cu.StreamIsCapturing(lane->stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
-    return lane->stream == CU_STREAM_LEGACY || (!gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id);
+    if (lane->stream != CU_STREAM_PER_THREAD) return 1;
+    return !gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id;
 }
 
 /* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is

@@ -53,7 +53,7 @@ static void *pass(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t
 static void refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 {
     void *ptr = pool;
-    if (!EXPECT_EQ(galloc_pool_malloc(pool, &ptr, bytes, stream), cudaErrorMemoryAllocation)) abort();
+    EXPECT_EQ(galloc_pool_malloc(pool, &ptr, bytes, stream), cudaErrorMemoryAllocation);
     EXPECT(ptr == NULL);
 }
 
@@ -294,6 +294,7 @@ TEST(out_of_memory_in_a_capture)
         void *p = get_used(pool, MIB(30), t, 1);
         OK(galloc_free(get_used(pool, MIB(16), s, 2), s));
         OK(galloc_free(get_used(pool, MIB(8), t, 2), t));
+        OK(galloc_pool_reserve(pool, MIB(10))); /* could be given back; where that waits it is not */
         OK(cudaStreamBeginCapture(s, modes[round / 4]));
         long waits = sim_calls("cuStreamWaitEvent"), records = sim_calls("cuEventRecord");
         long blocking = sim_blocking_calls(), lines = log_lines;
@@ -753,6 +754,719 @@ TEST(a_handle_that_comes_back_is_captured_again)
     sim_run(-1);
     pool_end(pool);
     finish();
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+static galloc_graph *group_begin(galloc_graph *group, galloc_pool *pool, cudaStream_t stream)
+{
+    OK(galloc_graph_begin(&group, pool, stream));
+    EXPECT(group != NULL);
+    return group;
+}
+
+/* Many graphs, one after the other, in the memory of the largest; nobody else gets it; released, it is everybody's
+   though the graphs live. */
+TEST(graphs_of_a_group_share_memory)
+{
+    for (int round = 0; round < 8; round++) { /* segments; begun in the capture; does a fork come first */
+        enum { GRAPHS = 5 };
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        size_t limit = round & 4 ? MIB(20) : MIB(12);
+        galloc_pool *pool = pool_of(round % 2, limit);
+        galloc_graph *group = NULL;
+        cudaGraphExec_t exec[GRAPHS];
+        if (!(round & 2)) group = group_begin(group, pool, s);
+        for (uint64_t i = 0; i < GRAPHS; i++) {
+            capture_begin(s);
+            if (round & 2) group = group_begin(group, group ? NULL : pool, s);
+            if (round & 4) {
+                order(s, t);
+                (void)pass(pool, MIB(4), t, 100 + i);
+                order(t, s);
+            }
+            void *p = get_used(pool, MIB(4), s, i);
+            (void)pass(pool, MIB(2) * (i % 2 + 1), s, 10 + i);
+            look(s, p, MIB(4), i);
+            OK(galloc_free(p, s));
+            exec[i] = capture_ready(s);
+            if (round & 2) OK(galloc_graph_end(group));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        if (!(round & 2)) OK(galloc_graph_end(group));
+        EXPECT_EQ(stats_of(pool).graphs, GRAPHS);
+        EXPECT(stats_of(pool).graph_bytes >= MIB(6));
+        capture_begin(s); /* another one has nothing of it */
+        refused(pool, limit - MIB(5), s);
+        OK(cudaGraphDestroy(capture_end(s)));
+        for (int i = 0; i < 2 * GRAPHS; i++) launch(exec[i * 3 % GRAPHS], t);
+        refused(pool, limit - MIB(5), u);
+        OK(galloc_graph_release(group, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(stats_of(pool).graphs, 0);
+        long blocking = sim_blocking_calls();
+        if (round % 2 != round / 4) expect_free_for_all(pool, MIB(10), u); /* not before its launches */
+        blocking = sim_blocking_calls();
+        OK(galloc_free(get_used(pool, MIB(4), t, 50), t)); /* at once, by the stream it was released on */
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        expect_free_for_all(pool, MIB(10), u);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        for (int i = 0; i < GRAPHS; i++) exec_end(exec[i]);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A result of one graph is not what another one gets, until the program frees it and has done with it. */
+TEST(a_group_does_not_share_results)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    galloc_graph *group = group_begin(NULL, pool, s);
+    cudaGraphExec_t exec[3];
+    capture_begin(s);
+    void *result = get_used(pool, MIB(4), s, 1);
+    exec[0] = capture_ready(s);
+    capture_begin(s);
+    refused(pool, MIB(6), s);
+    void *q = pass(pool, MIB(4), s, 2);
+    EXPECT(q != result);
+    exec[1] = capture_ready(s);
+    launch(exec[0], t);
+    launch(exec[1], t);
+    look(t, result, MIB(4), 1);
+    OK(galloc_free(result, t));
+    capture_begin(s);
+    refused(pool, MIB(8), s); /* the look is not known to be done */
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    void *both = pass(pool, MIB(8), s, 3);
+    exec[2] = capture_ready(s);
+    (void)both;
+    for (int i = 2; i >= 0; i--) launch(exec[i], t);
+    OK(galloc_graph_end(group));
+    for (int i = 0; i < 3; i++) exec_end(exec[i]);
+    sim_run(-1);
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0); /* also without a release */
+    expect_free_for_all(pool, MIB(8), s);
+    OK(galloc_graph_release(group, s));
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Results and blocks that were recorded are released with the rest: then they are as if freed where that was. */
+TEST(a_group_releases_what_is_still_held)
+{
+    for (int order_of = 0; order_of < 2; order_of++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        galloc_graph *group = group_begin(NULL, pool, s);
+        void *input = get_used(pool, MIB(2), u, 9);
+        OK(cudaStreamSynchronize(u));
+        capture_begin(s);
+        look(s, input, MIB(2), 9);
+        OK(galloc_record_stream(input, s));
+        void *result = get_used(pool, MIB(2), s, 1);
+        (void)pass(pool, MIB(4), s, 2);
+        cudaGraphExec_t exec = capture_ready(s);
+        OK(galloc_graph_end(group));
+        launch(exec, t);
+        if (order_of) OK(galloc_graph_release(group, t));
+        OK(galloc_free(input, u));
+        if (order_of) expect_free_for_all(pool, MIB(2), u); /* not what it freed, while a launch reads it */
+        look(t, result, MIB(2), 1);
+        OK(galloc_free(result, t));
+        if (!order_of) refused(pool, MIB(1), u);
+        if (!order_of) OK(galloc_graph_release(group, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        expect_free_for_all(pool, MIB(8), u);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(what_is_wrong_with_a_group_is_said)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    galloc_graph *a = NULL, *b = NULL, *c = NULL;
+    EXPECT_EQ(galloc_graph_begin(NULL, pool, s), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_begin(&a, pool, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_begin(&a, pool, cudaStreamLegacy), cudaErrorInvalidValue);
+    EXPECT(a == NULL);
+    EXPECT_EQ(galloc_graph_end(NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_release(NULL, s), cudaErrorInvalidValue);
+    OK(galloc_graph_begin(&a, pool, s));
+    EXPECT_EQ(galloc_graph_begin(&a, pool, t), cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_graph_begin(&b, pool, s), cudaErrorNotPermitted);
+    EXPECT(b == NULL);
+    EXPECT_EQ(galloc_graph_begin(&a, other, t), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_release(a, t), cudaErrorNotPermitted);
+    OK(galloc_graph_begin(&b, pool, t));
+    OK(galloc_graph_begin(&c, NULL, cudaStreamPerThread));
+    OK(galloc_graph_end(a));
+    EXPECT_EQ(galloc_graph_end(a), cudaErrorNotPermitted);
+    capture_begin(s);
+    OK(galloc_graph_begin(&a, NULL, s));
+    (void)pass(pool, MIB(1), s, 1);
+    OK(galloc_graph_end(a));
+    galloc_graph *d = NULL;
+    EXPECT_EQ(galloc_graph_begin(&d, pool, s), cudaErrorNotPermitted); /* the capture is another one's */
+    EXPECT(d == NULL);
+    OK(cudaGraphDestroy(capture_end(s)));
+    EXPECT_EQ(log_lines, 11);
+    sim_fail_malloc(1, 0);
+    EXPECT_EQ(galloc_graph_begin(&d, pool, s), cudaErrorMemoryAllocation);
+    EXPECT(d == NULL);
+    sim_fail_clear();
+    OK(galloc_graph_release(a, s));
+    OK(galloc_graph_end(b));
+    OK(galloc_graph_release(b, s));
+    OK(galloc_graph_end(c)); /* ends with its pool */
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+/* ---- others' captures -------------------------------------------------------------------------------------------- */
+
+static struct {
+    gai_driver driver;
+    cudaStream_t captured;
+    int armed;
+    CUhostFn late[4];
+    void *late_of[4];
+    int nlate;
+} real;
+
+static void *begin_capture(void *arg)
+{
+    OK(cudaStreamBeginCapture(real.captured, cudaStreamCaptureModeRelaxed));
+    return arg;
+}
+
+static void now_captured(CUstream stream)
+{
+    pthread_t thread;
+    if (!real.armed || stream != real.captured) return;
+    real.armed = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, begin_capture, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+static CUresult CUDAAPI record_once_captured(CUevent event, CUstream stream)
+{
+    now_captured(stream);
+    return real.driver.EventRecord(event, stream);
+}
+
+static CUresult CUDAAPI captured_once_looked_at(CUstream stream, CUstreamCaptureStatus *status)
+{
+    CUresult result = real.driver.StreamIsCapturing(stream, status);
+    now_captured(stream);
+    return result;
+}
+
+/* Another thread begins to capture a stream of record_stream's just when an event is to be recorded on it for a block
+   that this one frees: the event is in the capture then, and to ask for it, or for the stream's id, would end that. */
+static void begin_in_between(int looked_at)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    void *p = get_used(pool, MIB(8), s, 1);
+    OK(cudaStreamSynchronize(s));
+    put(t, p, MIB(8), 2);
+    OK(galloc_record_stream(p, t));
+    real.driver = gai_cu;
+    real.captured = t;
+    real.armed = 1;
+    if (looked_at) gai_cu.StreamIsCapturing = captured_once_looked_at;
+    else gai_cu.EventRecord = record_once_captured;
+    OK(galloc_free(p, s));
+    gai_cu = real.driver;
+    EXPECT_EQ(real.armed, 0);
+    OK(galloc_pool_trim(pool, SIZE_MAX)); /* asks for events */
+    put(t, NULL, 0, 0);
+    cudaGraphExec_t exec = capture_ready(t);
+    exec_end(exec);
+    OK(galloc_free(NULL, t));
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    expect_free_for_all(pool, MIB(8), s);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_capture_begins_while_an_event_is_recorded)
+{
+    begin_in_between(0);
+    begin_in_between(1);
+}
+
+enum { THREADS = 16 };
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream[THREADS];
+    int stop;
+} crowd;
+
+static void *crowd_member(void *arg)
+{
+    int me = (int)(intptr_t)arg;
+    dice d = {(uint64_t)me * 77 + 1};
+    cudaStream_t s = crowd.stream[me];
+    void *held[6] = {NULL};
+    while (!__atomic_load_n(&crowd.stop, __ATOMIC_ACQUIRE)) {
+        uint32_t k = roll_below(&d, 6);
+        size_t bytes = roll_bytes(&d, MIB(3));
+        if (held[k]) OK(galloc_free(held[k], s));
+        held[k] = NULL;
+        if (galloc_pool_malloc(crowd.pool, &held[k], bytes, s) == cudaSuccess) put(s, held[k], bytes, (uint64_t)me);
+        if (roll_below(&d, 200) == 0) (void)galloc_pool_trim(crowd.pool, MIB(32));
+    }
+    for (int k = 0; k < 6; k++) OK(galloc_free(held[k], s));
+    return NULL;
+}
+
+/* Captures in global mode, the most easily broken ones, while threads allocate, free, grow, move, poll, wait, trim. */
+TEST(threads_allocate_while_graphs_are_captured_and_launched)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        enum { GRAPHS = 6 };
+        begin();
+        pthread_t thread[THREADS];
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraphExec_t exec[GRAPHS] = {NULL};
+        void *result[GRAPHS] = {NULL};
+        crowd.pool = pool_of(fixed, MIB(96));
+        crowd.stop = 0;
+        for (intptr_t i = 0; i < THREADS; i++) crowd.stream[i] = stream_new();
+        for (intptr_t i = 0; i < THREADS; i++)
+            EXPECT_EQ(pthread_create(&thread[i], NULL, crowd_member, (void *)i), 0);
+        for (int i = 0; i < 60; i++) {
+            int k = i % GRAPHS;
+            if (exec[k]) exec_end(exec[k]);
+            if (result[k]) OK(galloc_free(result[k], t));
+            result[k] = NULL;
+            capture_begin(s);
+            for (uint64_t n = 0; n < 5; n++) {
+                void *p = NULL;
+                if (galloc_pool_malloc(crowd.pool, &p, MIB(1) << n % 3, s) != cudaSuccess) continue;
+                put(s, p, MIB(1) << n % 3, n);
+                look(s, p, MIB(1) << n % 3, n);
+                OK(galloc_free(p, s));
+            }
+            if (galloc_pool_malloc(crowd.pool, &result[k], KIB(256), s) == cudaSuccess)
+                put(s, result[k], KIB(256), (uint64_t)k);
+            exec[k] = capture_ready(s);
+            for (int n = 0; n < GRAPHS; n++) {
+                if (!exec[n]) continue;
+                launch(exec[n], t);
+                if (result[n]) look(t, result[n], KIB(256), (uint64_t)n);
+            }
+        }
+        __atomic_store_n(&crowd.stop, 1, __ATOMIC_RELEASE);
+        for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        for (int k = 0; k < GRAPHS; k++) {
+            exec_end(exec[k]);
+            OK(galloc_free(result[k], t));
+        }
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(sim_findings(SIM_ANY), 0);
+        expect_healthy(crowd.pool, 1);
+        pool_end(crowd.pool);
+        finish();
+    }
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
+TEST(a_pool_does_not_end_before_its_graphs)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        galloc_pool *pool = pool_of(fixed, SIZE_MAX);
+        cudaStream_t s = stream_new();
+        void *own = NULL;
+        capture_begin(s);
+        (void)pass(pool, MIB(4), s, 1);
+        OK(galloc_malloc(&own, MIB(4), s));
+        put(s, own, MIB(4), 2);
+        OK(galloc_free(own, s));
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+        EXPECT(strstr(galloc_last_message(), "graphs own 4194304") != NULL);
+        EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        launch(exec, s);
+        exec_end(exec); /* its launches are waited for */
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* CUDA may call the destructor of a user object at any time after the graph is gone, in a thread of its own. */
+static void CUDAAPI goes_late(void *i)
+{
+    int at = (int)(intptr_t)i;
+    __atomic_store_n(&real.armed, at + 1, __ATOMIC_RELEASE);
+}
+
+static CUresult CUDAAPI create_late(CUuserObject *out, void *ptr, CUhostFn destroy, unsigned int refs,
+                                    unsigned int flags)
+{
+    real.late[real.nlate] = destroy;
+    real.late_of[real.nlate] = ptr;
+    return real.driver.UserObjectCreate(out, (void *)(intptr_t)real.nlate++, goes_late, refs, flags);
+}
+
+static void *deliver_late(void *arg)
+{
+    usleep(3000);
+    real.late[0](real.late_of[0]);
+    return arg;
+}
+
+TEST(word_of_a_graphs_end_may_come_late)
+{
+    for (int used = 0; used < 2; used++) { /* of a graph with memory of the pool; of one without, after the pool */
+        begin_still();
+        pthread_t thread;
+        galloc_pool *pool = pool_of(0, MIB(4));
+        cudaStream_t s = stream_new();
+        memset(&real, 0, sizeof real);
+        real.driver = gai_cu;
+        gai_cu.UserObjectCreate = create_late;
+        capture_begin(s);
+        if (used) (void)pass(pool, MIB(4), s, 1);
+        else refused(pool, MIB(5), s);
+        gai_cu = real.driver;
+        EXPECT_EQ(real.nlate, 1);
+        OK(cudaGraphDestroy(capture_end(s)));
+        EXPECT_EQ(real.armed, 1);
+        if (used) EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        else pool_end(pool);
+        EXPECT_EQ(pthread_create(&thread, NULL, deliver_late, NULL), 0);
+        if (used) pool_end(pool);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        finish();
+    }
+}
+
+TEST(a_reset_ends_all_graphs)
+{
+    for (int released = 0; released < 2; released++) {
+        begin_still();
+        galloc_pool *pool = pool_of(0, MIB(4));
+        cudaStream_t s = stream_new();
+        capture_begin(s);
+        (void)pass(pool, MIB(4), s, 1);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        OK(cudaDeviceReset());
+        if (released) exec_end(exec);
+        cudaStream_t t = stream_new();
+        OK(galloc_free(get_used(pool, MIB(4), t, 2), t));
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (!released) exec_end(exec);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- calls that fail --------------------------------------------------------------------------------------------- */
+
+static long faulty; /* calls that failed */
+
+/* Success, or an error with one line and nothing changed. */
+static int may_fail(cudaError_t error, long lines)
+{
+    EXPECT_EQ(log_lines - lines, error != cudaSuccess);
+    OK(cudaPeekAtLastError());
+    faulty += error != cudaSuccess;
+    return error == cudaSuccess;
+}
+
+static void *try_get(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = pool;
+    long lines = log_lines;
+    if (!may_fail(galloc_pool_malloc(pool, &ptr, bytes, stream), lines)) {
+        EXPECT(ptr == NULL);
+        return NULL;
+    }
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+/* NULL once it is freed. */
+static void *try_free(void *ptr, cudaStream_t stream, cudaStream_t other)
+{
+    cudaStream_t both[2] = {stream, other};
+    long lines = log_lines;
+    if (may_fail(other ? galloc_free_after(ptr, both, 2) : galloc_free(ptr, stream), lines)) return NULL;
+    EXPECT_EQ(info_of(ptr).state, GALLOC_STATE_USED);
+    return ptr;
+}
+
+/* A capture with everything in it, under a fault that is armed; it must come to a good end whatever fails. */
+static void capture_with_faults(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    galloc_graph *group = NULL;
+    void *p[6];
+    long lines = log_lines;
+    int begun = may_fail(galloc_graph_begin(&group, pool, s), lines);
+    EXPECT_EQ(begun, group != NULL);
+    p[0] = try_get(pool, MIB(2), t, 1);
+    p[5] = try_get(pool, 3000, s, 1);
+    capture_begin(s);
+    p[1] = try_get(pool, MIB(1), s, 2);
+    p[2] = try_get(pool, MIB(2), s, 3);
+    p[1] = try_free(p[1], s, NULL);
+    order(s, t);
+    p[3] = try_get(pool, MIB(1), t, 4);
+    p[3] = try_free(p[3], t, s);
+    lines = log_lines;
+    if (p[0]) (void)may_fail(galloc_record_stream(p[0], s), lines);
+    p[4] = try_get(pool, MIB(1), s, 5);
+    p[2] = try_free(p[2], s, NULL);
+    p[5] = try_free(p[5], s, NULL);
+    order(t, s);
+    cudaGraphExec_t exec = capture_ready(s);
+    launch(exec, t);
+    order(t, s);
+    p[4] = try_free(p[4], t, NULL);
+    p[0] = try_free(p[0], t, NULL);
+    if (begun) {
+        lines = log_lines;
+        OK(galloc_graph_end(group));
+        if (!may_fail(galloc_graph_release(group, t), lines)) {
+            sim_fail_clear();
+            OK(galloc_graph_release(group, t));
+        }
+    }
+    sim_fail_clear();
+    for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i == 5 ? s : t));
+    exec_end(exec);
+}
+
+static int sweep_one(const char *function, long nth, int on, int fixed)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(fixed, MIB(64));
+    faulty = 0;
+    if (function) sim_fail(function, nth, on, 0);
+    else sim_fail_malloc(nth, on);
+    capture_with_faults(pool, s, t);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    pool_end(pool);
+    finish();
+    return faulty != 0;
+}
+
+TEST(a_capture_survives_every_call_that_fails)
+{
+    static const char *const functions[] = {
+        "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetCtx", "cuCtxGetId", "cuCtxGetCurrent",
+        "cuUserObjectCreate", "cuGraphRetainUserObject", "cuEventRecord", "cuEventCreate", "cuEventQuery",
+        "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemAddressReserve", NULL};
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+        for (int way = 0; way < 4; way++) {
+            int misses = 0, hits = 0;
+            for (long nth = 1; nth < 60 && misses < 8; nth++) {
+                int hit = sweep_one(functions[i], nth, way % 2, way / 2);
+                misses = hit ? 0 : misses + 1;
+                hits += hit;
+            }
+            if (functions[i] && strstr(functions[i], "UserObject")) EXPECT(hits > 0);
+        }
+}
+
+/* ---- all of it, at random ---------------------------------------------------------------------------------------- */
+
+enum { STREAMS = 4, BLOCKS = 24, GRAPHS = 6 };
+
+/* What one stream, or the graph that it captures, has. */
+typedef struct owner {
+    cudaStream_t stream;
+    int capturing;
+    galloc_graph *group;
+} owner;
+
+typedef struct mixture {
+    dice d;
+    galloc_pool *pool;
+    owner o[STREAMS];
+    cudaStream_t late; /* where graphs are launched, one after the other; it is never captured */
+    struct {
+        void *ptr;
+        size_t bytes;
+        uint64_t tag;
+        int home;    /* of which stream it is, or was captured */
+        int capture; /* number of the capture; 0: none */
+    } block[BLOCKS];
+    struct {
+        cudaGraphExec_t exec;
+        int capture;
+    } graph[GRAPHS];
+    galloc_graph *group;
+    int captures, numbers[STREAMS];
+    uint64_t tags;
+} mixture;
+
+static void mix_get(mixture *m, uint32_t k, int i)
+{
+    void *ptr = NULL;
+    owner *o = &m->o[i];
+    size_t bytes = roll_bytes(&m->d, MIB(6));
+    if (m->block[k].ptr || galloc_pool_malloc(m->pool, &ptr, bytes, o->stream) != cudaSuccess) return;
+    m->block[k].ptr = ptr;
+    m->block[k].bytes = bytes;
+    m->block[k].tag = ++m->tags;
+    m->block[k].home = i;
+    m->block[k].capture = o->capturing ? m->numbers[i] : 0;
+    put(o->stream, ptr, bytes, m->tags);
+}
+
+/* Frees it where it is, in its capture, after that, or, if it is older than the capture of its stream, in that. */
+static void mix_free(mixture *m, uint32_t k)
+{
+    owner *o = &m->o[m->block[k].home];
+    int number = m->block[k].capture, within = o->capturing && m->numbers[m->block[k].home] == number;
+    if (!m->block[k].ptr) return;
+    if (!number && !o->capturing) look(o->stream, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+    if (number && within) look(o->stream, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+    if (number && !within) OK(galloc_free(m->block[k].ptr, m->late));
+    else OK(galloc_free(m->block[k].ptr, o->stream));
+    m->block[k].ptr = NULL;
+}
+
+static void mix_capture(mixture *m, int i)
+{
+    owner *o = &m->o[i];
+    if (o->capturing) return;
+    OK(cudaStreamBeginCapture(o->stream, modes[roll_below(&m->d, 3)]));
+    o->capturing = 1;
+    m->numbers[i] = ++m->captures;
+}
+
+static void mix_ready(mixture *m, int i)
+{
+    owner *o = &m->o[i];
+    uint32_t g = roll_below(&m->d, GRAPHS);
+    if (!o->capturing) return;
+    o->capturing = 0;
+    if (m->graph[g].exec) exec_end(m->graph[g].exec);
+    m->graph[g].exec = NULL;
+    cudaGraph_t graph = capture_end(o->stream), clone = NULL;
+    if (roll_below(&m->d, 4) == 0) { /* thrown away */
+        OK(cudaGraphDestroy(graph));
+        return;
+    }
+    OK(cudaGraphClone(&clone, graph));
+    OK(cudaGraphInstantiate(&m->graph[g].exec, roll_below(&m->d, 2) ? clone : graph, 0));
+    OK(cudaGraphDestroy(clone));
+    OK(cudaGraphDestroy(graph));
+    m->graph[g].capture = m->numbers[i];
+}
+
+static void mix_launch(mixture *m)
+{
+    uint32_t g = roll_below(&m->d, GRAPHS);
+    if (!m->graph[g].exec) return;
+    launch(m->graph[g].exec, m->late);
+    for (int k = 0; k < BLOCKS; k++)
+        if (m->block[k].ptr && m->block[k].capture == m->graph[g].capture)
+            look(m->late, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+}
+
+static void mix_step(mixture *m)
+{
+    uint32_t k = roll_below(&m->d, BLOCKS);
+    int i = (int)roll_below(&m->d, STREAMS);
+    switch (roll_below(&m->d, 16)) {
+    case 0: mix_capture(m, i); break;
+    case 1: mix_ready(m, i); break;
+    case 2:
+    case 3: mix_launch(m); break;
+    case 4:
+        if (roll_below(&m->d, 4) == 0) (void)galloc_pool_trim(m->pool, MIB(4));
+        break;
+    case 5:
+        if (m->block[k].ptr && !m->o[i].capturing) {
+            OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
+        } else if (m->block[k].ptr && !m->block[k].capture) {
+            OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
+        }
+        break;
+    case 6:
+    case 7:
+    case 8:
+    case 9: mix_free(m, k); break;
+    default: mix_get(m, k, i);
+    }
+}
+
+static void mix_open(mixture *m, int round)
+{
+    sim_options options = sim_defaults();
+    options.seed = test_seed() + (uint64_t)round;
+    options.pace = round % 3 - 1;
+    begin_with(options);
+    galloc_config config = config_limit(MIB(48) + MIB(16) * (size_t)(round % 4));
+    config.expandable_segments = round % 5 != 4;
+    config.overhead = round % 2 ? 0 : 0.02;
+    memset(m, 0, sizeof *m);
+    m->d.state = test_seed() * 31 + (uint64_t)round;
+    m->pool = pool_new(&config);
+    for (int i = 0; i < STREAMS; i++) m->o[i].stream = stream_new();
+    m->late = stream_new();
+    if (round % 2) m->group = group_begin(NULL, m->pool, m->o[0].stream);
+}
+
+TEST(random_captures_launches_and_ends)
+{
+    static mixture m;
+    for (int round = 0; round < 60; round++) {
+        mix_open(&m, round);
+        for (int i = 0; i < 400; i++) {
+            mix_step(&m);
+            if (i % 50 == 0) EXPECT_EQ(galloc_pool_check(m.pool), 0);
+        }
+        for (int i = 0; i < STREAMS; i++) mix_ready(&m, i);
+        for (uint32_t k = 0; k < BLOCKS; k++) mix_free(&m, k);
+        for (int i = 0; i < 8; i++) mix_launch(&m);
+        if (m.group) OK(galloc_graph_end(m.group));
+        if (m.group && round % 4 == 1) OK(galloc_graph_release(m.group, m.late));
+        for (int g = 0; g < GRAPHS; g++)
+            if (m.graph[g].exec) exec_end(m.graph[g].exec);
+        OK(cudaDeviceSynchronize());
+        if (m.group && round % 4 == 3) OK(galloc_graph_release(m.group, m.late));
+        EXPECT_EQ(stats_of(m.pool).graph_bytes, 0);
+        EXPECT_EQ(stats_of(m.pool).graphs, 0);
+        expect_healthy(m.pool, 1);
+        pool_end(m.pool);
+        finish();
+    }
 }
 
 TEST_MAIN()
