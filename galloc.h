@@ -26,7 +26,8 @@
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
-     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most
+     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most.
+                                                        They must not call CUDA
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
@@ -1482,8 +1483,9 @@ typedef struct gai_rhythm {
    know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
    everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
-   are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
-   `growth`. Last of all come the latches of the fronts. */
+   are recorded on streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked
+   for their streams; it is taken before `lock`, never together with `growth`. Last of all come the latches of the
+   fronts. */
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed any more, and read without a lock */
     int is_default;
@@ -3190,27 +3192,38 @@ static gai_capture *gai_capture_new(gai_site *site)
     return NULL;
 }
 
+/* The n-th group that captures are put into now, or NULL. */
+static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
+{
+    galloc_graph *graph;
+    gai_lock_on(&pool->lock);
+    for (graph = pool->graphs; graph; graph = graph->next)
+        if (graph->stream && !n--) break;
+    gai_lock_off(&pool->lock);
+    return graph;
+}
+
 /* Is the stream of a group, which lives as long as captures of it are the group's, part of the site's capture? The
    handle of another thread's default stream means another stream here. */
 static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    if (!graph->stream) return 0;
     if (graph->key == site->stream_id) return 1;
     if (graph->stream == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->stream)) return 0;
     return !gai_capture_of(graph->stream, &status, &id, NULL) && id == site->capture;
 }
 
 /* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
-   then both notes end with its graph. `marking` keeps the streams of groups alive. */
+   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
     galloc_graph *graph;
+    size_t n = 0;
     if (!capture) return;
     gai_lock_on(&pool->marking);
-    for (graph = pool->graphs; graph && !gai_graph_has(graph, site);) graph = graph->next;
+    while ((graph = gai_graph_begun(pool, n)) != NULL && !gai_graph_has(graph, site)) n++;
     gai_lock_on(&pool->lock);
     capture->graph = graph;
     capture->next = pool->captures;
@@ -3346,6 +3359,7 @@ static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
     gai_lane *lane = *gai_lane_bucket(pool, site->stream_id ^ site->capture);
     if (site->broken) return gai_pool_outside(pool);
     while (lane && (lane->key != site->stream_id || lane->capture_id != site->capture ||
+                    (site->capture && !lane->capture) || /* of a group that was released in its capture */
                     (!site->stream_id && lane->context_id != site->context_id)))
         lane = lane->next_indexed;
     return lane;
@@ -6116,16 +6130,18 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it. */
-#define GAI_GRAPH_ROUNDS 72
+/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it: so often is it looked
+   for, with nothing but others let run in between, and before a pool is said to be in use. */
+#define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
+#define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
 /* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
    pool's scope. */
-static int gai_pool_await_graphs(galloc_pool *pool, CUresult *result)
+static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
 {
     unsigned round;
     int captured = 1;
-    for (round = 0; captured && round < GAI_GRAPH_ROUNDS; round++) {
+    for (round = 0; captured && round < looks; round++) {
         gai_lock_on(&pool->lock);
         gai_pool_reap(pool);
         captured = gai_pool_has_captured(pool);
@@ -6142,7 +6158,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
     int strays;
-    (void)gai_pool_await_graphs(pool, &result);
+    (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     strays = gai_pool_gather_strays(pool);
@@ -6644,7 +6660,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         marks = mark->next;
         gai_slab_give(&pool->marks, mark);
     }
-    for (; named > 0; named--) gai_lane_release(pool, gai_lane_find(pool, &sites[named - 1]), &sites[named - 1]);
+    for (; named > 0; named--) gai_lane_release(pool, sites[named - 1].lane, &sites[named - 1]);
     gai_lock_off(&pool->lock);
     return error || block ? error : gai_pointer_refused(pool, ptr);
 }
@@ -7666,7 +7682,7 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
     size_t bytes;
-    if (gai_pool_await_graphs(pool, &result)) return cudaSuccess;
+    if (gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS_LAST, &result)) return cudaSuccess;
     gai_lock_on(&pool->lock);
     bytes = gai_pool_captured(pool);
     gai_lock_off(&pool->lock);

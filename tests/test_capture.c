@@ -894,6 +894,34 @@ TEST(a_group_releases_what_is_still_held)
     }
 }
 
+/* Released while one of its streams is being captured: what is captured from then on is that graph's alone. */
+TEST(a_group_is_released_in_the_middle_of_a_capture)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    galloc_graph *group = group_begin(NULL, pool, s);
+    capture_begin(s);
+    void *before = get(pool, MIB(2), s); /* that it was given is all: the promise is that it is not launched */
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, t));
+    EXPECT_EQ(stats_of(pool).graphs, 0);
+    (void)pass(pool, MIB(4), s, 1);
+    EXPECT_EQ(stats_of(pool).graphs, 1);
+    OK(galloc_free(before, t));
+    cudaGraphExec_t exec = capture_ready(s);
+    launch(exec, t);
+    refused(pool, MIB(6), u);
+    (void)pass(pool, MIB(4), u, 2);
+    launch(exec, t);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    exec_end(exec);
+    sim_run(-1);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST(what_is_wrong_with_a_group_is_said)
 {
     begin();
