@@ -98,7 +98,8 @@
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
      No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
-     stream whose capture was invalidated. Under stream_check:off nothing may be captured.
+     stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
+     stream in it is known by its handle: do not destroy it before the capture has ended.
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
      cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
 
@@ -505,10 +506,11 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
-/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet. The driver is not
-   asked: what is done and has not been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices,
-   and gives nothing back). Streams that follow this one by themselves, or wait for it already, may have some of what
-   is stranded. Takes time in proportion to the free blocks that are stranded, with the pool's lock held.
+/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet; what streams did while
+   they were captured is not among it (see galloc_stats.graph_bytes). The driver is not asked: what is done and has not
+   been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices, and gives nothing back). Streams
+   that follow this one by themselves, or wait for it already, may have some of what is stranded. Takes time in
+   proportion to the free blocks that are stranded, with the pool's lock held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
      count    receives how many streams there are, which may be more than n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
@@ -3142,7 +3144,9 @@ static void gai_pool_shut_fronts(galloc_pool *pool)
 /* Gives up one of the two shares in a capture. */
 static void gai_capture_drop(gai_capture *capture)
 {
-    if (!gai_swap(&capture->owners, 2, 1)) GALLOC_FREE(capture);
+    if (gai_swap(&capture->owners, 2, 1)) return;
+    (void)gai_load(&capture->owners); /* what the other one did with it is done */
+    GALLOC_FREE(capture);
 }
 
 /* Called by CUDA when the graph, its instances and their launches are gone, in any thread, perhaps with locks of the
@@ -6167,7 +6171,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
         strays = 1;
     }
     gai_lock_off(&pool->lock);
-    if (strays) result = gai_pool_wait_for_strays(pool);
+    if (strays && !result) result = gai_pool_wait_for_strays(pool);
     for (; lane; lane = lane->next) {
         CUresult said = CUDA_SUCCESS;
         if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
@@ -7185,7 +7189,7 @@ static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
     int broken = lane->free.lane != lane || (lane->due && !pool->due);
     while (other && other != lane) other = other->next_indexed;
     for (wait = lane->waits; wait; wait = wait->next)
-        broken += wait->epoch >= wait->on->epoch || !gai_lane_is_plain(wait->on);
+        broken += wait->epoch >= wait->on->epoch || (wait->epoch && !gai_lane_is_plain(wait->on));
     return broken + (other == NULL && lane != &pool->outside);
 }
 

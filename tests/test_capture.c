@@ -654,6 +654,45 @@ TEST(forked_streams_keep_their_own)
     }
 }
 
+/* The stream's device is what counts, not the current one; a pool may serve another device's captures. */
+TEST(captures_on_two_devices)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    galloc_pool *pool = pool_of(0, MIB(8));
+    cudaStream_t s[2];
+    cudaGraphExec_t exec[2];
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        s[d] = stream_new();
+    }
+    OK(cudaSetDevice(0));
+    for (int d = 0; d < 2; d++) {
+        void *p = NULL;
+        capture_begin(s[d]);
+        OK(galloc_malloc(&p, MIB(4), s[d]));
+        EXPECT_EQ(info_of(p).device, d);
+        OK(galloc_free(p, s[d]));
+        OK(galloc_free(get(pool, MIB(4), s[d]), s[d]));
+        OK(cudaSetDevice(d));
+        exec[d] = capture_ready(s[d]);
+        OK(cudaSetDevice(0));
+    }
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+    for (int d = 0; d < 2; d++) exec_end(exec[d]);
+    expect_free_for_all(pool, MIB(8), s[0]);
+    pool_end(pool);
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        stream_end(s[d]);
+    }
+    OK(cudaSetDevice(0));
+    finish();
+}
+
 static struct {
     galloc_pool *pool;
     cudaStream_t s;
@@ -1427,6 +1466,17 @@ static void mix_launch(mixture *m)
             look(m->late, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
 }
 
+/* A result becomes shorter, or longer where it stands; an eager block likewise. Not in captures. */
+static void mix_resize(mixture *m, uint32_t k)
+{
+    owner *o = &m->o[m->block[k].home];
+    size_t bytes = 1 + m->block[k].bytes * (1 + roll_below(&m->d, 8)) / 4;
+    if (!m->block[k].ptr || o->capturing) return;
+    if (galloc_resize(m->block[k].ptr, bytes, m->block[k].capture ? m->late : o->stream) != cudaSuccess) return;
+    if (bytes > m->block[k].bytes && !m->block[k].capture) put(o->stream, m->block[k].ptr, bytes, m->block[k].tag);
+    if (bytes < m->block[k].bytes || !m->block[k].capture) m->block[k].bytes = bytes;
+}
+
 static void mix_step(mixture *m)
 {
     uint32_t k = roll_below(&m->d, BLOCKS);
@@ -1438,13 +1488,10 @@ static void mix_step(mixture *m)
     case 3: mix_launch(m); break;
     case 4:
         if (roll_below(&m->d, 4) == 0) (void)galloc_pool_trim(m->pool, MIB(4));
+        else mix_resize(m, k);
         break;
     case 5:
-        if (m->block[k].ptr && !m->o[i].capturing) {
-            OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
-        } else if (m->block[k].ptr && !m->block[k].capture) {
-            OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
-        }
+        if (m->block[k].ptr) OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
         break;
     case 6:
     case 7:
