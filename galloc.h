@@ -1073,13 +1073,12 @@ typedef struct gai_site {
     CUcontext context; /* NULL: not asked for yet */
     unsigned long long stream_id, context_id;
     unsigned long long capture; /* the one that the stream is part of; 0: none */
-    CUgraph graph;              /* what that makes */
-    int broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
-    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
     struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
     uint64_t life;
-    int home; /* the stream's context is the pool's: the pool of its device */
     CUresult refused; /* the driver would not have the graph tell of its end */
+    char broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
+    char hands_off; /* captured, or legacy while a blocking stream is: nearly any call on it would break the capture */
+    char home;      /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
 /* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
@@ -1129,12 +1128,15 @@ static CUresult gai_site_look(gai_site *site)
     site->hands_off = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (result && !site->hands_off) return result;
     if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
-        result = gai_capture_of(site->stream, &status, &site->capture, &site->graph);
+        result = gai_capture_of(site->stream, &status, &site->capture, NULL);
         if (result) return result;
     }
     site->broken = status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
-    if (status != CU_STREAM_CAPTURE_STATUS_NONE) site->stream_id = gai_stream_key(site->stream);
-    if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
+        site->hands_off = 1;
+        site->stream_id = gai_stream_key(site->stream);
+        return CUDA_SUCCESS;
+    }
     if (site->stream == CU_STREAM_LEGACY) return gai_site_context(site);
     return gai_cu.StreamGetId(site->stream, &site->stream_id);
 }
@@ -1412,6 +1414,7 @@ typedef struct gai_capture {
     unsigned long long id;
     galloc_graph *graph; /* the group whose memory it shares; NULL: it has its own */
     uint64_t owners;
+    int lost; /* its context was reset: the graph will not run any more */
 } gai_capture;
 
 /* Captures that share memory. */
@@ -1426,7 +1429,7 @@ struct galloc_graph {
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    uses == marks that name it, in blocks of any kind, takers included
-   capture, outside: its front is shut and empty, it waits for nobody, no event is recorded for it
+   capture, outside: asked, so that its front is shut, and empty; it waits for nobody, no event is recorded for it
    capture: its marks complete when the capture is forgotten, none does before;  a used block that was given to it has a
    mark of it over all its bytes */
 struct gai_lane {
@@ -1438,7 +1441,7 @@ struct gai_lane {
     unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
-    int blocking;        /* ordered with the legacy stream by CUDA itself */
+    int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
     int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
     int due;             /* record an event as soon as the lock is let go: record_stream's rule */
@@ -2267,13 +2270,42 @@ static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_s
 }
 
 /* The neighbour that a block with these marks merges with, or NULL. */
-static gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
+static gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *block, int all)
 {
     gai_set *set = gai_set_of(pool, block->marks);
     gai_block *left = block->prev, *right = block->next;
     if (left && left->kind == GAI_FREE && gai_sets_merge(pool, left->set, set, all)) return left;
     if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, set, all)) return right;
     return NULL;
+}
+
+/* Of a graph, in part at least. */
+static int gai_block_is_captured(const gai_block *block)
+{
+    const gai_mark *mark = block->marks;
+    while (mark && !mark->lane->capture) mark = mark->next;
+    return mark != NULL;
+}
+
+/* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
+static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
+{
+    const gai_set *set = gai_set_of(pool, a->marks);
+    if (!b || b->kind != GAI_FREE || !gai_sets_merge(pool, b->set, set, all)) return 0;
+    if (set == b->set && set != &pool->mixed) return 1;
+    return !gai_block_is_captured(a) && !gai_block_is_captured(b);
+}
+
+GAI_APART
+static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block *block, int all)
+{
+    if (gai_blocks_merge(pool, block, block->prev, all)) return block->prev;
+    return gai_blocks_merge(pool, block, block->next, all) ? block->next : NULL;
+}
+
+static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
+{
+    return pool->captures ? gai_block_captured_partner(pool, block, all) : gai_block_plain_partner(pool, block, all);
 }
 
 /* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
@@ -2628,13 +2660,6 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* Counts a block that the lane is given. */
-static void gai_lane_give(gai_lane *lane)
-{
-    if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
-    gai_set_relaxed(&lane->blocks, lane->blocks + 1);
-}
-
 /* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. */
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
@@ -2643,7 +2668,17 @@ static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lan
                   gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
 }
 
-/* The same for what it has grown by. */
+/* Counts a block that the lane is given. */
+static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
+{
+    block->stream_id = lane->stream_id;
+    block->life = lane->life;
+    if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
+    gai_set_relaxed(&lane->blocks, lane->blocks + 1);
+    if (lane->capture) gai_block_mark_captured(pool, block, lane);
+}
+
+/* The same as marking it, for what it has grown by. */
 static void gai_block_extend_captured(gai_block *block)
 {
     gai_mark *mark;
@@ -2663,13 +2698,10 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     block->requested = want->requested;
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
-    block->stream_id = want->lane ? want->lane->stream_id : 0;
+    block->stream_id = block->life = 0;
     block->lane = want->lane;
-    block->life = want->lane ? want->lane->life : 0;
     if (want->growable) block->tag |= GAI_SPECIAL;
-    if (!block->lane) return block;
-    gai_lane_give(block->lane);
-    if (block->lane->capture) gai_block_mark_captured(pool, block, block->lane);
+    if (want->lane) gai_lane_give(pool, want->lane, block);
     return block;
 }
 
@@ -3009,7 +3041,7 @@ static void gai_front_set(const galloc_pool *pool, gai_lane *lane)
     int shut = pool->broken || pool->driver_gone || pool->lost || pool->config.stats_exact;
     uint64_t open = lane->life;
     size_t most = gai_front_bound(pool, lane);
-    if (shut || lane->retired || lane->asked || !gai_lane_is_plain(lane)) open = 0;
+    if (shut || lane->retired || lane->asked) open = 0;
     if (front->open == open && front->most == most) return;
     gai_latch_on(&front->latch);
     front->open = open;
@@ -3153,7 +3185,10 @@ static void gai_capture_drop(gai_capture *capture)
    driver's or the pool's held: so it calls nothing and takes no lock. */
 static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
 
-static int gai_capture_has_ended(const gai_capture *capture) { return gai_load(&capture->owners) == 1; }
+static int gai_capture_has_ended(const gai_capture *capture)
+{
+    return capture->lost || gai_load(&capture->owners) == 1;
+}
 
 static gai_capture *gai_capture_find(const galloc_pool *pool, unsigned long long id)
 {
@@ -3163,10 +3198,16 @@ static gai_capture *gai_capture_find(const galloc_pool *pool, unsigned long long
 }
 
 /* Gives the graph that is being captured a share in the capture, to be given up at its end. In a scope. */
-static CUresult gai_capture_share(gai_capture *capture, CUgraph graph)
+static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
 {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = NULL;
     CUuserObject object = NULL;
-    CUresult result = gai_cu.UserObjectCreate(&object, capture, gai_capture_ends, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+    unsigned long long id = 0;
+    CUresult result = gai_capture_of(stream, &status, &id, &graph);
+    if (!result && id != capture->id) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!result)
+        result = gai_cu.UserObjectCreate(&object, capture, gai_capture_ends, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
     if (result) {
         capture->owners = 1;
         return result;
@@ -3188,7 +3229,7 @@ static gai_capture *gai_capture_new(gai_site *site)
     site->refused = gai_scope_enter(&scope, site->context);
     if (!site->refused) {
         capture->owners = 2;
-        site->refused = gai_capture_share(capture, site->graph);
+        site->refused = gai_capture_share(capture, site->stream);
         gai_scope_leave(&scope);
     }
     if (!site->refused) return capture;
@@ -3351,6 +3392,7 @@ static gai_lane *gai_pool_outside(galloc_pool *pool)
 {
     if (!pool->outside.life) {
         pool->outside.capture_id = GAI_OUTSIDE;
+        pool->outside.asked = 1;
         gai_lane_link(pool, &pool->outside);
     }
     return &pool->outside;
@@ -3437,8 +3479,11 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     capture = gai_capture_find(pool, site->capture);
     if (!capture) return NULL;
     lane = gai_lane_find(pool, site);
-    if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_NON_BLOCKING);
-    if (lane) lane->capture = capture;
+    if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_DEFAULT);
+    if (lane) {
+        lane->capture = capture;
+        lane->asked = 1;
+    }
     return lane;
 }
 
@@ -3514,7 +3559,7 @@ static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
    everything back leaves a mark as well: it may be done for long. */
 static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
 {
-    if (site->hands_off || lane->retired || !gai_lane_is_plain(lane)) return 0;
+    if (site->hands_off || lane->retired) return 0;
     if (lane->asked && lane->unmarked) return 1;
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
     return lane->unmarked && gai_lane_is_ripe(pool, lane);
@@ -3701,7 +3746,7 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
     gai_lock_on(&pool->lock);
     lane->done = lane->epoch++;
     lane->unmarked = 0;
-    if (lane->capture) gai_lane_end_capture(lane);
+    if (lane->capture) lane->capture->lost = 1;
     gai_lock_off(&pool->lock);
     gai_lane_drop_events(pool, lane, 0);
 }
@@ -4872,7 +4917,7 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
     if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
     if (best.block && best.block->bytes == want->bytes) return best; /* none can be better */
     gai_found_in_set(&best, &pool->common, want);
-    if (!want->lane || (!want->lane->blocking && !want->lane->capture)) return best;
+    if (!want->lane || !want->lane->blocking) return best;
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane != want->lane && gai_lane_is_ordered(want->lane, lane)) gai_found_in_set(&best, &lane->free, want);
     return best;
@@ -6259,10 +6304,12 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
     }
     gai_lock_on(&pool->lock);
     gai_pool_flush(pool);
-    gai_pool_reap(pool);
     gai_stat_peaks(pool);
     gai_lock_off(&pool->lock);
     gai_pool_bury(pool);
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 
@@ -6458,20 +6505,26 @@ static void gai_marks_count_free(const gai_mark *mark)
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->lane->spell, mark->lane->spell + 1);
 }
 
+/* The same for those of a block that is freed. */
+static void gai_block_free_takers(galloc_pool *pool, gai_block *block)
+{
+    gai_mark *taker;
+    gai_marks_count_free(block->takers);
+    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
+    gai_block_stamp_takers(pool, block, block->takers);
+    block->takers = NULL;
+}
+
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     const gai_lane *lane = block->lane;
-    gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
         gai_block_stamp_front(pool, block, gai_block_spare(block));
     gai_marks_count_free(marks);
-    gai_marks_count_free(block->takers);
     gai_block_stamp(pool, block, marks);
-    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
-    gai_block_stamp_takers(pool, block, block->takers);
-    block->takers = NULL;
+    if (block->takers) gai_block_free_takers(pool, block);
     gai_stat_unused(pool, block->bytes, block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
@@ -7200,7 +7253,7 @@ static int gai_check_captured(const galloc_pool *pool, const gai_lane *lane)
     const gai_front *front = &lane->front;
     if (gai_lane_is_plain(lane)) return lane->capture != NULL;
     while (capture && capture != lane->capture) capture = capture->next;
-    return (front->open != 0) + (front->blocks + front->fresh_blocks != 0) + (lane->waits != NULL) + lane->due +
+    return !lane->asked + (front->blocks + front->fresh_blocks != 0) + (lane->waits != NULL) + lane->due +
            (lane->recorded != NULL || lane->idle != NULL) + (gai_lane_is_outside(lane) != (lane == &pool->outside)) +
            (lane->capture && (!capture || capture->id != lane->capture_id || lane->done)) +
            (lane != &pool->outside && !lane->capture && lane->done + 1 != lane->epoch);
@@ -7342,7 +7395,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
         broken += block->set != gai_set_of(pool, block->marks);
-        if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
+        broken += gai_blocks_merge(pool, block, next, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
@@ -7803,7 +7856,7 @@ typedef struct gai_way {
     galloc_pool *pool;
     int looks; /* stream_check */
     gai_site site;
-    char after[GAI_CACHE_LINE / 4]; /* makes its size a power of two */
+    char after[GAI_CACHE_LINE / 2]; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5

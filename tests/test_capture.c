@@ -215,8 +215,10 @@ TEST(streams_allocate_between_the_launches)
         (void)pass(pool, MIB(9), s, 4);
         look(s, q, 4000, 2);
         cudaGraphExec_t exec = capture_ready(s);
+        size_t owned = stats_of(pool).graph_bytes;
         for (int i = 0; i < 200; i++) {
             uint32_t k = roll_below(&d, 8);
+            EXPECT_EQ(stats_of(pool).graph_bytes, owned); /* it takes nothing of its neighbours' */
             cudaStream_t on = k % 2 ? t : s;
             if (held[k]) OK(galloc_free(held[k], on));
             held[k] = NULL;
@@ -276,6 +278,46 @@ TEST(a_capture_takes_only_what_is_complete)
         for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], before));
         EXPECT_EQ(sim_findings(SIM_RACE), 0);
         sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Pieces that everybody may have, between pieces that a graph owns, are found without a look at the driver. */
+TEST(memory_beside_a_graphs_is_found_at_once)
+{
+    enum { N = 16 };
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(fixed, MIB(40));
+        void *p[2 * N], *q[N];
+        OK(galloc_free(get(pool, MIB(2), s), s));
+        for (int i = 0; i < 2 * N; i++) p[i] = get_used(pool, MIB(1), t, 1);
+        for (int i = 0; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX));
+        capture_begin(s);
+        for (int i = 0; i < N; i++) q[i] = get_used(pool, MIB(1), s, 2);
+        for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
+        cudaGraphExec_t exec = capture_ready(s);
+        size_t owned = stats_of(pool).graph_bytes;
+        EXPECT_EQ(owned, MIB(N));
+        for (int i = 1; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX)); /* what t freed is everybody's now */
+        EXPECT_EQ(stats_of(pool).graph_bytes, owned);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        long calls = sim_calls("cuCtxGetId"); /* what growing begins with */
+        for (int i = 0; i < N; i++) q[i] = get(pool, MIB(1), s);
+        EXPECT_EQ(sim_calls("cuCtxGetId"), calls);
+        for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
+        EXPECT_EQ(stats_of(pool).graph_bytes, owned);
+        exec_end(exec);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
         pool_end(pool);
         finish();
     }
