@@ -94,6 +94,8 @@
          not. A block that was used before the capture is not reused in it either: nobody knows where that work stands;
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
          then the graph's again: a launch writes to it;
+       - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
+         capture), or be freed only when the graph is gone;
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
@@ -3182,7 +3184,7 @@ static void gai_capture_drop(gai_capture *capture)
 }
 
 /* Called by CUDA when the graph, its instances and their launches are gone, in any thread, perhaps with locks of the
-   driver's or the pool's held: so it calls nothing and takes no lock. */
+   driver's or the pool's held: so it takes none, and calls nothing of CUDA. */
 static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
 
 static int gai_capture_has_ended(const gai_capture *capture)
