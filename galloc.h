@@ -3814,8 +3814,8 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
         while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
         if (mark) {
             gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
+            block = gai_block_file(pool, block, 0);
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
         } else {
             misses++;
         }
