@@ -58,8 +58,9 @@ help:
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
-	@echo 'make bench-adversaries  what traces cost that are built to hurt; on the simulated device, a few minutes'
-	@echo 'make build/hotpath  the host time of an alloc/free pair; likewise'
+	@echo 'make build/hotpath  the host time of an alloc/free pair; build/hotpath --help likewise'
+	@echo 'make build/adversary    writes traces that are built to hurt; build/adversary --help likewise'
+	@echo 'make bench-adversaries  what those cost; on the simulated device, a few minutes'
 	@echo 'make clean          remove build/'
 
 # ---- the simulated device, and tests on it: for each set of CUDA headers and flags ----------------------------------

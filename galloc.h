@@ -16,8 +16,8 @@
            galloc_free(p, stream);               // at once: later work on the stream may reuse it, others may not yet
        }
 
-     Link the CUDA runtime (-lcudart, or nvcc). libcuda need not be linked: its functions are fetched from the
-     runtime.
+     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 -lpthread. libcuda need not be linked:
+     its functions are fetched from the runtime.
 
    DOES NOT
      - touch device memory, ever: descriptions are kept on the host
@@ -26,19 +26,23 @@
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
-     GALLOC_MALLOC, _FREE malloc implementation         host memory; both or neither. 1 % of device memory at most.
-                                                        They must not call CUDA
+     GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
+                                                        with locks held: they must not call galloc, nor CUDA
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
 
    STEP BY STEP
      1  galloc_malloc / galloc_free: from the default pool of the stream's device, made on first use.
-     2  galloc_pool_create with a galloc_config for a pool of your own: another limit, another device, a heap that can
-        be given back as a whole. galloc_pool_malloc takes from it; galloc_free finds the pool by itself.
-     3  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
-     4  galloc_pool_stats and galloc_pool_streams while it runs; galloc_pool_trim when somebody else needs the memory.
-     5  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
+     2  galloc_malloc_growable for a block that will grow, galloc_resize to make it longer where it stands. Any block
+        may be resized, but one without such room may be told cudaErrorNotSupported: then copy it to a new one.
+     3  galloc_pool_create with a galloc_config (change what galloc_config_default() returns) for a pool of your own:
+        another limit, another device, a heap that can be given back as a whole. galloc_pool_malloc takes from it, and
+        galloc_alloc whatever a galloc_request describes; galloc_free and galloc_resize find the pool by themselves.
+     4  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
+     5  galloc_pool_stats and galloc_pool_streams while it runs, for the pool of galloc_pool_default or your own;
+        galloc_pool_trim when somebody else needs the memory. galloc_pointer_info for an address.
+     6  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
      Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
 
    ON STREAMS
@@ -54,9 +58,9 @@
      The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
      after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use: once for 2 MiB freed, or a 512th of the heap if that is more, and when a busy
-     stream has given everything back. On the legacy stream only when somebody waits for it, since an event there makes
-     all blocking streams wait for each other.
+     only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
+     more, and when a busy stream has given everything back. On the legacy stream only when somebody waits for it, since
+     an event there makes all blocking streams wait for each other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
@@ -72,8 +76,8 @@
      The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
      repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
      about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
-     driver's time, over ten traces of real programs: overhead:0 1.009 and 2.3 s, 0.01 1.030 and 0.6 s, 0.02 (the
-     default) 1.029 and 0.4 s, 0.05 1.051 and 0.3 s, 0.2 1.083 and 0.2 s (bench/results/sim-overhead.csv). Under a
+     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.028 and 0.6 s, 0.02 (the
+     default) 1.029 and 0.4 s, 0.05 1.052 and 0.3 s, 0.2 1.087 and 0.2 s (bench/results/sim-overhead.csv). Under a
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
@@ -108,12 +112,12 @@
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
-     memory that others freed (reuse:wait); create pages up to the pool's limit; give free pages back and map them in
-     one piece; wait on the host for one freed piece after the other, then for the device; give back all that is cached
-     and try once more. Then cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and
-     what stood in the way. A wait on the host is a wait for your own queued work, and other threads that need the
-     driver for this pool wait along: if that work waits for something that one of them does after its allocation, it
-     does not end.
+     memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
+     limit; give free pages back and map them in one piece; have the stream wait all the same; wait on the host for one
+     freed piece after the other, then for the device; give back all that is cached and try once more. Then
+     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
+     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
+     along: if that work waits for something that one of them does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -370,11 +374,10 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
 
 /* Gives memory back. Work queued on `stream` before this call may still be using it: it is reused by later work of
    the same stream at once, by others when it is known to be safe (see ON STREAMS).
-     ptr      from galloc_malloc, galloc_alloc or galloc_pool_malloc; NULL does nothing
+     ptr      from any of the allocating functions; NULL does nothing
      stream   any stream of any device; all work that uses the memory must be ordered before this point of it
      Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
-     says
-              whether it is foreign, inside a block, or freed already
+              says whether it is foreign, inside a block, or freed already
      Host     needs no memory, but for a stream that the pool has not seen before; if there is none for that either,
               it waits for that stream instead. One that is being captured cannot be waited for: then it returns
               cudaErrorMemoryAllocation, or what the driver said, and the block is still used */
@@ -393,7 +396,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
 /* galloc_malloc with room to grow: the addresses behind the block, up to max_bytes, are kept for it, so that
    galloc_resize can always make it that long where it stands, until memory runs out. What is not yet in use costs
    addresses, not memory (in fixed segments it costs memory). For growing vectors and key/value caches. The same as
-   galloc_alloc with galloc_request.max_bytes.
+   galloc_alloc with galloc_request.max_bytes, which with galloc_request.pool takes it from a pool of one's own.
      bytes      as for galloc_malloc; rounded up to 2 MiB
      max_bytes  the length it may have to reach, rounded up to 2 MiB; less than bytes counts as bytes
      Returns    as galloc_malloc does; also cudaErrorMemoryAllocation when there are no addresses for max_bytes */
@@ -426,7 +429,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
-   two MiB or a 512th of the heap, is found again only when memory runs out, or after a thousand such streams.
+   two MiB, or its share of a 128th of the heap, is found again only when memory runs out, or after a thousand such
+   streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -471,8 +475,8 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
 
 /* Makes a pool.
      config   NULL: the defaults, for the current device
-     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on failure
-     */
+     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on
+              failure */
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
@@ -1482,6 +1486,24 @@ typedef struct gai_rhythm {
     uint64_t patience; /* so many are enough */
 } gai_rhythm;
 
+/* A plan that was carried out with old mappings alone. */
+typedef struct gai_memo {
+    struct gai_mapping *first; /* the descriptor may have another number by now, and be another mapping's */
+    uint64_t number;
+    uintptr_t at;
+    size_t bytes;
+} gai_memo;
+
+#define GAI_MEMOS 512
+
+/* The last plans, in turn. As long as a program repeats itself, what comes next is what came after the same plan the
+   last time: `next` is where that stands, and `agreed` how often in a row it was right. */
+typedef struct gai_diary {
+    gai_memo memos[GAI_MEMOS];
+    uint64_t written, next; /* next >= written: nothing is expected */
+    int agreed;
+} gai_diary;
+
 #define GAI_LANE_INDEX 64
 
 /* reserved.current == bytes of pages in blocks + parked + quarantined
@@ -1511,6 +1533,7 @@ struct galloc_pool {
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
+    size_t streams;                 /* plain lanes in use */
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by key */
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
@@ -1518,6 +1541,7 @@ struct galloc_pool {
     size_t old;           /* mappings that are away and not parked */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
+    gai_diary diary;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
@@ -2752,7 +2776,7 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
 #define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 512
+#define GAI_MARK_PART 128 /* of the heap may be freed by streams that never come again, all together */
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
@@ -3386,6 +3410,7 @@ static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
     lane->free.lane = lane;
     lane->next = pool->lanes;
     pool->lanes = lane;
+    pool->streams += (size_t)gai_lane_is_plain(lane);
     if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
 }
 
@@ -3539,6 +3564,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     gai_lane **at = &pool->lanes, *lane;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
+    pool->streams -= (size_t)gai_lane_is_plain(gone);
     at = gai_lane_bucket(pool, gone->key ^ gone->capture_id);
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
@@ -3551,7 +3577,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
    stays bounded however far the device is behind. */
 static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
 {
-    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART);
+    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->streams);
     int scarce = (int)gai_min(lane->events / GAI_EVENTS, 24);
     return lane->unmarked >> scarce >= bytes || (!lane->blocks && lane->spell >> scarce >= GAI_MARK_FREES);
 }
@@ -3896,24 +3922,13 @@ static int gai_lane_is_idle(const gai_lane *lane)
            lane->handed <= lane->done && !gai_lane_is_outside(lane);
 }
 
-static size_t gai_pool_count_lanes(galloc_pool *pool)
-{
-    gai_lane *lane;
-    size_t n = 0;
-    gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next) n += (size_t)gai_lane_is_plain(lane);
-    gai_lock_off(&pool->lock);
-    return n;
-}
-
 static void gai_pool_sweep_lanes(galloc_pool *pool)
 {
     gai_lane *lane, *next, *gone = NULL;
-    size_t n = gai_pool_count_lanes(pool);
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
-        if (!gai_lane_is_idle(lane) || (!lane->retired && n <= GAI_LANES_KEPT)) continue;
+        if (!gai_lane_is_idle(lane) || (!lane->retired && pool->streams <= GAI_LANES_KEPT)) continue;
         gai_front_shut(&lane->front);
         gai_lane_flush(pool, lane, 0);
         if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
@@ -3923,7 +3938,6 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         gai_lane_detach(pool, lane);
         lane->next = gone;
         gone = lane;
-        n--;
     }
     gai_lock_off(&pool->lock);
     for (; gone; gone = next) {
@@ -3985,6 +3999,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     gai_segment **at = &pool->segments;
     while (*at && *at != segment) at = &(*at)->next;
     if (*at) *at = segment->next;
+    pool->lost -= segment->lost;
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -4112,6 +4127,7 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_mapping **at = &mapping->page->shown;
     while (*at != mapping) at = &(*at)->next_shown;
     *at = mapping->next_shown;
+    mapping->number = 0; /* memos may know it */
     gai_slab_give(&pool->mappings, mapping);
 }
 
@@ -4432,6 +4448,7 @@ typedef struct gai_quest {
     const gai_want *want;
     size_t wanted, most;
     int may_wait;
+    int one_place; /* planning: one place is looked at, not all of them */
 } gai_quest;
 
 /* Is the work done that used a page at its old addresses? */
@@ -4509,6 +4526,14 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
+/* The same for a quest: what a move takes it may have to put back where it was. */
+static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
+                              size_t bytes, gai_batch *batch)
+{
+    if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0;
+    return gai_block_to_batch(pool, block, begin, bytes, batch);
+}
+
 /* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
    held; 0: no host memory for all of them. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
@@ -4520,13 +4545,12 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
         gai_block *newer = block->newer;
         size_t bytes = gai_block_spare_pages(pool, block, quest, &begin);
         if (bytes) {
-            if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0; /* a move may have to put them back */
-            enough = gai_block_to_batch(pool, block, begin, bytes, batch);
+            enough = gai_spare_to_batch(pool, block, quest, begin, bytes, batch);
             if (!enough) { /* one page then, and the rest when that is gone */
                 gai_quest one = *quest;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
-                if (!gai_block_to_batch(pool, block, begin, bytes, batch)) return 0;
+                if (!gai_spare_to_batch(pool, block, quest, begin, bytes, batch)) return 0;
             }
             quest->wanted -= gai_min(bytes, quest->wanted);
             quest->most -= bytes;
@@ -4637,7 +4661,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. */
+/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. The page behind one
+   that goes is the first of its run from then on: it needs the map's nodes for the day that it is put back too. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -4647,7 +4672,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     gai_batch_start(&back);
     for (mapping = donors->first; mapping; mapping = next) {
         next = mapping->next;
-        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr)) {
+        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr) &&
+            (!next || gai_map_need(&gai_block_map, next->addr))) {
             bytes += mapping->bytes;
             gai_batch_add(&back, mapping, mapping->block);
         } else {
@@ -4709,19 +4735,34 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     return block->next;
 }
 
+/* Merges the blocks of a set with free neighbours of other sets, whoever gave those up. */
+static void gai_set_join(galloc_pool *pool, gai_set *set)
+{
+    gai_block *block, *newer;
+    for (block = set->oldest; block; block = newer) {
+        const gai_block *first = block, *last = block;
+        newer = block->newer;
+        while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
+        while (last->next && last->next->kind == GAI_FREE) last = last->next;
+        if (first == last) continue;
+        while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
+        gai_set_remove(block);
+        (void)gai_block_file(pool, block, 1);
+    }
+}
+
 /* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
-   anyway. */
+   anyway. Those with the marks of one stream are together already, so that one stream's set can be left out: the
+   largest. What has no marks merges with all in any case. */
 static void gai_pool_join(galloc_pool *pool)
 {
-    gai_segment *segment;
-    gai_block *block;
-    for (segment = pool->segments; segment; segment = segment->next) {
-        for (block = segment->first; block; block = block->next) {
-            if (block->kind != GAI_FREE || !block->next || block->next->kind != GAI_FREE) continue;
-            gai_set_remove(block);
-            block = gai_block_file(pool, block, 1);
-        }
-    }
+    const gai_set *largest = &pool->mixed;
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (largest == &pool->mixed || lane->free.bytes > largest->bytes) largest = &lane->free;
+    gai_set_join(pool, &pool->mixed);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (largest != &lane->free) gai_set_join(pool, &lane->free);
 }
 
 /* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
@@ -4860,7 +4901,6 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
-        pool->lost--;
     }
     gai_lock_off(&pool->lock);
 }
@@ -5239,6 +5279,8 @@ typedef struct gai_plan {
     uint64_t newest; /* number of the newest of them */
 } gai_plan;
 
+static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->away; }
+
 /* May the block be part of the answer as it is? */
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_want *want)
 {
@@ -5275,27 +5317,43 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. */
+/* Is the whole mapping in a free block that can give up its page? The block, or NULL. */
+static gai_block *gai_mapping_lender(const galloc_pool *pool, const gai_mapping *mapping, const gai_quest *quest)
+{
+    gai_block *block = gai_block_before(mapping->addr);
+    uintptr_t end = mapping->addr + mapping->bytes;
+    if (!block || block->kind != GAI_FREE || block->segment->pool != pool || block->addr + block->bytes < end)
+        return NULL;
+    return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
+}
+
+/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
+   in free blocks was noted, unless this is about one place only. */
 static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
 {
     gai_mapping *current = page->current;
     if (page->looked == pool->plans) return page->holder;
     page->looked = pool->plans;
     page->holder = NULL;
-    if (!current || !current->block || current->block->kind != GAI_AWAY) return NULL;
-    if (gai_mapping_is_spare(pool, current, current->block->marks, quest)) page->holder = current->block;
+    if (!current) return NULL;
+    if (!gai_block_is_parked(current->block))
+        page->holder = quest->one_place ? gai_mapping_lender(pool, current, quest) : NULL;
+    else if (gai_mapping_is_spare(pool, current, current->block->marks, quest))
+        page->holder = current->block;
     return page->holder;
 }
 
 /* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
 typedef struct gai_window {
-    gai_block *left, *right; /* free blocks beside the run */
+    gai_block *left; /* the free block before the run, if the answer begins there */
     gai_block *first, *last, *hole;
+    const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
     size_t away;
 } gai_window;
 
 static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_quest *quest)
 {
+    if (!gai_block_is_unused(block)) return 0;
     if (block->kind == GAI_HOLE) {
         if (window->hole) return 0;
         window->hole = block;
@@ -5305,6 +5363,8 @@ static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
         window->away += block->bytes;
+        if (!window->last || (window->newest && window->newest->away->number < block->away->number))
+            window->newest = block;
     }
     window->last = block;
     return 1;
@@ -5319,6 +5379,7 @@ static void gai_window_drop_first(gai_window *window)
         window->away -= block->bytes;
     }
     if (window->last == block) window->last = NULL;
+    if (window->newest == block) window->newest = NULL;
     window->first = block->next;
 }
 
@@ -5332,18 +5393,17 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
     }
 }
 
-static uint64_t gai_window_newest(const gai_window *window)
+static uint64_t gai_window_newest(gai_window *window)
 {
-    const gai_block *block = window->first;
-    uint64_t newest = 0;
-    for (;; block = block->next) {
-        if (block->kind == GAI_AWAY) newest = gai_max(newest, block->away->number);
-        if (block == window->last) return newest;
-    }
+    const gai_block *block = window->first, *newest = window->newest;
+    for (; block && !window->newest; block = block == window->last ? NULL : block->next)
+        if (block->kind == GAI_AWAY && (!newest || block->away->number > newest->away->number)) newest = block;
+    window->newest = newest;
+    return newest ? newest->away->number : 0;
 }
 
-/* What the window would be as a plan: 0 if it does not do. */
-static int gai_window_plan(const galloc_pool *pool, const gai_window *window, const gai_want *want, uintptr_t at,
+/* What the window would be as a plan, but for `newest`: 0 if it does not do. */
+static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_want *want, uintptr_t at,
                            gai_plan *plan)
 {
     const gai_block *first = window->first, *last = window->last;
@@ -5355,8 +5415,8 @@ static int gai_window_plan(const galloc_pool *pool, const gai_window *window, co
     if (needed <= first->addr) return 0;
     plan->end = last_end;
     if (last_end < needed) {
-        plan->right = window->right;
-        if (gai_block_is_unused(last->next) || !plan->right || gai_window_needs(window, plan->right)) return 0;
+        plan->right = last->next;
+        if (want->room || !gai_block_is_own(pool, plan->right, want) || gai_window_needs(window, plan->right)) return 0;
         if (plan->right->addr + plan->right->bytes < needed) return 0;
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
@@ -5367,7 +5427,6 @@ static int gai_window_plan(const galloc_pool *pool, const gai_window *window, co
     plan->away = window->away;
     plan->at = at;
     plan->until = needed;
-    plan->newest = gai_window_newest(window);
     return 1;
 }
 
@@ -5377,7 +5436,7 @@ static int gai_window_plan(const galloc_pool *pool, const gai_window *window, co
    beside it in; for long-lived blocks the highest. */
 static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const gai_plan *b)
 {
-    size_t fresh_a = a->end - a->begin - a->away, fresh_b = b->end - b->begin - b->away;
+    size_t fresh_a = gai_plan_fresh(a), fresh_b = gai_plan_fresh(b);
     if (!b->first) return 1;
     if (fresh_a != fresh_b) return fresh_a < fresh_b;
     if (quest->want->far) return a->at > b->at;
@@ -5387,39 +5446,41 @@ static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const g
 }
 
 /* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
-static void gai_window_try(const galloc_pool *pool, gai_window *window, const gai_block *end, uintptr_t at,
-                           const gai_quest *quest, gai_plan *best)
+static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_quest *quest,
+                           gai_plan *best)
 {
     gai_plan plan;
-    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes) {
-        gai_block *next = window->last ? window->last->next : window->first;
-        if (next == end || !gai_window_add(pool, window, next, quest)) break;
-    }
-    if (window->last && gai_window_plan(pool, window, quest->want, at, &plan) && gai_plan_is_better(quest, &plan, best))
-        *best = plan;
+    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes)
+        if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, quest)) break;
+    if (!window->last || !gai_window_plan(pool, window, quest->want, at, &plan)) return;
+    if (best->first && gai_plan_fresh(&plan) > gai_plan_fresh(best)) return;
+    plan.newest = gai_window_newest(window);
+    if (gai_plan_is_better(quest, &plan, best)) *best = plan;
+}
+
+static void gai_window_clear(gai_window *window)
+{
+    while (window->last) gai_window_drop_first(window);
 }
 
 static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_quest *quest, gai_plan *best)
 {
     const gai_want *want = quest->want;
     gai_window window;
-    gai_block *end = first;
     memset(&window, 0, sizeof window);
-    while (gai_block_is_unused(end)) end = end->next;
-    if (!want->room && gai_block_is_own(pool, end, want)) window.right = end;
     window.first = first;
     if (!want->room && gai_block_is_own(pool, first->prev, want)) {
         uintptr_t at = gai_up(first->prev->addr, want->alignment);
         window.left = first->prev;
-        if (at < first->addr) gai_window_try(pool, &window, end, at, quest, best);
-        while (window.last) gai_window_drop_first(&window);
+        if (at < first->addr) gai_window_try(pool, &window, at, quest, best);
+        gai_window_clear(&window);
         window.first = first;
         window.left = NULL;
     }
-    for (; window.first != end; gai_window_drop_first(&window)) {
+    for (; gai_block_is_unused(window.first); gai_window_drop_first(&window)) {
         uintptr_t at = gai_up(window.first->addr, want->alignment);
         if (at < window.first->addr + window.first->bytes && at + want->bytes > at)
-            gai_window_try(pool, &window, end, at, quest, best);
+            gai_window_try(pool, &window, at, quest, best);
     }
 }
 
@@ -5441,6 +5502,63 @@ static int gai_plan_best(galloc_pool *pool, const gai_quest *quest, gai_plan *be
     for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
         if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, quest, best);
     return best->first != NULL;
+}
+
+static gai_memo *gai_diary_memo(gai_diary *diary, uint64_t index) { return &diary->memos[index % GAI_MEMOS]; }
+
+static int gai_memo_is(const gai_memo *a, const gai_memo *b)
+{
+    return a->number == b->number && a->at == b->at && a->bytes == b->bytes;
+}
+
+/* Adds a plan, and finds out what is to be expected after it. */
+static void gai_diary_add(gai_diary *diary, const gai_memo *memo)
+{
+    uint64_t oldest = diary->written > GAI_MEMOS ? diary->written - GAI_MEMOS : 0;
+    if (diary->next < diary->written && gai_memo_is(gai_diary_memo(diary, diary->next), memo)) {
+        diary->next++;
+        diary->agreed++;
+    } else {
+        diary->agreed = 0;
+        for (diary->next = diary->written; diary->next > oldest; diary->next--)
+            if (gai_memo_is(gai_diary_memo(diary, diary->next - 1), memo)) break;
+        if (diary->next == oldest) diary->next = UINT64_MAX;
+    }
+    *gai_diary_memo(diary, diary->written++) = *memo;
+}
+
+/* Makes a plan of a memo, if old mappings alone would serve there again. */
+static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_quest *quest, gai_plan *plan)
+{
+    const gai_want *want = quest->want;
+    gai_window window;
+    memset(&window, 0, sizeof window);
+    window.first = memo->first->block;
+    if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
+    if (memo->bytes != want->bytes || gai_up(memo->at, want->alignment) != memo->at) return 0;
+    if (memo->at < window.first->addr) {
+        window.left = window.first->prev;
+        if (!gai_block_is_own(pool, window.left, want) || memo->at < window.left->addr) return 0;
+    }
+    gai_window_try(pool, &window, memo->at, quest, plan);
+    gai_window_clear(&window);
+    return plan->first && !gai_plan_fresh(plan);
+}
+
+#define GAI_TRUST 8 /* times in a row that a search came to what was expected */
+
+/* What a program that repeats itself did the last time is found with no search. With the lock held. */
+static int gai_plan_again(galloc_pool *pool, gai_quest *quest, gai_plan *plan)
+{
+    gai_diary *diary = &pool->diary;
+    int found = 0;
+    memset(plan, 0, sizeof *plan);
+    if (quest->want->room || diary->next >= diary->written || diary->agreed < GAI_TRUST) return 0;
+    pool->plans++;
+    quest->one_place = 1;
+    found = gai_plan_by_memo(pool, gai_diary_memo(diary, diary->next), quest, plan);
+    quest->one_place = 0;
+    return found;
 }
 
 /* The part of the hole that is to be filled. */
@@ -5601,6 +5719,15 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
+/* The driver has no addresses. Blocks that are free or become so need none, but no step leads to a room. */
+static void gai_job_lacks_addresses(gai_job *job, CUresult result)
+{
+    gai_job_refused(job, result, "cuMemAddressReserve");
+    if (!job->want.room || job->error) return;
+    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: there are no addresses for a room of %zu bytes",
+                          job->want.room);
+}
+
 /* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
@@ -5625,11 +5752,12 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     quest.want = &job->want;
     quest.may_wait = job->may_wait;
     quest.wanted = quest.most = 0;
-    found = gai_plan_best(pool, &quest, plan);
+    quest.one_place = 0;
+    found = gai_plan_again(pool, &quest, plan) || gai_plan_best(pool, &quest, plan);
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
-        gai_job_refused(job, result, "cuMemAddressReserve");
+        if (result) gai_job_lacks_addresses(job, result);
         gai_lock_on(&pool->lock);
         found = !result && gai_plan_best(pool, &quest, plan);
     }
@@ -5753,7 +5881,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
 {
     galloc_pool *pool = job->pool;
     gai_quest quest;
-    size_t bytes = plan->end - plan->begin - plan->away, most, allowance = gai_job_allowance(job);
+    size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job);
     size_t fresh = job->frugal ? allowance : gai_pool_headroom(pool);
     int room = job->want.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     filling->page_bytes = gai_page_size(pool, bytes, allowance);
@@ -5774,11 +5902,21 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     }
     if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
     if (open && !filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
-    bytes = plan->end - plan->begin - plan->away;
+    bytes = gai_plan_fresh(plan);
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
-    return filling->fresh <= (job->frugal && filling->fresh ? gai_max(fresh, pool->granularity - 1) : fresh);
+    return filling->fresh <= fresh;
+}
+
+static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
+{
+    gai_memo memo;
+    memo.first = first;
+    memo.number = first->number;
+    memo.at = plan->at;
+    memo.bytes = bytes;
+    gai_diary_add(&pool->diary, &memo);
 }
 
 /* First with what is to be left alone left alone, then without. */
@@ -5838,6 +5976,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, g
     fetched = gai_plan_fetch(pool, plan, filling);
     if (!fetched || gai_job_choose_within(job, plan, filling, exact)) {
         if (fetched && gai_job_need(job, plan, filling)) {
+            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, filling->returning.first, job->want.bytes);
             gai_batch_over_plan(pool, batch, plan, filling);
             return 1;
         }
@@ -6057,11 +6196,10 @@ static int gai_step_wait_early(gai_job *job)
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
-   is oldest. Returns its oldest event; NULL: none is out. */
-static CUevent gai_pool_best_event(galloc_pool *pool)
+   is oldest. *event is its oldest event; NULL: none is out. */
+static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
 {
     gai_lane *lane, *best = NULL;
-    CUevent event = NULL;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next) {
         if (!lane->recorded || !lane->uses) continue;
@@ -6069,22 +6207,27 @@ static CUevent gai_pool_best_event(galloc_pool *pool)
         if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
         best = lane;
     }
-    if (best) event = best->recorded->event;
+    if (best) *event = best->recorded;
     gai_lock_off(&pool->lock);
-    return event;
+    return best;
 }
 
-/* Has the host wait for one event after another until something fits. */
+/* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
+   not the driver says so again: each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    CUevent event;
-    while (!gai_job_is_captured(job) && (event = gai_pool_best_event(pool)) != NULL) {
-        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event));
+    gai_lane *lane;
+    gai_event *event;
+    while (!gai_job_is_captured(job) && (lane = gai_pool_best_lane(pool, &event)) != NULL) {
+        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event->event));
         if (result) {
             gai_job_refused(job, result, "cuEventSynchronize");
             return 1;
         }
+        gai_lock_on(&pool->lock);
+        gai_lane_complete(lane, event->epoch);
+        gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_old(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
@@ -6092,19 +6235,28 @@ static int gai_step_wait_host(gai_job *job)
     return 0;
 }
 
-/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
-   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
-   (measured: docs/design.md). What the driver would not take back is used the next time. */
-static CUresult gai_device_wait(galloc_pool *pool)
+/* Gives back what the driver would not take the last time. What it does not know went with its context. */
+static CUresult gai_fence_drop(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
-    if (!pool->fence) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&pool->fence, GAI_UNIT, 0));
-    if (result) {
-        pool->fence = NULL;
-        return result;
-    }
-    result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (!result) pool->fence = NULL;
+    if (pool->fence) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
+    if (result && result != CUDA_ERROR_INVALID_VALUE) return result;
+    pool->fence = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
+   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
+   (measured: docs/design.md). What the driver would not take back goes the next time, but says nothing then: it may be
+   another context's. */
+static CUresult gai_device_wait(galloc_pool *pool)
+{
+    void *fence = NULL;
+    CUresult result = gai_fence_drop(pool);
+    if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
+    if (result) return result;
+    result = GAI_CALL(pool, host_free, MemFreeHost, (fence));
+    if (result) pool->fence = fence;
     return result;
 }
 
@@ -6321,7 +6473,11 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
-    if (may_wait && gai_pool_count_lanes(pool) > GAI_LANES_MANY) (void)gai_pool_wait(pool);
+    int many;
+    gai_lock_on(&pool->lock);
+    many = pool->streams > GAI_LANES_MANY;
+    gai_lock_off(&pool->lock);
+    if (many && may_wait) (void)gai_pool_wait(pool);
     gai_pool_sweep_lanes(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->growth);
@@ -6339,6 +6495,13 @@ static void gai_job_count(gai_job *job)
     gai_store(&job->got->held, job->got->addr);
 }
 
+/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+static int gai_job_is_hopeless(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    return !job->grows && job->want.bytes > gai_min(pool->device_bytes, pool->config.memory_limit);
+}
+
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
    first. */
 static void gai_job_run(gai_job *job)
@@ -6348,7 +6511,7 @@ static void gai_job_run(gai_job *job)
     job->error = gai_pool_enter(job->pool, &scope);
     if (job->error) return;
     if (!gai_job_search(job, GAI_REACH_OWN)) {
-        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0]; i++)
+        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0] && !gai_job_is_hopeless(job); i++)
             if (gai_ladder[i](job)) break;
         if (!gai_job_is_done(job)) gai_job_say_no_memory(job);
     }
@@ -6456,13 +6619,16 @@ static galloc_pool *gai_pool_of(const void *ptr)
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : NULL;
 }
 
-/* The block of any kind that an address lies in. With the lock held. */
+/* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
+   that must not be looked at. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
-    gai_block *block = mapping && gai_block_is_parked(mapping->block) ? mapping->block : gai_block_before(addr);
-    if (!block || block->segment->pool != pool || addr - block->addr >= block->bytes) return NULL;
-    return block;
+    gai_block *block;
+    if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
+    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
+    block = gai_block_before(addr);
+    return block && addr - block->addr < block->bytes ? block : NULL;
 }
 
 /* Says what is wrong with a pointer that is not the start of a used block. */
@@ -7471,14 +7637,19 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0;
-    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed);
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0;
+    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed), lost = 0;
     memset(&census, 0, sizeof census);
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
+        lost += segment->lost;
     }
-    for (lane = pool->lanes; lane; lane = lane->next) broken += gai_check_lane(pool, lane, &census);
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        broken += gai_check_lane(pool, lane, &census);
+        streams += (size_t)gai_lane_is_plain(lane);
+    }
+    broken += streams != pool->streams;
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
@@ -7494,7 +7665,7 @@ static int gai_check_pool(galloc_pool *pool)
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->away != mapping || mapping->page->taken;
     }
-    broken += leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
+    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -7710,7 +7881,7 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
                         pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
-    if (pool->fence) result = gai_device_wait(pool);
+    result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;
@@ -8045,10 +8216,11 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life || (!(block->tag & GAI_SHELVED) && !block->marks);
 }
 
-/* Claims the block and puts it into the way's front; else it is the program's again. */
+/* Claims the block and puts it into the way's front; else it is the program's again. A block that does not suit has not
+   come to the front, which alone knows, where there are no looks, whether the stream has been retired. */
 static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
 {
-    enum gai_passage passage = GAI_KNOWN;
+    enum gai_passage passage = way->looks ? GAI_KNOWN : GAI_LONG;
     if (!gai_swap(&block->held, (uintptr_t)ptr, 0)) return GAI_LONG;
     if (gai_block_suits(block, way->site.life)) {
         if (block->life != way->site.life) gai_set_relaxed(&block->stream_id, way->site.stream_id);

@@ -10,7 +10,9 @@
        64 chunks of 1 MiB pushed, 0 of them by copying, the same address: yes
        the pool holds 64 MiB
        a plain block between others cannot grow: operation not supported, so it moves
-       shut down: no error */
+       shut down: no error
+             and on stderr (the address differs), as for each call that fails, also one that the program expects to
+       galloc: the block at 0x7f2c54000000 cannot grow to 2097152 bytes where it stands */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"

@@ -44,8 +44,9 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 300
 count hot 2000 255 stream_check:off
-count miss 10000 1750
+count miss 10000 1760
 count churn 20000 2650
+count parked 4 9000000 memory_limit:120G
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]

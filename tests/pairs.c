@@ -83,6 +83,12 @@ __attribute__((noinline)) static void count_churn(long n, cudaStream_t stream)
     }
 }
 
+/* Counted: half of all that is held, when nothing is live and some thousand pages are parked. */
+__attribute__((noinline)) static void count_parked(long n, cudaStream_t stream)
+{
+    for (long i = 0; i < n; i++) must(galloc_free(get((size_t)20 << 30, stream), stream));
+}
+
 /* All sizes from 1 KiB on in mixed order, and between them used blocks. */
 static void prepare_miss(cudaStream_t stream)
 {
@@ -104,6 +110,12 @@ static void prepare_churn(cudaStream_t stream)
     for (int i = 0; i < LIVE; i++) live[i] = get(size[roll() % SIZES], stream);
 }
 
+static void prepare_parked(cudaStream_t stream)
+{
+    for (int i = 0; i < LIVE; i++) live[i] = get((size_t)20 << 20, stream);
+    for (int i = 0; i < LIVE; i++) must(galloc_free(live[i], stream));
+}
+
 int main(int argc, char **argv)
 {
     sim_options options = sim_defaults();
@@ -120,5 +132,6 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "hot")) count_hot(n, stream);
     if (!strcmp(argv[1], "miss")) prepare_miss(stream), count_miss(n, stream);
     if (!strcmp(argv[1], "churn")) prepare_churn(stream), count_churn(n, stream);
+    if (!strcmp(argv[1], "parked")) prepare_parked(stream), count_parked(n, stream);
     return 0;
 }

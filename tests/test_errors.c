@@ -697,6 +697,124 @@ static void fail_once_more(void)
     EXPECT_EQ(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
 }
 
+/* A wait for one device that fails leaves something behind, and that proves nothing about another device. */
+TEST(a_wait_that_fails_proves_nothing_of_another_device)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    cudaStream_t s = stream_new(), u = stream_new();
+    galloc_config config = config_limit(MIB(2));
+    config.device = 0;
+    config.reuse = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(cudaSetDevice(1));
+    cudaStream_t t = stream_new();
+    void *p = get(pool, MIB(1), t), *q = get(pool, MIB(1), u);
+    OK(galloc_free(p, t));
+    sim_fail("cuMemFreeHost", 2, 0, cudaErrorUnknown); /* of the second device */
+    EXPECT(galloc_pool_malloc(pool, &p, MIB(1), s) != cudaSuccess);
+    EXPECT_EQ(sim_failed(), 1);
+    OK(cudaSetDevice(0));
+    put(u, q, MIB(1), 1);
+    OK(galloc_free(q, u));
+    p = get(pool, MIB(1), s);
+    q = get(pool, MIB(1), s);
+    put(s, p, MIB(1), 2);
+    put(s, q, MIB(1), 2);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+/* What has been waited for is complete: a driver that does not answer when it is asked once more changes nothing. */
+TEST(an_event_that_was_waited_for_is_complete)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(6));
+    config.reuse = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(4), s), *q = get(pool, 512, t);
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    sim_fail("cuEventQuery", 1, 1, cudaErrorUnknown);
+    p = get(pool, MIB(4), t);
+    sim_fail_clear();
+    put(t, p, MIB(4), 2);
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
+/* A segment that the driver would not take back, and that a reset then made void, leaves no trace. */
+TEST(a_refused_segment_goes_with_the_reset)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(pool, MIB(30), s), s));
+    sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
+    OK(galloc_pool_trim(pool, 0));
+    EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
+    OK(cudaDeviceReset());
+    s = stream_new();
+    OK(galloc_free(get(pool, MIB(30), s), s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* What can never be had is refused at once. */
+TEST(nobody_waits_for_more_than_there_is)
+{
+    for (int i = 0; i < 4; i++) { /* the limit or the device; kind of segments */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = config_limit(i % 2 ? GIB(1) : SIZE_MAX);
+        config.expandable_segments = i / 2;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(500), s), *q = get(pool, 512, t);
+        put(s, p, MIB(500), 1);
+        OK(galloc_free(p, s));
+        galloc_stats before = stats_of(pool), after;
+        long blocking = sim_blocking_calls();
+        FAILS(galloc_pool_malloc(pool, &p, i % 2 ? GIB(2) : GIB(100), t), cudaErrorMemoryAllocation);
+        after = stats_of(pool);
+        expect_same(&before, &after);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Giving everything back would not help: nothing is given back, and nobody waits. */
+TEST(a_room_for_which_there_are_no_addresses)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(100), s);
+    put(s, p, MIB(100), 1);
+    OK(galloc_free(p, s));
+    galloc_request request = request_of(pool, MIB(200), s);
+    request.max_bytes = (size_t)1 << 54;
+    galloc_stats before = stats_of(pool), after;
+    long blocking = sim_blocking_calls();
+    FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(log_text, "addresses") != NULL);
+    after = stats_of(pool);
+    expect_same(&before, &after);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    pool_end(pool);
+    finish();
+}
+
 TEST(the_log_may_call_galloc)
 {
     begin();

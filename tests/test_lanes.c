@@ -835,6 +835,38 @@ TEST(without_looks_a_retired_stream_is_still_another_one)
 
 /* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
    bytes: what had these before may still be under way. */
+/* Nor by the free of a block that no front would have: it is not asked, so it says nothing. */
+TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "stream_check:off", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t other = stream_new(), old = stream_new();
+    galloc_request request = {0};
+    void *p = get(pool, KIB(64), old), *room = NULL;
+    request.bytes = MIB(2);
+    request.max_bytes = MIB(4);
+    request.stream = other;
+    request.pool = pool;
+    OK(galloc_alloc(&room, &request));
+    put(old, p, KIB(64), 1);
+    OK(galloc_free(p, old));
+    OK(galloc_stream_retire(old));
+    stream_end(old);
+    cudaStream_t s = stream_new();
+    EXPECT(s == old); /* the handle comes back */
+    OK(galloc_free(room, s));
+    p = get(pool, KIB(64), s);
+    put(s, p, KIB(64), 2); /* the old stream's work is not done */
+    EXPECT_EQ(info_of(p).stream_id, stream_id(s));
+    OK(galloc_free(p, s));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST(what_a_front_gave_grows_on_another_stream)
 {
     begin_still();

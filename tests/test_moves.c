@@ -1094,6 +1094,60 @@ TEST(a_move_that_fails_leaves_the_pieces_as_they_were)
 }
 
 /* The driver does not let go of an address: the page behind it stays held until it does, wherever it has gone. */
+/* Of pages of several sizes more are taken than needed, and some go back before the driver is asked; the rest follows
+   when it refuses. */
+TEST(a_move_that_took_too_much_fails)
+{
+    for (uint64_t round = 0; round < 16; round++) {
+        sim_options options = sim_defaults();
+        options.memory = GIB(256);
+        begin_with(options);
+        galloc_pool *pool = pool_new(NULL);
+        cudaStream_t s = stream_new();
+        dice d = {round};
+        void *p[24] = {NULL};
+        for (int i = 0; i < 100; i++) {
+            void **q = &p[roll_below(&d, 24)];
+            size_t bytes = PAGE * (size_t)(1 + roll_below(&d, roll_below(&d, 3) ? 40 : 2000));
+            if (*q) {
+                OK(galloc_free(*q, s));
+                *q = NULL;
+                continue;
+            }
+            sim_fail("cuMemMap", 1, 0, 0);
+            (void)galloc_pool_malloc(pool, q, bytes, s);
+            sim_fail_clear();
+        }
+        expect_healthy(pool, 1);
+        for (int i = 0; i < 24; i++) OK(galloc_free(p[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A thousand pages of one block are wanted, and the host has no memory to describe them one by one. */
+TEST(the_host_has_no_memory_for_the_pages_of_a_large_block)
+{
+    for (long nth = 1; nth < 8; nth++) {
+        begin_still();
+        galloc_config config = config_limit(GIB(2) + MIB(64));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *other = get(pool, 512, t), *p = get(pool, MIB(1900), s), *wall = get(pool, MIB(2), s);
+        put(s, p, MIB(1900), 1);
+        OK(galloc_free(p, s));
+        sim_fail_malloc(nth, 1);
+        if (galloc_pool_malloc(pool, &p, MIB(2000), s)) EXPECT(p == NULL);
+        sim_fail_clear();
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(wall, s));
+        OK(galloc_free(other, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(a_page_with_an_old_address_is_not_given_back)
 {
     begin();
@@ -1154,6 +1208,43 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
             if (pass >= 4 && pass < 8) EXPECT_EQ(memory_calls(), calls);
         }
         EXPECT(stats_of(pool).moves > 0 || i % 3 == 2);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Pieces of one stream become larger blocks of another, and so on, each time the same. */
+static void round_of(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    void *p[4];
+    for (int i = 0; i < 4; i++) p[i] = get_used(pool, PAGE, s, (uint64_t)i);
+    if (t != s) order(s, t);
+    for (int i = 0; i < 4; i += 2) {
+        if (t != s) put(t, p[i], PAGE, 9);
+        OK(galloc_free(p[i], t));
+    }
+    void *q = get_used(pool, 2 * PAGE, s, 10);
+    for (int i = 1; i < 4; i += 2) OK(galloc_free(p[i], s));
+    void *r = get_used(pool, 3 * PAGE, s, 11);
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+}
+
+/* What a program did so far says where pages go next, but not that they can be had. */
+TEST(what_was_always_so_may_be_otherwise)
+{
+    for (int often = 1; often < 24; often++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = frugal(SIZE_MAX, GALLOC_REUSE_COMPLETED);
+        galloc_pool *pool = pool_new(&config);
+        void *t_own = get_used(pool, PAGE, t, 20);
+        for (int i = 0; i < often; i++) round_of(pool, s, s);
+        round_of(pool, s, t);
+        round_of(pool, s, s);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(t_own, t));
         pool_end(pool);
         finish();
     }

@@ -404,7 +404,7 @@ TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
         void *base = get_used(pool, GIB(2), s, 1);
         char *p = room ? get_growable(pool, PAGE, GIB(1), s) : NULL;
         void *big = get_used(pool, MIB(256), s, 2);
-        if (full) pool->config.memory_limit = 0;
+        if (full) pool->config.memory_limit = stats_of(pool).reserved.current;
         OK(galloc_free(big, s));
         if (!room) p = get_growable(pool, PAGE, GIB(1), s);
         EXPECT_EQ(info_of(p).room, GIB(1));

@@ -379,6 +379,48 @@ TEST(any_address_may_be_asked_at_any_time)
     }
 }
 
+/* Small blocks come and go at addresses below all others. */
+static void *play_below(void *pool)
+{
+    cudaStream_t s = stream_new();
+    void *p[8] = {NULL};
+    for (size_t i = 0; !__atomic_load_n(&stop, __ATOMIC_RELAXED); i++) {
+        OK(galloc_free(p[i % 8], s));
+        p[i % 8] = get(pool, 512 + 512 * (i % 5), s);
+    }
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], s));
+    return NULL;
+}
+
+/* While a page is on its way no block of its pool is at its address, and what precedes it is another pool's: that has
+   a lock of its own. ThreadSanitizer sees it. */
+TEST(addresses_of_pages_on_their_way_may_be_asked)
+{
+    begin();
+    pthread_t thread[2];
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.stats_exact = 1;
+    galloc_pool *below = pool_new(&config), *pool = pool_new(&config);
+    void *keep = get(below, 512, s);
+    stop = 0;
+    shown = get(pool, MIB(8), s);
+    OK(galloc_free(shown, s));
+    EXPECT_EQ(pthread_create(&thread[0], NULL, look_up, pool), 0);
+    EXPECT_EQ(pthread_create(&thread[1], NULL, play_below, below), 0);
+    for (int i = 0; i < 300; i++) {
+        OK(galloc_free(get(pool, MIB(8), s), s));
+        OK(galloc_free(get(pool, MIB(12), s), s));
+        OK(galloc_pool_trim(pool, 0));
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    OK(galloc_free(keep, s));
+    pool_end(below);
+    pool_end(pool);
+    finish();
+}
+
 /* Threads that miss together find what the first of them got. */
 static void *miss(void *pool)
 {

@@ -1,7 +1,7 @@
 #!/bin/bash
-# run.sh - builds the tests of this folder and the examples, runs them on the GPU, and runs one of them a second time,
-# briefly, under compute-sanitizer where that is found. Ends in a table and one line "N passed, M failed"; fails when a
-# test fails and when nothing ran.
+# run.sh - builds the tests of this folder and the examples, runs them on the GPU, and runs one of them again, briefly,
+# under compute-sanitizer's memcheck and racecheck where that is found. Ends in a table and one line "N passed, M
+# failed"; fails when a test fails and when nothing ran.
 #
 # Environment
 #   OUT_LOG          also write everything to this file
@@ -103,18 +103,19 @@ sanitizer() {
 }
 
 # Errors that galloc handles are not the program's: only what kernels do to memory is looked at.
-run_memcheck() {
-    tool=$(sanitizer)
-    if [ "$backend" = sim ] || [ -z "$tool" ]; then
-        add_row "memcheck of gpu_content" "not run: no compute-sanitizer" -
+run_sanitizer() { # tool of compute-sanitizer, options...
+    name="$1 of gpu_content" tool=$1
+    shift
+    if [ "$backend" = sim ] || [ -z "$(sanitizer)" ]; then
+        add_row "$name" "not run: no compute-sanitizer" -
         return
     fi
-    "$tool" --tool memcheck "$build/01_first_program" >"$build/output" 2>&1
+    "$(sanitizer)" --tool "$tool" "$build/01_first_program" >"$build/output" 2>&1
     if grep -q 'Device not supported' "$build/output"; then
-        add_row "memcheck of gpu_content" "not run: device not supported" -
+        add_row "$name" "not run: device not supported" -
         return
     fi
-    run "memcheck of gpu_content" 120 "$tool" --tool memcheck --report-api-errors no --error-exitcode 9 \
+    run "$name" 120 "$(sanitizer)" --tool "$tool" "$@" --error-exitcode 9 \
         "$build/gpu_content" --seconds 4 --threads 2 --limit-mib 256
 }
 
@@ -130,7 +131,8 @@ main() {
         esac
     done
     for name in $examples; do run "$name" 120 "$build/$name"; done
-    run_memcheck
+    run_sanitizer memcheck --report-api-errors no
+    run_sanitizer racecheck
     echo
     tests/gpu/describe.sh
     echo

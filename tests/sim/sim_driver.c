@@ -17,6 +17,7 @@ static const sm_error errors[] = {
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "out of memory"},
     {3, "CUDA_ERROR_NOT_INITIALIZED", "cudaErrorInitializationError", "initialization error"},
     {4, "CUDA_ERROR_DEINITIALIZED", "cudaErrorCudartUnloading", "driver shutting down"},
+    {17, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidDevicePointer", "invalid device pointer"},
     {21, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
     {35, "CUDA_ERROR_UNKNOWN", "cudaErrorInsufficientDriver",
      "CUDA driver version is insufficient for CUDA runtime version"},
