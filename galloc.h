@@ -4744,7 +4744,7 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
         newer = block->newer;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
-        if (first == last) continue;
+        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
         (void)gai_block_file(pool, block, 1);

@@ -1563,7 +1563,7 @@ static void mix_open(mixture *m, int round)
 TEST(random_captures_launches_and_ends)
 {
     static mixture m;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < 400; round++) {
         mix_open(&m, round);
         for (int i = 0; i < 400; i++) {
             mix_step(&m);
