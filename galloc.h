@@ -22,13 +22,12 @@
    DOES NOT
      - touch device memory, ever: descriptions are kept on the host
      - change the current device, or leave an error for cudaGetLastError
-     - work inside a stream capture yet: calls on a captured stream are refused and the capture is not harmed
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker
      GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
-                                                        with locks held: they must not call galloc
+                                                        with locks held: they must not call galloc, nor CUDA
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
@@ -89,6 +88,27 @@
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
      memory itself is kept.
 
+   ON GRAPHS
+     Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
+     use must stay at its address, and nobody else's, as long as it can be launched. So
+       - a captured allocation gets memory of its own graph, memory that nobody still works with, or new pages. It waits
+         for nothing, and nothing is recorded. When these do not suffice it fails, and the capture goes on;
+       - what is freed on a captured stream, or recorded for one (galloc_free_after, galloc_record_stream), is the
+         graph's. Later captured work of the same stream may have it at once, what else is captured into the graph may
+         not. A block that was used before the capture is not reused in it either: nobody knows where that work stands;
+       - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
+         then the graph's again: a launch writes to it;
+       - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
+         capture), or be freed only when the graph is gone;
+       - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
+         an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
+     Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
+     stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
+     stream in it is known by its handle: do not destroy it before the capture has ended.
+     galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
+     cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
+
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
@@ -120,8 +140,8 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>streams >>pages >>policy
-     >>heap >>configuration >>check >>pools >>ways >>public
+     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>capture >>streams >>pages
+     >>policy >>heap >>configuration >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -176,6 +196,8 @@
 #define galloc_record_stream galloc_record_stream_ptsz
 #define galloc_stream_retire galloc_stream_retire_ptsz
 #define galloc_resize galloc_resize_ptsz
+#define galloc_graph_begin galloc_graph_begin_ptsz
+#define galloc_graph_release galloc_graph_release_ptsz
 #endif
 
 /* ==== TYPES ===================================================================================================== */
@@ -183,6 +205,9 @@
 
 /* A heap on one device: its settings, its limit, its memory. Opaque. */
 typedef struct galloc_pool galloc_pool;
+
+/* Captured graphs that share memory of a pool; see ON GRAPHS. Opaque. */
+typedef struct galloc_graph galloc_graph;
 
 /* What reuse of memory between streams may rest on; see ON STREAMS. The same stream is always allowed. */
 enum {
@@ -233,7 +258,9 @@ typedef struct galloc_pointer {
     size_t requested;             /* bytes asked for; 0 for free memory */
     size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB */
     size_t room;                  /* bytes up to which the addresses are the block's; at least `usable` */
-    unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy */
+    unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy, or
+                                     one that was being captured, which cannot be asked */
+    unsigned long long capture_id; /* of a capture (cudaStreamGetCaptureInfo) whose graph owns it; 0: none does */
     int device;
     uint32_t tag;
     galloc_state state;
@@ -297,6 +324,9 @@ typedef struct galloc_stats {
     size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
+    size_t graph_bytes;    /* bytes of free blocks that are captured graphs' own; see ON GRAPHS. Those that several
+                              streams freed are looked at one by one */
+    size_t graphs;         /* captures whose graphs, or instances of them, exist and have used the pool */
     size_t free_bytes;     /* bytes of free blocks */
     size_t largest_free;   /* bytes of the largest free block, or up to 3.1 % less; in fronts nothing has merged */
     double external_fragmentation; /* 1 - largest_free / free_bytes: 0 when all that is free is in one piece, or none
@@ -325,10 +355,10 @@ typedef struct galloc_stream_stats {
 
 /* Unless a function says otherwise:
      Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInitializationError in
-              a child made by fork, cudaErrorStreamCaptureUnsupported for a stream that is being captured (but
-              galloc_resize cudaErrorNotSupported), and whatever error the driver gave. A failure changes nothing,
-              writes one line to GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as
-              it was.
+              a child made by fork, and whatever error the driver gave. A failure changes nothing, writes one line to
+              GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as it was.
+     Streams  may be captured (see ON GRAPHS), except for galloc_resize (cudaErrorNotSupported), galloc_stream_retire
+              and galloc_graph_release (cudaErrorStreamCaptureUnsupported)
      Threads  may be called from any thread at any time.
      Device   never waits for the device and never touches its memory. */
 
@@ -337,8 +367,9 @@ typedef struct galloc_stream_stats {
    after this call, and by work that is ordered after such a point of `stream`. Its contents are undefined.
      ptr      receives the address; NULL if bytes is 0, and after every failure
      bytes    0 .. SIZE_MAX; more than the device can hold fails
-     Returns  also cudaErrorMemoryAllocation: nothing cached fits and the device, or the pool's limit, has no more
-     Device   waits for the device only when memory has run out, and then for just what it needs */
+     Returns  also cudaErrorMemoryAllocation: nothing cached fits and the device, or the pool's limit, has no more;
+              cudaErrorStreamCaptureInvalidated when the stream's capture has been invalidated
+     Device   waits for the device only when memory has run out, and then for just what it needs; not in a capture */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Gives memory back. Work queued on `stream` before this call may still be using it: it is reused by later work of
@@ -348,7 +379,8 @@ GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stre
      Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
               says whether it is foreign, inside a block, or freed already
      Host     needs no memory, but for a stream that the pool has not seen before; if there is none for that either,
-              it waits for that stream instead */
+              it waits for that stream instead. One that is being captured cannot be waited for: then it returns
+              cudaErrorMemoryAllocation, or what the driver said, and the block is still used */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
 /* The same for memory that several streams use: it is reused after the work queued so far on each of them.
@@ -390,8 +422,9 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
 /* Says that `stream` uses the block too. When the block is freed, whatever that stream has been given until then
    counts as use: nobody is given the memory, the freeing stream included, before that work is done or waited for.
      ptr      start of a used block
-     stream   must live until the block is freed, or be retired before it is destroyed
-     Returns  also cudaErrorInvalidDevicePointer, cudaErrorMemoryAllocation (host) */
+     stream   must live until the block is freed, or be retired before it is destroyed. While it is being captured the
+              capture's graph is meant; what it does otherwise must be said by a call before or after the capture
+     Returns  also cudaErrorInvalidDevicePointer, cudaErrorMemoryAllocation (host), cudaErrorStreamCaptureInvalidated */
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
@@ -400,6 +433,35 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
+
+/* Graphs that share memory. Captures of `stream` from here to galloc_graph_end, one after the other or the one that is
+   under way, and of the streams that they fork to, are of one group: what is freed in one of them may be reused in the
+   next. So hundreds of graphs, say one for each batch size, need the memory of the largest. It is a promise: each
+   launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
+   once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
+   capture, a result, no other graph of the group is given until the program has freed it.
+     graph    the group; where it holds NULL, a new one is made
+     pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
+              stream's device
+     stream   not the legacy one. It must live until galloc_graph_end
+     Returns  also cudaErrorNotPermitted when the group has begun already, or another one with this stream or capture;
+              cudaErrorStreamCaptureInvalidated, cudaErrorMemoryAllocation (host); *graph is left as it was then */
+GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
+
+/* Captures that begin from now on are not the group's; call it after the last one has ended. Its memory stays the
+   group's.
+     Returns  also cudaErrorNotPermitted when the group has not begun */
+GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph);
+
+/* Gives the memory of a group back to the pool, and ends the group: `graph` is of no use any more. The promise: its
+   graphs are not launched again, and all their launches come before this point of `stream`, as work comes before a
+   free. So the graphs need not be destroyed, and the work need not be done. A group that is never released keeps the
+   memory of each of its graphs until that is gone, and ends with its pool.
+     stream   not one that is being captured
+     Returns  also cudaErrorNotPermitted before galloc_graph_end, cudaErrorMemoryAllocation (host): then nothing has
+              changed
+     Device   never waits for it; takes time in proportion to the pool's blocks */
+GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
 
 /* The settings that a pool has when nobody says otherwise. */
 GALLOC_API galloc_config galloc_config_default(void);
@@ -418,8 +480,8 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
-     Returns  also cudaErrorNotPermitted when blocks of it are still used, and for default pools, and whatever error
-              the driver gave when it would not take something back: the pool goes on
+     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, and for
+              default pools, and whatever error the driver gave when it would not take something back: the pool goes on
      Threads  no other thread may be using this pool
      Device   waits for it */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
@@ -450,10 +512,11 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
-/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet. The driver is not
-   asked: what is done and has not been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices,
-   and gives nothing back). Streams that follow this one by themselves, or wait for it already, may have some of what
-   is stranded. Takes time in proportion to the free blocks that are stranded, with the pool's lock held.
+/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet; what streams did while
+   they were captured is not among it (see galloc_stats.graph_bytes). The driver is not asked: what is done and has not
+   been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices, and gives nothing back). Streams
+   that follow this one by themselves, or wait for it already, may have some of what is stranded. Takes time in
+   proportion to the free blocks that are stranded, with the pool's lock held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
      count    receives how many streams there are, which may be more than n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
@@ -468,8 +531,8 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool);
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
 
 /* Destroys the default pools, and forgets everything; afterwards galloc may be used again from the beginning.
-     Returns  cudaErrorNotPermitted when blocks are still used or pools of one's own still exist; what is unused is
-              given back all the same
+     Returns  cudaErrorNotPermitted when blocks are still used, graphs own memory, or pools of one's own still exist;
+              what is unused is given back all the same
      Threads  no other thread may be inside galloc
      Device   waits for it */
 GALLOC_API cudaError_t galloc_shutdown(void);
@@ -551,6 +614,8 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #undef galloc_record_stream
 #undef galloc_stream_retire
 #undef galloc_resize
+#undef galloc_graph_begin
+#undef galloc_graph_release
 #endif
 
 #ifndef GALLOC_MALLOC
@@ -860,6 +925,7 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
     X(StreamGetFlags, (CUstream, unsigned int *))                                                                      \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
+    X(StreamGetCaptureInfo, GAI_CAPTURE_INFO)                                                                          \
     X(StreamSynchronize, (CUstream))                                                                                   \
     X(StreamWaitEvent, (CUstream, CUevent, unsigned int))                                                              \
     X(EventCreate, (CUevent *, unsigned int))                                                                          \
@@ -880,7 +946,21 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(MemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))                         \
     X(MemUnmap, (CUdeviceptr, size_t))                                                                                 \
     X(MemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                                            \
-    X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
+    X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                                                        \
+    X(UserObjectCreate, (CUuserObject *, void *, CUhostFn, unsigned int, unsigned int))                                \
+    X(UserObjectRelease, (CUuserObject, unsigned int))                                                                 \
+    X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))
+
+/* Since CUDA 12.3 there is a longer form of this function. Runtimes from there on to 12.4 give that one, later ones
+   what they are asked for (12.0). Of what a capture depends on nothing is asked: all of these arguments are NULL. */
+#if CUDART_VERSION >= 12030 && CUDART_VERSION < 12050
+#define GAI_CAPTURE_INFO \
+    (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, const void *, size_t *)
+#define GAI_CAPTURE_NO_MORE NULL, NULL, NULL
+#else
+#define GAI_CAPTURE_INFO (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *)
+#define GAI_CAPTURE_NO_MORE NULL, NULL
+#endif
 
 #define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
 #define GAI_DRIVER_LOAD(name, arguments) \
@@ -992,7 +1072,8 @@ static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
 
 /* Where a call stands. Streams are told apart by their ids, which CUDA never gives twice, since handles come back
    after cudaStreamDestroy. The legacy stream has id 0 here and is told apart by its context: its own id cannot be
-   asked for at all times. */
+   asked for at all times. Neither can that of a stream that is being captured: it is told apart by the capture and its
+   handle, which means one stream as long as the capture lasts. */
 typedef struct gai_site {
     CUstream stream;
     unsigned long long stream_id;
@@ -1000,8 +1081,11 @@ typedef struct gai_site {
     uint64_t life;
     CUcontext context; /* NULL: not asked for yet */
     unsigned long long context_id;
-    int hands_off; /* legacy, while a blocking stream is captured: nearly any call on it would break the capture */
-    int home; /* the stream's context is the pool's: the pool of its device */
+    unsigned long long capture; /* the one that the stream is part of; 0: none */
+    CUresult refused; /* the driver would not have the graph tell of its end */
+    char broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
+    char hands_off; /* captured, or legacy while a blocking stream is: nearly any call on it would break the capture */
+    char home;      /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
 /* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
@@ -1021,6 +1105,27 @@ static CUresult gai_site_context(gai_site *site)
     return result;
 }
 
+static uint64_t gai_threads; /* that have had a number */
+static GAI_THREAD_LOCAL uint64_t gai_thread_number;
+
+/* What stands for the handle of a stream: within a capture it means one stream, but for the per-thread one, which is
+   each thread's own. No handle of a stream that was created is as small as a thread's number. */
+static unsigned long long gai_stream_key(CUstream stream)
+{
+    if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
+    if (!gai_thread_number) gai_thread_number = gai_next(&gai_threads);
+    return gai_thread_number;
+}
+
+/* Which capture the stream is part of now; 0: of none. */
+static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, unsigned long long *id, CUgraph *graph)
+{
+    cuuint64_t number = 0;
+    CUresult result = gai_cu.StreamGetCaptureInfo(stream, status, &number, graph, GAI_CAPTURE_NO_MORE);
+    *id = !result && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
+    return result;
+}
+
 /* Whether it is captured comes first: asking a captured stream for its id or flags, or the legacy stream for anything
    while a blocking stream is captured, loses that capture in every mode (measured: docs/design.md). */
 static CUresult gai_site_look(gai_site *site)
@@ -1029,7 +1134,16 @@ static CUresult gai_site_look(gai_site *site)
     CUresult result = gai_cu.StreamIsCapturing(site->stream, &status);
     site->hands_off = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (result && !site->hands_off) return result;
-    if (status != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+        result = gai_capture_of(site->stream, &status, &site->capture, NULL);
+        if (result) return result;
+    }
+    site->broken = status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
+        site->hands_off = 1;
+        site->stream_id = gai_stream_key(site->stream);
+        return CUDA_SUCCESS;
+    }
     if (site->stream == CU_STREAM_LEGACY) return gai_site_context(site);
     return gai_cu.StreamGetId(site->stream, &site->stream_id);
 }
@@ -1046,9 +1160,21 @@ static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
         result = gai_site_look(site);
     }
     if (gai_is_driver_gone(result)) return cudaErrorCudartUnloading;
-    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-        return gai_fail(cudaErrorStreamCaptureUnsupported, "the stream is being captured: allocate before the capture");
     return result ? gai_driver_failed(result, "looking at the stream") : cudaSuccess;
+}
+
+/* For what cannot be done on a stream while it is captured. */
+static cudaError_t gai_site_is_free(const gai_site *site)
+{
+    if (!site->capture && !site->broken) return cudaSuccess;
+    return gai_fail(cudaErrorStreamCaptureUnsupported, "this cannot be done on a stream that is being captured");
+}
+
+/* For what would be of use to the capture only. */
+static cudaError_t gai_site_is_sound(const gai_site *site)
+{
+    if (!site->broken) return cudaSuccess;
+    return gai_fail(cudaErrorStreamCaptureInvalidated, "the capture that the stream is part of has been invalidated");
 }
 
 /* While it lasts, `context` is current and no call of this thread can break a capture of another (relaxed mode). */
@@ -1101,6 +1227,9 @@ static void gai_scope_leave(gai_scope *scope)
    shelf     the front's blocks of one size, the last one in first. To the rest of the pool they are used blocks; that
              nobody holds them is said by `held` alone
    life      lanes are used again for other streams, inside their pool; a number never given twice tells which
+   capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a lane of
+             its own for that time, whose work does not end before the graph, its instances and their launches are gone
+   outside   the lane of what was freed on captured streams, but used before on streams that nobody can name
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
 enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
@@ -1286,14 +1415,44 @@ typedef struct gai_front {
     char after[GAI_CACHE_LINE];
 } gai_front;
 
+/* One capture, as a pool knows it. CUDA's graph has a share in it as well, as long as it, an instance of it or one of
+   their launches lasts; whoever gives up the second share frees it. So the graph may be gone before the pool, or
+   outlive it, and nothing but this is ever touched by whoever destroys it.
+
+   owners: 2, then 1 once the pool or the graph has given up its share */
+typedef struct gai_capture {
+    struct gai_capture *next; /* of the pool */
+    unsigned long long id;
+    galloc_graph *graph; /* the group whose memory it shares; NULL: it has its own */
+    uint64_t owners;
+    int lost; /* its context was reset: the graph will not run any more */
+} gai_capture;
+
+/* Captures that share memory. */
+struct galloc_graph {
+    galloc_graph *next; /* of the pool */
+    galloc_pool *pool;
+    CUstream stream;        /* captures of it are of the group; NULL: none is any more */
+    unsigned long long key; /* of that handle */
+};
+
+#define GAI_OUTSIDE (~0ull)
+
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
-   uses == marks that name it, in blocks of any kind, takers included */
+   uses == marks that name it, in blocks of any kind, takers included
+   capture, outside: asked, so that its front is shut, and empty; it waits for nobody, no event is recorded for it
+   capture: its marks complete when the capture is forgotten, none does before;  a used block that was given to it has a
+   mark of it over all its bytes */
 struct gai_lane {
     gai_lane *next, *next_indexed;
+    unsigned long long capture_id; /* of a captured stream; 0: of one that is not; outside: GAI_OUTSIDE */
+    gai_capture *capture; /* the same, while its graph may be launched */
     CUcontext context;
-    unsigned long long context_id, stream_id;
+    unsigned long long context_id;
+    unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
+    unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
-    int blocking;        /* ordered with the legacy stream by CUDA itself */
+    int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
     int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
     int due;             /* record an event as soon as the lock is let go: record_stream's rule */
@@ -1358,8 +1517,9 @@ typedef struct gai_diary {
    know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
    everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
-   are recorded on streams that the call was not given (rule 6); it is taken before `lock`, never together with
-   `growth`. Last of all come the latches of the fronts. */
+   are recorded on streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked
+   for their streams; it is taken before `lock`, never together with `growth`. Last of all come the latches of the
+   fronts. */
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed any more, and read without a lock */
     int is_default;
@@ -1378,8 +1538,8 @@ struct galloc_pool {
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
-    size_t streams;                 /* lanes in use */
-    gai_lane *lane_index[GAI_LANE_INDEX]; /* by stream id */
+    size_t streams;                 /* plain lanes in use */
+    gai_lane *lane_index[GAI_LANE_INDEX]; /* by key */
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
     size_t parked;        /* bytes of pages that are */
@@ -1388,6 +1548,9 @@ struct galloc_pool {
     gai_rhythm rhythm;
     gai_diary diary;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
+    gai_capture *captures;
+    galloc_graph *graphs;
+    gai_lane outside;             /* among the lanes once there is need for it */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits;
     galloc_stats stats;
@@ -1961,11 +2124,19 @@ static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
     return &marks->lane->free;
 }
 
+/* Graphs of one group never run at once: so the program has promised. What is captured within one graph on two streams
+   may. */
+static int gai_captures_share(const gai_capture *a, const gai_capture *b)
+{
+    return a && b && a->graph && a->graph == b->graph && a->id != b->id;
+}
+
 /* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
    blocking stream of its context, both ways; nothing follows from that for two blocking streams. */
 static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
 {
     if (after == before) return 1;
+    if (after->capture || before->capture) return gai_captures_share(after->capture, before->capture);
     if (after->context != before->context || after->context_id != before->context_id) return 0;
     if (before->stream == CU_STREAM_LEGACY) return after->blocking;
     return after->stream == CU_STREAM_LEGACY && before->blocking;
@@ -2156,13 +2327,42 @@ static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_s
 }
 
 /* The neighbour that a block with these marks merges with, or NULL. */
-static gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
+static gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *block, int all)
 {
     gai_set *set = gai_set_of(pool, block->marks);
     gai_block *left = block->prev, *right = block->next;
     if (left && left->kind == GAI_FREE && gai_sets_merge(pool, left->set, set, all)) return left;
     if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, set, all)) return right;
     return NULL;
+}
+
+/* Of a graph, in part at least. */
+static int gai_block_is_captured(const gai_block *block)
+{
+    const gai_mark *mark = block->marks;
+    while (mark && !mark->lane->capture) mark = mark->next;
+    return mark != NULL;
+}
+
+/* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
+static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
+{
+    const gai_set *set = gai_set_of(pool, a->marks);
+    if (!b || b->kind != GAI_FREE || !gai_sets_merge(pool, b->set, set, all)) return 0;
+    if (set == b->set && set != &pool->mixed) return 1;
+    return !gai_block_is_captured(a) && !gai_block_is_captured(b);
+}
+
+GAI_APART
+static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block *block, int all)
+{
+    if (gai_blocks_merge(pool, block, block->prev, all)) return block->prev;
+    return gai_blocks_merge(pool, block, block->next, all) ? block->next : NULL;
+}
+
+static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
+{
+    return pool->captures ? gai_block_captured_partner(pool, block, all) : gai_block_plain_partner(pool, block, all);
 }
 
 /* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
@@ -2255,8 +2455,8 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
-    if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 2);
-    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 2) &&
+    if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 3);
+    return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 3) &&
            (at == block->addr || gai_map_need(&gai_block_map, at)) &&
            (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
 }
@@ -2568,11 +2768,31 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* Counts a block that the lane is given. */
-static void gai_lane_give(gai_lane *lane)
+/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. */
+static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
+    lane->freed = lane->epoch;
+    gai_marks_add(pool, &block->marks,
+                  gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
+}
+
+/* Counts a block that the lane is given. */
+static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
+{
+    block->stream_id = lane->stream_id;
+    block->life = lane->life;
     if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
     gai_set_relaxed(&lane->blocks, lane->blocks + 1);
+    if (lane->capture) gai_block_mark_captured(pool, block, lane);
+}
+
+/* The same as marking it, for what it has grown by. */
+static void gai_block_extend_captured(gai_block *block)
+{
+    gai_mark *mark;
+    if (!block->lane || !block->lane->capture) return;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->lane == block->lane) mark->end = block->addr + block->bytes;
 }
 
 /* Gives bytes of a free block to the program. Inherited marks stay on it: they are what a third stream must honour
@@ -2585,11 +2805,10 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     block->requested = want->requested;
     block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
-    block->stream_id = want->lane ? want->lane->stream_id : 0;
+    block->stream_id = block->life = 0;
     block->lane = want->lane;
-    block->life = want->lane ? want->lane->life : 0;
     if (want->growable) block->tag |= GAI_SPECIAL;
-    if (block->lane) gai_lane_give(block->lane);
+    if (want->lane) gai_lane_give(pool, want->lane, block);
     return block;
 }
 
@@ -2665,6 +2884,11 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
 
 static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
+
+/* Of a stream that is not captured. */
+static int gai_lane_is_plain(const gai_lane *lane) { return !lane->capture_id; }
+
+static int gai_lane_is_outside(const gai_lane *lane) { return lane->capture_id == GAI_OUTSIDE; }
 
 /* ---- without the pool's lock ---- */
 
@@ -3087,6 +3311,177 @@ static void gai_pool_shut_fronts(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = lane->next) gai_front_shut(&lane->front);
 }
 
+/* ==== CAPTURE =================================================================================================== */
+/* >>capture */
+
+/* Gives up one of the two shares in a capture. */
+static void gai_capture_drop(gai_capture *capture)
+{
+    if (gai_swap(&capture->owners, 2, 1)) return;
+    (void)gai_load(&capture->owners); /* what the other one did with it is done */
+    GALLOC_FREE(capture);
+}
+
+/* Called by CUDA when the graph, its instances and their launches are gone, in any thread, perhaps with locks of the
+   driver's or the pool's held: so it takes none, and calls nothing of CUDA. */
+static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
+
+static int gai_capture_has_ended(const gai_capture *capture)
+{
+    return capture->lost || gai_load(&capture->owners) == 1;
+}
+
+static gai_capture *gai_capture_find(const galloc_pool *pool, unsigned long long id)
+{
+    gai_capture *capture = pool->captures;
+    while (capture && capture->id != id) capture = capture->next;
+    return capture;
+}
+
+/* Gives the graph that is being captured a share in the capture, to be given up at its end. In a scope. */
+static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = NULL;
+    CUuserObject object = NULL;
+    unsigned long long id = 0;
+    CUresult result = gai_capture_of(stream, &status, &id, &graph);
+    if (!result && id != capture->id) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!result)
+        result = gai_cu.UserObjectCreate(&object, capture, gai_capture_ends, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+    if (result) {
+        capture->owners = 1;
+        return result;
+    }
+    result = gai_cu.GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+    if (result) (void)gai_cu.UserObjectRelease(object, 1); /* that is the end of its share */
+    return result;
+}
+
+/* A new capture in which the graph has its share; NULL: site->refused says why, or there is no host memory. */
+static gai_capture *gai_capture_new(gai_site *site)
+{
+    gai_scope scope;
+    gai_capture *capture = (gai_capture *)GALLOC_MALLOC(sizeof *capture);
+    if (!capture) return NULL;
+    memset(capture, 0, sizeof *capture);
+    capture->id = site->capture;
+    capture->owners = 1;
+    site->refused = gai_scope_enter(&scope, site->context);
+    if (!site->refused) {
+        capture->owners = 2;
+        site->refused = gai_capture_share(capture, site->stream);
+        gai_scope_leave(&scope);
+    }
+    if (!site->refused) return capture;
+    gai_capture_drop(capture);
+    return NULL;
+}
+
+/* The n-th group that captures are put into now, or NULL. */
+static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
+{
+    galloc_graph *graph;
+    gai_lock_on(&pool->lock);
+    for (graph = pool->graphs; graph; graph = graph->next)
+        if (graph->stream && !n--) break;
+    gai_lock_off(&pool->lock);
+    return graph;
+}
+
+/* Is the stream of a group, which lives as long as captures of it are the group's, part of the site's capture? The
+   handle of another thread's default stream means another stream here. */
+static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    if (graph->key == site->stream_id) return 1;
+    if (graph->stream == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->stream)) return 0;
+    return !gai_capture_of(graph->stream, &status, &id, NULL) && id == site->capture;
+}
+
+/* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
+   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live. */
+static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
+{
+    gai_capture *capture = gai_capture_new(site);
+    galloc_graph *graph;
+    size_t n = 0;
+    if (!capture) return;
+    gai_lock_on(&pool->marking);
+    while ((graph = gai_graph_begun(pool, n)) != NULL && !gai_graph_has(graph, site)) n++;
+    gai_lock_on(&pool->lock);
+    capture->graph = graph;
+    capture->next = pool->captures;
+    pool->captures = capture;
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->marking);
+}
+
+/* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
+static void gai_lane_end_capture(gai_lane *lane)
+{
+    lane->done = lane->epoch++;
+    lane->unmarked = 0;
+    lane->retired = 1;
+    lane->capture = NULL;
+}
+
+/* Takes a capture out of the pool: its graph is gone, or what it owned is not its own any more. With the lock held. */
+static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
+{
+    gai_capture **at = &pool->captures;
+    gai_lane *lane;
+    while (*at != gone) at = &(*at)->next;
+    *at = gone->next;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->capture == gone) gai_lane_end_capture(lane);
+    gai_capture_drop(gone);
+}
+
+/* Is memory of the pool a graph's that may be launched yet? */
+static int gai_pool_has_captured(const galloc_pool *pool)
+{
+    const gai_lane *lane = pool->lanes;
+    while (lane && !(lane->capture && lane->uses)) lane = lane->next;
+    return lane != NULL;
+}
+
+/* Bytes of a free block that graphs own; where two do, they may count twice, but never for more than there are. */
+static size_t gai_block_captured(const gai_block *block)
+{
+    const gai_mark *mark;
+    size_t bytes = 0;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->lane->capture) bytes += mark->end - mark->begin;
+    return gai_min(bytes, block->bytes);
+}
+
+/* A capture whose graph owns bytes of a block; 0: none does. */
+static unsigned long long gai_block_capture_id(const gai_block *block)
+{
+    const gai_mark *mark = block->marks;
+    while (mark && !mark->lane->capture) mark = mark->next;
+    return mark ? mark->lane->capture_id : 0;
+}
+
+/* Bytes of free memory that graphs own. With the lock held. */
+static size_t gai_pool_captured(const galloc_pool *pool)
+{
+    const gai_lane *lane;
+    const gai_block *block;
+    const gai_mapping *mapping;
+    size_t bytes = 0;
+    if (!gai_pool_has_captured(pool)) return 0;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        for (block = lane->capture ? lane->free.oldest : NULL; block; block = block->newer)
+            bytes += gai_block_captured(block);
+    for (block = pool->mixed.oldest; block; block = block->newer) bytes += gai_block_captured(block);
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (gai_block_is_parked(mapping->block)) bytes += gai_block_captured(mapping->block);
+    return bytes;
+}
+
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
@@ -3118,16 +3513,42 @@ static void gai_pool_lose_context(galloc_pool *pool)
 
 static uint64_t gai_lives; /* of all pools */
 
-static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long stream_id)
+static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long key)
 {
-    return &pool->lane_index[stream_id % GAI_LANE_INDEX];
+    return &pool->lane_index[key % GAI_LANE_INDEX];
 }
 
-/* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream. */
+static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
+{
+    lane->life = gai_next(&gai_lives);
+    lane->epoch = 1;
+    lane->free.lane = lane;
+    lane->next = pool->lanes;
+    pool->lanes = lane;
+    pool->streams += (size_t)gai_lane_is_plain(lane);
+    if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
+}
+
+/* Work that nobody can name is done when all devices have been waited for. */
+static gai_lane *gai_pool_outside(galloc_pool *pool)
+{
+    if (!pool->outside.life) {
+        pool->outside.capture_id = GAI_OUTSIDE;
+        pool->outside.asked = 1;
+        gai_lane_link(pool, &pool->outside);
+    }
+    return &pool->outside;
+}
+
+/* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream; that of a
+   captured stream is the capture's id and the handle. */
 static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
 {
-    gai_lane *lane = *gai_lane_bucket(pool, site->stream_id);
-    while (lane && (lane->stream_id != site->stream_id || (!site->stream_id && lane->context_id != site->context_id)))
+    gai_lane *lane = *gai_lane_bucket(pool, site->stream_id ^ site->capture);
+    if (site->broken) return gai_pool_outside(pool);
+    while (lane && (lane->key != site->stream_id || lane->capture_id != site->capture ||
+                    (site->capture && !lane->capture) || /* of a group that was released in its capture */
+                    (!site->stream_id && lane->context_id != site->context_id)))
         lane = lane->next_indexed;
     return lane;
 }
@@ -3150,23 +3571,19 @@ static gai_lane *gai_lane_unused(galloc_pool *pool)
 
 static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
-    gai_lane **bucket = gai_lane_bucket(pool, site->stream_id);
+    gai_lane **bucket = gai_lane_bucket(pool, site->stream_id ^ site->capture);
     gai_lane *lane = gai_lane_unused(pool);
     if (!lane) return NULL;
-    lane->life = gai_next(&gai_lives);
     lane->context = site->context;
     lane->context_id = site->context_id;
-    lane->stream_id = site->stream_id;
+    lane->stream_id = site->capture ? 0 : site->stream_id;
+    lane->key = site->stream_id;
+    lane->capture_id = site->capture;
     lane->blocking = !(flags & CU_STREAM_NON_BLOCKING);
-    lane->epoch = 1;
-    lane->free.lane = lane;
     if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
-    lane->next = pool->lanes;
-    pool->lanes = lane;
-    pool->streams++;
+    gai_lane_link(pool, lane);
     lane->next_indexed = *bucket;
     *bucket = lane;
-    if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
     return lane;
 }
 
@@ -3189,6 +3606,39 @@ static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *si
     gai_lane_flush(pool, lane, 1);
 }
 
+static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
+{
+    gai_lane *lane;
+    unsigned int flags;
+    CUresult result;
+    gai_lock_off(&pool->lock);
+    result = gai_site_introduce(site, &flags);
+    gai_lock_on(&pool->lock);
+    if (result) return NULL;
+    lane = gai_lane_find(pool, site);
+    return lane ? lane : gai_lane_new(pool, site, flags);
+}
+
+/* The same for a stream that is being captured. */
+static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
+{
+    gai_capture *capture = gai_capture_find(pool, site->capture);
+    gai_lane *lane;
+    gai_lock_off(&pool->lock);
+    site->refused = gai_site_context(site);
+    if (!capture && !site->refused) gai_pool_note_capture(pool, site);
+    gai_lock_on(&pool->lock);
+    capture = gai_capture_find(pool, site->capture);
+    if (!capture) return NULL;
+    lane = gai_lane_find(pool, site);
+    if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_DEFAULT);
+    if (lane) {
+        lane->capture = capture;
+        lane->asked = 1;
+    }
+    return lane;
+}
+
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
    one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a stream
    not seen before. */
@@ -3200,17 +3650,8 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
         return lane;
     }
     lane = gai_lane_find(pool, site);
-    if (!lane) {
-        unsigned int flags;
-        CUresult result;
-        gai_lock_off(&pool->lock);
-        result = gai_site_introduce(site, &flags);
-        gai_lock_on(&pool->lock);
-        if (result) return NULL;
-        lane = gai_lane_find(pool, site);
-        if (!lane) lane = gai_lane_new(pool, site, flags);
-        if (!lane) return NULL;
-    }
+    if (!lane) lane = site->capture ? gai_lane_introduce_captured(pool, site) : gai_lane_introduce(pool, site);
+    if (!lane) return NULL;
     site->lane = lane;
     site->life = lane->life;
     site->context = lane->context;
@@ -3225,6 +3666,7 @@ static cudaError_t gai_lane_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
+    if (site->refused) return gai_driver_failed(site->refused, "having a graph tell of its end");
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
@@ -3249,8 +3691,8 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     gai_lane **at = &pool->lanes, *lane;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
-    pool->streams--;
-    at = gai_lane_bucket(pool, gone->stream_id);
+    pool->streams -= (size_t)gai_lane_is_plain(gone);
+    at = gai_lane_bucket(pool, gone->key ^ gone->capture_id);
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
     gone->life = 0; /* who remembers it must not find it */
@@ -3353,12 +3795,17 @@ static void gai_event_publish(gai_lane *lane, gai_event *event)
     lane->events += event->epoch > lane->done;
 }
 
+/* Another thread may have begun to capture the stream since it was looked at. An event that was recorded in a capture
+   does no harm as long as nobody asks for it: it is as if it had not been. */
 static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *event, CUstream stream)
 {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_scope scope;
     CUresult result = gai_scope_enter(&scope, lane->context);
     if (result) return result;
     result = GAI_CALL(pool, event_record, EventRecord, (event->event, stream));
+    if (!result && stream != CU_STREAM_LEGACY) result = gai_cu.StreamIsCapturing(stream, &status);
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     gai_scope_leave(&scope);
     return result;
 }
@@ -3454,6 +3901,7 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
     gai_lock_on(&pool->lock);
     lane->done = lane->epoch++;
     lane->unmarked = 0;
+    if (lane->capture) lane->capture->lost = 1;
     gai_lock_off(&pool->lock);
     gai_lane_drop_events(pool, lane, 0);
 }
@@ -3470,7 +3918,7 @@ static void gai_pool_bury(galloc_pool *pool)
     for (; lane; last = lane, lane = lane->next) {
         if (!last || last->context != lane->context || last->context_id != lane->context_id)
             dead = gai_lane_is_dead(lane);
-        if (dead) gai_lane_died(pool, lane);
+        if (dead && !gai_lane_is_outside(lane)) gai_lane_died(pool, lane);
     }
 }
 
@@ -3519,13 +3967,30 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
         while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
         if (mark) {
             gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
+            block = gai_block_file(pool, block, 0);
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
         } else {
             misses++;
         }
         block = newer;
     }
+}
+
+/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
+static void gai_pool_reap(galloc_pool *pool)
+{
+    gai_capture *capture, *next;
+    gai_lane *lane;
+    int some = 0;
+    for (capture = pool->captures; capture; capture = next) {
+        next = capture->next;
+        if (!gai_capture_has_ended(capture)) continue;
+        gai_capture_forget(pool, capture);
+        some = 1;
+    }
+    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
+        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
+    if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
 /* Looks which streams have done what they were given, and lets everybody have what that sets free. */
@@ -3537,6 +4002,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     for (; lane; lane = lane->next) gai_lane_poll(pool, lane);
     gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane->free.bytes) gai_set_drain(pool, &lane->free, 0);
     gai_set_drain(pool, &pool->mixed, 1);
@@ -3580,7 +4046,7 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
 static int gai_lane_is_idle(const gai_lane *lane)
 {
     return !lane->uses && !lane->blocks && !lane->busy && !lane->recorded && !lane->free.bytes &&
-           lane->handed <= lane->done;
+           lane->handed <= lane->done && !gai_lane_is_outside(lane);
 }
 
 static void gai_pool_sweep_lanes(galloc_pool *pool)
@@ -4405,7 +4871,7 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
         newer = block->newer;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
-        if (first == last) continue;
+        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
         (void)gai_block_file(pool, block, 1);
@@ -4696,11 +5162,14 @@ typedef struct gai_stretch {
 } gai_stretch;
 
 /* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
-   itself counts. Who it names is asked for an event. Lock held. */
-static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, uintptr_t begin, uintptr_t end)
+   itself counts, and marks that say whose a block is, `holder`'s, do not. Who it names is asked for an event. Lock
+   held. */
+static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_lane *holder,
+                                        uintptr_t begin, uintptr_t end)
 {
     for (; mark; mark = mark->next) {
-        if (mark->end <= begin || mark->begin >= end || gai_mark_allows(job->pool, mark, job->want.lane)) continue;
+        if (mark->end <= begin || mark->begin >= end || mark->lane == holder) continue;
+        if (gai_mark_allows(job->pool, mark, job->want.lane)) continue;
         if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
         if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
         return mark;
@@ -4723,7 +5192,7 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
     const gai_mark *mark;
     switch (piece->kind) {
     case GAI_FREE:
-        mark = gai_job_obstacle(job, piece->marks, piece->addr, end);
+        mark = gai_job_obstacle(job, piece->marks, NULL, piece->addr, end);
         if (mark) gai_stretch_note(stretch, &way, mark, 1);
         return way;
     case GAI_HOLE:
@@ -4757,8 +5226,8 @@ static enum gai_hurdle gai_job_look(gai_job *job, gai_stretch *stretch)
     stretch->end = block->addr + bytes;
     job->want.bytes = 0;
     job->want.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
-    mark = gai_job_obstacle(job, block->marks, block->addr + block->requested,
-                            gai_min(stretch->end, block->addr + block->bytes));
+    mark = gai_job_obstacle(job, block->marks, block->lane && block->lane->capture ? block->lane : NULL,
+                            block->addr + block->requested, gai_min(stretch->end, block->addr + block->bytes));
     if (mark) gai_stretch_note(stretch, &way, mark, 0);
     for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
         way = gai_job_look_at(job, piece, stretch, way);
@@ -4797,6 +5266,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         gai_stat_used(pool, bytes, 0);
     }
     gai_marks_trim(pool, &block->marks);
+    gai_block_extend_captured(block);
     gai_block_set_requested(pool, block, job->grow_to);
     gai_block_let_go(block);
     job->got = block;
@@ -4915,7 +5385,7 @@ static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
         for (mark = donor->block->marks; mark && !result; mark = mark->next) {
             const gai_mark *obstacle;
             gai_lock_on(&pool->lock);
-            obstacle = gai_job_obstacle(job, mark, mark->begin, mark->end);
+            obstacle = gai_job_obstacle(job, mark, NULL, mark->begin, mark->end);
             gai_lock_off(&pool->lock);
             if (obstacle == mark) result = gai_job_wait_for(job, mark);
         }
@@ -5367,6 +5837,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
         gai_stat_used(pool, block->bytes, 0);
         block->kind = GAI_USED;
         gai_block_absorb(pool, owner, block);
+        gai_block_extend_captured(owner);
     } else {
         (void)gai_block_file(pool, block, 0);
     }
@@ -5800,13 +6271,16 @@ static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
     return way;
 }
 
+/* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
+static int gai_job_is_captured(const gai_job *job) { return job->want.lane && job->want.lane->capture_id; }
+
 /* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
 static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
     if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
     if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
-    return 1;
+    return !gai_job_is_captured(job);
 }
 
 /* Where the addresses behind a block are not to be had, no page helps, and nobody is made to wait for the sake of a
@@ -5833,6 +6307,7 @@ static int gai_step_recycle(gai_job *job)
     size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
     gai_stretch stretch;
     if (job->grows && gai_job_way(job, &stretch) != GAI_HURDLE_HOLE) return 0;
+    if (gai_job_is_captured(job) && !pool->config.expandable_segments) return 0; /* cuMemFree waits */
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->want.bytes > pool->config.memory_limit || job->want.bytes > pool->device_bytes) return 0;
@@ -5894,7 +6369,7 @@ static int gai_step_wait_host(gai_job *job)
     galloc_pool *pool = job->pool;
     gai_lane *lane;
     gai_event *event;
-    while ((lane = gai_pool_best_lane(pool, &event)) != NULL) {
+    while (!gai_job_is_captured(job) && (lane = gai_pool_best_lane(pool, &event)) != NULL) {
         CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event->event));
         if (result) {
             gai_job_refused(job, result, "cuEventSynchronize");
@@ -5935,6 +6410,13 @@ static CUresult gai_device_wait(galloc_pool *pool)
     return result;
 }
 
+/* Does a wait for all that is queued in a context prove anything about what was freed on the lane's stream? A graph
+   may be launched later. */
+static int gai_lane_is_of(const gai_lane *lane, CUcontext context, unsigned long long context_id)
+{
+    return lane->context == context && lane->context_id == context_id && gai_lane_is_plain(lane);
+}
+
 /* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
 static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
 {
@@ -5944,14 +6426,14 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     if (result) return result;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->context == context && lane->context_id == context_id) lane->waited_for = lane->epoch++;
+        if (gai_lane_is_of(lane, context, context_id)) lane->waited_for = lane->epoch++;
     gai_lock_off(&pool->lock);
     result = gai_device_wait(pool);
     gai_scope_leave(&scope);
     if (result) return result;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->context == context && lane->context_id == context_id) gai_lane_complete(lane, lane->waited_for);
+        if (gai_lane_is_of(lane, context, context_id)) gai_lane_complete(lane, lane->waited_for);
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
@@ -5963,7 +6445,7 @@ static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
     gai_lock_on(&pool->lock);
     incomplete = (lane->uses && lane->freed > lane->done) || lane->handed > lane->done;
     gai_lock_off(&pool->lock);
-    return incomplete;
+    return incomplete && gai_lane_is_plain(lane);
 }
 
 /* Waits for all work of a device that has a primary context in use. */
@@ -5986,7 +6468,7 @@ static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device)
     return result;
 }
 
-/* For what was freed on streams that nobody vouches for: they may have been any device's. */
+/* For what was freed on streams that nobody vouches for or can name: they may have been any device's. */
 static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
 {
     int devices = 0, device;
@@ -5995,9 +6477,32 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
     if (result) return result;
     gai_lock_on(&pool->lock);
     gai_pool_file_strays(pool);
+    if (pool->outside.waited_for) gai_lane_complete(&pool->outside, pool->outside.waited_for);
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
     return CUDA_SUCCESS;
+}
+
+/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it: so often is it looked
+   for, with nothing but others let run in between, and before a pool is said to be in use. */
+#define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
+#define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
+
+/* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
+   pool's scope. */
+static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
+{
+    unsigned round;
+    int captured = 1;
+    for (round = 0; captured && round < looks; round++) {
+        gai_lock_on(&pool->lock);
+        gai_pool_reap(pool);
+        captured = gai_pool_has_captured(pool);
+        gai_lock_off(&pool->lock);
+        if (captured && !round) *result = gai_device_wait(pool);
+        else if (captured) gai_latch_rest(round);
+    }
+    return !captured;
 }
 
 /* Waits for the device, in every context that freed something, and lets everybody have the result. */
@@ -6006,11 +6511,16 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     CUresult result = CUDA_SUCCESS;
     gai_lane *lane;
     int strays;
+    (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     strays = gai_pool_gather_strays(pool);
+    if (pool->outside.uses && pool->outside.freed > pool->outside.done) {
+        pool->outside.waited_for = pool->outside.epoch++;
+        strays = 1;
+    }
     gai_lock_off(&pool->lock);
-    if (strays) result = gai_pool_wait_for_strays(pool);
+    if (strays && !result) result = gai_pool_wait_for_strays(pool);
     for (; lane; lane = lane->next) {
         CUresult said = CUDA_SUCCESS;
         if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
@@ -6023,7 +6533,9 @@ static CUresult gai_pool_wait(galloc_pool *pool)
 
 static int gai_step_wait_device(gai_job *job)
 {
-    CUresult result = gai_pool_wait(job->pool);
+    CUresult result;
+    if (gai_job_is_captured(job)) return 0;
+    result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
 }
@@ -6038,12 +6550,14 @@ static int (*const gai_ladder[])(gai_job *) = {
 static void gai_job_say_no_memory(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    char reason[96];
-    size_t live, held;
+    char reason[96], graphs[48] = "";
+    size_t live, held, captured;
     gai_lock_on(&pool->lock);
     live = gai_pool_live(pool);
     held = pool->stats.reserved.current;
+    captured = gai_pool_captured(pool);
     gai_lock_off(&pool->lock);
+    if (captured) (void)snprintf(graphs, sizeof graphs, ", graphs own %zu", captured);
     if (job->said)
         (void)snprintf(reason, sizeof reason, "%s: %s", job->who, cudaGetErrorString((cudaError_t)(int)job->said));
     else if (job->want.bytes > pool->device_bytes)
@@ -6051,8 +6565,9 @@ static void gai_job_say_no_memory(gai_job *job)
     else
         (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
     job->error = gai_fail(cudaErrorMemoryAllocation,
-                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu; %s",
-                          job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, reason);
+                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s; %s",
+                          job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, graphs,
+                          reason);
 }
 
 /* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
@@ -6096,6 +6611,9 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
     gai_stat_peaks(pool);
     gai_lock_off(&pool->lock);
     gai_pool_bury(pool);
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 
@@ -6103,13 +6621,13 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
    device proves all of them complete, and those that hold nothing then are forgotten. */
 #define GAI_LANES_MANY 1024
 
-static void gai_pool_leave(galloc_pool *pool, gai_scope *scope)
+static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
     int many;
     gai_lock_on(&pool->lock);
     many = pool->streams > GAI_LANES_MANY;
     gai_lock_off(&pool->lock);
-    if (many) (void)gai_pool_wait(pool);
+    if (many && may_wait) (void)gai_pool_wait(pool);
     gai_pool_sweep_lanes(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->growth);
@@ -6155,7 +6673,7 @@ static void gai_job_run(gai_job *job)
     gai_job_count(job);
     gai_stat_cached(job->pool);
     gai_lock_off(&job->pool->lock);
-    gai_pool_leave(job->pool, &scope);
+    gai_pool_leave(job->pool, &scope, !gai_job_is_captured(job));
 }
 
 /* ==== HEAP ====================================================================================================== */
@@ -6317,7 +6835,7 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
 
 static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
 {
-    lane->due = !lane->retired && !gai_pool_has_one_lane(pool);
+    lane->due = !lane->retired && gai_lane_is_plain(lane) && !gai_pool_has_one_lane(pool);
     pool->due |= lane->due;
 }
 
@@ -6335,20 +6853,26 @@ static void gai_marks_count_free(const gai_mark *mark)
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->lane->spell, mark->lane->spell + 1);
 }
 
+/* The same for those of a block that is freed. */
+static void gai_block_free_takers(galloc_pool *pool, gai_block *block)
+{
+    gai_mark *taker;
+    gai_marks_count_free(block->takers);
+    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
+    gai_block_stamp_takers(pool, block, block->takers);
+    block->takers = NULL;
+}
+
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     const gai_lane *lane = block->lane;
-    gai_mark *taker;
     if (marks) block->stream_id = marks->lane->stream_id;
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
         gai_block_stamp_front(pool, block, gai_block_spare(block));
     gai_marks_count_free(marks);
-    gai_marks_count_free(block->takers);
     gai_block_stamp(pool, block, marks);
-    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
-    gai_block_stamp_takers(pool, block, block->takers);
-    block->takers = NULL;
+    if (block->takers) gai_block_free_takers(pool, block);
     gai_stat_unused(pool, block->bytes, block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
@@ -6359,13 +6883,16 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
-   thread's default stream, which has the same handle here, and not while a capture would notice. In its context. */
+   thread's default stream, which has the same handle here, and not while a capture would notice. A stream that was
+   created lives, and its handle is its own; its id is not asked for, since another thread may begin to capture it, and
+   would lose that. In its context. */
 static int gai_lane_is_reachable(const gai_lane *lane)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
     if (gai_cu.StreamIsCapturing(lane->stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
-    return lane->stream == CU_STREAM_LEGACY || (!gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id);
+    if (lane->stream != CU_STREAM_PER_THREAD) return 1;
+    return !gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id;
 }
 
 /* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
@@ -6406,6 +6933,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     gai_scope scope;
     gai_block *block;
     CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
+    if (site->capture) return gai_lane_refused(site); /* it cannot be waited for */
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
         result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->stream));
@@ -6420,24 +6948,66 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
+/* Does a free on the lane's stream leave out what came before the capture? The graph comes after all that the program
+   launches it after; what streams did with the block before, this one among them, they may still be doing when the
+   graph is gone. And which they are cannot be found out: a captured stream does not tell who it is. A block that was
+   given to a stream of the same capture has never been used but in that. */
+static int gai_lane_leaves_out(const gai_lane *lane, const gai_block *block)
+{
+    return lane->capture_id && !gai_lane_is_outside(lane) &&
+           !(block->lane && block->lane->capture_id == lane->capture_id);
+}
+
+/* Adds what stands for these streams to the marks for the free of a block. 0: no host memory. Lock held. */
+static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai_mark *marks)
+{
+    gai_mark *mark, *last = NULL;
+    int outside = 0;
+    for (mark = marks; mark; last = mark, mark = mark->next) outside |= gai_lane_leaves_out(mark->lane, block);
+    if (!outside) return 1;
+    if (!gai_slab_has(&pool->marks, 1)) return 0;
+    last->next = gai_mark_new(pool, NULL, 0, 0, 0);
+    last->next->lane = gai_pool_outside(pool);
+    return 1;
+}
+
+/* Frees a claimed block on a stream. 0: no host memory, nothing changed. Lock held. */
+static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    gai_mark *mark = gai_block_spare(block);
+    mark->lane = lane;
+    if (lane->capture_id && !gai_marks_name_outside(pool, block, mark)) {
+        mark->lane = NULL;
+        mark->next = block->spare;
+        block->spare = mark;
+        gai_block_let_go(block);
+        return 0;
+    }
+    gai_block_free(pool, block, mark);
+    gai_pool_mark_due(pool);
+    return 1;
+}
+
+static cudaError_t gai_free_unnoted(void)
+{
+    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
+}
+
 /* `taken`: the block, if it has been taken from the program already. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
     gai_lane *lane;
+    int freed = 0;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
     if (!lane && block) gai_block_let_go(block);
-    if (lane && block) {
-        gai_mark *mark = gai_block_spare(block);
-        mark->lane = lane;
-        gai_block_free(pool, block, mark);
-        gai_pool_mark_due(pool);
-    }
+    if (lane && block) freed = gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
     gai_lock_off(&pool->lock);
     if (!lane) return gai_free_after_waiting(pool, ptr, site);
+    if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
@@ -6470,8 +7040,9 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
     for (i = 0; i < n; i++) {
         cudaError_t error = gai_site_of(streams[i] ? streams[i] : zero, &sites[i]);
         if (error) return error;
-        if (!gai_marks_name(pool, list, &sites[i]))
-            return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
+        if (gai_marks_name(pool, list, &sites[i])) continue;
+        if (sites[i].refused) return gai_lane_refused(&sites[i]);
+        return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
     }
     return cudaSuccess;
 }
@@ -6484,6 +7055,11 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     size_t named = gai_marks_count(marks);
     gai_lock_on(&pool->lock);
     if (!error) block = gai_block_claim(pool, ptr);
+    if (block && !gai_marks_name_outside(pool, block, marks)) {
+        error = gai_free_unnoted();
+        gai_block_let_go(block);
+        block = NULL;
+    }
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
     while (!block && marks) {
@@ -6491,7 +7067,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         marks = mark->next;
         gai_slab_give(&pool->marks, mark);
     }
-    for (; named > 0; named--) gai_lane_release(pool, gai_lane_find(pool, &sites[named - 1]), &sites[named - 1]);
+    for (; named > 0; named--) gai_lane_release(pool, sites[named - 1].lane, &sites[named - 1]);
     gai_lock_off(&pool->lock);
     return error || block ? error : gai_pointer_refused(pool, ptr);
 }
@@ -6678,6 +7254,123 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     gai_lane_release(pool, job.want.lane, &job.site);
     gai_lock_off(&pool->lock);
     return block ? job.error : gai_pointer_refused(pool, ptr);
+}
+
+/* ---- groups of graphs ---- */
+
+/* Puts captures of the site's stream into the group from now on, the one that is under way included. */
+static cudaError_t gai_graph_begin(galloc_graph *graph, const gai_site *site, int is_new)
+{
+    galloc_pool *pool = graph->pool;
+    const galloc_graph *other;
+    gai_capture *capture;
+    unsigned long long key = gai_stream_key(site->stream);
+    int taken = graph->stream != NULL;
+    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->lock);
+    for (other = pool->graphs; other; other = other->next) taken |= other->stream && other->key == key;
+    for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
+        taken |= capture->id == site->capture && capture->graph && capture->graph != graph;
+    if (!taken) {
+        graph->stream = site->stream;
+        graph->key = key;
+        for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
+            if (capture->id == site->capture) capture->graph = graph;
+        if (is_new) graph->next = pool->graphs;
+        if (is_new) pool->graphs = graph;
+    }
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->marking);
+    if (!taken) return cudaSuccess;
+    return gai_fail(cudaErrorNotPermitted, "galloc_graph_begin: the graph has begun, or the stream with another one");
+}
+
+static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
+{
+    cudaError_t error;
+    galloc_graph *graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
+    if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
+    memset(graph, 0, sizeof *graph);
+    graph->pool = pool;
+    error = gai_graph_begin(graph, site, 1);
+    if (error) GALLOC_FREE(graph);
+    else *out = graph;
+    return error;
+}
+
+static int gai_lane_is_graphs(const gai_lane *lane, const galloc_graph *graph)
+{
+    return lane->capture && lane->capture->graph == graph;
+}
+
+/* Of a list of marks those of the group's lanes become marks of `to`, stamped now; all are put into another list. */
+static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_lane *to,
+                                gai_mark **out)
+{
+    while (list) {
+        gai_mark *mark = list;
+        list = mark->next;
+        mark->next = NULL;
+        if (gai_lane_is_graphs(mark->lane, graph)) {
+            mark->lane->uses--;
+            mark->lane = to;
+            gai_mark_stamp(mark, mark->begin, mark->end);
+        }
+        gai_marks_add(pool, out, mark);
+    }
+}
+
+/* What a block has of marks, or of takers, of the group's lanes becomes a mark of `to`. Returns the block that it is a
+   part of then. Lock held. */
+static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_lane *to)
+{
+    gai_mark **at = &block->takers, *marks = block->marks;
+    int is_free = block->kind == GAI_FREE, some = 0;
+    while (*at) {
+        gai_mark *taker = *at;
+        if (!gai_lane_is_graphs(taker->lane, graph)) {
+            at = &taker->next;
+            continue;
+        }
+        *at = taker->next;
+        taker->begin = block->addr;
+        taker->end = block->addr + block->bytes;
+        taker->next = NULL;
+        gai_marks_hand_over(pool, taker, graph, to, &block->marks);
+    }
+    for (marks = block->marks; marks && !some; marks = marks->next) some = gai_lane_is_graphs(marks->lane, graph);
+    if (!some) return block;
+    if (is_free) gai_set_remove(block);
+    marks = block->marks;
+    block->marks = NULL;
+    gai_marks_hand_over(pool, marks, graph, to, &block->marks);
+    return is_free ? gai_block_file(pool, block, 0) : block;
+}
+
+/* The end of a group: what its graphs own is free after this point of the site's stream. In the pool's scope. */
+static cudaError_t gai_graph_release(galloc_graph *graph, gai_site *site)
+{
+    galloc_pool *pool = graph->pool;
+    galloc_graph **at = &pool->graphs;
+    gai_segment *segment;
+    gai_block *block;
+    gai_capture *capture, *next;
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = gai_lane_hold(pool, site);
+    for (segment = lane ? pool->segments : NULL; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next) block = gai_block_hand_over(pool, block, graph, lane);
+    for (capture = lane ? pool->captures : NULL; capture; capture = next) {
+        next = capture->next;
+        if (capture->graph == graph) gai_capture_forget(pool, capture);
+    }
+    while (lane && *at != graph) at = &(*at)->next;
+    if (lane) *at = graph->next;
+    if (lane) gai_lane_release(pool, lane, site);
+    gai_lock_off(&pool->lock);
+    if (!lane) return gai_lane_refused(site);
+    GALLOC_FREE(graph);
+    return cudaSuccess;
 }
 
 /* ==== CONFIGURATION ============================================================================================= */
@@ -6894,12 +7587,26 @@ static int gai_check_slab(const gai_slab *slab)
 /* It can be found, and knows of no wait that it cannot have. */
 static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
 {
-    const gai_lane *other = *gai_lane_bucket(pool, lane->stream_id);
+    const gai_lane *other = *gai_lane_bucket(pool, lane->key ^ lane->capture_id);
     const gai_wait *wait;
     int broken = lane->free.lane != lane || (lane->due && !pool->due);
     while (other && other != lane) other = other->next_indexed;
-    for (wait = lane->waits; wait; wait = wait->next) broken += wait->epoch >= wait->on->epoch;
-    return broken + (other == NULL);
+    for (wait = lane->waits; wait; wait = wait->next)
+        broken += wait->epoch >= wait->on->epoch || (wait->epoch && !gai_lane_is_plain(wait->on));
+    return broken + (other == NULL && lane != &pool->outside);
+}
+
+/* A lane of a captured stream, or of outside, is not used as others are. */
+static int gai_check_captured(const galloc_pool *pool, const gai_lane *lane)
+{
+    const gai_capture *capture = pool->captures;
+    const gai_front *front = &lane->front;
+    if (gai_lane_is_plain(lane)) return lane->capture != NULL;
+    while (capture && capture != lane->capture) capture = capture->next;
+    return !lane->asked + (front->blocks + front->fresh_blocks != 0) + (lane->waits != NULL) + lane->due +
+           (lane->recorded != NULL || lane->idle != NULL) + (gai_lane_is_outside(lane) != (lane == &pool->outside)) +
+           (lane->capture && (!capture || capture->id != lane->capture_id || lane->done)) +
+           (lane != &pool->outside && !lane->capture && lane->done + 1 != lane->epoch);
 }
 
 typedef struct gai_census {
@@ -6979,7 +7686,7 @@ static int gai_check_lane(galloc_pool *pool, const gai_lane *lane, gai_census *c
         }
     }
     return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane) +
-           gai_check_front(pool, lane, census);
+           gai_check_front(pool, lane, census) + gai_check_captured(pool, lane);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -6992,6 +7699,17 @@ static int gai_check_marks(const gai_block *block)
             broken += mark->lane == other->lane && mark->begin < other->end && other->begin < mark->end;
     }
     return broken;
+}
+
+/* What a captured stream was given, and is not on its way back, is marked as its graph's. */
+static int gai_check_given(const gai_block *block)
+{
+    const gai_mark *mark = block->marks;
+    if (!block->lane || !block->lane->capture) return 0;
+    while (mark && !(mark->lane == block->lane && mark->begin == block->addr &&
+                     mark->end == block->addr + block->bytes))
+        mark = mark->next;
+    return mark == NULL;
 }
 
 /* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
@@ -7026,13 +7744,13 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
         broken += block->set != gai_set_of(pool, block->marks);
-        if (next && next->kind == GAI_FREE) broken += gai_sets_merge(pool, block->set, next->set, 0);
+        broken += gai_blocks_merge(pool, block, next, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
         broken += (block->kind == GAI_ROOM) != (gai_room_owner(block) != NULL);
-    return broken + gai_check_marks(block) + gai_check_pages(block);
+    return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block);
 }
 
 /* Counts the pages that begin in a block. */
@@ -7108,7 +7826,10 @@ static int gai_check_pool(galloc_pool *pool)
         if (!segment->fixed) census.bytes += segment->bytes;
         lost += segment->lost;
     }
-    for (lane = pool->lanes; lane; lane = lane->next, streams++) broken += gai_check_lane(pool, lane, &census);
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        broken += gai_check_lane(pool, lane, &census);
+        streams += (size_t)gai_lane_is_plain(lane);
+    }
     broken += streams != pool->streams;
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
@@ -7223,7 +7944,7 @@ static void gai_lanes_end(gai_lane *lane)
 {
     while (lane) {
         gai_lane *next = lane->next;
-        GALLOC_FREE(lane);
+        if (!gai_lane_is_outside(lane)) GALLOC_FREE(lane);
         lane = next;
     }
 }
@@ -7234,6 +7955,12 @@ static void gai_pool_discard(galloc_pool *pool)
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
+    }
+    while (pool->captures) gai_capture_forget(pool, pool->captures);
+    while (pool->graphs) {
+        galloc_graph *next = pool->graphs->next;
+        GALLOC_FREE(pool->graphs);
+        pool->graphs = next;
     }
     gai_lanes_end(pool->lanes);
     gai_lanes_end(pool->unused_lanes);
@@ -7361,6 +8088,19 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
                     pool->config.device, blocks, bytes);
 }
 
+/* What graphs may use yet must not be unmapped. */
+static cudaError_t gai_pool_is_captured(galloc_pool *pool)
+{
+    CUresult result = CUDA_SUCCESS;
+    size_t bytes;
+    if (gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS_LAST, &result)) return cudaSuccess;
+    gai_lock_on(&pool->lock);
+    bytes = gai_pool_captured(pool);
+    gai_lock_off(&pool->lock);
+    return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them first", bytes,
+                    pool->config.device);
+}
+
 /* Ends a pool; a default pool that is used gives back what is not. The memory of a driver that is gone went with it:
    then only the host's is given back. With the global lock held. */
 static cudaError_t gai_pool_end(galloc_pool *pool)
@@ -7369,6 +8109,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     cudaError_t error = gai_pool_is_orphaned(pool) ? cudaErrorCudartUnloading : gai_pool_enter(pool, &scope);
     if (!error) {
         error = gai_pool_is_used(pool);
+        if (!error) error = gai_pool_is_captured(pool);
         if (error && pool->is_default) (void)gai_pool_shrink(pool, 0);
         if (!error) error = gai_pool_close(pool);
         gai_scope_leave(&scope);
@@ -7471,7 +8212,7 @@ typedef struct gai_way {
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
-    uint64_t after; /* makes its size a power of two */
+    uint64_t after[2]; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -7619,7 +8360,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     CUcontext context = gai_is_default_stream(site->stream) ? site->context : NULL;
     size_t at = gai_way_at(site->stream, context, key), probes;
     gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
-    if (!site->life) return;
+    if (!site->life || site->capture || site->broken) return;
     for (probes = GAI_WAY_PROBES; probes-- > 0;)
         if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
     for (probes = 0; probes < GAI_WAY_PROBES; probes++)
@@ -7737,6 +8478,7 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
     if (!error && pool) error = gai_pool_refuses(pool);
     if (!error) error = gai_site_of(request->stream, &site);
     if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
+    if (!error) error = gai_site_is_sound(&site);
     if (!error && !pool) {
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(&pool, device);
@@ -7859,6 +8601,10 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 GALLOC_API cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream);
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_graph_begin_ptsz(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
+GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream_t stream);
 
 GALLOC_API const char *galloc_last_message(void) { return gai_message; }
 
@@ -7976,7 +8722,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
-    if (error == cudaErrorStreamCaptureUnsupported) error = cudaErrorNotSupported;
+    if (pool && gai_site_is_free(&site)) return gai_end(cudaErrorNotSupported);
     return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
 }
 
@@ -7987,7 +8733,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
     cudaError_t error;
     if (!ptr) return gai_end(gai_fail(cudaErrorInvalidDevicePointer, "galloc_record_stream: ptr is NULL"));
     error = gai_find_pool(&pool, ptr, stream, &site);
-    return gai_end(pool ? gai_pool_record_stream(pool, ptr, &site) : error);
+    if (pool) error = gai_site_is_sound(&site);
+    return gai_end(pool && !error ? gai_pool_record_stream(pool, ptr, &site) : error);
 }
 
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
@@ -7996,6 +8743,7 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     gai_site site;
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (!error) error = gai_site_of(stream, &site);
+    if (!error) error = gai_site_is_free(&site);
     if (error) return gai_end(error == cudaErrorCudartUnloading ? cudaSuccess : error);
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
@@ -8004,6 +8752,56 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     }
     gai_lock_off(&gai_global_lock);
     return gai_end(first);
+}
+
+GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream)
+{
+    gai_site site;
+    int device = 0;
+    cudaError_t error = gai_begin();
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: graph is NULL");
+    if (!error && *graph && pool && pool != (*graph)->pool)
+        error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: the graph belongs to another pool");
+    if (!error && (!stream || stream == cudaStreamLegacy))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: the legacy stream is never captured");
+    if (!error) error = gai_site_of(stream, &site);
+    if (!error) error = gai_site_is_sound(&site);
+    if (!error && *graph) return gai_end(gai_graph_begin(*graph, &site, 0));
+    if (!error && !pool) error = gai_site_device(&site, &device);
+    if (!error && !pool) error = gai_pool_of_device(&pool, device);
+    return gai_end(error ? error : gai_graph_begin_new(graph, pool, &site));
+}
+
+GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph)
+{
+    cudaError_t error = gai_begin();
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_end: graph is NULL");
+    if (error) return gai_end(error);
+    gai_lock_on(&graph->pool->marking);
+    gai_lock_on(&graph->pool->lock);
+    if (!graph->stream) error = gai_fail(cudaErrorNotPermitted, "galloc_graph_end: the graph has not begun");
+    graph->stream = NULL;
+    gai_lock_off(&graph->pool->lock);
+    gai_lock_off(&graph->pool->marking);
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream)
+{
+    gai_site site;
+    gai_scope scope;
+    galloc_pool *pool;
+    cudaError_t error = gai_begin();
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_release: graph is NULL");
+    if (!error && graph->stream) error = gai_fail(cudaErrorNotPermitted, "galloc_graph_release: end the graph first");
+    if (!error) error = gai_site_of(stream, &site);
+    if (!error) error = gai_site_is_free(&site);
+    if (!error) error = gai_pool_enter(graph->pool, &scope);
+    if (error) return gai_end(error);
+    pool = graph->pool;
+    error = gai_graph_release(graph, &site);
+    gai_pool_leave(pool, &scope, 0);
+    return gai_end(error);
 }
 
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
@@ -8033,7 +8831,7 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes)
     if (!error) error = gai_pool_enter(pool, &scope);
     if (error) return gai_end(error);
     error = gai_pool_shrink(pool, keep_bytes);
-    gai_pool_leave(pool, &scope);
+    gai_pool_leave(pool, &scope, 1);
     return gai_end(error);
 }
 
@@ -8058,15 +8856,19 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 {
+    const gai_capture *capture;
     cudaError_t error = gai_begin();
     if (!error && (!pool || !stats))
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
     gai_pool_freeze(pool);
     gai_stats_frozen(pool, stats);
     gai_stats_derive(pool, stats);
     gai_pool_thaw(pool);
+    stats->graph_bytes = gai_pool_captured(pool);
+    for (capture = pool->captures; capture; capture = capture->next) stats->graphs++;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
     return cudaSuccess;
@@ -8081,8 +8883,11 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_streams: needs a pool, and an array for n streams");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next, i++)
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        if (!gai_lane_is_plain(lane)) continue;
         if (i < n) gai_lane_read(pool, lane, &array[i]);
+        i++;
+    }
     gai_lock_off(&pool->lock);
     if (count) *count = i;
     return cudaSuccess;
@@ -8153,6 +8958,7 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->usable = block->bytes;
         info->room = gai_max(block->bytes, block->room);
         info->stream_id = gai_counted(&block->stream_id);
+        info->capture_id = gai_block_capture_id(block);
         info->device = pool->config.device;
         info->tag = used ? (uint32_t)gai_counted(&block->tag) : 0;
         info->state = used ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
@@ -8237,6 +9043,16 @@ GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t 
     return galloc_resize(ptr, bytes, gai_per_thread(stream));
 }
 
+GALLOC_API cudaError_t galloc_graph_begin_ptsz(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream)
+{
+    return galloc_graph_begin(graph, pool, gai_per_thread(stream));
+}
+
+GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream_t stream)
+{
+    return galloc_graph_release(graph, gai_per_thread(stream));
+}
+
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define galloc_malloc galloc_malloc_ptsz
 #define galloc_malloc_growable galloc_malloc_growable_ptsz
@@ -8247,6 +9063,8 @@ GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t 
 #define galloc_record_stream galloc_record_stream_ptsz
 #define galloc_stream_retire galloc_stream_retire_ptsz
 #define galloc_resize galloc_resize_ptsz
+#define galloc_graph_begin galloc_graph_begin_ptsz
+#define galloc_graph_release galloc_graph_release_ptsz
 #endif
 
 #endif /* GALLOC_IMPLEMENTATION */

@@ -2365,6 +2365,33 @@ TEST(a_user_object_lives_as_long_as_graph_instance_and_launch)
     EXPECT_EQ(gone, 1);
 }
 
+TEST(a_user_object_lives_as_long_as_a_clone)
+{
+    start_still();
+    char *p = memory(1);
+    cudaStream_t s = stream();
+    cudaUserObject_t object = NULL;
+    cudaGraph_t graph = NULL, clone = NULL;
+    cudaGraphExec_t exec = NULL;
+    int gone = 0;
+    OK(cudaUserObjectCreate(&object, &gone, raise_flag, 1, cudaUserObjectNoDestructorSync));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    write_tag(s, p, PAGE, 9);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+    OK(cudaGraphClone(&clone, graph));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaGraphInstantiate(&exec, clone, 0));
+    OK(cudaGraphDestroy(clone));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaGraphExecDestroy(exec));
+    EXPECT_EQ(gone, 0);
+    check_on(s, p, PAGE, 9);
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(gone, 1);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
 TEST(a_user_object_goes_when_its_capture_is_broken)
 {
     start();

@@ -30,6 +30,12 @@ typedef struct held_object {
     unsigned count;
 } held_object;
 
+/* Points of streams. */
+typedef struct stamps {
+    sm_stamp *at;
+    size_t n, cap;
+} stamps;
+
 /* Lives as long as the graph's handle, an instance, or a launch that runs. */
 struct CUgraph_st {
     sm_graph *next;
@@ -40,6 +46,7 @@ struct CUgraph_st {
     int lanes, marks;
     held_object *objects;
     size_t nobjects, capobjects;
+    stamps launches; /* their ends */
 };
 
 struct CUgraphExec_st {
@@ -54,6 +61,7 @@ struct CUuserObject_st {
     unsigned refs;
     cudaHostFn_t destroy;
     void *ptr;
+    stamps launches; /* of graphs that held it */
 };
 
 /* How many pieces of work of each lane come before a point of the capture. */
@@ -79,10 +87,24 @@ static bool is_blocking(const sm_stream *s) { return !s->legacy && !(s->flags & 
 
 /* ---- user objects and graphs ----------------------------------------------------------------------------------- */
 
+static void stamps_add(stamps *list, sm_stamp stamp) {
+    list->at = sm_grow(list->at, list->n, &list->cap, sizeof *list->at);
+    if (stamp.clock) stamp.clock->refs++;
+    list->at[list->n++] = stamp;
+}
+
+static void stamps_drop(stamps *list) {
+    for (size_t i = 0; i < list->n; i++) sm_clock_drop(list->at[i].clock);
+    free(list->at);
+}
+
 int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, unsigned refs, unsigned flags) {
     if (!out || !destroy || !refs || flags != 1) return E_VALUE;
     struct CUuserObject_st *o = sm_alloc(sizeof *o);
-    *o = (struct CUuserObject_st){sm.objects, refs, destroy, ptr};
+    o->next = sm.objects;
+    o->refs = refs;
+    o->destroy = destroy;
+    o->ptr = ptr;
     sm.objects = o;
     *out = o;
     return 0;
@@ -97,6 +119,8 @@ int sm_object_retain(cudaUserObject_t o, unsigned count) {
 int sm_object_release(cudaUserObject_t o, unsigned count) {
     if (!o || !count || o->refs < count) return E_VALUE;
     if (o->refs -= count) return 0;
+    for (size_t i = 0; i < o->launches.n; i++) sm_host_saw(&o->launches.at[i]); /* that it is called says so */
+    stamps_drop(&o->launches);
     sm_later(o->destroy, o->ptr);
     struct CUuserObject_st **at = &sm.objects;
     while (*at != o) at = &(*at)->next;
@@ -127,16 +151,38 @@ static void graph_free(sm_graph *g) {
         if (g->items[i].kind == ITEM_WORK) sm_work_drop(&g->items[i].work);
     free(g->items);
     free(g->objects);
+    stamps_drop(&g->launches);
     free(g);
 }
 
 void sm_graph_drop(sm_graph *g) {
     if (--g->refs) return;
-    for (size_t i = 0; i < g->nobjects; i++) sm_object_release(g->objects[i].object, g->objects[i].count);
+    for (size_t i = 0; i < g->nobjects; i++) {
+        for (size_t k = 0; k < g->launches.n; k++) stamps_add(&g->objects[i].object->launches, g->launches.at[k]);
+        sm_object_release(g->objects[i].object, g->objects[i].count);
+    }
     sm_graph **at = &sm.graphs;
     while (*at != g) at = &(*at)->next;
     *at = g->next;
     graph_free(g);
+}
+
+/* A clone keeps what its original keeps, and lives on its own. */
+int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from) {
+    if (!out || !from || !from->live) return E_VALUE;
+    sm_graph *g = graph_new();
+    g->lanes = from->lanes;
+    g->marks = from->marks;
+    for (size_t i = 0; i < from->nitems; i++) {
+        g->items = sm_grow(g->items, g->nitems, &g->capitems, sizeof *g->items);
+        g->items[g->nitems] = from->items[i];
+        if (from->items[i].kind == ITEM_WORK) sm_work_copy(&g->items[g->nitems].work, &from->items[i].work);
+        g->nitems++;
+    }
+    for (size_t i = 0; i < from->nobjects; i++)
+        (void)sm_graph_retain(g, from->objects[i].object, from->objects[i].count, 0);
+    *out = g;
+    return 0;
 }
 
 int sm_graph_destroy(cudaGraph_t g) {
@@ -446,6 +492,7 @@ int sm_graph_launch(cudaGraphExec_t x, CUstream handle) {
     g->refs++;
     sm_queue(s, OP_MARK)->graph = g;
     sm_stamp_set(&x->last, sm_stamp_of(s));
+    if (g->nobjects) stamps_add(&g->launches, x->last);
     return 0;
 }
 
@@ -471,7 +518,7 @@ void sm_captures_clear(void) {
         free(x);
     }
     for (sm_graph *g = sm.graphs, *next; g; g = next) next = g->next, graph_free(g);
-    for (struct CUuserObject_st *o = sm.objects, *next; o; o = next) next = o->next, free(o);
+    for (struct CUuserObject_st *o = sm.objects, *next; o; o = next) next = o->next, stamps_drop(&o->launches), free(o);
     sm.execs = NULL;
     sm.graphs = NULL;
     sm.objects = NULL;

@@ -71,7 +71,7 @@ enum {
     X(cudaGetLastError, F_SURE | F_ALWAYS, 8) X(cudaPeekAtLastError, F_SURE | F_ALWAYS, 8) \
     X(cudaGetErrorName, F_SURE | F_ALWAYS, 8) X(cudaGetErrorString, F_SURE | F_ALWAYS, 8) \
     X(cudaLaunchHostFunc, F_CTX, 4300) X(cudaGraphInstantiate, F_CTX, 10000) X(cudaGraphLaunch, F_CTX, 4300) \
-    X(cudaGraphDestroy, 0, 1000) X(cudaGraphExecDestroy, 0, 1000) \
+    X(cudaGraphClone, 0, 2000) X(cudaGraphDestroy, 0, 1000) X(cudaGraphExecDestroy, 0, 1000) \
     X(cudaUserObjectCreate, 0, 200) X(cudaUserObjectRetain, 0, 50) X(cudaUserObjectRelease, F_SURE, 50) \
     X(cudaGraphRetainUserObject, 0, 100) \
     X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, 0, 8) X(cuDeviceGetCount, 0, 8) \
@@ -512,6 +512,7 @@ int sm_capture_event_touched(const sm_event *e);
 void sm_capture_of_context_dies(sm_context *c);
 int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t graph);
 int sm_graph_launch(cudaGraphExec_t exec, CUstream handle);
+int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from);
 int sm_graph_destroy(cudaGraph_t graph);
 int sm_exec_destroy(cudaGraphExec_t exec);
 void sm_graph_drop(sm_graph *g);

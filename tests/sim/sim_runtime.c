@@ -306,6 +306,10 @@ cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     SM_RUNTIME(cudaGraphLaunch, sm_graph_launch(exec, stream));
 }
 
+cudaError_t CUDARTAPI cudaGraphClone(cudaGraph_t *out, cudaGraph_t from) {
+    SM_RUNTIME(cudaGraphClone, sm_graph_clone(out, from));
+}
+
 cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) { SM_RUNTIME(cudaGraphDestroy, sm_graph_destroy(graph)); }
 cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t x) { SM_RUNTIME(cudaGraphExecDestroy, sm_exec_destroy(x)); }
 

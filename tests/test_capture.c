@@ -1,0 +1,1589 @@
+/* test_capture.c - galloc on streams that are being captured: whose the memory of a graph is, and for how long. What is
+   captured is launched, and the ledger looks at every access of every launch: memory that is given to somebody else too
+   early is a race. Only the public interface is used, but for calls of the driver's that a test puts itself before. */
+
+#include "setup.h"
+
+enum { ANY_REUSE = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT };
+
+static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                                   cudaStreamCaptureModeRelaxed};
+
+static void capture_begin(cudaStream_t stream) { OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); }
+
+static cudaGraph_t capture_end(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamEndCapture(stream, &graph));
+    EXPECT(graph != NULL);
+    return graph;
+}
+
+/* The end of a capture as an instance, which alone keeps the graph. */
+static cudaGraphExec_t capture_ready(cudaStream_t stream)
+{
+    cudaGraphExec_t exec = NULL;
+    cudaGraph_t graph = capture_end(stream);
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    return exec;
+}
+
+static void launch(cudaGraphExec_t exec, cudaStream_t stream) { OK(cudaGraphLaunch(exec, stream)); }
+
+static void exec_end(cudaGraphExec_t exec) { OK(cudaGraphExecDestroy(exec)); }
+
+static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+/* Gets, uses and frees. */
+static void *pass(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get_used(pool, bytes, stream, tag);
+    look(stream, ptr, bytes, tag);
+    OK(galloc_free(ptr, stream));
+    return ptr;
+}
+
+/* A call that must not get anything. */
+static void refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = pool;
+    EXPECT_EQ(galloc_pool_malloc(pool, &ptr, bytes, stream), cudaErrorMemoryAllocation);
+    EXPECT(ptr == NULL);
+}
+
+/* The bytes may be had at once by whoever comes. */
+static void expect_free_for_all(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    OK(galloc_free(get_used(pool, bytes, stream, 77), stream));
+}
+
+/* The pools that most tests are made with: pages and fixed segments, with a limit or SIZE_MAX. */
+static galloc_pool *pool_of(int fixed, size_t limit)
+{
+    galloc_config config = config_limit(limit);
+    config.expandable_segments = !fixed;
+    return pool_new(&config);
+}
+
+/* ---- allocating -------------------------------------------------------------------------------------------------- */
+
+TEST(every_call_serves_a_captured_stream)
+{
+    for (int round = 0; round < 12; round++) { /* mode, segments, a blocking stream */
+        begin();
+        cudaStream_t s = stream_new(), captured = NULL;
+        OK(cudaStreamCreateWithFlags(&captured, round / 6 ? cudaStreamDefault : cudaStreamNonBlocking));
+        galloc_pool *pool = pool_of(round / 3 % 2, SIZE_MAX);
+        galloc_request request = {0};
+        void *p[6] = {NULL};
+        cudaStream_t both[2] = {captured, s};
+        request.bytes = 100;
+        request.stream = captured;
+        request.alignment = 4096;
+        request.tag = 5;
+        request.pool = pool;
+        void *old = get_used(pool, MIB(1), s, 9);
+        order(s, captured);
+        OK(cudaStreamSynchronize(s));
+        OK(cudaStreamBeginCapture(captured, modes[round % 3]));
+        OK(galloc_malloc(&p[0], MIB(3), captured));
+        OK(galloc_pool_malloc(pool, &p[1], 1000, captured));
+        OK(galloc_alloc(&p[2], &request));
+        EXPECT_EQ((uintptr_t)p[2] % 4096, 0);
+        EXPECT_EQ(info_of(p[2]).tag, 5);
+        OK(galloc_malloc_growable(&p[3], MIB(2), MIB(20), captured));
+        p[4] = get(pool, MIB(2), captured);
+        p[5] = get(pool, 1000, captured);
+        put(captured, p[0], MIB(3), 1);
+        put(captured, p[1], 1000, 2);
+        put(captured, p[2], 100, 3);
+        put(captured, p[3], MIB(2), 4);
+        put(captured, p[4], MIB(2), 5);
+        look(captured, old, MIB(1), 9);
+        OK(galloc_record_stream(old, captured));
+        for (int i = 0; i < 4; i++) OK(galloc_free(p[i], captured));
+        OK(galloc_free_after(p[4], both, 2));
+        OK(galloc_free(NULL, captured));
+        void *none = pool;
+        OK(galloc_malloc(&none, 0, captured));
+        EXPECT(none == NULL);
+        EXPECT_EQ(log_lines, 0);
+        cudaGraphExec_t exec = capture_ready(captured);
+        OK(cudaPeekAtLastError());
+        for (int i = 0; i < 3; i++) launch(exec, s);
+        OK(galloc_free(old, s));
+        OK(galloc_free(p[5], s));
+        expect_healthy(pool, 0);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The same stream, the same capture: at once, whatever the pace. */
+TEST(a_graph_reuses_its_own_memory_in_captured_order)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_of(fixed, MIB(8));
+        capture_begin(s);
+        for (uint64_t i = 0; i < 20; i++) (void)pass(pool, MIB(7), s, i);
+        void *p = get_used(pool, MIB(2), s, 1), *q = get_used(pool, MIB(5), s, 2);
+        look(s, p, MIB(2), 1);
+        look(s, q, MIB(5), 2);
+        OK(galloc_free(q, s));
+        OK(galloc_free(p, s));
+        (void)pass(pool, MIB(7), s, 3);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        cudaGraphExec_t exec = capture_ready(s);
+        for (int i = 0; i < 4; i++) launch(exec, s);
+        exec_end(exec);
+        EXPECT(stats_of(pool).reserved.peak <= MIB(8));
+        EXPECT_EQ(stats_of(pool).waits, 0);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Not what a graph freed, by whoever asks, however short memory is; also not after everything has been waited for. */
+TEST(what_a_graph_freed_is_nobody_elses)
+{
+    for (int round = 0; round < 8; round++) { /* segments, pace, is it launched meanwhile */
+        sim_options options = sim_defaults();
+        options.pace = round / 2 % 2 ? SIM_PACE_PROMPT : SIM_PACE_STILL;
+        begin_with(options);
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(round % 2, MIB(12));
+        capture_begin(s);
+        (void)pass(pool, MIB(8), s, 1);
+        cudaGraphExec_t exec = capture_ready(s);
+        for (int i = 0; i < 3; i++) {
+            if (round / 4) launch(exec, t);
+            EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+            refused(pool, MIB(6), s);
+            refused(pool, MIB(6), t);
+            EXPECT(strstr(galloc_last_message(), "graphs own 8388608") != NULL);
+            EXPECT_EQ(galloc_pool_reserve(pool, MIB(6)), cudaErrorMemoryAllocation);
+            OK(galloc_pool_trim(pool, 0));
+            EXPECT_EQ(stats_of(pool).reserved.current, MIB(8));
+            (void)pass(pool, MIB(4), s, 2);
+            (void)pass(pool, MIB(4), t, 3);
+            OK(cudaDeviceSynchronize());
+        }
+        capture_begin(s); /* nor another graph's */
+        refused(pool, MIB(6), s);
+        OK(cudaGraphDestroy(capture_end(s)));
+        launch(exec, s);
+        exec_end(exec);
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        (void)pass(pool, MIB(12), t, 4);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What comes in between: other memory of the pool goes on moving and being reused, small and large. */
+TEST(streams_allocate_between_the_launches)
+{
+    for (int round = 0; round < 6; round++) {
+        sim_options options = sim_defaults();
+        options.seed = test_seed() + (uint64_t)round;
+        options.lag = round % 3 ? 30 : 0;
+        begin_with(options);
+        galloc_config config = config_limit(MIB(64));
+        config.overhead = 0;
+        config.expandable_segments = round < 4;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        dice d = {(uint64_t)round + 1};
+        void *held[8] = {NULL};
+        capture_begin(s);
+        void *p = get_used(pool, MIB(3), s, 1), *q = get_used(pool, 4000, s, 2);
+        (void)pass(pool, MIB(5), s, 3);
+        look(s, p, MIB(3), 1);
+        OK(galloc_free(p, s));
+        (void)pass(pool, MIB(9), s, 4);
+        look(s, q, 4000, 2);
+        cudaGraphExec_t exec = capture_ready(s);
+        size_t owned = stats_of(pool).graph_bytes;
+        for (int i = 0; i < 200; i++) {
+            uint32_t k = roll_below(&d, 8);
+            EXPECT_EQ(stats_of(pool).graph_bytes, owned); /* it takes nothing of its neighbours' */
+            cudaStream_t on = k % 2 ? t : s;
+            if (held[k]) OK(galloc_free(held[k], on));
+            held[k] = NULL;
+            void *r = NULL;
+            size_t bytes = roll_bytes(&d, MIB(12));
+            if (galloc_pool_malloc(pool, &r, bytes, on) == cudaSuccess) put(on, held[k] = r, bytes, (uint64_t)i);
+            if (i % 5 == 0) launch(exec, i % 10 ? s : t);
+        }
+        look(s, q, 4000, 2); /* after the last launch on s, and that on t is the same instance's */
+        OK(galloc_free(q, s));
+        exec_end(exec);
+        for (int i = 0; i < 8; i++)
+            if (held[i]) OK(galloc_free(held[i], i % 2 ? t : s));
+        EXPECT_EQ(sim_findings(SIM_RACE) + sim_findings(SIM_HOLE) + sim_findings(SIM_UNMAP_IN_USE), 0);
+        sim_run(-1);
+        expect_healthy(pool, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Not by a block as it is, not by pages that move, not by old mappings: what others have not done with a capture does
+   not get. What they have done with it gets, also by moves. */
+TEST(a_capture_takes_only_what_is_complete)
+{
+    for (int round = 0; round < 8; round++) { /* blocking streams, own memory, done or not */
+        begin_still();
+        galloc_config config = config_limit(MIB(18));
+        config.overhead = 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = NULL, t = stream_new();
+        OK(galloc_free(get(pool, MIB(2), t), t)); /* a second stream is in play */
+        OK(cudaStreamCreateWithFlags(&s, round % 2 ? cudaStreamDefault : cudaStreamNonBlocking));
+        cudaStream_t before = round / 2 % 2 ? s : round % 2 ? cudaStreamLegacy : t;
+        void *p[8];
+        for (int i = 0; i < 8; i++) p[i] = get_used(pool, MIB(2), before, 1);
+        for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], before)); /* in four pieces */
+        OK(galloc_stream_retire(before));
+        if (round / 4) sim_run(-1);
+        capture_begin(s);
+        long waits = sim_calls("cuStreamWaitEvent"), blocking = sim_blocking_calls();
+        uint64_t moves = stats_of(pool).moves;
+        if (round / 4) {
+            (void)pass(pool, MIB(8), s, 2);
+            EXPECT(stats_of(pool).moves > moves);
+        } else {
+            refused(pool, MIB(8), s);
+            refused(pool, MIB(2) + 512, s);
+            EXPECT_EQ(stats_of(pool).moves, moves);
+        }
+        EXPECT_EQ(sim_calls("cuStreamWaitEvent"), waits);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, t);
+        launch(exec, t);
+        exec_end(exec);
+        for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], before));
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Pieces that everybody may have, between pieces that a graph owns, are found without a look at the driver. */
+TEST(memory_beside_a_graphs_is_found_at_once)
+{
+    enum { N = 16 };
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(fixed, MIB(40));
+        void *p[2 * N], *q[N];
+        OK(galloc_free(get(pool, MIB(2), s), s));
+        for (int i = 0; i < 2 * N; i++) p[i] = get_used(pool, MIB(1), t, 1);
+        for (int i = 0; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX));
+        capture_begin(s);
+        for (int i = 0; i < N; i++) q[i] = get_used(pool, MIB(1), s, 2);
+        for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
+        cudaGraphExec_t exec = capture_ready(s);
+        size_t owned = stats_of(pool).graph_bytes;
+        EXPECT_EQ(owned, MIB(N));
+        for (int i = 1; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX)); /* what t freed is everybody's now */
+        EXPECT_EQ(stats_of(pool).graph_bytes, owned);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        long calls = sim_calls("cuCtxGetId"); /* what growing begins with */
+        for (int i = 0; i < N; i++) q[i] = get(pool, MIB(1), s);
+        EXPECT_EQ(sim_calls("cuCtxGetId"), calls);
+        for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
+        EXPECT_EQ(stats_of(pool).graph_bytes, owned);
+        exec_end(exec);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Nobody waits, and the capture goes on, when there is no memory: with a limit, and when the device has no more. */
+TEST(out_of_memory_in_a_capture)
+{
+    for (int round = 0; round < 8; round++) { /* segments, the device's end, mode */
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_STILL;
+        if (round / 2 % 2) options.memory = MIB(64);
+        begin_with(options);
+        galloc_pool *pool = pool_of(round % 2, round / 2 % 2 ? SIZE_MAX : MIB(64));
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get_used(pool, MIB(30), t, 1);
+        OK(galloc_free(get_used(pool, MIB(16), s, 2), s));
+        OK(galloc_free(get_used(pool, MIB(8), t, 2), t));
+        OK(galloc_pool_reserve(pool, MIB(10))); /* could be given back; where that waits it is not */
+        OK(cudaStreamBeginCapture(s, modes[round / 4]));
+        long waits = sim_calls("cuStreamWaitEvent"), records = sim_calls("cuEventRecord");
+        long blocking = sim_blocking_calls(), lines = log_lines;
+        refused(pool, MIB(60), s);
+        refused(pool, GIB(900), s);
+        EXPECT_EQ(log_lines, lines + 2);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        EXPECT(sim_calls("cuStreamWaitEvent") == waits && sim_calls("cuEventRecord") == records);
+        put(s, p, MIB(30), 3);
+        cudaGraphExec_t exec = capture_ready(s);
+        order(t, s);
+        launch(exec, s);
+        look(s, p, MIB(30), 3);
+        OK(galloc_free(p, s));
+        exec_end(exec);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- how long ---------------------------------------------------------------------------------------------------- */
+
+enum { BY_INSTANCE, BY_GRAPH, BY_CLONE, BY_ABORT, BY_UNJOINED, ENDS };
+
+/* The graph is gone when the last of it is: its handle, an instance, a clone, a launch. */
+TEST(memory_comes_back_when_the_last_of_a_graph_is_gone)
+{
+    for (int end = 0; end < ENDS; end++) {
+        for (int fixed = 0; fixed < 2; fixed++) {
+            begin_still();
+            cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+            galloc_pool *pool = pool_of(fixed, MIB(8));
+            cudaGraph_t graph = NULL, clone = NULL;
+            cudaGraphExec_t exec = NULL;
+            cudaEvent_t event = NULL;
+            OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+            OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+            (void)pass(pool, MIB(8), s, 1);
+            EXPECT_EQ(stats_of(pool).graphs, 1);
+            if (end == BY_ABORT || end == BY_UNJOINED) {
+                OK(cudaEventRecord(event, s));
+                OK(cudaStreamWaitEvent(t, event, 0));
+                put(t, NULL, 0, 0);
+                unsigned long long id = 0;
+                if (end == BY_ABORT) EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+                refused(pool, MIB(1), u);
+                EXPECT(cudaStreamEndCapture(s, &graph) != cudaSuccess);
+                (void)cudaGetLastError();
+                sim_findings_clear();
+            } else {
+                graph = capture_end(s);
+            }
+            if (end == BY_CLONE) OK(cudaGraphClone(&clone, graph));
+            if (end == BY_INSTANCE || end == BY_CLONE) {
+                OK(cudaGraphInstantiate(&exec, clone ? clone : graph, 0));
+                refused(pool, MIB(1), u);
+                OK(cudaGraphDestroy(graph));
+                refused(pool, MIB(1), u);
+                if (clone) OK(cudaGraphDestroy(clone));
+                refused(pool, MIB(1), u);
+                launch(exec, t);
+                sim_hold(t, 1);
+                exec_end(exec);
+                EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8)); /* the launch */
+                sim_hold(t, 0);
+                sim_run(-1);
+            } else if (graph) {
+                refused(pool, MIB(1), u);
+                OK(cudaGraphDestroy(graph));
+            }
+            EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+            EXPECT_EQ(stats_of(pool).graphs, 0);
+            long blocking = sim_blocking_calls(), calls = memory_calls();
+            expect_free_for_all(pool, MIB(8), u);
+            EXPECT_EQ(sim_blocking_calls(), blocking);
+            EXPECT_EQ(memory_calls(), calls);
+            OK(cudaEventDestroy(event));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* Allocated in a capture and kept: the holder's, whatever becomes of the graph; freed, the graph's again. */
+TEST(a_result_is_its_holders_and_then_the_graphs)
+{
+    for (int round = 0; round < 12; round++) { /* segments, what ends first, a shelf in between */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(round % 2, MIB(4));
+        size_t bytes = round / 6 ? KIB(64) : MIB(4);
+        capture_begin(s);
+        void *p = get_used(pool, bytes, s, 1);
+        EXPECT(info_of(p).capture_id != 0 && info_of(p).stream_id == 0);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, t);
+        look(t, p, bytes, 1);
+        if (round / 2 % 3 == 0) { /* the graph is gone before the block */
+            exec_end(exec);
+            sim_run(-1);
+            EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+            put(t, p, bytes, 2);
+            OK(galloc_free(p, t)); /* then as any other */
+            void *q = get_used(pool, MIB(4), u, 3);
+            OK(galloc_free(q, u));
+        } else {
+            OK(galloc_free(p, t));
+            EXPECT_EQ(stats_of(pool).graph_bytes, bytes);
+            for (int i = 0; i < 3; i++) { /* on that stream neither: the next launch writes to it */
+                if (bytes == MIB(4)) refused(pool, MIB(1), t);
+                else (void)pass(pool, bytes, t, 5);
+                launch(exec, t);
+                sim_run(-1);
+            }
+            put(t, NULL, 0, 0);
+            if (round / 2 % 3 == 1) launch(exec, t);
+            exec_end(exec);
+            expect_free_for_all(pool, MIB(4), u); /* if need be when the launch has been waited for */
+        }
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The graph is gone, but the stream on which the result was freed has not done with it. */
+TEST(a_result_waits_for_the_stream_that_freed_it_too)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(4));
+    capture_begin(s);
+    void *p = get_used(pool, MIB(4), s, 1);
+    cudaGraph_t graph = capture_end(s);
+    OK(cudaGraphDestroy(graph));
+    put(t, p, MIB(4), 2);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+    expect_free_for_all(pool, MIB(4), u);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Used before the capture, freed in it, and the graph is gone at once: what the streams did with it before may still
+   run, and they cannot be asked. By the captured stream itself, by another one whose work comes before. */
+TEST(what_was_used_before_the_capture_outlives_its_graph)
+{
+    for (int round = 0; round < 12; round++) { /* whose block, segments, how it is freed */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(round / 2 % 2, MIB(4));
+        void *p = get_used(pool, MIB(4), round % 2 ? t : s, 1);
+        if (round % 2) order(t, s);
+        put(s, p, MIB(4), 2);
+        cudaStream_t both[2] = {s, u};
+        capture_begin(s);
+        if (round / 4 == 0) OK(galloc_free(p, s));
+        if (round / 4 == 1) OK(galloc_free_after(p, both, 2));
+        if (round / 4 == 2) {
+            unsigned long long id = 0;
+            EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+            OK(galloc_free(p, s));
+            cudaGraph_t none = NULL;
+            EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+            (void)cudaGetLastError();
+            sim_findings_clear();
+        } else {
+            refused(pool, MIB(4), s); /* in the capture neither: it may be launched before that work is done */
+            OK(cudaGraphDestroy(capture_end(s)));
+        }
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        expect_free_for_all(pool, MIB(4), u); /* it waits for the device */
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What a front gave out again has no mark for the work before: freed in a capture it gets one. */
+TEST(a_block_from_a_front_is_freed_in_a_capture)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(2));
+    void *p = get_used(pool, KIB(512), s, 1);
+    OK(galloc_free(p, s));
+    EXPECT(get(pool, KIB(512), s) == p); /* not used again */
+    capture_begin(t);
+    OK(galloc_free(p, t));
+    OK(cudaGraphDestroy(capture_end(t)));
+    OK(galloc_free(get_used(pool, MIB(2), t, 2), t));
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Recorded for a captured stream: not before the graph is gone, though it was freed elsewhere. */
+TEST(what_is_recorded_for_a_graph_is_its_own)
+{
+    for (int round = 0; round < 4; round++) { /* is the graph gone before the free, segments */
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(round / 2, MIB(4));
+        void *p = get_used(pool, MIB(4), s, 1);
+        OK(cudaStreamSynchronize(s));
+        capture_begin(t);
+        look(t, p, MIB(4), 1);
+        OK(galloc_record_stream(p, t));
+        OK(galloc_record_stream(p, t));
+        cudaGraphExec_t exec = capture_ready(t);
+        if (round % 2) exec_end(exec);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(stats_of(pool).graph_bytes, round % 2 ? 0 : MIB(4));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (!(round % 2)) {
+            launch(exec, t);
+            refused(pool, MIB(1), s);
+            launch(exec, t);
+            exec_end(exec);
+        }
+        expect_free_for_all(pool, MIB(4), s);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A block with room, from a capture, grows later: the graph owns what it has grown by, too. */
+TEST(what_a_result_grows_by_is_the_graphs)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    void *p = NULL;
+    galloc_request request = {0};
+    request.bytes = MIB(2);
+    request.max_bytes = MIB(8);
+    request.stream = s;
+    request.pool = pool;
+    capture_begin(s);
+    OK(galloc_alloc(&p, &request));
+    put(s, p, MIB(2), 1);
+    EXPECT_EQ(galloc_resize(p, MIB(4), s), cudaErrorNotSupported);
+    cudaGraphExec_t exec = capture_ready(s);
+    OK(galloc_resize(p, MIB(6), s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_resize(p, MIB(8), s));
+    OK(galloc_resize(p, MIB(7), s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    launch(exec, s);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+    refused(pool, MIB(1), t);
+    exec_end(exec);
+    sim_run(-1);
+    expect_free_for_all(pool, MIB(8), t);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- captures that go wrong -------------------------------------------------------------------------------------- */
+
+/* Allocating is of no use any more; what is freed is free as soon as it is known who used it. */
+TEST(frees_succeed_in_an_invalidated_capture)
+{
+    for (int own = 0; own < 2; own++) { /* was the pool in use in this capture before */
+        begin_still();
+        cudaStream_t s = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        unsigned long long id = 0;
+        cudaGraph_t none = NULL;
+        cudaStream_t both[2] = {u, s};
+        void *p = get_used(pool, MIB(2), s, 1), *q = get_used(pool, MIB(2), u, 1), *r = pool, *own_block = NULL;
+        capture_begin(s);
+        if (own) own_block = get_used(pool, MIB(2), s, 2);
+        EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(1), s), cudaErrorStreamCaptureInvalidated);
+        EXPECT(r == NULL);
+        EXPECT_EQ(galloc_malloc(&r, MIB(1), s), cudaErrorStreamCaptureInvalidated);
+        EXPECT_EQ(galloc_record_stream(p, s), cudaErrorStreamCaptureInvalidated);
+        EXPECT_EQ(galloc_resize(p, MIB(1), s), cudaErrorNotSupported);
+        EXPECT_EQ(galloc_stream_retire(s), cudaErrorStreamCaptureUnsupported);
+        galloc_graph *group = NULL;
+        EXPECT_EQ(galloc_graph_begin(&group, pool, s), cudaErrorStreamCaptureInvalidated);
+        EXPECT(group == NULL);
+        EXPECT_EQ(log_lines, 6);
+        OK(galloc_free(p, s));
+        OK(galloc_free_after(q, both, 2));
+        OK(galloc_free(own_block, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 1);
+        sim_findings_clear();
+        expect_free_for_all(pool, MIB(8), u);
+        (void)pass(pool, MIB(8), s, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The pool is first met in a capture that is invalid already, with no host memory left. */
+TEST(a_free_in_an_invalidated_capture_needs_no_host_memory)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    unsigned long long id = 0;
+    cudaGraph_t none = NULL;
+    void *p = get_used(pool, MIB(2), s, 1);
+    capture_begin(s);
+    EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, s));
+    sim_fail_clear();
+    EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    pool_end(pool);
+    finish();
+}
+
+/* ---- several streams --------------------------------------------------------------------------------------------- */
+
+/* Streams of one capture are in no order but that of its events: the one does not get what the other freed. */
+TEST(forked_streams_keep_their_own)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(fixed, MIB(8));
+        capture_begin(s);
+        order(s, t);
+        for (uint64_t i = 0; i < 4; i++) {
+            (void)pass(pool, MIB(4), s, 10 + i);
+            (void)pass(pool, MIB(4), t, 20 + i);
+        }
+        refused(pool, MIB(6), s);
+        refused(pool, MIB(6), t);
+        void *p = get_used(pool, MIB(2), t, 1); /* handed over by an event it is anybody's to use and free */
+        order(t, s);
+        look(s, p, MIB(2), 1);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(stats_of(pool).graphs, 1);
+        cudaGraphExec_t exec = capture_ready(s);
+        for (int i = 0; i < 3; i++) launch(exec, i % 2 ? s : t);
+        exec_end(exec);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        sim_run(-1);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The stream's device is what counts, not the current one; a pool may serve another device's captures. */
+TEST(captures_on_two_devices)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    galloc_pool *pool = pool_of(0, MIB(8));
+    cudaStream_t s[2];
+    cudaGraphExec_t exec[2];
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        s[d] = stream_new();
+    }
+    OK(cudaSetDevice(0));
+    for (int d = 0; d < 2; d++) {
+        void *p = NULL;
+        capture_begin(s[d]);
+        OK(galloc_malloc(&p, MIB(4), s[d]));
+        EXPECT_EQ(info_of(p).device, d);
+        OK(galloc_free(p, s[d]));
+        OK(galloc_free(get(pool, MIB(4), s[d]), s[d]));
+        OK(cudaSetDevice(d));
+        exec[d] = capture_ready(s[d]);
+        OK(cudaSetDevice(0));
+    }
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+    for (int d = 0; d < 2; d++) exec_end(exec[d]);
+    expect_free_for_all(pool, MIB(8), s[0]);
+    pool_end(pool);
+    for (int d = 0; d < 2; d++) {
+        OK(cudaSetDevice(d));
+        stream_end(s[d]);
+    }
+    OK(cudaSetDevice(0));
+    finish();
+}
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t s;
+    cudaEvent_t start, end;
+    void *out;
+} drawn;
+
+static void *drawn_in(void *arg)
+{
+    OK(cudaStreamWaitEvent(cudaStreamPerThread, drawn.start, 0));
+    drawn.out = pass(drawn.pool, MIB(4), cudaStreamPerThread, 2);
+    OK(cudaEventRecord(drawn.end, cudaStreamPerThread));
+    return arg;
+}
+
+/* The handle is the same in all threads, the streams are not. */
+TEST(per_thread_streams_of_two_threads_in_one_capture)
+{
+    begin_still();
+    pthread_t thread;
+    drawn.pool = pool_of(0, MIB(8));
+    OK(cudaEventCreateWithFlags(&drawn.start, cudaEventDisableTiming));
+    OK(cudaEventCreateWithFlags(&drawn.end, cudaEventDisableTiming));
+    OK(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeRelaxed));
+    OK(cudaEventRecord(drawn.start, cudaStreamPerThread));
+    void *p = pass(drawn.pool, MIB(4), cudaStreamPerThread, 1);
+    EXPECT_EQ(pthread_create(&thread, NULL, drawn_in, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT(drawn.out != p);
+    OK(cudaStreamWaitEvent(cudaStreamPerThread, drawn.end, 0));
+    EXPECT(pass(drawn.pool, MIB(4), cudaStreamPerThread, 3) == p);
+    cudaGraphExec_t exec = capture_ready(cudaStreamPerThread);
+    launch(exec, cudaStreamPerThread);
+    (void)galloc_pool_trim(drawn.pool, 0);
+    exec_end(exec);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    sim_run(-1);
+    OK(cudaEventDestroy(drawn.start));
+    OK(cudaEventDestroy(drawn.end));
+    pool_end(drawn.pool);
+    finish();
+}
+
+/* A stream's memory from before is not lost while it is captured, nothing is recorded on it, and afterwards it is as if
+   nothing had been. */
+TEST(a_stream_has_its_own_memory_again_after_the_capture)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    OK(galloc_free(get(pool, 512, t), t));
+    void *p = get_used(pool, MIB(1), s, 1), *small = get_used(pool, 3000, s, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(small, s)); /* in its front */
+    OK(galloc_free(get(pool, MIB(1), t), t)); /* it would have liked that: a mark is wanted */
+    capture_begin(s);
+    long records = sim_calls("cuEventRecord");
+    (void)pass(pool, MIB(2), s, 2);
+    (void)pass(pool, 3000, s, 2);
+    EXPECT_EQ(sim_calls("cuEventRecord"), records);
+    cudaGraphExec_t exec = capture_ready(s);
+    void *again = get_used(pool, 3000, s, 3), *big = get_used(pool, MIB(1), s, 3);
+    EXPECT(big == p || again == small);
+    OK(galloc_free(again, s));
+    OK(galloc_free(big, s));
+    launch(exec, t);
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    exec_end(exec);
+    expect_free_for_all(pool, MIB(8), t);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* The handle of a stream that was captured comes back, and is captured again: another capture, and nothing shared. */
+TEST(a_handle_that_comes_back_is_captured_again)
+{
+    begin_still();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraphExec_t exec[2];
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        (void)pass(pool, MIB(4), s, (uint64_t)i);
+        exec[i] = capture_ready(s);
+        cudaStream_t before = s;
+        stream_end(s);
+        s = stream_new();
+        EXPECT(s == before);
+    }
+    EXPECT_EQ(stats_of(pool).graphs, 2);
+    launch(exec[0], s);
+    launch(exec[1], t);
+    exec_end(exec[0]);
+    exec_end(exec[1]);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+static galloc_graph *group_begin(galloc_graph *group, galloc_pool *pool, cudaStream_t stream)
+{
+    OK(galloc_graph_begin(&group, pool, stream));
+    EXPECT(group != NULL);
+    return group;
+}
+
+/* Many graphs, one after the other, in the memory of the largest; nobody else gets it; released, it is everybody's
+   though the graphs live. */
+TEST(graphs_of_a_group_share_memory)
+{
+    for (int round = 0; round < 8; round++) { /* segments; begun in the capture; does a fork come first */
+        enum { GRAPHS = 5 };
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        size_t limit = round & 4 ? MIB(20) : MIB(12);
+        galloc_pool *pool = pool_of(round % 2, limit);
+        galloc_graph *group = NULL;
+        cudaGraphExec_t exec[GRAPHS];
+        if (!(round & 2)) group = group_begin(group, pool, s);
+        for (uint64_t i = 0; i < GRAPHS; i++) {
+            capture_begin(s);
+            if (round & 2) group = group_begin(group, group ? NULL : pool, s);
+            if (round & 4) {
+                order(s, t);
+                (void)pass(pool, MIB(4), t, 100 + i);
+                order(t, s);
+            }
+            void *p = get_used(pool, MIB(4), s, i);
+            (void)pass(pool, MIB(2) * (i % 2 + 1), s, 10 + i);
+            look(s, p, MIB(4), i);
+            OK(galloc_free(p, s));
+            exec[i] = capture_ready(s);
+            if (round & 2) OK(galloc_graph_end(group));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        if (!(round & 2)) OK(galloc_graph_end(group));
+        EXPECT_EQ(stats_of(pool).graphs, GRAPHS);
+        EXPECT(stats_of(pool).graph_bytes >= MIB(6));
+        capture_begin(s); /* another one has nothing of it */
+        refused(pool, limit - MIB(5), s);
+        OK(cudaGraphDestroy(capture_end(s)));
+        for (int i = 0; i < 2 * GRAPHS; i++) launch(exec[i * 3 % GRAPHS], t);
+        refused(pool, limit - MIB(5), u);
+        OK(galloc_graph_release(group, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(stats_of(pool).graphs, 0);
+        long blocking = sim_blocking_calls();
+        if (round % 2 != round / 4) expect_free_for_all(pool, MIB(10), u); /* not before its launches */
+        blocking = sim_blocking_calls();
+        OK(galloc_free(get_used(pool, MIB(4), t, 50), t)); /* at once, by the stream it was released on */
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        expect_free_for_all(pool, MIB(10), u);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        for (int i = 0; i < GRAPHS; i++) exec_end(exec[i]);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A result of one graph is not what another one gets, until the program frees it and has done with it. */
+TEST(a_group_does_not_share_results)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    galloc_graph *group = group_begin(NULL, pool, s);
+    cudaGraphExec_t exec[3];
+    capture_begin(s);
+    void *result = get_used(pool, MIB(4), s, 1);
+    exec[0] = capture_ready(s);
+    capture_begin(s);
+    refused(pool, MIB(6), s);
+    void *q = pass(pool, MIB(4), s, 2);
+    EXPECT(q != result);
+    exec[1] = capture_ready(s);
+    launch(exec[0], t);
+    launch(exec[1], t);
+    look(t, result, MIB(4), 1);
+    OK(galloc_free(result, t));
+    capture_begin(s);
+    refused(pool, MIB(8), s); /* the look is not known to be done */
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    void *both = pass(pool, MIB(8), s, 3);
+    exec[2] = capture_ready(s);
+    (void)both;
+    for (int i = 2; i >= 0; i--) launch(exec[i], t);
+    OK(galloc_graph_end(group));
+    for (int i = 0; i < 3; i++) exec_end(exec[i]);
+    sim_run(-1);
+    EXPECT_EQ(stats_of(pool).graph_bytes, 0); /* also without a release */
+    expect_free_for_all(pool, MIB(8), s);
+    OK(galloc_graph_release(group, s));
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Results and blocks that were recorded are released with the rest: then they are as if freed where that was. */
+TEST(a_group_releases_what_is_still_held)
+{
+    for (int order_of = 0; order_of < 2; order_of++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        galloc_graph *group = group_begin(NULL, pool, s);
+        void *input = get_used(pool, MIB(2), u, 9);
+        OK(cudaStreamSynchronize(u));
+        capture_begin(s);
+        look(s, input, MIB(2), 9);
+        OK(galloc_record_stream(input, s));
+        void *result = get_used(pool, MIB(2), s, 1);
+        (void)pass(pool, MIB(4), s, 2);
+        cudaGraphExec_t exec = capture_ready(s);
+        OK(galloc_graph_end(group));
+        launch(exec, t);
+        if (order_of) OK(galloc_graph_release(group, t));
+        OK(galloc_free(input, u));
+        if (order_of) expect_free_for_all(pool, MIB(2), u); /* not what it freed, while a launch reads it */
+        look(t, result, MIB(2), 1);
+        OK(galloc_free(result, t));
+        if (!order_of) refused(pool, MIB(1), u);
+        if (!order_of) OK(galloc_graph_release(group, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        expect_free_for_all(pool, MIB(8), u);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Released while one of its streams is being captured: what is captured from then on is that graph's alone. */
+TEST(a_group_is_released_in_the_middle_of_a_capture)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    galloc_graph *group = group_begin(NULL, pool, s);
+    capture_begin(s);
+    void *before = get(pool, MIB(2), s); /* that it was given is all: the promise is that it is not launched */
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, t));
+    EXPECT_EQ(stats_of(pool).graphs, 0);
+    (void)pass(pool, MIB(4), s, 1);
+    EXPECT_EQ(stats_of(pool).graphs, 1);
+    OK(galloc_free(before, t));
+    cudaGraphExec_t exec = capture_ready(s);
+    launch(exec, t);
+    refused(pool, MIB(6), u);
+    (void)pass(pool, MIB(4), u, 2);
+    launch(exec, t);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    exec_end(exec);
+    sim_run(-1);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(what_is_wrong_with_a_group_is_said)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    galloc_graph *a = NULL, *b = NULL, *c = NULL;
+    EXPECT_EQ(galloc_graph_begin(NULL, pool, s), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_begin(&a, pool, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_begin(&a, pool, cudaStreamLegacy), cudaErrorInvalidValue);
+    EXPECT(a == NULL);
+    EXPECT_EQ(galloc_graph_end(NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_release(NULL, s), cudaErrorInvalidValue);
+    OK(galloc_graph_begin(&a, pool, s));
+    EXPECT_EQ(galloc_graph_begin(&a, pool, t), cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_graph_begin(&b, pool, s), cudaErrorNotPermitted);
+    EXPECT(b == NULL);
+    EXPECT_EQ(galloc_graph_begin(&a, other, t), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_graph_release(a, t), cudaErrorNotPermitted);
+    OK(galloc_graph_begin(&b, pool, t));
+    OK(galloc_graph_begin(&c, NULL, cudaStreamPerThread));
+    OK(galloc_graph_end(a));
+    EXPECT_EQ(galloc_graph_end(a), cudaErrorNotPermitted);
+    capture_begin(s);
+    OK(galloc_graph_begin(&a, NULL, s));
+    (void)pass(pool, MIB(1), s, 1);
+    OK(galloc_graph_end(a));
+    galloc_graph *d = NULL;
+    EXPECT_EQ(galloc_graph_begin(&d, pool, s), cudaErrorNotPermitted); /* the capture is another one's */
+    EXPECT(d == NULL);
+    OK(cudaGraphDestroy(capture_end(s)));
+    EXPECT_EQ(log_lines, 11);
+    sim_fail_malloc(1, 0);
+    EXPECT_EQ(galloc_graph_begin(&d, pool, s), cudaErrorMemoryAllocation);
+    EXPECT(d == NULL);
+    sim_fail_clear();
+    OK(galloc_graph_release(a, s));
+    OK(galloc_graph_end(b));
+    OK(galloc_graph_release(b, s));
+    OK(galloc_graph_end(c)); /* ends with its pool */
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+/* ---- others' captures -------------------------------------------------------------------------------------------- */
+
+static struct {
+    gai_driver driver;
+    cudaStream_t captured;
+    int armed;
+    CUhostFn late[4];
+    void *late_of[4];
+    int nlate;
+} real;
+
+static void *begin_capture(void *arg)
+{
+    OK(cudaStreamBeginCapture(real.captured, cudaStreamCaptureModeRelaxed));
+    return arg;
+}
+
+static void now_captured(CUstream stream)
+{
+    pthread_t thread;
+    if (!real.armed || stream != real.captured) return;
+    real.armed = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, begin_capture, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+static CUresult CUDAAPI record_once_captured(CUevent event, CUstream stream)
+{
+    now_captured(stream);
+    return real.driver.EventRecord(event, stream);
+}
+
+static CUresult CUDAAPI captured_once_looked_at(CUstream stream, CUstreamCaptureStatus *status)
+{
+    CUresult result = real.driver.StreamIsCapturing(stream, status);
+    now_captured(stream);
+    return result;
+}
+
+/* Another thread begins to capture a stream of record_stream's just when an event is to be recorded on it for a block
+   that this one frees: the event is in the capture then, and to ask for it, or for the stream's id, would end that. */
+static void begin_in_between(int looked_at)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    void *p = get_used(pool, MIB(8), s, 1);
+    OK(cudaStreamSynchronize(s));
+    put(t, p, MIB(8), 2);
+    OK(galloc_record_stream(p, t));
+    real.driver = gai_cu;
+    real.captured = t;
+    real.armed = 1;
+    if (looked_at) gai_cu.StreamIsCapturing = captured_once_looked_at;
+    else gai_cu.EventRecord = record_once_captured;
+    OK(galloc_free(p, s));
+    gai_cu = real.driver;
+    EXPECT_EQ(real.armed, 0);
+    OK(galloc_pool_trim(pool, SIZE_MAX)); /* asks for events */
+    put(t, NULL, 0, 0);
+    cudaGraphExec_t exec = capture_ready(t);
+    exec_end(exec);
+    OK(galloc_free(NULL, t));
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    expect_free_for_all(pool, MIB(8), s);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_capture_begins_while_an_event_is_recorded)
+{
+    begin_in_between(0);
+    begin_in_between(1);
+}
+
+enum { THREADS = 16 };
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream[THREADS];
+    int stop;
+} crowd;
+
+static void *crowd_member(void *arg)
+{
+    int me = (int)(intptr_t)arg;
+    dice d = {(uint64_t)me * 77 + 1};
+    cudaStream_t s = crowd.stream[me];
+    void *held[6] = {NULL};
+    while (!__atomic_load_n(&crowd.stop, __ATOMIC_ACQUIRE)) {
+        uint32_t k = roll_below(&d, 6);
+        size_t bytes = roll_bytes(&d, MIB(3));
+        if (held[k]) OK(galloc_free(held[k], s));
+        held[k] = NULL;
+        if (galloc_pool_malloc(crowd.pool, &held[k], bytes, s) == cudaSuccess) put(s, held[k], bytes, (uint64_t)me);
+        if (roll_below(&d, 200) == 0) (void)galloc_pool_trim(crowd.pool, MIB(32));
+    }
+    for (int k = 0; k < 6; k++) OK(galloc_free(held[k], s));
+    return NULL;
+}
+
+/* Captures in global mode, the most easily broken ones, while threads allocate, free, grow, move, poll, wait, trim. */
+TEST(threads_allocate_while_graphs_are_captured_and_launched)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        enum { GRAPHS = 6 };
+        begin();
+        pthread_t thread[THREADS];
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraphExec_t exec[GRAPHS] = {NULL};
+        void *result[GRAPHS] = {NULL};
+        crowd.pool = pool_of(fixed, MIB(96));
+        crowd.stop = 0;
+        for (intptr_t i = 0; i < THREADS; i++) crowd.stream[i] = stream_new();
+        for (intptr_t i = 0; i < THREADS; i++)
+            EXPECT_EQ(pthread_create(&thread[i], NULL, crowd_member, (void *)i), 0);
+        for (int i = 0; i < 60; i++) {
+            int k = i % GRAPHS;
+            if (exec[k]) exec_end(exec[k]);
+            if (result[k]) OK(galloc_free(result[k], t));
+            result[k] = NULL;
+            capture_begin(s);
+            for (uint64_t n = 0; n < 5; n++) {
+                void *p = NULL;
+                if (galloc_pool_malloc(crowd.pool, &p, MIB(1) << n % 3, s) != cudaSuccess) continue;
+                put(s, p, MIB(1) << n % 3, n);
+                look(s, p, MIB(1) << n % 3, n);
+                OK(galloc_free(p, s));
+            }
+            if (galloc_pool_malloc(crowd.pool, &result[k], KIB(256), s) == cudaSuccess)
+                put(s, result[k], KIB(256), (uint64_t)k);
+            exec[k] = capture_ready(s);
+            for (int n = 0; n < GRAPHS; n++) {
+                if (!exec[n]) continue;
+                launch(exec[n], t);
+                if (result[n]) look(t, result[n], KIB(256), (uint64_t)n);
+            }
+        }
+        __atomic_store_n(&crowd.stop, 1, __ATOMIC_RELEASE);
+        for (int i = 0; i < THREADS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        for (int k = 0; k < GRAPHS; k++) {
+            exec_end(exec[k]);
+            OK(galloc_free(result[k], t));
+        }
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(sim_findings(SIM_ANY), 0);
+        expect_healthy(crowd.pool, 1);
+        pool_end(crowd.pool);
+        finish();
+    }
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
+TEST(a_pool_does_not_end_before_its_graphs)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin_still();
+        galloc_pool *pool = pool_of(fixed, SIZE_MAX);
+        cudaStream_t s = stream_new();
+        void *own = NULL;
+        capture_begin(s);
+        (void)pass(pool, MIB(4), s, 1);
+        OK(galloc_malloc(&own, MIB(4), s));
+        put(s, own, MIB(4), 2);
+        OK(galloc_free(own, s));
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+        EXPECT(strstr(galloc_last_message(), "graphs own 4194304") != NULL);
+        EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        launch(exec, s);
+        exec_end(exec); /* its launches are waited for */
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* CUDA may call the destructor of a user object at any time after the graph is gone, in a thread of its own. */
+static void CUDAAPI goes_late(void *i)
+{
+    int at = (int)(intptr_t)i;
+    __atomic_store_n(&real.armed, at + 1, __ATOMIC_RELEASE);
+}
+
+static CUresult CUDAAPI create_late(CUuserObject *out, void *ptr, CUhostFn destroy, unsigned int refs,
+                                    unsigned int flags)
+{
+    real.late[real.nlate] = destroy;
+    real.late_of[real.nlate] = ptr;
+    return real.driver.UserObjectCreate(out, (void *)(intptr_t)real.nlate++, goes_late, refs, flags);
+}
+
+static void *deliver_late(void *arg)
+{
+    usleep(3000);
+    real.late[0](real.late_of[0]);
+    return arg;
+}
+
+TEST(word_of_a_graphs_end_may_come_late)
+{
+    for (int used = 0; used < 2; used++) { /* of a graph with memory of the pool; of one without, after the pool */
+        begin_still();
+        pthread_t thread;
+        galloc_pool *pool = pool_of(0, MIB(4));
+        cudaStream_t s = stream_new();
+        memset(&real, 0, sizeof real);
+        real.driver = gai_cu;
+        gai_cu.UserObjectCreate = create_late;
+        capture_begin(s);
+        if (used) (void)pass(pool, MIB(4), s, 1);
+        else refused(pool, MIB(5), s);
+        gai_cu = real.driver;
+        EXPECT_EQ(real.nlate, 1);
+        OK(cudaGraphDestroy(capture_end(s)));
+        EXPECT_EQ(real.armed, 1);
+        if (used) EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        else pool_end(pool);
+        EXPECT_EQ(pthread_create(&thread, NULL, deliver_late, NULL), 0);
+        if (used) pool_end(pool);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        finish();
+    }
+}
+
+TEST(a_reset_ends_all_graphs)
+{
+    for (int released = 0; released < 2; released++) {
+        begin_still();
+        galloc_pool *pool = pool_of(0, MIB(4));
+        cudaStream_t s = stream_new();
+        capture_begin(s);
+        (void)pass(pool, MIB(4), s, 1);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        OK(cudaDeviceReset());
+        if (released) exec_end(exec);
+        cudaStream_t t = stream_new();
+        OK(galloc_free(get_used(pool, MIB(4), t, 2), t));
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        if (!released) exec_end(exec);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- calls that fail --------------------------------------------------------------------------------------------- */
+
+static long faulty; /* calls that failed */
+
+/* Success, or an error with one line and nothing changed. */
+static int may_fail(cudaError_t error, long lines)
+{
+    EXPECT_EQ(log_lines - lines, error != cudaSuccess);
+    OK(cudaPeekAtLastError());
+    faulty += error != cudaSuccess;
+    return error == cudaSuccess;
+}
+
+static void *try_get(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = pool;
+    long lines = log_lines;
+    if (!may_fail(galloc_pool_malloc(pool, &ptr, bytes, stream), lines)) {
+        EXPECT(ptr == NULL);
+        return NULL;
+    }
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+/* NULL once it is freed. */
+static void *try_free(void *ptr, cudaStream_t stream, cudaStream_t other)
+{
+    cudaStream_t both[2] = {stream, other};
+    long lines = log_lines;
+    if (may_fail(other ? galloc_free_after(ptr, both, 2) : galloc_free(ptr, stream), lines)) return NULL;
+    EXPECT_EQ(info_of(ptr).state, GALLOC_STATE_USED);
+    return ptr;
+}
+
+/* A capture with everything in it, under a fault that is armed; it must come to a good end whatever fails. */
+static void capture_with_faults(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    galloc_graph *group = NULL;
+    void *p[6];
+    long lines = log_lines;
+    int begun = may_fail(galloc_graph_begin(&group, pool, s), lines);
+    EXPECT_EQ(begun, group != NULL);
+    p[0] = try_get(pool, MIB(2), t, 1);
+    p[5] = try_get(pool, 3000, s, 1);
+    capture_begin(s);
+    p[1] = try_get(pool, MIB(1), s, 2);
+    p[2] = try_get(pool, MIB(2), s, 3);
+    p[1] = try_free(p[1], s, NULL);
+    order(s, t);
+    p[3] = try_get(pool, MIB(1), t, 4);
+    p[3] = try_free(p[3], t, s);
+    lines = log_lines;
+    if (p[0]) (void)may_fail(galloc_record_stream(p[0], s), lines);
+    p[4] = try_get(pool, MIB(1), s, 5);
+    p[2] = try_free(p[2], s, NULL);
+    p[5] = try_free(p[5], s, NULL);
+    order(t, s);
+    cudaGraphExec_t exec = capture_ready(s);
+    launch(exec, t);
+    order(t, s);
+    p[4] = try_free(p[4], t, NULL);
+    p[0] = try_free(p[0], t, NULL);
+    if (begun) {
+        lines = log_lines;
+        OK(galloc_graph_end(group));
+        if (!may_fail(galloc_graph_release(group, t), lines)) {
+            sim_fail_clear();
+            OK(galloc_graph_release(group, t));
+        }
+    }
+    sim_fail_clear();
+    for (int i = 0; i < 6; i++) OK(galloc_free(p[i], i == 5 ? s : t));
+    exec_end(exec);
+}
+
+static int sweep_one(const char *function, long nth, int on, int fixed)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(fixed, MIB(64));
+    faulty = 0;
+    if (function) sim_fail(function, nth, on, 0);
+    else sim_fail_malloc(nth, on);
+    capture_with_faults(pool, s, t);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    pool_end(pool);
+    finish();
+    return faulty != 0;
+}
+
+TEST(a_capture_survives_every_call_that_fails)
+{
+    static const char *const functions[] = {
+        "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetCtx", "cuCtxGetId", "cuCtxGetCurrent",
+        "cuUserObjectCreate", "cuGraphRetainUserObject", "cuEventRecord", "cuEventCreate", "cuEventQuery",
+        "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemAddressReserve", NULL};
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+        for (int way = 0; way < 4; way++) {
+            int misses = 0, hits = 0;
+            for (long nth = 1; nth < 60 && misses < 8; nth++) {
+                int hit = sweep_one(functions[i], nth, way % 2, way / 2);
+                misses = hit ? 0 : misses + 1;
+                hits += hit;
+            }
+            if (functions[i] && strstr(functions[i], "UserObject")) EXPECT(hits > 0);
+        }
+}
+
+/* ---- all of it, at random ---------------------------------------------------------------------------------------- */
+
+enum { STREAMS = 4, BLOCKS = 24, GRAPHS = 6 };
+
+/* What one stream, or the graph that it captures, has. */
+typedef struct owner {
+    cudaStream_t stream;
+    int capturing;
+    galloc_graph *group;
+} owner;
+
+typedef struct mixture {
+    dice d;
+    galloc_pool *pool;
+    owner o[STREAMS];
+    cudaStream_t late; /* where graphs are launched, one after the other; it is never captured */
+    struct {
+        void *ptr;
+        size_t bytes;
+        uint64_t tag;
+        int home;    /* of which stream it is, or was captured */
+        int capture; /* number of the capture; 0: none */
+    } block[BLOCKS];
+    struct {
+        cudaGraphExec_t exec;
+        int capture;
+    } graph[GRAPHS];
+    galloc_graph *group;
+    int captures, numbers[STREAMS];
+    uint64_t tags;
+} mixture;
+
+static void mix_get(mixture *m, uint32_t k, int i)
+{
+    void *ptr = NULL;
+    owner *o = &m->o[i];
+    size_t bytes = roll_bytes(&m->d, MIB(6));
+    if (m->block[k].ptr || galloc_pool_malloc(m->pool, &ptr, bytes, o->stream) != cudaSuccess) return;
+    m->block[k].ptr = ptr;
+    m->block[k].bytes = bytes;
+    m->block[k].tag = ++m->tags;
+    m->block[k].home = i;
+    m->block[k].capture = o->capturing ? m->numbers[i] : 0;
+    put(o->stream, ptr, bytes, m->tags);
+}
+
+/* Frees it where it is, in its capture, after that, or, if it is older than the capture of its stream, in that. */
+static void mix_free(mixture *m, uint32_t k)
+{
+    owner *o = &m->o[m->block[k].home];
+    int number = m->block[k].capture, within = o->capturing && m->numbers[m->block[k].home] == number;
+    if (!m->block[k].ptr) return;
+    if (!number && !o->capturing) look(o->stream, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+    if (number && within) look(o->stream, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+    if (number && !within) OK(galloc_free(m->block[k].ptr, m->late));
+    else OK(galloc_free(m->block[k].ptr, o->stream));
+    m->block[k].ptr = NULL;
+}
+
+static void mix_capture(mixture *m, int i)
+{
+    owner *o = &m->o[i];
+    if (o->capturing) return;
+    OK(cudaStreamBeginCapture(o->stream, modes[roll_below(&m->d, 3)]));
+    o->capturing = 1;
+    m->numbers[i] = ++m->captures;
+}
+
+static void mix_ready(mixture *m, int i)
+{
+    owner *o = &m->o[i];
+    uint32_t g = roll_below(&m->d, GRAPHS);
+    if (!o->capturing) return;
+    o->capturing = 0;
+    if (m->graph[g].exec) exec_end(m->graph[g].exec);
+    m->graph[g].exec = NULL;
+    cudaGraph_t graph = capture_end(o->stream), clone = NULL;
+    if (roll_below(&m->d, 4) == 0) { /* thrown away */
+        OK(cudaGraphDestroy(graph));
+        return;
+    }
+    OK(cudaGraphClone(&clone, graph));
+    OK(cudaGraphInstantiate(&m->graph[g].exec, roll_below(&m->d, 2) ? clone : graph, 0));
+    OK(cudaGraphDestroy(clone));
+    OK(cudaGraphDestroy(graph));
+    m->graph[g].capture = m->numbers[i];
+}
+
+static void mix_launch(mixture *m)
+{
+    uint32_t g = roll_below(&m->d, GRAPHS);
+    if (!m->graph[g].exec) return;
+    launch(m->graph[g].exec, m->late);
+    for (int k = 0; k < BLOCKS; k++)
+        if (m->block[k].ptr && m->block[k].capture == m->graph[g].capture)
+            look(m->late, m->block[k].ptr, m->block[k].bytes, m->block[k].tag);
+}
+
+/* A result becomes shorter, or longer where it stands; an eager block likewise. Not in captures. */
+static void mix_resize(mixture *m, uint32_t k)
+{
+    owner *o = &m->o[m->block[k].home];
+    size_t bytes = 1 + m->block[k].bytes * (1 + roll_below(&m->d, 8)) / 4;
+    if (!m->block[k].ptr || o->capturing) return;
+    if (galloc_resize(m->block[k].ptr, bytes, m->block[k].capture ? m->late : o->stream) != cudaSuccess) return;
+    if (bytes > m->block[k].bytes && !m->block[k].capture) put(o->stream, m->block[k].ptr, bytes, m->block[k].tag);
+    if (bytes < m->block[k].bytes || !m->block[k].capture) m->block[k].bytes = bytes;
+}
+
+static void mix_step(mixture *m)
+{
+    uint32_t k = roll_below(&m->d, BLOCKS);
+    int i = (int)roll_below(&m->d, STREAMS);
+    switch (roll_below(&m->d, 16)) {
+    case 0: mix_capture(m, i); break;
+    case 1: mix_ready(m, i); break;
+    case 2:
+    case 3: mix_launch(m); break;
+    case 4:
+        if (roll_below(&m->d, 4) == 0) (void)galloc_pool_trim(m->pool, MIB(4));
+        else mix_resize(m, k);
+        break;
+    case 5:
+        if (m->block[k].ptr) OK(galloc_record_stream(m->block[k].ptr, m->o[i].stream));
+        break;
+    case 6:
+    case 7:
+    case 8:
+    case 9: mix_free(m, k); break;
+    default: mix_get(m, k, i);
+    }
+}
+
+static void mix_open(mixture *m, int round)
+{
+    sim_options options = sim_defaults();
+    options.seed = test_seed() + (uint64_t)round;
+    options.pace = round % 3 - 1;
+    begin_with(options);
+    galloc_config config = config_limit(MIB(48) + MIB(16) * (size_t)(round % 4));
+    config.expandable_segments = round % 5 != 4;
+    config.overhead = round % 2 ? 0 : 0.02;
+    memset(m, 0, sizeof *m);
+    m->d.state = test_seed() * 31 + (uint64_t)round;
+    m->pool = pool_new(&config);
+    for (int i = 0; i < STREAMS; i++) m->o[i].stream = stream_new();
+    m->late = stream_new();
+    if (round % 2) m->group = group_begin(NULL, m->pool, m->o[0].stream);
+}
+
+TEST(random_captures_launches_and_ends)
+{
+    static mixture m;
+    for (int round = 0; round < 400; round++) {
+        mix_open(&m, round);
+        for (int i = 0; i < 400; i++) {
+            mix_step(&m);
+            if (i % 50 == 0) EXPECT_EQ(galloc_pool_check(m.pool), 0);
+        }
+        for (int i = 0; i < STREAMS; i++) mix_ready(&m, i);
+        for (uint32_t k = 0; k < BLOCKS; k++) mix_free(&m, k);
+        for (int i = 0; i < 8; i++) mix_launch(&m);
+        if (m.group) OK(galloc_graph_end(m.group));
+        if (m.group && round % 4 == 1) OK(galloc_graph_release(m.group, m.late));
+        for (int g = 0; g < GRAPHS; g++)
+            if (m.graph[g].exec) exec_end(m.graph[g].exec);
+        OK(cudaDeviceSynchronize());
+        if (m.group && round % 4 == 3) OK(galloc_graph_release(m.group, m.late));
+        EXPECT_EQ(stats_of(m.pool).graph_bytes, 0);
+        EXPECT_EQ(stats_of(m.pool).graphs, 0);
+        expect_healthy(m.pool, 1);
+        pool_end(m.pool);
+        finish();
+    }
+}
+
+TEST_MAIN()
