@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate test-sanitize test-mutants test-gpu soak-gpu check-tags fuzz bench-gpu
+.PHONY: help demo test enumerate test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz bench-gpu
 .PHONY: bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -55,6 +55,7 @@ help:
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
 	@echo 'make test-gpu       tests and examples on a GPU; needs nvcc'
 	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
+	@echo 'make soak-graphs-gpu  the same while graphs are captured, launched and destroyed beside 16 threads'
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
@@ -191,6 +192,10 @@ test-gpu:
 soak-gpu:
 	$(need_gpu)
 	@SOAK_SECONDS=$(or $(SECONDS),480) tests/gpu/soak.sh
+
+soak-graphs-gpu:
+	$(need_gpu)
+	@ONLY=gpu_graphs GRAPHS_SECONDS=$(or $(SECONDS),480) tests/gpu/run.sh
 
 bench-gpu:
 	$(need_gpu)

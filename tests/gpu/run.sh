@@ -6,6 +6,8 @@
 # Environment
 #   OUT_LOG          also write everything to this file
 #   CONTENT_SECONDS  how long gpu_content runs (24)
+#   GRAPHS_SECONDS   how long gpu_graphs does (8)
+#   ONLY             programs to run, instead of all of them and the examples and compute-sanitizer
 #   PROBE=1          run probe_context_sync too, and show what it says
 #   BACKEND=sim      the same programs on the simulated device: shows that they work, says nothing about a GPU
 #   NVCC, ARCH, CXX, CC, BUILD, GALLOC_COMMIT
@@ -14,11 +16,13 @@ cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}/gpu
 backend=${BACKEND:-cuda}
 content_seconds=${CONTENT_SECONDS:-24}
+graphs_seconds=${GRAPHS_SECONDS:-8}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 programs="gpu_behaviour gpu_content gpu_devices gpu_graphs gpu_pdl gpu_reset"
 examples="01_first_program 02_reuse 03_growing_vector 04_graphs"
 [ "$backend" = sim ] && examples="01_first_program 03_growing_vector 04_graphs"
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync"
+[ -n "$ONLY" ] && programs=$ONLY examples=
 passed=0 failed=0 table=
 
 # ---- building -------------------------------------------------------------------------------------------------------
@@ -103,9 +107,9 @@ sanitizer() {
 }
 
 # Errors that galloc handles are not the program's: only what kernels do to memory is looked at.
-run_sanitizer() { # tool of compute-sanitizer, options...
-    name="$1 of gpu_content" tool=$1
-    shift
+run_sanitizer() { # tool of compute-sanitizer, threads (racecheck loses launches of several), options...
+    name="$1 of gpu_content" tool=$1 threads=$2
+    shift 2
     if [ "$backend" = sim ] || [ -z "$(sanitizer)" ]; then
         add_row "$name" "not run: no compute-sanitizer" -
         return
@@ -116,7 +120,7 @@ run_sanitizer() { # tool of compute-sanitizer, options...
         return
     fi
     run "$name" 120 "$(sanitizer)" --tool "$tool" "$@" --error-exitcode 9 \
-        "$build/gpu_content" --seconds 4 --threads 2 --limit-mib 256
+        "$build/gpu_content" --seconds 4 --threads "$threads" --limit-mib 256
 }
 
 main() {
@@ -127,12 +131,15 @@ main() {
     for name in $programs; do
         case $name in
         gpu_content) run "$name" 300 "$build/$name" --seconds "$content_seconds" ;;
+        gpu_graphs) run "$name" $((graphs_seconds + 90)) "$build/$name" --seconds "$graphs_seconds" ;;
         *) run "$name" 180 "$build/$name" ;;
         esac
     done
     for name in $examples; do run "$name" 120 "$build/$name"; done
-    run_sanitizer memcheck --report-api-errors no
-    run_sanitizer racecheck
+    if [ -z "$ONLY" ]; then
+        run_sanitizer memcheck 2 --report-api-errors no
+        run_sanitizer racecheck 1
+    fi
     echo
     tests/gpu/describe.sh
     echo
