@@ -8420,7 +8420,6 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
     int suits;
-    if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG; /* that was here when this way gave it out */
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
     if (!suits && way->looks) return GAI_TAKEN;
@@ -8436,7 +8435,10 @@ GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
     int vouches;
-    if (passage == GAI_ALIEN) passage = gai_alien_by_way(block, ptr, way);
+    if (passage == GAI_ALIEN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
+        if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
+        passage = gai_alien_by_way(block, ptr, way);
+    }
     if (passage == GAI_DONE) return GAI_DONE;
     vouches = gai_way_vouches(way);
     if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
