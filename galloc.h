@@ -2768,9 +2768,11 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. */
+/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. Its marks change
+   while the program has it, should a group be released: no call may look at them without the lock. */
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
+    block->tag |= GAI_SPECIAL;
     lane->freed = lane->epoch;
     gai_marks_add(pool, &block->marks,
                   gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
@@ -7701,7 +7703,7 @@ static int gai_check_marks(const gai_block *block)
     return broken;
 }
 
-/* What a captured stream was given, and is not on its way back, is marked as its graph's. */
+/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no front's. */
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -7709,7 +7711,7 @@ static int gai_check_given(const gai_block *block)
     while (mark && !(mark->lane == block->lane && mark->begin == block->addr &&
                      mark->end == block->addr + block->bytes))
         mark = mark->next;
-    return mark == NULL;
+    return !mark + !(block->tag & GAI_SPECIAL);
 }
 
 /* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
