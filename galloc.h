@@ -3631,7 +3631,7 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     if (!capture && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
     capture = gai_capture_find(pool, site->capture);
-    if (!capture) return NULL;
+    if (!capture || site->refused) return NULL;
     lane = gai_lane_find(pool, site);
     if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_DEFAULT);
     if (lane) {
@@ -3668,7 +3668,7 @@ static cudaError_t gai_lane_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
-    if (site->refused) return gai_driver_failed(site->refused, "having a graph tell of its end");
+    if (site->refused) return gai_driver_failed(site->refused, "noting a captured stream");
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 

@@ -975,6 +975,36 @@ TEST(a_group_releases_what_is_still_held)
     }
 }
 
+/* A second stream of a capture whose context cannot be had is none of it, and the capture goes on as it was. */
+TEST(a_stream_without_a_context_does_not_end_a_graph)
+{
+    static const char *const calls[] = {"cuStreamGetCtx", "cuCtxGetId"};
+    for (size_t i = 0; i < 2; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), fork = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        void *q = NULL;
+        capture_begin(s);
+        void *p = pass(pool, MIB(4), s, 1);
+        order(s, fork);
+        sim_fail(calls[i], 1, 0, 0);
+        EXPECT(galloc_pool_malloc(pool, &q, MIB(2), fork) != cudaSuccess);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        EXPECT(pass(pool, MIB(2), fork, 2) != p);
+        order(fork, s);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, t);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Results of a graph are freed by a thread that needs no lock for that, while their group is released. */
 enum { RESULTS = 400 };
 
