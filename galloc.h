@@ -3621,7 +3621,47 @@ static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
     return lane ? lane : gai_lane_new(pool, site, flags);
 }
 
-/* The same for a stream that is being captured. */
+#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
+
+/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
+static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
+{
+    gai_block *block = set->oldest;
+    int misses = 0;
+    while (block && (all || misses < GAI_DRAIN_MISSES)) {
+        gai_block *newer = block->newer;
+        const gai_mark *mark = block->marks;
+        while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
+        if (mark) {
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 0);
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
+        } else {
+            misses++;
+        }
+        block = newer;
+    }
+}
+
+/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
+static void gai_pool_reap(galloc_pool *pool)
+{
+    gai_capture *capture, *next;
+    gai_lane *lane;
+    int some = 0;
+    for (capture = pool->captures; capture; capture = next) {
+        next = capture->next;
+        if (!gai_capture_has_ended(capture)) continue;
+        gai_capture_forget(pool, capture);
+        some = 1;
+    }
+    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
+        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
+    if (some) gai_set_drain(pool, &pool->mixed, 1);
+}
+
+/* The same for a stream that is being captured. A program that captures again and again may come to nothing else: so it
+   is here, too, that graphs which are gone are forgotten. */
 static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
@@ -3630,6 +3670,7 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     site->refused = gai_site_context(site);
     if (!capture && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
     capture = gai_capture_find(pool, site->capture);
     if (!capture || site->refused) return NULL;
     lane = gai_lane_find(pool, site);
@@ -3954,45 +3995,6 @@ static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
         if (result) open = event;
     }
     gai_pool_note(pool, result);
-}
-
-#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
-
-/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
-static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
-{
-    gai_block *block = set->oldest;
-    int misses = 0;
-    while (block && (all || misses < GAI_DRAIN_MISSES)) {
-        gai_block *newer = block->newer;
-        const gai_mark *mark = block->marks;
-        while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
-        if (mark) {
-            gai_set_remove(block);
-            block = gai_block_file(pool, block, 0);
-            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
-        } else {
-            misses++;
-        }
-        block = newer;
-    }
-}
-
-/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
-static void gai_pool_reap(galloc_pool *pool)
-{
-    gai_capture *capture, *next;
-    gai_lane *lane;
-    int some = 0;
-    for (capture = pool->captures; capture; capture = next) {
-        next = capture->next;
-        if (!gai_capture_has_ended(capture)) continue;
-        gai_capture_forget(pool, capture);
-        some = 1;
-    }
-    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
-        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
-    if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
 /* Looks which streams have done what they were given, and lets everybody have what that sets free. */
@@ -7090,12 +7092,17 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Notes that a stream uses a block. With the lock held; 0: no host memory. */
+/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. With the lock held; 0:
+   no host memory. */
 static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
-    gai_mark *mark;
-    for (mark = block->takers; mark; mark = mark->next)
-        if (mark->lane == lane) return 1;
+    gai_mark *mark, **at = &block->takers;
+    while (*at) {
+        const gai_lane *taker = (*at)->lane;
+        if (taker == lane) return 1;
+        if (!gai_lane_is_plain(taker) && !taker->capture) gai_mark_drop(pool, at);
+        else at = &(*at)->next;
+    }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
     mark = gai_mark_new(pool, lane, 0, 0, 0);
     mark->next = block->takers;

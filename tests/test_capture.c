@@ -1005,6 +1005,30 @@ TEST(a_stream_without_a_context_does_not_end_a_graph)
     }
 }
 
+/* A program that captures anew each time, and records the same input each time, leaves nothing behind. */
+TEST(captures_that_are_gone_are_forgotten)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *input = get_used(pool, MIB(1), s, 1);
+    for (int i = 0; i < 100; i++) {
+        capture_begin(s);
+        OK(galloc_record_stream(input, s));
+        look(s, input, MIB(1), 1);
+        EXPECT(pool->captures && !pool->captures->next);
+        OK(cudaGraphDestroy(capture_end(s)));
+    }
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    size_t lanes = 0;
+    for (const gai_lane *lane = pool->lanes; lane; lane = lane->next) lanes++;
+    EXPECT(lanes <= 2); /* the last capture's is in the block's list yet */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(input, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Results of a graph are freed by a thread that needs no lock for that, while their group is released. */
 enum { RESULTS = 400 };
 
