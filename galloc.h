@@ -99,7 +99,8 @@
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
          then the graph's again: a launch writes to it;
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
-         capture), or be freed only when the graph is gone;
+         capture) and not be freed before the capture has ended, or else what is captured later may write to it; or it
+         must be freed only when the graph is gone;
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
@@ -439,7 +440,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    next. So hundreds of graphs, say one for each batch size, need the memory of the largest. It is a promise: each
    launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
    once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
-   capture, a result, no other graph of the group is given until the program has freed it.
+   capture, a result, no other graph of the group is given until the program has freed it; nor an input that was
+   recorded. Captured after that, they may write to it.
      graph    the group; where it holds NULL, a new one is made
      pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
               stream's device
@@ -7092,8 +7094,8 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. With the lock held; 0:
-   no host memory. */
+/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. 0: no host memory.
+   With the lock held. */
 static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
     gai_mark *mark, **at = &block->takers;
