@@ -99,7 +99,8 @@
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
          then the graph's again: a launch writes to it;
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
-         capture), or be freed only when the graph is gone;
+         capture) and not be freed before the capture has ended, or else what is captured later may write to it; or it
+         must be freed only when the graph is gone;
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
@@ -439,7 +440,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    next. So hundreds of graphs, say one for each batch size, need the memory of the largest. It is a promise: each
    launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
    once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
-   capture, a result, no other graph of the group is given until the program has freed it.
+   capture, a result, no other graph of the group is given until the program has freed it; nor an input that was
+   recorded. Captured after that, they may write to it.
      graph    the group; where it holds NULL, a new one is made
      pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
               stream's device
@@ -2768,9 +2770,11 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. */
+/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. Its marks change
+   while the program has it, should a group be released: no call may look at them without the lock. */
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
+    block->tag |= GAI_SPECIAL;
     lane->freed = lane->epoch;
     gai_marks_add(pool, &block->marks,
                   gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
@@ -3619,7 +3623,47 @@ static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
     return lane ? lane : gai_lane_new(pool, site, flags);
 }
 
-/* The same for a stream that is being captured. */
+#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
+
+/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
+static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
+{
+    gai_block *block = set->oldest;
+    int misses = 0;
+    while (block && (all || misses < GAI_DRAIN_MISSES)) {
+        gai_block *newer = block->newer;
+        const gai_mark *mark = block->marks;
+        while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
+        if (mark) {
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 0);
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
+        } else {
+            misses++;
+        }
+        block = newer;
+    }
+}
+
+/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
+static void gai_pool_reap(galloc_pool *pool)
+{
+    gai_capture *capture, *next;
+    gai_lane *lane;
+    int some = 0;
+    for (capture = pool->captures; capture; capture = next) {
+        next = capture->next;
+        if (!gai_capture_has_ended(capture)) continue;
+        gai_capture_forget(pool, capture);
+        some = 1;
+    }
+    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
+        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
+    if (some) gai_set_drain(pool, &pool->mixed, 1);
+}
+
+/* The same for a stream that is being captured. A program that captures again and again may come to nothing else: so it
+   is here, too, that graphs which are gone are forgotten. */
 static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
@@ -3628,8 +3672,9 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     site->refused = gai_site_context(site);
     if (!capture && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
     capture = gai_capture_find(pool, site->capture);
-    if (!capture) return NULL;
+    if (!capture || site->refused) return NULL;
     lane = gai_lane_find(pool, site);
     if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_DEFAULT);
     if (lane) {
@@ -3666,7 +3711,7 @@ static cudaError_t gai_lane_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
-    if (site->refused) return gai_driver_failed(site->refused, "having a graph tell of its end");
+    if (site->refused) return gai_driver_failed(site->refused, "noting a captured stream");
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
@@ -3952,45 +3997,6 @@ static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
         if (result) open = event;
     }
     gai_pool_note(pool, result);
-}
-
-#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
-
-/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
-static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
-{
-    gai_block *block = set->oldest;
-    int misses = 0;
-    while (block && (all || misses < GAI_DRAIN_MISSES)) {
-        gai_block *newer = block->newer;
-        const gai_mark *mark = block->marks;
-        while (mark && !gai_mark_is_complete(mark)) mark = mark->next;
-        if (mark) {
-            gai_set_remove(block);
-            block = gai_block_file(pool, block, 0);
-            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
-        } else {
-            misses++;
-        }
-        block = newer;
-    }
-}
-
-/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
-static void gai_pool_reap(galloc_pool *pool)
-{
-    gai_capture *capture, *next;
-    gai_lane *lane;
-    int some = 0;
-    for (capture = pool->captures; capture; capture = next) {
-        next = capture->next;
-        if (!gai_capture_has_ended(capture)) continue;
-        gai_capture_forget(pool, capture);
-        some = 1;
-    }
-    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
-        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
-    if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
 /* Looks which streams have done what they were given, and lets everybody have what that sets free. */
@@ -7088,12 +7094,17 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Notes that a stream uses a block. With the lock held; 0: no host memory. */
+/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. 0: no host memory.
+   With the lock held. */
 static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
-    gai_mark *mark;
-    for (mark = block->takers; mark; mark = mark->next)
-        if (mark->lane == lane) return 1;
+    gai_mark *mark, **at = &block->takers;
+    while (*at) {
+        const gai_lane *taker = (*at)->lane;
+        if (taker == lane) return 1;
+        if (!gai_lane_is_plain(taker) && !taker->capture) gai_mark_drop(pool, at);
+        else at = &(*at)->next;
+    }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
     mark = gai_mark_new(pool, lane, 0, 0, 0);
     mark->next = block->takers;
@@ -7701,7 +7712,7 @@ static int gai_check_marks(const gai_block *block)
     return broken;
 }
 
-/* What a captured stream was given, and is not on its way back, is marked as its graph's. */
+/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no front's. */
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -7709,7 +7720,7 @@ static int gai_check_given(const gai_block *block)
     while (mark && !(mark->lane == block->lane && mark->begin == block->addr &&
                      mark->end == block->addr + block->bytes))
         mark = mark->next;
-    return mark == NULL;
+    return !mark + !(block->tag & GAI_SPECIAL);
 }
 
 /* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
@@ -8420,7 +8431,6 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
     int suits;
-    if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG; /* that was here when this way gave it out */
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
     if (!suits && way->looks) return GAI_TAKEN;
@@ -8436,7 +8446,10 @@ GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
     int vouches;
-    if (passage == GAI_ALIEN) passage = gai_alien_by_way(block, ptr, way);
+    if (passage == GAI_ALIEN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
+        if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
+        passage = gai_alien_by_way(block, ptr, way);
+    }
     if (passage == GAI_DONE) return GAI_DONE;
     vouches = gai_way_vouches(way);
     if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);

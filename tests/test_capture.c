@@ -975,6 +975,111 @@ TEST(a_group_releases_what_is_still_held)
     }
 }
 
+/* A second stream of a capture whose context cannot be had is none of it, and the capture goes on as it was. */
+TEST(a_stream_without_a_context_does_not_end_a_graph)
+{
+    static const char *const calls[] = {"cuStreamGetCtx", "cuCtxGetId"};
+    for (size_t i = 0; i < 2; i++) {
+        begin_still();
+        cudaStream_t s = stream_new(), fork = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(8));
+        void *q = NULL;
+        capture_begin(s);
+        void *p = pass(pool, MIB(4), s, 1);
+        order(s, fork);
+        sim_fail(calls[i], 1, 0, 0);
+        EXPECT(galloc_pool_malloc(pool, &q, MIB(2), fork) != cudaSuccess);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_pool_trim(pool, 0));
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+        EXPECT(pass(pool, MIB(2), fork, 2) != p);
+        order(fork, s);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, t);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A program that captures anew each time, and records the same input each time, leaves nothing behind. */
+TEST(captures_that_are_gone_are_forgotten)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *input = get_used(pool, MIB(1), s, 1);
+    for (int i = 0; i < 100; i++) {
+        capture_begin(s);
+        OK(galloc_record_stream(input, s));
+        look(s, input, MIB(1), 1);
+        EXPECT(pool->captures && !pool->captures->next);
+        OK(cudaGraphDestroy(capture_end(s)));
+    }
+    OK(galloc_pool_trim(pool, SIZE_MAX));
+    size_t lanes = 0;
+    for (const gai_lane *lane = pool->lanes; lane; lane = lane->next) lanes++;
+    EXPECT(lanes <= 2); /* the last capture's is in the block's list yet */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(input, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Results of a graph are freed by a thread that needs no lock for that, while their group is released. */
+enum { RESULTS = 400 };
+
+static struct {
+    galloc_pool *pool;
+    void *result[RESULTS];
+    cudaStream_t stream;
+    int go;
+} at_once;
+
+static void *frees_results(void *arg)
+{
+    cudaStream_t s = at_once.stream;
+    void *p = get(at_once.pool, KIB(4), s), *own = get(at_once.pool, KIB(4), s);
+    OK(galloc_free(p, s));
+    __atomic_store_n(&at_once.go, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < RESULTS; i++) OK(galloc_free(at_once.result[i], s));
+    OK(galloc_free(own, s));
+    return arg;
+}
+
+TEST(a_group_is_released_while_results_are_freed)
+{
+    for (int round = 0; round < 20; round++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        pthread_t thread;
+        at_once.pool = pool_of(0, MIB(8));
+        at_once.stream = stream_new();
+        at_once.go = 0;
+        galloc_graph *group = group_begin(NULL, at_once.pool, s);
+        capture_begin(s);
+        for (int i = 0; i < RESULTS; i++) at_once.result[i] = get_used(at_once.pool, KIB(1), s, 1);
+        cudaGraphExec_t exec = capture_ready(s);
+        OK(galloc_graph_end(group));
+        launch(exec, t);
+        order(t, at_once.stream);
+        EXPECT_EQ(galloc_pool_check(at_once.pool), 0);
+        EXPECT_EQ(pthread_create(&thread, NULL, frees_results, NULL), 0);
+        while (!__atomic_load_n(&at_once.go, __ATOMIC_ACQUIRE)) sched_yield();
+        OK(galloc_graph_release(group, t));
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        exec_end(exec);
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(stats_of(at_once.pool).graph_bytes, 0);
+        expect_healthy(at_once.pool, 1);
+        pool_end(at_once.pool);
+        finish();
+    }
+}
+
 /* Released while one of its streams is being captured: what is captured from then on is that graph's alone. */
 TEST(a_group_is_released_in_the_middle_of_a_capture)
 {

@@ -933,6 +933,29 @@ TEST(what_a_front_gave_grows_on_another_stream)
     finish();
 }
 
+/* What this thread was last given at an address came back from the device for another pool. */
+TEST(an_address_that_another_pool_has_by_now_is_freed_there)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *a = pool_new(&config), *b = pool_new(&config);
+    void *p = get(a, MIB(2), s), *q, *again;
+    OK(galloc_free(p, s));
+    again = get(a, MIB(2), s); /* by the way */
+    EXPECT(again == p);
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    OK(galloc_pool_trim(a, 0));
+    q = get(b, MIB(2), s);
+    EXPECT(q == p);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(stats_of(b).blocks.current, 0);
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
 /* Errors that end the context shut the fronts: nothing more is given out. */
 TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
 {
