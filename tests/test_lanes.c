@@ -735,6 +735,33 @@ TEST(ways_end_with_their_pool)
     finish();
 }
 
+/* Where a thread remembers its way to a pool, it remembers that to another one next. What it allocated last on the old
+   way is still the old pool's. */
+TEST(a_way_that_leads_to_another_pool_forgets_its_last_block)
+{
+    enum { OTHERS = 96 };
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL), *gone = pool_new(NULL), *other[OTHERS];
+    void *q[OTHERS];
+    for (int i = 0; i < OTHERS; i++) other[i] = pool_new(NULL);
+    OK(galloc_free(get(pool, 512, s), s));
+    void *p = get(pool, 512, s); /* by the way */
+    pool_end(gone);              /* with a pool all ways end */
+    for (int i = 0; i < OTHERS; i++) q[i] = get(other[i], 512, s);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).blocks.current, 0);
+    for (int i = 0; i < OTHERS; i++) {
+        EXPECT_EQ(stats_of(other[i]).blocks.current, 1);
+        OK(galloc_free(q[i], s));
+        EXPECT_EQ(galloc_pool_check(other[i]), 0);
+        pool_end(other[i]);
+    }
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Lanes are used again for other streams: an old way must not lead there. */
 TEST(a_lane_used_again_is_another_lane)
 {
