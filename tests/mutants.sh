@@ -13,7 +13,7 @@ work=${BUILD:-build}/mutants
 include=${CUDA_INCLUDE:-tests/sim/include}
 jobs=${JOBS:-2}
 seconds=${SECONDS_EACH:-60}
-flags="-std=c11 -O1 -w"
+flags="-std=c11 -O0 -w"
 
 mkdir -p "$work/sim" || exit 1
 
