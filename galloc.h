@@ -2338,12 +2338,12 @@ static gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *bl
     return NULL;
 }
 
-/* Of a graph, in part at least. */
-static int gai_block_is_captured(const gai_block *block)
+/* A capture whose graph owns bytes of a block; 0: none does. */
+static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
     while (mark && !mark->lane->capture) mark = mark->next;
-    return mark != NULL;
+    return mark ? mark->lane->capture_id : 0;
 }
 
 /* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
@@ -2352,7 +2352,7 @@ static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_blo
     const gai_set *set = gai_set_of(pool, a->marks);
     if (!b || b->kind != GAI_FREE || !gai_sets_merge(pool, b->set, set, all)) return 0;
     if (set == b->set && set != &pool->mixed) return 1;
-    return !gai_block_is_captured(a) && !gai_block_is_captured(b);
+    return !gai_block_capture_id(a) && !gai_block_capture_id(b);
 }
 
 GAI_APART
@@ -3459,14 +3459,6 @@ static size_t gai_block_captured(const gai_block *block)
     for (mark = block->marks; mark; mark = mark->next)
         if (mark->lane->capture) bytes += mark->end - mark->begin;
     return gai_min(bytes, block->bytes);
-}
-
-/* A capture whose graph owns bytes of a block; 0: none does. */
-static unsigned long long gai_block_capture_id(const gai_block *block)
-{
-    const gai_mark *mark = block->marks;
-    while (mark && !mark->lane->capture) mark = mark->next;
-    return mark ? mark->lane->capture_id : 0;
 }
 
 /* Bytes of free memory that graphs own. With the lock held. */
