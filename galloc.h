@@ -217,17 +217,70 @@ enum {
     GALLOC_REUSE_WAIT = 4       /* under pressure galloc makes the asking stream wait for that work */
 };
 
-/* Settings of a pool. Start from galloc_config_default() and change members: 0 is a value like any other. */
+/* Where a pool's memory comes from. */
+enum {
+    GALLOC_BACKEND_NATIVE = 0,         /* galloc's own heap */
+    GALLOC_BACKEND_CUDA_MALLOC = 1,    /* each allocation is one cudaMalloc: slow, and what memory checkers understand */
+    GALLOC_BACKEND_CUDA_MALLOC_ASYNC = 2 /* the driver's stream-ordered pool, behind the same functions and limits */
+};
+
+/* How the native heap serves. */
+enum {
+    GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, cut and merged */
+    GALLOC_STRATEGY_POOLED = 1,   /* blocks of a few sizes, never cut or merged: for programs with few sizes */
+    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; overhead, growth and the like are set from what the program does */
+};
+
+/* Whose rules the native heap follows. */
+enum {
+    GALLOC_LIKE_GALLOC = 0,
+    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's rounding, segments, splitting, collection: the same memory held as there */
+};
+
+#define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
+#define GALLOC_CONFIG_TEXT 2048 /* bytes for galloc_config_print */
+
+/* Settings of a pool. Start from galloc_config_default() and change members: 0 is a value like any other. Each member
+   but `device` is the key of the same name in GALLOC_CONF, see galloc_config_parse. */
 typedef struct galloc_config {
     int device;              /* ordinal; -1 (default): the current device */
+    int like;                /* GALLOC_LIKE_...; in a text it must come first, and changes other settings' defaults */
+    int backend;             /* GALLOC_BACKEND_... */
+    int strategy;            /* GALLOC_STRATEGY_... */
     int expandable_segments; /* 1 (default): pages mapped into one address range; 0: segments of cudaMalloc */
     int reuse;               /* GALLOC_REUSE_... or-ed together; default: all three */
-    size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
-    double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
-                                instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
     int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS */
     int stats_exact;         /* 1: peaks in galloc_stats are exact, for which every call takes the pool's lock; 0
-                                (default): they may miss what the streams' caches give out again between two looks */
+                                (default): they may miss what the streams' caches give out again between two looks.
+                                In a text: stats:exact, stats:fast */
+    size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
+    double per_process_memory_fraction; /* the same as a fraction of the device's memory, 0 .. 1 (default); the lower
+                                           of the two counts */
+    size_t device_limit;     /* bytes that all pools of the device may hold together: the lowest that any of them
+                                names; default SIZE_MAX */
+    double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
+                                instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
+    size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the size
+                                of the heap; see ON MEMORY */
+    size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
+                                  to 2 MiB; default 20 MiB */
+    size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
+                                this size and more; at least large_segment_size; default SIZE_MAX: all are cut */
+    size_t max_non_split_rounding; /* such a request takes a block that is larger by less than this; at least
+                                      large_segment_size; 0 (default): as large_segment_size */
+    unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* requests are rounded up to a power of two divided by this, or
+                                a multiple; 0 (default) or 1: to 512 bytes only. One for each power of two: [0] below
+                                2 MiB, [i] from 2^i MiB, [15] from 32 GiB on; powers of two */
+    double gc_threshold;     /* collection begins when more than this fraction of what the pool may hold is held; 0
+                                (default): never; below 1. In a text also garbage_collection_threshold */
+    uint64_t gc_age;         /* free memory that was idle for so many nanoseconds is collected; UINT64_MAX (default):
+                                none. In a text with a unit: 500ms, 30s, 5m */
+    size_t release_threshold; /* bytes that galloc_pool_sync_point leaves the pool; default SIZE_MAX: all */
+    uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory; default UINT64_MAX: as
+                                long as it takes */
+    unsigned max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
+    int throw_on_cudamalloc_oom; /* 1: a request that would pass the limit fails at once, without the steps of ON RUNNING
+                                    OUT; default 0 */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -468,12 +521,28 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
 /* The settings that a pool has when nobody says otherwise. */
 GALLOC_API galloc_config galloc_config_default(void);
 
-/* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF:
-     expandable_segments:True|False   memory_limit:SIZE (512K, 20M, 1G, or bytes)   overhead:FRACTION (0.02)
-     reuse:none, or of completed, followed, wait joined by '+'     stats:exact|fast     stream_check:on|off
+/* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF. Its keys
+   are the members of galloc_config, which says what they mean, and these names of PyTorch's for them: any size with _mb
+   behind its name, then in MiB, and garbage_collection_threshold.
+     bytes       a number, or one with K, M or G behind it; `none` where it is a limit that can be absent (SIZE_MAX),
+                 `auto` where galloc can choose (0)
+     fractions   0.02, with up to six digits that count
+     switches    True or False; stream_check: on or off; stats: exact or fast
+     times       a whole number with ms, s, m or h behind it, or none; wait_limit_ms: a plain number, or none
+     reuse       none, or of completed, followed, wait joined by '+'
+     roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: from 256 MiB and below, from 512 MiB,
+                                from 1 GiB on
+     release_lock_on_cudamalloc is accepted and changes nothing: no lock that a fast path wants is ever held there.
    Strict: anything else is an error and then nothing is changed.
-     message  receives what is wrong, where, and what would be right; NULL with size 0 if it is not wanted */
+     message  receives what is wrong, where, and what would be right; on success, which settings of the text have no
+              effect beside others, else "". NULL with size 0 if it is not wanted */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
+
+/* Writes all settings but `device` as a text that galloc_config_parse takes, each key once.
+     text     receives it, ended by 0
+     size     bytes there; GALLOC_CONFIG_TEXT suffices always
+     Returns  also cudaErrorInvalidValue when it does not fit; `text` is "" then */
+GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size);
 
 /* Makes a pool.
      config   NULL: the defaults, for the current device
@@ -489,7 +558,8 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
-   GALLOC_CONF.
+   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first, and what it
+   says of pinned host memory is left out.
      device   ordinal; -1: the current device
      Returns  also cudaErrorInvalidDevice, cudaErrorInvalidValue for a GALLOC_CONF that is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
@@ -839,14 +909,16 @@ static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
    ends, with no lock held, so that GALLOC_LOG may do what it likes. */
 static GAI_THREAD_LOCAL char gai_message[320];
-static GAI_THREAD_LOCAL int gai_message_is_new;
+static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
+
+#define GAI_NOTE 2
 
 /* Says what is wrong, where it is found. The first to say something knows best: the rest of the call is silent. */
 GAI_FORMAT(2, 3)
 static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
 {
     va_list arguments;
-    if (gai_message_is_new) return error;
+    if (gai_message_is_new == 1) return error;
     gai_message_is_new = 1;
     va_start(arguments, format);
     (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
@@ -854,10 +926,22 @@ static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
     return error;
 }
 
+/* Says what the program may like to know though nothing is wrong. */
+GAI_FORMAT(1, 2)
+static void gai_note(const char *format, ...)
+{
+    va_list arguments;
+    if (gai_message_is_new) return;
+    gai_message_is_new = GAI_NOTE;
+    va_start(arguments, format);
+    (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
+    va_end(arguments);
+}
+
 /* Every public function ends here. */
 static cudaError_t gai_end(cudaError_t error)
 {
-    int say = error && gai_message_is_new;
+    int say = gai_message_is_new == GAI_NOTE || (error && gai_message_is_new);
     gai_message_is_new = 0;
     if (say) GALLOC_LOG(gai_message);
     return error;
@@ -7380,6 +7464,8 @@ static cudaError_t gai_graph_release(galloc_graph *graph, gai_site *site)
 /* >>configuration */
 
 #define GAI_OVERHEAD_MAX 100
+#define GAI_MILLION ((uint64_t)1000000) /* fractions have six digits behind the point */
+#define GAI_MESSAGE 280
 
 /* A piece of the text that is being parsed. */
 typedef struct gai_text {
@@ -7387,51 +7473,235 @@ typedef struct gai_text {
     size_t length;
 } gai_text;
 
-static int gai_text_is(gai_text text, const char *word)
+enum gai_form {
+    GAI_WORDS,     /* int: the number of a word */
+    GAI_FLAGS,     /* int: words joined by '+', each a bit; the first word is for none */
+    GAI_BYTES,     /* size_t */
+    GAI_NUMBER,    /* uint64_t */
+    GAI_TIME,      /* uint64_t, nanoseconds */
+    GAI_FRACTION,  /* double */
+    GAI_ROUNDING,  /* roundup_power2_divisions */
+    GAI_NO_SETTING /* accepted, for PyTorch's sake */
+};
+
+/* What the language knows. `odd` is a value with a name of its own, the only one in `words`; least and most bound all
+   others, fractions in millionths. */
+typedef struct gai_key {
+    const char *name;
+    enum gai_form form;
+    size_t at; /* in galloc_config; keys of one setting have the same */
+    const char *words;
+    uint64_t odd, least, most;
+    const char *values; /* what a value must look like */
+} gai_key;
+
+#define GAI_MEMBER(member) offsetof(galloc_config, member)
+#define GAI_SWITCHED "False|True", 0, 0, 1, "True or False"
+#define GAI_BYTES_LIKE "bytes, or a number with K, M or G"
+
+static const gai_key gai_keys[] = {
+    {"like", GAI_WORDS, GAI_MEMBER(like), "galloc|pytorch", 0, 0, 1, "galloc or pytorch"},
+    {"backend", GAI_WORDS, GAI_MEMBER(backend), "native|cudaMalloc|cudaMallocAsync", 0, 0, 2,
+     "native, cudaMalloc or cudaMallocAsync"},
+    {"strategy", GAI_WORDS, GAI_MEMBER(strategy), "caching|pooled|heuristic", 0, 0, 2, "caching, pooled or heuristic"},
+    {"expandable_segments", GAI_WORDS, GAI_MEMBER(expandable_segments), GAI_SWITCHED},
+    {"reuse", GAI_FLAGS, GAI_MEMBER(reuse), "none|completed|followed|wait", 0, 0, 7,
+     "none, or completed, followed, wait joined by '+'"},
+    {"stream_check", GAI_WORDS, GAI_MEMBER(stream_check), "off|on", 0, 0, 1, "on or off"},
+    {"stats", GAI_WORDS, GAI_MEMBER(stats_exact), "fast|exact", 0, 0, 1, "exact or fast"},
+    {"memory_limit", GAI_BYTES, GAI_MEMBER(memory_limit), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"},
+    {"per_process_memory_fraction", GAI_FRACTION, GAI_MEMBER(per_process_memory_fraction), "", 0, 0, GAI_MILLION,
+     "a fraction from 0 to 1"},
+    {"device_limit", GAI_BYTES, GAI_MEMBER(device_limit), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"},
+    {"overhead", GAI_FRACTION, GAI_MEMBER(overhead), "", 0, 0, GAI_OVERHEAD_MAX * GAI_MILLION,
+     "a fraction such as 0.02, from 0 to 100"},
+    {"growth", GAI_BYTES, GAI_MEMBER(growth), "auto", 0, 2 * GAI_MIB, GAI_MIB << 10,
+     "a power of two from 2M to 1G, or auto"},
+    {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_LARGE / 2 + 1, GAI_MIB << 20,
+     "more than 10M, at most 1024G"},
+    {"max_split_size", GAI_BYTES, GAI_MEMBER(max_split_size), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"},
+    {"max_non_split_rounding", GAI_BYTES, GAI_MEMBER(max_non_split_rounding), "auto", 0, 0, SIZE_MAX,
+     GAI_BYTES_LIKE ", or auto"},
+    {"roundup_power2_divisions", GAI_ROUNDING, GAI_MEMBER(roundup_power2_divisions), "", 0, 0, 0,
+     "a power of two or 0, or a list such as [256:1,512:2,>:4] of MiB, rising powers of two"},
+    {"gc_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1, "a fraction from 0 to below 1"},
+    {"garbage_collection_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1,
+     "a fraction from 0 to below 1"},
+    {"gc_age", GAI_TIME, GAI_MEMBER(gc_age), "none", UINT64_MAX, 0, UINT64_MAX,
+     "a whole number with ms, s, m or h, or none"},
+    {"release_threshold", GAI_BYTES, GAI_MEMBER(release_threshold), "none", SIZE_MAX, 0, SIZE_MAX,
+     GAI_BYTES_LIKE ", or none"},
+    {"wait_limit_ms", GAI_NUMBER, GAI_MEMBER(wait_limit_ms), "none", UINT64_MAX, 0, 1000000000,
+     "milliseconds, at most 1000000000, or none"},
+    {"max_retries", GAI_NUMBER, GAI_MEMBER(max_retries), "", 0, 0, 1000, "a number from 0 to 1000"},
+    {"throw_on_cudamalloc_oom", GAI_WORDS, GAI_MEMBER(throw_on_cudamalloc_oom), GAI_SWITCHED},
+    {"release_lock_on_cudamalloc", GAI_NO_SETTING, 0, GAI_SWITCHED},
+};
+#define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
+
+static galloc_config gai_config_default(void)
 {
-    return text.length == strlen(word) && !memcmp(text.at, word, text.length);
+    galloc_config config;
+    memset(&config, 0, sizeof config);
+    config.device = -1;
+    config.expandable_segments = 1;
+    config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
+    config.stream_check = 1;
+    config.memory_limit = config.device_limit = SIZE_MAX;
+    config.per_process_memory_fraction = 1;
+    config.overhead = 0.02;
+    config.large_segment_size = GAI_FIXED_LARGE;
+    config.max_split_size = SIZE_MAX;
+    config.gc_age = UINT64_MAX;
+    config.release_threshold = SIZE_MAX;
+    config.wait_limit_ms = UINT64_MAX;
+    config.max_retries = 8;
+    return config;
 }
 
-/* Cuts the piece up to `separator` off the front; 1 if the separator was there. */
+/* Takes on the ways of another allocator: what is not said otherwise is as its users know it. */
+static void gai_config_like(galloc_config *config, int like)
+{
+    galloc_config defaults = gai_config_default();
+    if (config->like == like) return;
+    config->like = like;
+    config->expandable_segments = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.expandable_segments;
+    config->reuse = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.reuse;
+}
+
+/* ---- what is right ---- */
+
+static gai_text gai_text_of(const char *string)
+{
+    gai_text text;
+    text.at = string;
+    text.length = strlen(string);
+    return text;
+}
+
+static int gai_texts_are_equal(gai_text a, gai_text b)
+{
+    return a.length == b.length && !memcmp(a.at, b.at, a.length);
+}
+
+static int gai_text_is(gai_text text, const char *word) { return gai_texts_are_equal(text, gai_text_of(word)); }
+
+/* Cuts the piece up to `separator` off the front, brackets left whole; 1 if the separator was there. */
 static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
 {
-    const char *end = (const char *)memchr(rest->at, separator, rest->length);
+    size_t i;
+    int inside = 0, found;
+    for (i = 0; i < rest->length && (inside || rest->at[i] != separator); i++)
+        inside = rest->at[i] == '[' || (inside && rest->at[i] != ']');
+    found = i < rest->length;
     piece->at = rest->at;
-    piece->length = end ? (size_t)(end - rest->at) : rest->length;
-    rest->at += piece->length + (end != NULL);
-    rest->length -= piece->length + (end != NULL);
-    return end != NULL;
+    piece->length = i;
+    rest->at += i + (size_t)found;
+    rest->length -= i + (size_t)found;
+    return found;
 }
 
-static int gai_parse_word(gai_text text, const char *one, const char *zero, int *value)
+static uint64_t gai_key_number(const galloc_config *config, const gai_key *key)
 {
-    if (gai_text_is(text, one)) *value = 1;
-    else if (gai_text_is(text, zero)) *value = 0;
-    else return 0;
-    return 1;
+    const void *at = (const char *)config + key->at;
+    if (key->form == GAI_WORDS || key->form == GAI_FLAGS) return (uint64_t) * (const int *)at;
+    return key->form == GAI_BYTES ? *(const size_t *)at : *(const uint64_t *)at;
 }
 
-/* Decimal bytes, or with K, M, G behind them. */
-static int gai_parse_size(gai_text text, size_t *value)
+static double gai_key_fraction(const galloc_config *config, const gai_key *key)
 {
-    int shift = 0;
-    size_t n = 0, i;
-    if (text.length && text.at[text.length - 1] == 'K') shift = 10;
-    if (text.length && text.at[text.length - 1] == 'M') shift = 20;
-    if (text.length && text.at[text.length - 1] == 'G') shift = 30;
-    if (shift) text.length--;
-    if (!text.length) return 0;
+    return *(const double *)(const void *)((const char *)config + key->at);
+}
+
+/* Is the setting in its range? */
+static int gai_key_is_right(const galloc_config *config, const gai_key *key)
+{
+    uint64_t n;
+    int i;
+    if (key->form == GAI_NO_SETTING) return 1;
+    if (key->form == GAI_FRACTION) {
+        double x = gai_key_fraction(config, key);
+        return x >= 0 && x <= (double)key->most / (double)GAI_MILLION;
+    }
+    if (key->form == GAI_ROUNDING) {
+        for (i = 0; i < GALLOC_DIVISIONS; i++) {
+            unsigned divisions = config->roundup_power2_divisions[i];
+            if (divisions && !gai_is_power_of_two(divisions)) return 0;
+        }
+        return 1;
+    }
+    n = gai_key_number(config, key);
+    if (key->at == GAI_MEMBER(growth) && n && !gai_is_power_of_two((size_t)n)) return 0;
+    return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
+}
+
+/* Bounds that settings are to each other. */
+static int gai_config_fits(const galloc_config *config, char *message, size_t size)
+{
+    size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
+    if (config->max_split_size < least)
+        (void)snprintf(message, size, "max_split_size %zu: must be at least large_segment_size, which is %zu",
+                       config->max_split_size, least);
+    else if (rounding && rounding < least)
+        (void)snprintf(message, size, "max_non_split_rounding %zu: must be at least large_segment_size, which is %zu",
+                       rounding, least);
+    else
+        return 1;
+    return 0;
+}
+
+/* Are all settings in their ranges? Says which is not. */
+static int gai_config_is_right(const galloc_config *config, char *message, size_t size)
+{
+    int i;
+    for (i = 0; i < GAI_KEYS; i++) {
+        if (gai_key_is_right(config, &gai_keys[i])) continue;
+        (void)snprintf(message, size, "%s is out of its range: must be %s", gai_keys[i].name, gai_keys[i].values);
+        return 0;
+    }
+    return gai_config_fits(config, message, size);
+}
+
+/* ---- reading ---- */
+
+static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
+static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
+
+/* Digits, and nothing else; up to `most`. */
+static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
+{
+    uint64_t n = 0;
+    size_t i;
     for (i = 0; i < text.length; i++) {
-        size_t digit = (size_t)(text.at[i] - '0');
-        if (text.at[i] < '0' || text.at[i] > '9' || n > (SIZE_MAX - digit) / 10) return 0;
+        uint64_t digit = (uint64_t)(text.at[i] - '0');
+        if (text.at[i] < '0' || text.at[i] > '9' || digit > most || n > (most - digit) / 10) return 0;
         n = n * 10 + digit;
     }
-    if (n > SIZE_MAX >> shift) return 0;
-    *value = n << shift;
+    *value = n;
+    return text.length > 0;
+}
+
+/* A number and the name of its unit: one of `names`, which '|' separates. */
+static int gai_parse_units(gai_text text, const char *names, const uint64_t *units, uint64_t most, uint64_t *value)
+{
+    gai_text rest = gai_text_of(names), name, suffix;
+    uint64_t unit = 0;
+    size_t digits = 0;
+    int i, more = 1;
+    while (digits < text.length && text.at[digits] >= '0' && text.at[digits] <= '9') digits++;
+    suffix.at = text.at + digits;
+    suffix.length = text.length - digits;
+    for (i = 0; more; i++) {
+        more = gai_text_cut(&rest, '|', &name);
+        if (gai_texts_are_equal(name, suffix)) unit = units[i];
+    }
+    text.length = digits;
+    if (!unit || !gai_parse_number(text, most / unit, value)) return 0;
+    *value *= unit;
     return 1;
 }
 
-/* Digits with at most one point among them, whatever the locale; six digits behind the point count. */
+/* Digits with at most one point among them, whatever the locale. */
 static int gai_parse_fraction(gai_text text, double *value)
 {
     double whole = 0, scale = 1;
@@ -7442,103 +7712,389 @@ static int gai_parse_fraction(gai_text text, double *value)
         if (c == '.' && !points++) continue;
         if (c < '0' || c > '9') return 0;
         digits++;
-        if (points && scale >= 1e6) continue;
+        if (points && scale >= (double)GAI_MILLION) continue;
         whole = whole * 10 + (c - '0');
         if (points) scale *= 10;
     }
-    if (!digits || whole / scale > GAI_OVERHEAD_MAX) return 0;
     *value = whole / scale;
-    return 1;
+    return digits > 0;
 }
 
-static int gai_parse_reuse(gai_text text, int *value)
+/* The number of a word among `words`; -1 if it is none of them. */
+static int gai_word_number(const char *words, gai_text text)
 {
-    int reuse = 0, more;
-    if (gai_text_is(text, "none")) {
+    gai_text rest = gai_text_of(words), word;
+    int i, more = 1;
+    for (i = 0; more; i++) {
+        more = gai_text_cut(&rest, '|', &word);
+        if (gai_texts_are_equal(word, text)) return i;
+    }
+    return -1;
+}
+
+static int gai_parse_flags(const char *words, gai_text text, int *value)
+{
+    int flags = 0, more = 1, i;
+    gai_text word;
+    if (gai_word_number(words, text) == 0) {
         *value = 0;
         return 1;
     }
-    do {
-        gai_text word;
-        int bit = 0;
+    while (more) {
         more = gai_text_cut(&text, '+', &word);
-        if (gai_text_is(word, "completed")) bit = GALLOC_REUSE_COMPLETED;
-        if (gai_text_is(word, "followed")) bit = GALLOC_REUSE_FOLLOWED;
-        if (gai_text_is(word, "wait")) bit = GALLOC_REUSE_WAIT;
-        if (!bit || reuse & bit) return 0;
-        reuse |= bit;
-    } while (more);
-    *value = reuse;
+        i = gai_word_number(words, word);
+        if (i < 1 || flags & 1 << (i - 1)) return 0;
+        flags |= 1 << (i - 1);
+    }
+    *value = flags;
     return 1;
 }
 
-/* What the language knows: the key, and what a value must look like. */
-static const struct {
-    const char *key, *values;
-} gai_keys[] = {
-    {"expandable_segments", "True or False"},
-    {"memory_limit", "bytes, or a number with K, M or G"},
-    {"overhead", "a fraction such as 0.02, from 0 to 100"},
-    {"reuse", "none, or completed, followed, wait joined by '+'"},
-    {"stats", "exact or fast"},
-    {"stream_check", "on or off"},
-};
-#define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
-
-static int gai_parse_value(galloc_config *config, int key, gai_text value)
+/* One pair of a list of divisions; `next` is the first that no pair before has set. */
+static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
 {
-    switch (key) {
-    case 0: return gai_parse_word(value, "True", "False", &config->expandable_segments);
-    case 1: return gai_parse_size(value, &config->memory_limit);
-    case 2: return gai_parse_fraction(value, &config->overhead);
-    case 3: return gai_parse_reuse(value, &config->reuse);
-    case 4: return gai_parse_word(value, "exact", "fast", &config->stats_exact);
-    default: return gai_parse_word(value, "on", "off", &config->stream_check);
+    gai_text boundary;
+    uint64_t mib = 0, n = 0;
+    int from = *next, i;
+    if (!gai_text_cut(&pair, ':', &boundary) || !gai_parse_number(pair, 1u << 30, &n)) return 0;
+    if (!gai_text_is(boundary, ">")) {
+        if (!gai_parse_number(boundary, (uint64_t)1 << 40, &mib) || !gai_is_power_of_two((size_t)mib)) return 0;
+        from = gai_log2(mib);
+        if (from < *next || from >= GALLOC_DIVISIONS) return 0;
     }
+    for (i = *next ? from : 0; i < GALLOC_DIVISIONS; i++)
+        if (i <= from || !mib) divisions[i] = (unsigned)n;
+    *next = mib ? from + 1 : GALLOC_DIVISIONS;
+    return 1;
 }
 
-/* One key:value pair. Writes what is wrong into message and returns 0 if something is. */
-static int gai_parse_pair(galloc_config *config, gai_text pair, size_t place, unsigned *seen, char *message,
-                          size_t size)
+/* One number for all sizes, or pairs in brackets. What no pair names stays off. */
+static int gai_parse_divisions(gai_text text, unsigned *divisions)
 {
-    gai_text key;
-    int i, has_value = gai_text_cut(&pair, ':', &key), shown = (int)gai_min(key.length, 40);
-    for (i = 0; i < GAI_KEYS && !gai_text_is(key, gai_keys[i].key); i++) continue;
-    if (i == GAI_KEYS)
-        (void)snprintf(message, size,
-                       "at %zu: unknown key '%.*s': try expandable_segments, memory_limit, overhead, reuse, stats, "
-                       "stream_check",
-                       place, shown, key.at);
+    uint64_t n = 0;
+    int i, next = 0, more = 1;
+    gai_text pair;
+    for (i = 0; i < GALLOC_DIVISIONS; i++) divisions[i] = 0;
+    if (gai_parse_number(text, 1u << 30, &n)) {
+        for (i = 0; i < GALLOC_DIVISIONS; i++) divisions[i] = (unsigned)n;
+        return 1;
+    }
+    if (text.length < 2 || text.at[0] != '[' || text.at[text.length - 1] != ']') return 0;
+    text.at++;
+    text.length -= 2;
+    while (more) {
+        more = gai_text_cut(&text, ',', &pair);
+        if (next == GALLOC_DIVISIONS || !gai_parse_division(pair, divisions, &next)) return 0;
+    }
+    return 1;
+}
+
+static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t *n)
+{
+    if (key->words[0] && gai_text_is(text, key->words)) {
+        *n = key->odd;
+        return 1;
+    }
+    if (key->form == GAI_NUMBER) return gai_parse_number(text, UINT64_MAX, n);
+    if (key->form == GAI_TIME) return gai_parse_units(text, "ms|s|m|h", gai_time_units, UINT64_MAX, n);
+    if (!mib) return gai_parse_units(text, "|K|M|G", gai_byte_units, SIZE_MAX, n);
+    if (!gai_parse_number(text, SIZE_MAX >> 20, n)) return 0;
+    *n <<= 20;
+    return 1;
+}
+
+/* Reads the value of a key into its setting; mib: it is in MiB. */
+static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text text, int mib)
+{
+    void *at = (char *)config + key->at;
+    int word = key->form == GAI_WORDS || key->form == GAI_NO_SETTING ? gai_word_number(key->words, text) : 0;
+    uint64_t n = 0;
+    if (word < 0) return 0;
+    switch (key->form) {
+    case GAI_NO_SETTING: return 1;
+    case GAI_FLAGS: return gai_parse_flags(key->words, text, (int *)at);
+    case GAI_FRACTION: return gai_parse_fraction(text, (double *)at);
+    case GAI_ROUNDING: return gai_parse_divisions(text, (unsigned *)at);
+    case GAI_WORDS:
+        if (key->at == GAI_MEMBER(like)) gai_config_like(config, word);
+        else *(int *)at = word;
+        return 1;
+    default: break;
+    }
+    if (!gai_parse_plain(key, text, mib, &n)) return 0;
+    if (key->form == GAI_BYTES) *(size_t *)at = (size_t)n;
+    else *(uint64_t *)at = n;
+    return 1;
+}
+
+/* The key that a name means; sizes may have _mb behind it. NULL: there is none. */
+static const gai_key *gai_key_find(gai_text name, int *mib)
+{
+    gai_text stem = name;
+    int i;
+    *mib = name.length > 3 && !memcmp(name.at + name.length - 3, "_mb", 3);
+    if (*mib) stem.length -= 3;
+    for (i = 0; i < GAI_KEYS; i++)
+        if (gai_text_is(stem, gai_keys[i].name) && (!*mib || gai_keys[i].form == GAI_BYTES)) return &gai_keys[i];
+    return NULL;
+}
+
+/* How many letters at the same places from the front, and from the end, two names share. */
+static size_t gai_names_share(gai_text a, const char *b)
+{
+    size_t n = gai_min(a.length, strlen(b)), i, j;
+    for (i = 0; i < n && a.at[i] == b[i]; i++) continue;
+    for (j = 0; j < n - i && a.at[a.length - 1 - j] == b[strlen(b) - 1 - j]; j++) continue;
+    return i + j;
+}
+
+/* The key that an unknown name was meant for, perhaps. */
+static const char *gai_key_near(gai_text name)
+{
+    size_t best = 0, shared;
+    int i, at = 0;
+    for (i = 0; i < GAI_KEYS; i++) {
+        shared = 2 * gai_names_share(name, gai_keys[i].name);
+        shared = shared * 64 / (name.length + strlen(gai_keys[i].name) + 1);
+        if (shared > best) at = i;
+        best = gai_max(best, shared);
+    }
+    return best >= 32 ? gai_keys[at].name : NULL;
+}
+
+static void gai_say_unknown(gai_text key, size_t place, char *message, size_t size)
+{
+    const char *near = gai_key_near(key);
+    int shown = (int)gai_min(key.length, 40);
+    if (near)
+        (void)snprintf(message, size, "at %zu: unknown key '%.*s'; perhaps %s?", place, shown, key.at, near);
+    else
+        (void)snprintf(message, size, "at %zu: unknown key '%.*s'; the keys are the members of galloc_config, such as "
+                       "memory_limit, overhead, gc_threshold", place, shown, key.at);
+}
+
+/* What has been read of a text so far. */
+typedef struct gai_parsing {
+    galloc_config config;
+    uint64_t seen; /* bit i: gai_keys[i], or another key of the same setting */
+    char *message;
+    size_t size;
+} gai_parsing;
+
+static uint64_t gai_key_bit(const gai_key *key)
+{
+    int i = 0;
+    while (gai_keys[i].form != key->form || gai_keys[i].at != key->at) i++;
+    return (uint64_t)1 << i;
+}
+
+/* One key:value pair. Writes what is wrong into the message and returns 0 if something is. */
+static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
+{
+    gai_text name;
+    int mib, has_value = gai_text_cut(&pair, ':', &name), shown = (int)gai_min(pair.length, 40);
+    const gai_key *key = gai_key_find(name, &mib);
+    const char *values = mib ? "a whole number of MiB" : key ? key->values : "";
+    if (!key)
+        gai_say_unknown(name, place, parsing->message, parsing->size);
     else if (!has_value)
-        (void)snprintf(message, size, "at %zu: '%s' needs ':' and a value: %s", place, gai_keys[i].key,
-                       gai_keys[i].values);
-    else if (*seen & 1u << i)
-        (void)snprintf(message, size, "at %zu: '%s' is given twice", place, gai_keys[i].key);
-    else if (!gai_parse_value(config, i, pair))
-        (void)snprintf(message, size, "at %zu: '%.*s' is no value for %s: %s", place, (int)gai_min(pair.length, 40),
-                       pair.at, gai_keys[i].key, gai_keys[i].values);
+        (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' needs ':' and a value: %s", place, key->name,
+                       values);
+    else if (parsing->seen & gai_key_bit(key))
+        (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
+    else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && parsing->seen)
+        (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
+    else if (!gai_parse_value(&parsing->config, key, pair, mib))
+        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is no value for %.*s: must be %s", place, shown,
+                       pair.at, (int)name.length, name.at, values);
+    else if (!gai_key_is_right(&parsing->config, key))
+        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is out of range for %.*s: must be %s", place,
+                       shown, pair.at, (int)name.length, name.at, key->values);
     else {
-        *seen |= 1u << i;
+        parsing->seen |= gai_key_bit(key);
         return 1;
     }
     return 0;
 }
 
-static int gai_parse(galloc_config *config, const char *text, char *message, size_t size)
+/* Reads a text; `config` is changed only if nothing is wrong with it. */
+static int gai_parse(galloc_config *config, const char *text, uint64_t *seen, char *message, size_t size)
 {
-    galloc_config parsed = *config;
-    gai_text rest, pair;
-    unsigned seen = 0;
+    gai_parsing parsing;
+    gai_text rest = gai_text_of(text), pair;
     int more = text[0] != 0;
-    rest.at = text;
-    rest.length = strlen(text);
+    parsing.config = *config;
+    parsing.seen = 0;
+    parsing.message = message;
+    parsing.size = size;
     while (more) {
         size_t place = (size_t)(rest.at - text) + 1;
         more = gai_text_cut(&rest, ',', &pair);
-        if (!gai_parse_pair(&parsed, pair, place, &seen, message, size)) return 0;
+        if (!gai_parse_pair(&parsing, pair, place)) return 0;
     }
-    *config = parsed;
+    if (!gai_config_fits(&parsing.config, message, size)) return 0;
+    *config = parsing.config;
+    *seen = parsing.seen;
     return 1;
+}
+
+/* ---- what has no effect ---- */
+
+static int gai_is_seen(uint64_t seen, const char *name)
+{
+    int mib;
+    return (seen & gai_key_bit(gai_key_find(gai_text_of(name), &mib))) != 0;
+}
+
+/* Appends "a, b: because" to what has been said. */
+static void gai_say_idle(uint64_t seen, const char *const *names, const char *because, char *message, size_t size)
+{
+    size_t i, said = 0, length;
+    for (i = 0; names[i]; i++) {
+        if (!gai_is_seen(seen, names[i])) continue;
+        length = strlen(message);
+        (void)snprintf(message + length, size - length, "%s%s", said ? ", " : length ? "; " : "", names[i]);
+        said++;
+    }
+    length = strlen(message);
+    if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
+}
+
+/* Says which settings of a text have no effect beside others. */
+static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
+{
+    static const char *const heap[] = {"strategy", "expandable_segments", "reuse", "stats", "overhead", "growth",
+                                       "large_segment_size", "max_split_size", "max_non_split_rounding",
+                                       "gc_threshold", "gc_age", "stream_check", NULL};
+    static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
+    static const char *const paged[] = {"overhead", "growth", NULL};
+    static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
+    static const char *const oversize[] = {"max_non_split_rounding", NULL};
+    static const char *const strategy[] = {"strategy", NULL};
+    message[0] = 0;
+    if (config->backend != GALLOC_BACKEND_NATIVE)
+        gai_say_idle(seen, heap, "unless backend is native", message, size);
+    else if (config->expandable_segments)
+        gai_say_idle(seen, fixed, "unless expandable_segments is False", message, size);
+    else
+        gai_say_idle(seen, paged, "unless expandable_segments is True", message, size);
+    if (!config->backend && !config->expandable_segments && config->max_split_size == SIZE_MAX)
+        gai_say_idle(seen, oversize, "unless max_split_size is given", message, size);
+    if (!config->backend && config->like) gai_say_idle(seen, strategy, "with like:pytorch", message, size);
+    gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
+}
+
+/* ---- printing ---- */
+
+/* Where a text is being written. */
+typedef struct gai_paper {
+    char *at;
+    size_t left; /* the ending 0 included; 0: it was too little */
+} gai_paper;
+
+GAI_FORMAT(2, 3)
+static void gai_print(gai_paper *paper, const char *format, ...)
+{
+    va_list arguments;
+    int length;
+    va_start(arguments, format);
+    length = vsnprintf(paper->at, paper->left, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length >= paper->left) {
+        paper->left = 0;
+    } else {
+        paper->at += length;
+        paper->left -= (size_t)length;
+    }
+}
+
+/* The largest unit of which n is a multiple; names[i] is that of units[i]. */
+static void gai_print_units(gai_paper *paper, uint64_t n, const char *const *names, const uint64_t *units, int count)
+{
+    int i = count - 1;
+    while (i && (!n || n % units[i])) i--;
+    gai_print(paper, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
+}
+
+static void gai_print_fraction(gai_paper *paper, double x)
+{
+    uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
+    unsigned below = (unsigned)(millionths % GAI_MILLION);
+    int digits = 6;
+    while (digits > 1 && below % 10 == 0) {
+        below /= 10;
+        digits--;
+    }
+    gai_print(paper, "%llu", (unsigned long long)(millionths / GAI_MILLION));
+    if (below) gai_print(paper, ".%0*u", digits, below);
+}
+
+static void gai_print_divisions(gai_paper *paper, const unsigned *divisions)
+{
+    int i, last = GALLOC_DIVISIONS - 1;
+    while (last && divisions[last] == divisions[last - 1]) last--;
+    if (!last) {
+        gai_print(paper, "%u", divisions[0]);
+        return;
+    }
+    for (i = 0; i < last; i++) gai_print(paper, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
+    gai_print(paper, ",>:%u]", divisions[last]);
+}
+
+static void gai_print_word(gai_paper *paper, const char *words, int number)
+{
+    gai_text rest = gai_text_of(words), word = rest;
+    int i;
+    for (i = 0; i <= number; i++) (void)gai_text_cut(&rest, '|', &word);
+    gai_print(paper, "%.*s", (int)word.length, word.at);
+}
+
+static void gai_print_flags(gai_paper *paper, const char *words, int flags)
+{
+    int i, said = 0;
+    if (!flags) gai_print_word(paper, words, 0);
+    for (i = 0; flags >> i; i++) {
+        if (!(flags >> i & 1)) continue;
+        if (said++) gai_print(paper, "+");
+        gai_print_word(paper, words, i + 1);
+    }
+}
+
+static void gai_print_value(gai_paper *paper, const galloc_config *config, const gai_key *key)
+{
+    static const char *const bytes_names[] = {"", "K", "M", "G"}, *const time_names[] = {"ms", "s", "m", "h"};
+    uint64_t n = 0;
+    if (key->form == GAI_FRACTION) {
+        gai_print_fraction(paper, gai_key_fraction(config, key));
+        return;
+    }
+    if (key->form == GAI_ROUNDING) {
+        gai_print_divisions(paper, config->roundup_power2_divisions);
+        return;
+    }
+    n = gai_key_number(config, key);
+    if (key->form == GAI_WORDS) gai_print_word(paper, key->words, (int)n);
+    else if (key->form == GAI_FLAGS) gai_print_flags(paper, key->words, (int)n);
+    else if (key->words[0] && n == key->odd) gai_print(paper, "%s", key->words);
+    else if (key->form == GAI_BYTES) gai_print_units(paper, n, bytes_names, gai_byte_units, 4);
+    else if (key->form == GAI_TIME) gai_print_units(paper, n, time_names, gai_time_units, 4);
+    else gai_print(paper, "%llu", (unsigned long long)n);
+}
+
+/* All settings, as a text that can be read back. 0: there is not room enough. */
+static int gai_config_print(const galloc_config *config, char *text, size_t size)
+{
+    gai_paper paper;
+    int i;
+    paper.at = text;
+    paper.left = size;
+    for (i = 0; i < GAI_KEYS; i++) {
+        const gai_key *key = &gai_keys[i];
+        if (key->form == GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
+        gai_print(&paper, "%s%s:", i ? "," : "", key->name);
+        gai_print_value(&paper, config, key);
+    }
+    return paper.left != 0;
 }
 
 /* ==== CHECK ===================================================================================================== */
@@ -7873,23 +8429,14 @@ static void *gai_default_pool[GAI_DEVICES];
 
 static cudaError_t gai_config_check(const galloc_config *config)
 {
+    char message[GAI_MESSAGE];
     int devices = 0;
     CUresult result = gai_cu.DeviceGetCount(&devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
     if (config->device < -1 || config->device >= devices)
         return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, devices);
-    if (config->expandable_segments != 0 && config->expandable_segments != 1)
-        return gai_fail(cudaErrorInvalidValue, "config.expandable_segments %d: must be 0 or 1",
-                        config->expandable_segments);
-    if (config->stream_check != 0 && config->stream_check != 1)
-        return gai_fail(cudaErrorInvalidValue, "config.stream_check %d: must be 0 or 1", config->stream_check);
-    if (config->stats_exact != 0 && config->stats_exact != 1)
-        return gai_fail(cudaErrorInvalidValue, "config.stats_exact %d: must be 0 or 1", config->stats_exact);
-    if (!(config->overhead >= 0 && config->overhead <= GAI_OVERHEAD_MAX))
-        return gai_fail(cudaErrorInvalidValue, "config.overhead %g: must be a fraction, 0 to 100", config->overhead);
-    if (config->reuse & ~(GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT))
-        return gai_fail(cudaErrorInvalidValue, "config.reuse %d: must be GALLOC_REUSE_... or-ed together",
-                        config->reuse);
+    if (!gai_config_is_right(config, message, sizeof message))
+        return gai_fail(cudaErrorInvalidValue, "config: %s", message);
     return cudaSuccess;
 }
 
@@ -8125,14 +8672,75 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
+/* Does a pair of PyTorch's settings speak of what galloc has not: host memory, addresses for each stream? */
+static int gai_is_foreign_setting(gai_text pair)
+{
+    static const char *const names[] = {"pinned_", "expandable_segments_reserve", "graph_capture_record_stream_reuse"};
+    size_t i;
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        size_t length = strlen(names[i]);
+        if (pair.length >= length && !memcmp(pair.at, names[i], length)) return 1;
+    }
+    return 0;
+}
+
+/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign. 0: too long. */
+static int gai_text_of_torch(const char *from, char *text, size_t size)
+{
+    gai_text rest = gai_text_of(text), pair;
+    size_t n = 0, i;
+    int more = 1;
+    for (; *from; from++) {
+        if (n + 1 >= size) return 0;
+        if (!strchr(" \t\r\n", *from)) text[n++] = *from;
+    }
+    rest.length = n;
+    for (n = 0; more;) {
+        more = gai_text_cut(&rest, ',', &pair);
+        if (gai_is_foreign_setting(pair)) continue;
+        if (n) text[n++] = ',';
+        for (i = 0; i < pair.length; i++) text[n++] = pair.at[i];
+    }
+    text[n] = 0;
+    return 1;
+}
+
+/* PyTorch's variable, beneath what GALLOC_CONF says. */
+static cudaError_t gai_config_of_torch(galloc_config *config)
+{
+    char message[GAI_MESSAGE], text[1024] = "";
+    uint64_t seen;
+    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *said = getenv(name);
+    if (!said) said = getenv(name = "PYTORCH_ALLOC_CONF");
+    if (!said) return cudaSuccess;
+    if (!gai_text_of_torch(said, text, sizeof text))
+        return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
+    if (gai_parse(config, text, &seen, message, sizeof message)) return cudaSuccess;
+    return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
+}
+
 /* The settings of default pools: the built-in ones, changed by GALLOC_CONF. */
 static cudaError_t gai_config_of_environment(galloc_config *config)
 {
-    char message[200];
+    char message[GAI_MESSAGE];
+    uint64_t seen = 0;
+    cudaError_t error = cudaSuccess;
     const char *text = getenv("GALLOC_CONF");
-    *config = galloc_config_default();
-    if (!text || gai_parse(config, text, message, sizeof message)) return cudaSuccess;
-    return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
+    int right;
+    *config = gai_config_default();
+    if (!text) return cudaSuccess;
+    right = gai_parse(config, text, &seen, message, sizeof message);
+    if (right && config->like == GALLOC_LIKE_PYTORCH) {
+        *config = gai_config_default();
+        gai_config_like(config, GALLOC_LIKE_PYTORCH);
+        error = gai_config_of_torch(config);
+        if (!error) right = gai_parse(config, text, &seen, message, sizeof message);
+    }
+    if (error) return error;
+    if (!right) return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
+    gai_config_say_idle(config, seen, message, sizeof message);
+    if (message[0]) gai_note("GALLOC_CONF: %s", message);
+    return cudaSuccess;
 }
 
 static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
@@ -8613,28 +9221,33 @@ GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream
 
 GALLOC_API const char *galloc_last_message(void) { return gai_message; }
 
-GALLOC_API galloc_config galloc_config_default(void)
-{
-    galloc_config config;
-    memset(&config, 0, sizeof config);
-    config.device = -1;
-    config.expandable_segments = 1;
-    config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED | GALLOC_REUSE_WAIT;
-    config.memory_limit = SIZE_MAX;
-    config.overhead = 0.02;
-    config.stream_check = 1;
-    return config;
-}
+GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
 
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
-    char said[200];
+    char said[GAI_MESSAGE];
+    uint64_t seen = 0;
+    int right;
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_parse: config and text must not be NULL"));
-    if (gai_parse(config, text, said, sizeof said)) return cudaSuccess;
+    right = gai_parse(config, text, &seen, said, sizeof said);
+    if (right) gai_config_say_idle(config, seen, said, sizeof said);
     if (message && size) (void)snprintf(message, size, "%s", said);
-    return gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
+    return right ? cudaSuccess : gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
+}
+
+GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size)
+{
+    char message[GAI_MESSAGE];
+    if (!config || !text || !size)
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_print: config and text must not be NULL"));
+    text[0] = 0;
+    if (!gai_config_is_right(config, message, sizeof message))
+        return gai_end(gai_fail(cudaErrorInvalidValue, "config: %s", message));
+    if (gai_config_print(config, text, size)) return cudaSuccess;
+    text[0] = 0;
+    return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_print: %zu bytes are too few", size));
 }
 
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
