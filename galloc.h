@@ -219,8 +219,8 @@ enum {
 
 /* Where a pool's memory comes from. */
 enum {
-    GALLOC_BACKEND_NATIVE = 0,         /* galloc's own heap */
-    GALLOC_BACKEND_CUDA_MALLOC = 1,    /* each allocation is one cudaMalloc: slow, and what memory checkers understand */
+    GALLOC_BACKEND_NATIVE = 0,           /* galloc's own heap */
+    GALLOC_BACKEND_CUDA_MALLOC = 1,      /* each allocation is one cudaMalloc: slow, and memory checkers see it */
     GALLOC_BACKEND_CUDA_MALLOC_ASYNC = 2 /* the driver's stream-ordered pool, behind the same functions and limits */
 };
 
@@ -260,17 +260,17 @@ typedef struct galloc_config {
                                 names; default SIZE_MAX */
     double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
                                 instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
-    size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the size
-                                of the heap; see ON MEMORY */
+    size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the
+                                size of the heap; see ON MEMORY */
     size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
                                   to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
                                 this size and more; at least large_segment_size; default SIZE_MAX: all are cut */
     size_t max_non_split_rounding; /* such a request takes a block that is larger by less than this; at least
                                       large_segment_size; 0 (default): as large_segment_size */
-    unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* requests are rounded up to a power of two divided by this, or
-                                a multiple; 0 (default) or 1: to 512 bytes only. One for each power of two: [0] below
-                                2 MiB, [i] from 2^i MiB, [15] from 32 GiB on; powers of two */
+    unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* powers of two. Between two powers of two, sizes are rounded
+                                up to so many steps; 0 (default) or 1: to 512 bytes only. [0] is for sizes below 2 MiB,
+                                [i] for those from 2^i MiB, [15] from 32 GiB on */
     double gc_threshold;     /* collection begins when more than this fraction of what the pool may hold is held; 0
                                 (default): never; below 1. In a text also garbage_collection_threshold */
     uint64_t gc_age;         /* free memory that was idle for so many nanoseconds is collected; UINT64_MAX (default):
@@ -279,8 +279,8 @@ typedef struct galloc_config {
     uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory; default UINT64_MAX: as
                                 long as it takes */
     unsigned max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
-    int throw_on_cudamalloc_oom; /* 1: a request that would pass the limit fails at once, without the steps of ON RUNNING
-                                    OUT; default 0 */
+    int throw_on_cudamalloc_oom; /* 1: a request that would pass the limit fails at once, without the steps of
+                                    ON RUNNING OUT; default 0 */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -574,8 +574,9 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
 /* Gives free memory back to the device until the pool holds no more than `keep_bytes`, or nothing more can go. Pages
    go one by one, also out of the middle of segments; those freed least recently go first.
+     released  receives how many bytes went, also after a failure; NULL if it is not wanted
      Device   waits for it if what is already known to be unused does not suffice */
-GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes);
+GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
 
 /* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
@@ -586,8 +587,8 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
 /* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet; what streams did while
    they were captured is not among it (see galloc_stats.graph_bytes). The driver is not asked: what is done and has not
-   been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX) notices, and gives nothing back). Streams
-   that follow this one by themselves, or wait for it already, may have some of what is stranded. Takes time in
+   been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX, NULL) notices, and gives nothing back).
+   Streams that follow this one by themselves, or wait for it already, may have some of what is stranded. Takes time in
    proportion to the free blocks that are stranded, with the pool's lock held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
      count    receives how many streams there are, which may be more than n; NULL if it is not wanted */
@@ -7519,7 +7520,8 @@ static const gai_key gai_keys[] = {
      "a power of two from 2M to 1G, or auto"},
     {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_LARGE / 2 + 1, GAI_MIB << 20,
      "more than 10M, at most 1024G"},
-    {"max_split_size", GAI_BYTES, GAI_MEMBER(max_split_size), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"},
+    {"max_split_size", GAI_BYTES, GAI_MEMBER(max_split_size), "none", SIZE_MAX, 0, SIZE_MAX,
+     GAI_BYTES_LIKE ", or none"},
     {"max_non_split_rounding", GAI_BYTES, GAI_MEMBER(max_non_split_rounding), "auto", 0, 0, SIZE_MAX,
      GAI_BYTES_LIKE ", or auto"},
     {"roundup_power2_divisions", GAI_ROUNDING, GAI_MEMBER(roundup_power2_divisions), "", 0, 0, 0,
@@ -8561,24 +8563,33 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_generation_end();
 }
 
-/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. */
-static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep)
+static size_t gai_pool_held(galloc_pool *pool)
+{
+    size_t held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    return held;
+}
+
+/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. With `growth` held:
+   meanwhile nothing is created. */
+static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
-    size_t held = 0;
+    size_t before = gai_pool_held(pool), held = before;
     int round;
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     gai_pool_poll(pool);
     gai_pool_limit_old(pool);
     for (round = 0; round < 2; round++) {
-        gai_lock_on(&pool->lock);
-        held = pool->stats.reserved.current;
-        gai_lock_off(&pool->lock);
+        held = gai_pool_held(pool);
         if (held > keep) held -= gai_pool_release(pool, held - keep);
         if (held <= keep || round) break;
         result = gai_pool_wait(pool);
     }
+    *released = before - gai_pool_held(pool);
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");
@@ -8605,7 +8616,8 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
 {
     gai_lane *lane;
     CUresult result;
-    cudaError_t error = gai_pool_shrink(pool, 0);
+    size_t gone;
+    cudaError_t error = gai_pool_shrink(pool, 0, &gone);
     if (error) return error;
     if (pool->stats.reserved.current)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
@@ -8656,11 +8668,12 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     gai_scope scope;
+    size_t gone;
     cudaError_t error = gai_pool_is_orphaned(pool) ? cudaErrorCudartUnloading : gai_pool_enter(pool, &scope);
     if (!error) {
         error = gai_pool_is_used(pool);
         if (!error) error = gai_pool_is_captured(pool);
-        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0);
+        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, &gone);
         if (!error) error = gai_pool_close(pool);
         gai_scope_leave(&scope);
         gai_lock_off(&pool->growth);
@@ -9441,15 +9454,18 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     return gai_end(job.error);
 }
 
-GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes)
+GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released)
 {
     gai_scope scope;
+    size_t gone = 0;
     cudaError_t error = gai_begin();
+    if (released) *released = 0;
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_trim: pool is NULL");
     if (!error) error = gai_pool_enter(pool, &scope);
     if (error) return gai_end(error);
-    error = gai_pool_shrink(pool, keep_bytes);
+    error = gai_pool_shrink(pool, keep_bytes, &gone);
     gai_pool_leave(pool, &scope, 1);
+    if (released) *released = gone;
     return gai_end(error);
 }
 

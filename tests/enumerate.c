@@ -479,7 +479,7 @@ static void perform(action a)
     case RECORD: do_record(a, at); break;
     case RETIRE: expect_call(CALL(galloc_stream_retire(at)), "retire"); break;
     case DESTROY: do_destroy(a); break;
-    case TRIM: expect_call(CALL(galloc_pool_trim(pool, now->limit / 2)), "trim"); break;
+    case TRIM: expect_call(CALL(galloc_pool_trim(pool, now->limit / 2, NULL)), "trim"); break;
     }
 }
 
@@ -586,7 +586,7 @@ static void prepare_heap(void)
     void *ptr;
     if (now->known) {
         for (int i = 0; i < STREAMS; i++) OK(galloc_free(get(pool, 512, stream_at(i)), stream_at(i)));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
     }
     if (now->start != ALL_EMPTY) OK(galloc_pool_reserve(pool, now->limit));
     if (now->start != ALL_PENDING) return;

@@ -119,7 +119,7 @@ static void step(machine *m)
     uint32_t op = next(m);
     block *b = &m->block[op % BLOCKS];
     switch (op / BLOCKS) {
-    case 0: (void)galloc_pool_trim(m->pool[op % POOLS], next_bytes(m)); break;
+    case 0: (void)galloc_pool_trim(m->pool[op % POOLS], next_bytes(m), NULL); break;
     case 1: (void)galloc_pool_reserve(m->pool[op % POOLS], next_bytes(m)); break;
     case 2: op % 4 ? sim_run((long)op % 8) : new_stream(m, op % STREAMS); break;
     case 3:

@@ -170,7 +170,7 @@ TEST(alignment_up_to_64_mib)
         }
         for (int i = 0; i <= 26; i++) OK(galloc_free(p[i], s));
         expect_healthy(pool, 1);
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(sim_physical(0), 0);
         pool_end(pool);
         finish();
@@ -663,7 +663,7 @@ TEST(pointer_info_of_every_kind_of_address)
         EXPECT(info.pool == pool && (char *)info.base <= p);
         EXPECT_EQ(info.requested, 0);
         EXPECT_EQ(info.stream_id, stream_id(t));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN); /* an address without memory */
         EXPECT_EQ(log_lines, 0);
         EXPECT_EQ(galloc_pointer_info(p, NULL), cudaErrorInvalidValue);
@@ -768,10 +768,10 @@ TEST(driver_calls_are_counted_as_the_device_counts_them)
                 size_t bytes = roll_bytes(&d, MIB(12));
                 if (galloc_pool_malloc(pool, &p[k], bytes, s[stream]) == cudaSuccess) put(s[stream], p[k], bytes, k);
             }
-            if (i % 60 == 59) OK(galloc_pool_trim(pool, MIB(8)));
+            if (i % 60 == 59) OK(galloc_pool_trim(pool, MIB(8), NULL));
         }
         for (int k = 0; k < 16; k++) OK(galloc_free(p[k], s[k % 3]));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         galloc_stats stats = stats_of(pool);
         GALLOC_DRIVER_CALLS(EXPECT_SAME_COUNT)
         EXPECT_EQ(stats.waits, stats.driver.stream_wait);
@@ -800,9 +800,9 @@ TEST(driver_time_is_what_the_device_says)
             put(s, p, MIB(1) << i, 1);
             OK(galloc_free(p, s));
             OK(galloc_free(q, t));
-            OK(galloc_pool_trim(pool, MIB(64)));
+            OK(galloc_pool_trim(pool, MIB(64), NULL));
         }
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         galloc_stats stats = stats_of(pool);
         GALLOC_DRIVER_CALLS(EXPECT_SAME_TIME)
         GALLOC_DRIVER_CALLS(EXPECT_LONGEST)
@@ -875,7 +875,7 @@ TEST(pages_are_counted_by_size)
     EXPECT_EQ(stats_of(pool).pages[4].count, 1);
     OK(galloc_pool_stats_reset(pool));
     EXPECT_EQ(stats_of(pool).pages[4].count, 1);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     stats = stats_of(pool);
     for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT_EQ(stats.pages[i].count + stats.pages[i].bytes, 0);
     pool_end(pool);
@@ -889,7 +889,7 @@ TEST(pages_are_as_many_as_the_device_has_given)
     void *p[10];
     for (int i = 0; i < 10; i++) p[i] = get(pool, MIB(1) << i, 0);
     for (int i = 0; i < 10; i += 2) OK(galloc_free(p[i], 0));
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     galloc_stats stats = stats_of(pool);
     size_t count = 0;
     for (int i = 0; i < GALLOC_PAGE_SIZES; i++) {
@@ -936,7 +936,7 @@ TEST(fragmentation_of_a_known_heap)
         OK(galloc_pool_reserve(pool, MIB(20)));
         void *p[7];
         for (int i = 0; i < 7; i++) p[i] = get(pool, i < 5 ? MIB(4) : 512, 0);
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         OK(galloc_free(p[5], 0));
         size_t rest = stats_of(pool).free_bytes;
         EXPECT(rest >= 512 && rest < MIB(4));
@@ -973,7 +973,7 @@ TEST(the_largest_free_block_may_be_a_streams_own)
     void *wall = get_used(pool, KIB(1), t), *p[100];
     for (int i = 0; i < 100; i++) p[i] = get_used(pool, MIB(2) + KIB(40) + 512 * (size_t)i, i % 2 ? t : s);
     void *end = get_used(pool, KIB(1), t);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     size_t rest = stats_of(pool).largest_free;
     EXPECT(rest < MIB(2));
     for (int i = 0; i < 100; i += 2) OK(galloc_free(p[i], s));
@@ -1006,7 +1006,7 @@ static galloc_stream_stats known(galloc_pool *pool, unsigned long long id)
 static size_t stranded(galloc_pool *pool, cudaStream_t stream) { return known(pool, stream_id(stream)).stranded; }
 
 /* Looks what is complete, and gives nothing back. */
-static void notice(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX)); }
+static void notice(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); }
 
 TEST(streams_say_what_is_stranded_and_unmarked)
 {
@@ -1208,9 +1208,9 @@ TEST(trim_gives_everything_back)
         for (int i = 0; i < 20; i++) p[i] = get(pool, MIB(1) * (size_t)(i + 1), s);
         for (int i = 0; i < 20; i++) OK(galloc_free(p[(i * 7) % 20], s));
         EXPECT(sim_physical(0) >= MIB(210));
-        OK(galloc_pool_trim(pool, SIZE_MAX));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
         EXPECT(sim_physical(0) >= MIB(210));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(sim_physical(0), 0);
         EXPECT_EQ(sim_mapped(0), 0);
         expect_healthy(pool, 1);
@@ -1240,12 +1240,12 @@ TEST(trim_releases_pages_inside_a_segment)
         if (i % 16 >= 4) OK(galloc_free(p[i], s)); /* used: 0..7, and 4 of each 16 */
     size_t used = stats_of(pool).allocated.current;
     for (size_t keep = full - MIB(2); keep >= used + MIB(32); keep -= MIB(10)) {
-        OK(galloc_pool_trim(pool, keep));
+        OK(galloc_pool_trim(pool, keep, NULL));
         EXPECT(sim_physical(0) <= keep);
         EXPECT(sim_physical(0) + MIB(64) > keep); /* and not much more than was asked for */
         expect_healthy(pool, 1);
     }
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT(sim_physical(0) >= used && sim_physical(0) < full - MIB(32));
     EXPECT_EQ(sim_physical(0), sim_mapped(0));
     for (int i = 0; i < N; i++) {
@@ -1275,7 +1275,7 @@ TEST(trim_lets_the_longest_unused_pages_go_first)
     for (int i = 0; i < 4; i++) OK(galloc_free(p[when[i]], s));
     size_t full = sim_physical(0);
     for (int i = 0; i < 3; i++) {
-        OK(galloc_pool_trim(pool, full - MIB(32) * (size_t)(i + 1)));
+        OK(galloc_pool_trim(pool, full - MIB(32) * (size_t)(i + 1), NULL));
         EXPECT_EQ(info_of(p[when[i]] + MIB(16)).state, GALLOC_STATE_FOREIGN);
         for (int k = i + 1; k < 4; k++) EXPECT_EQ(info_of(p[when[k]] + MIB(16)).state, GALLOC_STATE_FREE);
     }
@@ -1293,7 +1293,7 @@ TEST(trim_waits_for_work_that_may_use_the_pages)
         void *p = get(pool, MIB(8), s);
         put(s, p, MIB(8), 1);
         OK(galloc_free(p, s));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(sim_physical(0), 0);
         EXPECT_EQ(sim_pending(), 0);
         EXPECT_EQ(sim_findings(SIM_UNMAP_IN_USE), 0);

@@ -173,7 +173,7 @@ TEST(what_a_graph_freed_is_nobody_elses)
             refused(pool, MIB(6), t);
             EXPECT(strstr(galloc_last_message(), "graphs own 8388608") != NULL);
             EXPECT_EQ(galloc_pool_reserve(pool, MIB(6)), cudaErrorMemoryAllocation);
-            OK(galloc_pool_trim(pool, 0));
+            OK(galloc_pool_trim(pool, 0, NULL));
             EXPECT_EQ(stats_of(pool).reserved.current, MIB(8));
             (void)pass(pool, MIB(4), s, 2);
             (void)pass(pool, MIB(4), t, 3);
@@ -297,7 +297,7 @@ TEST(memory_beside_a_graphs_is_found_at_once)
         for (int i = 0; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
         OK(galloc_stream_retire(t));
         sim_run(-1);
-        OK(galloc_pool_trim(pool, SIZE_MAX));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
         capture_begin(s);
         for (int i = 0; i < N; i++) q[i] = get_used(pool, MIB(1), s, 2);
         for (int i = 0; i < N; i++) OK(galloc_free(q[i], s));
@@ -307,7 +307,7 @@ TEST(memory_beside_a_graphs_is_found_at_once)
         for (int i = 1; i < 2 * N; i += 2) OK(galloc_free(p[i], t));
         OK(galloc_stream_retire(t));
         sim_run(-1);
-        OK(galloc_pool_trim(pool, SIZE_MAX)); /* what t freed is everybody's now */
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* what t freed is everybody's now */
         EXPECT_EQ(stats_of(pool).graph_bytes, owned);
         EXPECT_EQ(galloc_pool_check(pool), 0);
         long calls = sim_calls("cuCtxGetId"); /* what growing begins with */
@@ -768,7 +768,7 @@ TEST(per_thread_streams_of_two_threads_in_one_capture)
     EXPECT(pass(drawn.pool, MIB(4), cudaStreamPerThread, 3) == p);
     cudaGraphExec_t exec = capture_ready(cudaStreamPerThread);
     launch(exec, cudaStreamPerThread);
-    (void)galloc_pool_trim(drawn.pool, 0);
+    (void)galloc_pool_trim(drawn.pool, 0, NULL);
     exec_end(exec);
     EXPECT_EQ(sim_findings(SIM_RACE), 0);
     sim_run(-1);
@@ -924,7 +924,7 @@ TEST(a_group_does_not_share_results)
     capture_begin(s);
     refused(pool, MIB(8), s); /* the look is not known to be done */
     sim_run(-1);
-    OK(galloc_pool_trim(pool, SIZE_MAX));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
     void *both = pass(pool, MIB(8), s, 3);
     exec[2] = capture_ready(s);
     (void)both;
@@ -992,7 +992,7 @@ TEST(a_stream_without_a_context_does_not_end_a_graph)
         EXPECT_EQ(sim_failed(), 1);
         sim_fail_clear();
         EXPECT_EQ(galloc_pool_check(pool), 0);
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
         EXPECT(pass(pool, MIB(2), fork, 2) != p);
         order(fork, s);
@@ -1019,7 +1019,7 @@ TEST(captures_that_are_gone_are_forgotten)
         EXPECT(pool->captures && !pool->captures->next);
         OK(cudaGraphDestroy(capture_end(s)));
     }
-    OK(galloc_pool_trim(pool, SIZE_MAX));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
     size_t lanes = 0;
     for (const gai_lane *lane = pool->lanes; lane; lane = lane->next) lanes++;
     EXPECT(lanes <= 2); /* the last capture's is in the block's list yet */
@@ -1210,14 +1210,14 @@ static void begin_in_between(int looked_at)
     OK(galloc_free(p, s));
     gai_cu = real.driver;
     EXPECT_EQ(real.armed, 0);
-    OK(galloc_pool_trim(pool, SIZE_MAX)); /* asks for events */
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* asks for events */
     put(t, NULL, 0, 0);
     cudaGraphExec_t exec = capture_ready(t);
     exec_end(exec);
     OK(galloc_free(NULL, t));
     OK(galloc_stream_retire(t));
     sim_run(-1);
-    OK(galloc_pool_trim(pool, SIZE_MAX));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
     expect_free_for_all(pool, MIB(8), s);
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
     pool_end(pool);
@@ -1250,7 +1250,7 @@ static void *crowd_member(void *arg)
         if (held[k]) OK(galloc_free(held[k], s));
         held[k] = NULL;
         if (galloc_pool_malloc(crowd.pool, &held[k], bytes, s) == cudaSuccess) put(s, held[k], bytes, (uint64_t)me);
-        if (roll_below(&d, 200) == 0) (void)galloc_pool_trim(crowd.pool, MIB(32));
+        if (roll_below(&d, 200) == 0) (void)galloc_pool_trim(crowd.pool, MIB(32), NULL);
     }
     for (int k = 0; k < 6; k++) OK(galloc_free(held[k], s));
     return NULL;
@@ -1634,7 +1634,7 @@ static void mix_step(mixture *m)
     case 2:
     case 3: mix_launch(m); break;
     case 4:
-        if (roll_below(&m->d, 4) == 0) (void)galloc_pool_trim(m->pool, MIB(4));
+        if (roll_below(&m->d, 4) == 0) (void)galloc_pool_trim(m->pool, MIB(4), NULL);
         else mix_resize(m, k);
         break;
     case 5:

@@ -61,7 +61,7 @@ TEST(null_arguments)
     FAILS(galloc_free_after(p, &s, 0), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, &s, -1), cudaErrorInvalidValue);
     FAILS(galloc_pool_reserve(NULL, 100), cudaErrorInvalidValue);
-    FAILS(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
+    FAILS(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(NULL, &stats), cudaErrorInvalidValue);
     FAILS(galloc_pool_stats(pool, NULL), cudaErrorInvalidValue);
     FAILS(galloc_pool_streams(NULL, NULL, 0, NULL), cudaErrorInvalidValue);
@@ -170,7 +170,7 @@ TEST(wrong_pointers_are_told_apart)
         OK(galloc_free(used, s));
         OK(galloc_free(wall, s));
         FAILS(galloc_free(wall, s), cudaErrorInvalidDevicePointer); /* merged away */
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         FAILS(galloc_free(used, s), cudaErrorInvalidDevicePointer); /* unmapped */
         OK(cudaFree(foreign));
         expect_healthy(pool, 1);
@@ -515,7 +515,7 @@ static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
     FAILS(galloc_free(held, s), cudaErrorInitializationError);
     FAILS(galloc_record_stream(held, s), cudaErrorInitializationError);
     FAILS(galloc_resize(held, 10, s), cudaErrorInitializationError);
-    FAILS(galloc_pool_trim(pool, 0), cudaErrorInitializationError);
+    FAILS(galloc_pool_trim(pool, 0, NULL), cudaErrorInitializationError);
     FAILS(galloc_pool_reserve(pool, 1000), cudaErrorInitializationError);
     FAILS(galloc_pool_create(&other, NULL), cudaErrorInitializationError);
     EXPECT(other == NULL);
@@ -694,7 +694,7 @@ TEST(a_move_that_fails_leaves_no_address_behind)
 static void fail_once_more(void)
 {
     log_hook = NULL;
-    EXPECT_EQ(galloc_pool_trim(NULL, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
 }
 
 /* A wait for one device that fails leaves something behind, and that proves nothing about another device. */
@@ -759,7 +759,7 @@ TEST(a_refused_segment_goes_with_the_reset)
     galloc_pool *pool = pool_new(&config);
     OK(galloc_free(get(pool, MIB(30), s), s));
     sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
     OK(cudaDeviceReset());
     s = stream_new();
@@ -845,7 +845,7 @@ static void call_everything(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
     (void)galloc_free(p, t);
     (void)galloc_pool_reserve(pool, MIB(30));
     (void)galloc_pool_reserve(pool, SIZE_MAX);
-    (void)galloc_pool_trim(pool, 0);
+    (void)galloc_pool_trim(pool, 0, NULL);
     (void)galloc_stream_retire(t);
     (void)galloc_pool_config(pool, &config);
     (void)galloc_pool_create(&other, NULL);
@@ -931,7 +931,7 @@ TEST(a_thread_needs_no_context)
     sim_forget_context();
     OK(galloc_free(p, s));
     sim_forget_context();
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     sim_forget_context();
     pool_end(pool);
     finish();

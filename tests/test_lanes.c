@@ -556,7 +556,7 @@ TEST(trim_reserve_and_destroy_empty_the_fronts)
         galloc_pool *pool = pool_new(NULL);
         warm(pool, KIB(64), s);
         EXPECT_EQ(front_blocks(lane_of(pool, s)), 1);
-        if (what == 0) OK(galloc_pool_trim(pool, 0));
+        if (what == 0) OK(galloc_pool_trim(pool, 0, NULL));
         if (what == 0) EXPECT_EQ(sim_physical(0), 0);
         if (what == 1) OK(galloc_pool_reserve(pool, MIB(2)));
         if (what < 2) EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
@@ -774,7 +774,7 @@ TEST(a_lane_used_again_is_another_lane)
             warm(pool, 512, s[i]);
             OK(galloc_stream_retire(s[i]));
         }
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT(pool->unused_lanes != NULL);
         for (int i = 99; i >= 0; i--) {
             OK(galloc_free(get(pool, 512, s[i]), s[i]));
@@ -796,7 +796,7 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
     warm(pool, MIB(1), a);
     OK(galloc_stream_retire(a));
     sim_run(-1);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT(pool->unused_lanes != NULL);
     warm(pool, MIB(1), b);
     EXPECT(pool->unused_lanes == NULL);
@@ -821,7 +821,7 @@ TEST(without_looks_an_old_way_leads_to_no_other_lane)
     warm(pool, MIB(1), a);
     OK(galloc_stream_retire(a));
     sim_run(-1);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT(pool->unused_lanes != NULL);
     warm(pool, MIB(1), b);
     EXPECT(pool->unused_lanes == NULL);
@@ -973,7 +973,7 @@ TEST(an_address_that_another_pool_has_by_now_is_freed_there)
     EXPECT(again == p);
     OK(galloc_free(p, s));
     sim_run(-1);
-    OK(galloc_pool_trim(a, 0));
+    OK(galloc_pool_trim(a, 0, NULL));
     q = get(b, MIB(2), s);
     EXPECT(q == p);
     OK(galloc_free(q, s));

@@ -94,7 +94,7 @@ static void heap_close(heap *h)
 }
 
 /* A call that looks what is complete and gives nothing back that is in use. */
-static void nudge(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX)); }
+static void nudge(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); }
 
 static void *get_with_room(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
 {
@@ -389,7 +389,7 @@ TEST(a_move_waits_for_its_own_pages_only)
     void *gap = get_used(pool, PAIRS * PAGE, s, 3);
     for (int i = 0; i < 8; i++) small[i] = get_used(pool, PAGE / 8, s, 4);
     OK(galloc_free(gap, s));
-    OK(galloc_pool_trim(pool, (2 * PAIRS + 1) * PAGE)); /* now the addresses before the small ones have no memory */
+    OK(galloc_pool_trim(pool, (2 * PAIRS + 1) * PAGE, NULL)); /* the addresses before the small ones have no memory */
     void *rest = get_with_room(pool, PAIRS * PAGE, 2 * PAIRS * PAGE, s); /* too long for them */
     for (int k = 0; k < 2; k++) order(s, both[k]);
     for (int i = 0; i < PAIRS; i++) {
@@ -416,7 +416,7 @@ TEST(a_move_waits_for_its_own_pages_only)
 static void give_back(heap *h, size_t pages)
 {
     size_t held = stats_of(h->pool).reserved.current;
-    OK(galloc_pool_trim(h->pool, held - pages * PAGE));
+    OK(galloc_pool_trim(h->pool, held - pages * PAGE, NULL));
     EXPECT_EQ(stats_of(h->pool).reserved.current, held - pages * PAGE);
     expect_whole(h);
 }
@@ -463,7 +463,7 @@ TEST(old_addresses_go_with_their_pages)
     OK(galloc_stream_retire(s));
     sim_run(-1);
     EXPECT_EQ(stats_of(pool).leaving, 4 * PAGE);
-    OK(galloc_pool_trim(pool, 5 * PAGE));
+    OK(galloc_pool_trim(pool, 5 * PAGE, NULL));
     EXPECT_EQ(stats_of(pool).reserved.current, 5 * PAGE);
     EXPECT_EQ(stats_of(pool).leaving, PAGE); /* of the page that is still used */
     EXPECT_EQ(sim_mapped(0), 6 * PAGE);
@@ -624,9 +624,9 @@ TEST(trim_and_destroy_while_old_ranges_leave)
         OK(galloc_free(move_three_times(&h, wall), h.s));
         for (int i = 0; i < 3; i++) OK(galloc_free(wall[i], h.s));
         EXPECT(stats_of(h.pool).leaving > 0);
-        if (how == 1) OK(galloc_pool_trim(h.pool, 0));
+        if (how == 1) OK(galloc_pool_trim(h.pool, 0, NULL));
         if (how == 1) EXPECT_EQ(sim_physical(0), PAIRS * PAGE);
-        if (how == 2) OK(galloc_pool_trim(h.pool, sim_physical(0) - 11 * PAGE));
+        if (how == 2) OK(galloc_pool_trim(h.pool, sim_physical(0) - 11 * PAGE, NULL));
         if (how == 2) EXPECT(sim_calls("cuMemUnmap") > 11); /* the old addresses of these pages too */
         heap_close(&h);
     }
@@ -964,7 +964,7 @@ static void act(trial *t)
     try_free(t);
     try_free(t);
     try_get(t, 10 * PAGE, 0, t->h.t);
-    (void)galloc_pool_trim(t->h.pool, 17 * PAGE);
+    (void)galloc_pool_trim(t->h.pool, 17 * PAGE, NULL);
     expect_healthy(t->h.pool, 1);
     try_get(t, 2 * PAGE, 0, t->h.s);
 }
@@ -1158,13 +1158,13 @@ TEST(a_page_with_an_old_address_is_not_given_back)
     sim_run(-1);
     for (int n = 1; n <= 16; n++) {
         sim_fail("cuMemUnmap", n, 1, 0); /* from the nth on; there are two to a page */
-        (void)galloc_pool_trim(h.pool, 0);
+        (void)galloc_pool_trim(h.pool, 0, NULL);
         EXPECT_EQ(stats_of(h.pool).reserved.current, sim_physical(0));
         EXPECT(sim_physical(0) >= 8 * PAGE);
         EXPECT_EQ(galloc_pool_check(h.pool), 0);
         sim_fail_clear();
     }
-    OK(galloc_pool_trim(h.pool, 0));
+    OK(galloc_pool_trim(h.pool, 0, NULL));
     EXPECT_EQ(sim_physical(0), 8 * PAGE);
     EXPECT_EQ(sim_mapped(0), 8 * PAGE);
     EXPECT_EQ(stats_of(h.pool).quarantined, 0);
@@ -1287,7 +1287,7 @@ TEST(parked_memory_is_free_memory)
     EXPECT_EQ(pool->parked, 8 * PAGE);
     OK(galloc_stream_retire(t));
     sim_run(-1);
-    OK(galloc_pool_trim(pool, 3 * PAGE));
+    OK(galloc_pool_trim(pool, 3 * PAGE, NULL));
     EXPECT_EQ(sim_physical(0), 3 * PAGE);
     EXPECT_EQ(sim_mapped(0), 3 * PAGE);
     EXPECT_EQ(pool->parked, 3 * PAGE);

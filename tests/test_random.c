@@ -156,7 +156,7 @@ static void step(play *p)
     uint32_t k = roll_below(&p->d, BLOCKS), dice_roll = roll_below(&p->d, 200);
     block *b = &p->block[k];
     if (dice_roll < 2) {
-        (void)galloc_pool_trim(p->pool[dice_roll], roll_bytes(&p->d, MIB(64)));
+        (void)galloc_pool_trim(p->pool[dice_roll], roll_bytes(&p->d, MIB(64)), NULL);
     } else if (dice_roll < 4) {
         EXPECT(may_refuse(galloc_pool_reserve(p->pool[dice_roll - 2], roll_bytes(&p->d, MIB(32)))));
     } else if (dice_roll < 6) {

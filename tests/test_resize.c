@@ -70,7 +70,7 @@ static void row_open(row *r, const galloc_config *config, int room)
     r->pool = pool_new(config);
     r->room = room;
     OK(galloc_free(get(r->pool, 512, r->t), r->t)); /* the pool knows two streams */
-    OK(galloc_pool_trim(r->pool, 0));
+    OK(galloc_pool_trim(r->pool, 0, NULL));
     r->p = room ? get_growable(r->pool, 2 * PAGE, MOST, r->s) : get(r->pool, 2 * PAGE, r->s);
     put(r->s, r->p, 2 * PAGE, 1);
     for (int i = 0; i < CELLS && !room; i++) {
@@ -93,7 +93,7 @@ static void cell_to_hole(row *r, int i)
 {
     cell_free(r, i);
     sim_run(-1);
-    OK(galloc_pool_trim(r->pool, stats_of(r->pool).reserved.current - PAGE));
+    OK(galloc_pool_trim(r->pool, stats_of(r->pool).reserved.current - PAGE, NULL));
     EXPECT_EQ(info_of(r->cell[i]).state, GALLOC_STATE_FOREIGN);
 }
 
@@ -262,7 +262,7 @@ TEST(a_block_grows_over_many_holes)
     void *wall = get_used(pool, PAGE, s, 3);
     for (int i = 0; i < 24; i += 2) OK(galloc_free(cell[i], s));
     sim_run(-1);
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     for (int i = 1; i < 24; i += 2) OK(galloc_free(cell[i], s));
     OK(galloc_resize(p, 25 * PAGE, s));
     look(s, p, PAGE, 1);
@@ -737,7 +737,7 @@ TEST(a_room_outlives_a_rollback_that_fails)
         EXPECT((char *)q >= r.p + MOST || (char *)q + 5 * PAGE <= r.p);
         EXPECT_EQ(galloc_pool_check(r.pool), 0);
         sim_fail_clear();
-        if (how & 4) OK(galloc_pool_trim(r.pool, SIZE_MAX));
+        if (how & 4) OK(galloc_pool_trim(r.pool, SIZE_MAX, NULL));
         OK(galloc_resize(r.p, MOST, r.s));
         expect_grown(&r, MOST, 3);
         OK(galloc_free(q, r.s));
@@ -760,7 +760,7 @@ TEST(a_stuck_room_is_freed_with_its_block)
     EXPECT_EQ(galloc_pool_check(r.pool), 0);
     sim_fail_clear();
     sim_run(-1);
-    OK(galloc_pool_trim(r.pool, SIZE_MAX));
+    OK(galloc_pool_trim(r.pool, SIZE_MAX, NULL));
     void *p = get_used(r.pool, MOST, r.s, 4);
     EXPECT(p == r.p);
     row_close(&r);
@@ -854,7 +854,7 @@ static void trial_close(trial *t)
     sim_fail_clear();
     sim_fail_malloc(0, 0);
     sim_run(-1);
-    OK(galloc_pool_trim(t->r.pool, SIZE_MAX));
+    OK(galloc_pool_trim(t->r.pool, SIZE_MAX, NULL));
     EXPECT_EQ(stats_of(t->r.pool).quarantined, 0);
     expect_healthy(t->r.pool, 1);
     int refused = t->refused;

@@ -655,7 +655,7 @@ TEST(dead_streams_are_not_touched)
             stream_end(s);
             OK(galloc_free(get_used(pool, MIB(14) + KIB(8) * (size_t)(i % 3), t, 3), t));
         }
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(sim_physical(0), 0);
         pool_end(pool);
         finish();
@@ -1293,7 +1293,7 @@ static void *call_everything(void *arg)
         OK(galloc_free_after(r, &w->t, 1));
     }
     (void)galloc_pool_reserve(w->pool, MIB(16));
-    (void)galloc_pool_trim(w->pool, 0);
+    (void)galloc_pool_trim(w->pool, 0, NULL);
     OK(galloc_stream_retire(w->s));
     OK(galloc_free(get(w->other, MIB(3), w->s), w->s));
     if (galloc_pool_destroy(w->other) == cudaSuccess) w->other = NULL;

@@ -142,7 +142,7 @@ static void w_resize(world *w, void *ptr, size_t bytes, int stream)
 static void w_trim(world *w, size_t keep)
 {
     long lines = log_lines;
-    judge(w, galloc_pool_trim(w->pool, keep), lines);
+    judge(w, galloc_pool_trim(w->pool, keep, NULL), lines);
 }
 
 static void w_reserve(world *w, size_t bytes)
@@ -424,7 +424,7 @@ static void close_world(world *w)
     for (int i = w->count - 1; i >= 0; i--) w_free(w, w->held[i]);
     EXPECT_EQ(w->count, 0);
     if (w->pool) {
-        OK(galloc_pool_trim(w->pool, 0));
+        OK(galloc_pool_trim(w->pool, 0, NULL));
         galloc_stats stats = stats_of(w->pool);
         EXPECT_EQ(stats.live.current + stats.allocated.current + stats.blocks.current, 0);
         EXPECT_EQ(stats.reserved.current + stats.quarantined, 0);

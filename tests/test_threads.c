@@ -132,7 +132,7 @@ static void *work(void *arg)
     for (int i = 0; i < w->hall->steps; i++) {
         uint32_t k = roll_below(&w->d, SLOTS), act = roll_below(&w->d, 100);
         if (act % 16 == 0) sched_yield();
-        if (act == 0) (void)galloc_pool_trim(w->hall->pool, MIB(16));
+        if (act == 0) (void)galloc_pool_trim(w->hall->pool, MIB(16), NULL);
         else if (act == 1 && w->hall->retires) replace_own(w);
         else if (act < 5) be_guest(w);
         else if (act == 5) (void)stats_of(w->hall->pool);
@@ -260,7 +260,7 @@ static void *be_stormy(void *arg)
         if (i % 64 == 0) OK(galloc_free(kept[k], s));
         if (i % 64 == 0) kept[k] = NULL;
         if (i % 512 == 0) EXPECT_EQ(galloc_pool_check(all->pool), 0);
-        if (i % 300 == 0) OK(galloc_pool_trim(all->pool, MIB(2)));
+        if (i % 300 == 0) OK(galloc_pool_trim(all->pool, MIB(2), NULL));
     }
     for (int k = 0; k < 4; k++) OK(galloc_free(kept[k], own));
     OK(galloc_stream_retire(own));
@@ -370,7 +370,7 @@ TEST(any_address_may_be_asked_at_any_time)
             void *p = get(pool, MIB(1) + MIB(2) * (size_t)(i % 3), s);
             __atomic_store_n(&shown, p, __ATOMIC_RELAXED);
             OK(galloc_free(p, s));
-            OK(galloc_pool_trim(pool, 0));
+            OK(galloc_pool_trim(pool, 0, NULL));
         }
         __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
         EXPECT_EQ(pthread_join(thread, NULL), 0);
@@ -411,7 +411,7 @@ TEST(addresses_of_pages_on_their_way_may_be_asked)
     for (int i = 0; i < 300; i++) {
         OK(galloc_free(get(pool, MIB(8), s), s));
         OK(galloc_free(get(pool, MIB(12), s), s));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
     }
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);

@@ -253,7 +253,7 @@ static void work_on(content *c, uint64_t number, std::chrono::steady_clock::time
         if (i % 64 == 0 && c->spoil) c->spoil(&w);
         if (i % 512 == 0 && !c->keeps_streams) replace_stream(&w);
         if (i % 2048 == 0 && !c->keeps_streams) {
-            OK(galloc_pool_trim(c->pool, limit / 4 * roll_below(&w.d, 4)));
+            OK(galloc_pool_trim(c->pool, limit / 4 * roll_below(&w.d, 4), NULL));
             c->trims++;
         }
         if (i % 4096 == 0) EXPECT_EQ(galloc_pool_check(c->pool), 0);

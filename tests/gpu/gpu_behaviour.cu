@@ -184,7 +184,7 @@ TEST(counters_say_what_the_device_says)
         EXPECT_EQ(stats.blocks.current, 16);
         for (int i = 0; i < 16; i++) OK(galloc_free(p[i], s));
         EXPECT(holds_more(before, stats.reserved.current));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).reserved.current, 0);
         EXPECT(holds_more(before, 0));
         pool_end(pool);
@@ -224,10 +224,10 @@ TEST(trim_gives_back_what_lies_between_used_blocks)
         }
         for (int i = 1; i < 9; i += 2) OK(galloc_free(p[i], s));
         size_t held = stats_of(pool).reserved.current;
-        OK(galloc_pool_trim(pool, held - mib(60)));
+        OK(galloc_pool_trim(pool, held - mib(60), NULL));
         EXPECT(stats_of(pool).reserved.current <= held - mib(60));
         EXPECT(stats_of(pool).reserved.current >= held - mib(128));
-        OK(galloc_pool_trim(pool, 0));
+        OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT(stats_of(pool).reserved.current < mib(64 * 6));
         EXPECT(holds_more(before, stats_of(pool).reserved.current));
         for (int i = 0; i < 9; i += 2) device_check(s, p[i], mib(64), (uint32_t)i);
@@ -299,7 +299,7 @@ TEST(pages_move_to_where_memory_is_short)
         expect_healthy(pool);
     }
     OK(cudaStreamSynchronize(s));
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT_EQ(stats_of(pool).leaving, 0);
     EXPECT_EQ(stats_of(pool).reserved.current, 0);
     pool_end(pool);
@@ -397,7 +397,7 @@ TEST(the_programs_own_error_stays)
     EXPECT_EQ(galloc_pool_malloc(pool, &q, mib(80), s), cudaErrorMemoryAllocation);
     EXPECT_EQ(galloc_free(&q, s), cudaErrorInvalidDevicePointer);
     OK(galloc_free(p, s));
-    OK(galloc_pool_trim(pool, 0));
+    OK(galloc_pool_trim(pool, 0, NULL));
     EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
     EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
     pool_end(pool);
@@ -835,7 +835,7 @@ static void call_everything(busy_pool *w)
     if (galloc_pool_malloc(w->pool, &w->legacy, kib(64), NULL) == cudaSuccess)
         if (galloc_free(w->legacy, NULL) == cudaSuccess) w->legacy = NULL;
     (void)galloc_pool_reserve(w->pool, mib(90));
-    (void)galloc_pool_trim(w->pool, 0);
+    (void)galloc_pool_trim(w->pool, 0, NULL);
     OK(galloc_stream_retire(w->s));
     OK(galloc_free(get(w->other, mib(64), w->s), w->s));
     expect_healthy(w->pool);

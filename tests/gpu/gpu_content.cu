@@ -46,7 +46,7 @@ static void run_round(const char *name, int expandable, double overhead)
     EXPECT(c.compared > 0);
     EXPECT(stats.reserved.peak <= limit);
     EXPECT_EQ(stats.live.current, 0);
-    OK(galloc_pool_trim(c.pool, 0));
+    OK(galloc_pool_trim(c.pool, 0, NULL));
     EXPECT_EQ(stats_of(c.pool).reserved.current, 0);
     pool_end(c.pool);
     finish();

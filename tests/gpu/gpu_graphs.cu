@@ -57,7 +57,7 @@ static void live_in(crowd *c, uint64_t number)
         } else {
             c->refused++;
         }
-        if (roll_below(&d, 500) == 0) (void)galloc_pool_trim(c->pool, mib(24));
+        if (roll_below(&d, 500) == 0) (void)galloc_pool_trim(c->pool, mib(24), NULL);
     }
     for (int i = 0; i < HELD; i++) {
         if (held[i].p) device_check(s, held[i].p, held[i].bytes, held[i].tag);
