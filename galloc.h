@@ -278,7 +278,7 @@ typedef struct galloc_config {
     size_t release_threshold; /* bytes that galloc_pool_sync_point leaves the pool; default SIZE_MAX: all */
     uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory; default UINT64_MAX: as
                                 long as it takes */
-    unsigned max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
+    uint64_t max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
     int throw_on_cudamalloc_oom; /* 1: a request that would pass the limit fails at once, without the steps of
                                     ON RUNNING OUT; default 0 */
 } galloc_config;

@@ -122,11 +122,11 @@ while read -r name; do
 done <"$work/tests.named" >"$work/tests"
 empty "$work/tests" "docs/design.md names tests that are not there:"
 
-# Keys of GALLOC_CONF: those of the README's table are those that the parser knows.
-sed -n '/^## Settings/,/^## What lies/p' README.md | sed -n 's/^| `\([a-z_]*\)` .*/\1/p' | sort >"$work/keys.readme"
-sed -n '/gai_keys\[\]/,/};/p' galloc.h | grep -oE '\{"[a-z_]+"' | tr -d '{"' | sort >"$work/keys.header"
-[ -s "$work/keys.header" ] && diff "$work/keys.readme" "$work/keys.header" >"$work/out"
-verdict $? "the keys of GALLOC_CONF in README.md and in galloc.h differ:" "$work/out"
+# Keys of GALLOC_CONF: those of the table are those that the parser knows.
+sed -n 's/^| `\([a-z0-9_]*\)` .*/\1/p' docs/settings.md | sort >"$work/keys.docs"
+sed -n '/gai_keys\[\]/,/};/p' galloc.h | grep -oE '\{"[a-z0-9_]+"' | tr -d '{"' | sort >"$work/keys.header"
+[ -s "$work/keys.header" ] && diff "$work/keys.docs" "$work/keys.header" >"$work/out"
+verdict $? "the keys of GALLOC_CONF in docs/settings.md and in galloc.h differ:" "$work/out"
 
 awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $texts examples/* tests/gpu/* bench/*.sh \
     >"$work/long"

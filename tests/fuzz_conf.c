@@ -1,5 +1,6 @@
-/* fuzz_conf.c - a fuzzer for galloc_config_parse: whatever the text, it is taken whole or not at all, and the message
-   ends inside its buffer. With FUZZ_MAIN defined: a program that runs the files it is given. */
+/* fuzz_conf.c - a fuzzer for galloc_config_parse: whatever the text, it is taken whole or not at all, the message ends
+   inside its buffer, and what was taken can be printed and read back. With FUZZ_MAIN defined: a program that runs the
+   files it is given. */
 
 #include "setup.h"
 
@@ -12,15 +13,22 @@ static void require(int holds, const char *what)
     abort();
 }
 
-static int same_config(const galloc_config *a, const galloc_config *b)
+static int same_config(const galloc_config *a, const galloc_config *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+/* What was accepted is printed, and read back as the same. */
+static void require_round_trip(const galloc_config *config)
 {
-    return a->device == b->device && a->expandable_segments == b->expandable_segments && a->reuse == b->reuse &&
-           a->memory_limit == b->memory_limit && memcmp(&a->overhead, &b->overhead, sizeof a->overhead) == 0;
+    char text[GALLOC_CONFIG_TEXT], again[GALLOC_CONFIG_TEXT];
+    galloc_config back = galloc_config_default();
+    require(galloc_config_print(config, text, sizeof text) == cudaSuccess, "settings that cannot be printed");
+    require(galloc_config_parse(&back, text, NULL, 0) == cudaSuccess, "a printed text is not understood");
+    require(galloc_config_print(&back, again, sizeof again) == cudaSuccess, "what was read back cannot be printed");
+    require(strcmp(text, again) == 0, "what is read back is something else");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char message[256], text[1024];
+    char message[512], text[1024];
     if (size < 1 || size >= sizeof text) return 0;
     size_t room = data[0];
     memcpy(text, data + 1, size - 1);
@@ -35,6 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(config.device == before.device, "the device is set by text");
     require(config.overhead >= 0 && config.overhead <= 100, "an overhead out of range");
     require(config.reuse >= 0 && config.reuse <= 7 && (config.expandable_segments & ~1) == 0, "out of range");
+    require_round_trip(&config);
     if (err == cudaSuccess) return 0;
     require(err == cudaErrorInvalidValue, "another error than invalid value");
     require(room <= 1 || message[0] != 0, "an error without a message");

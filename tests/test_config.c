@@ -1,0 +1,522 @@
+/* test_config.c - the language of GALLOC_CONF: what each key takes, its bounds, what is said when it is wrong, which
+   settings have no effect beside others, and that what is printed can be read back. What the settings do is tested
+   where it is done. */
+
+#include "setup.h"
+#include "test.h"
+
+static galloc_config parsed(const char *text)
+{
+    galloc_config config = galloc_config_default();
+    char message[400] = "x";
+    cudaError_t err = galloc_config_parse(&config, text, message, sizeof message);
+    if (err) printf("    \"%s\": %s\n", text, message);
+    EXPECT_EQ(err, cudaSuccess);
+    return config;
+}
+
+static const char *printed(const galloc_config *config)
+{
+    static char texts[2][GALLOC_CONFIG_TEXT];
+    static int turn;
+    char *text = texts[turn ^= 1];
+    EXPECT_EQ(galloc_config_print(config, text, GALLOC_CONFIG_TEXT), cudaSuccess);
+    return text;
+}
+
+/* Does `pair` stand between the commas of the configuration as it is printed? */
+static int prints(const galloc_config *config, const char *pair)
+{
+    char text[GALLOC_CONFIG_TEXT + 2], wanted[400];
+    snprintf(text, sizeof text, ",%s,", printed(config));
+    snprintf(wanted, sizeof wanted, ",%s,", pair);
+    return strstr(text, wanted) != NULL;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+typedef struct value_case {
+    const char *text;
+    const char *canon; /* as it is printed; NULL: like `text` */
+} value_case;
+
+/* The least and the greatest value of each key, every word, every unit. */
+static const value_case values[] = {
+    {"like:galloc", NULL},
+    {"like:pytorch", NULL},
+    {"backend:native", NULL},
+    {"backend:cudaMalloc", NULL},
+    {"backend:cudaMallocAsync", NULL},
+    {"strategy:caching", NULL},
+    {"strategy:pooled", NULL},
+    {"strategy:heuristic", NULL},
+    {"expandable_segments:True", NULL},
+    {"expandable_segments:False", NULL},
+    {"reuse:none", NULL},
+    {"reuse:completed", NULL},
+    {"reuse:followed", NULL},
+    {"reuse:wait", NULL},
+    {"reuse:wait+completed", "reuse:completed+wait"},
+    {"reuse:completed+followed+wait", NULL},
+    {"stream_check:on", NULL},
+    {"stream_check:off", NULL},
+    {"stats:exact", NULL},
+    {"stats:fast", NULL},
+    {"memory_limit:0", NULL},
+    {"memory_limit:1", NULL},
+    {"memory_limit:1025", NULL},
+    {"memory_limit:1024", "memory_limit:1K"},
+    {"memory_limit:512K", NULL},
+    {"memory_limit:20M", NULL},
+    {"memory_limit:2048M", "memory_limit:2G"},
+    {"memory_limit:17179869183G", NULL},
+    {"memory_limit:18446744073709551614", NULL},
+    {"memory_limit:none", NULL},
+    {"memory_limit:18446744073709551615", "memory_limit:none"},
+    {"memory_limit_mb:20", "memory_limit:20M"},
+    {"memory_limit_mb:17592186044415", "memory_limit:17592186044415M"},
+    {"per_process_memory_fraction:0", NULL},
+    {"per_process_memory_fraction:0.0", "per_process_memory_fraction:0"},
+    {"per_process_memory_fraction:0.5", NULL},
+    {"per_process_memory_fraction:0.499", NULL},
+    {"per_process_memory_fraction:1", NULL},
+    {"per_process_memory_fraction:1.000000", "per_process_memory_fraction:1"},
+    {"device_limit:3G", NULL},
+    {"device_limit:none", NULL},
+    {"device_limit_mb:1", "device_limit:1M"},
+    {"overhead:0", NULL},
+    {"overhead:0.02", NULL},
+    {"overhead:.125", "overhead:0.125"},
+    {"overhead:0.000001", NULL},
+    {"overhead:100", NULL},
+    {"growth:auto", NULL},
+    {"growth:2M", NULL},
+    {"growth:1G", NULL},
+    {"growth_mb:64", "growth:64M"},
+    {"large_segment_size:20M", NULL},
+    {"large_segment_size:10485761", NULL},
+    {"large_segment_size_mb:11", "large_segment_size:11M"},
+    {"large_segment_size:1024G,max_split_size:none", "large_segment_size:1024G"},
+    {"max_split_size:20M", NULL},
+    {"max_split_size_mb:128", "max_split_size:128M"},
+    {"max_split_size:none", NULL},
+    {"max_non_split_rounding:20M", NULL},
+    {"max_non_split_rounding:auto", NULL},
+    {"max_non_split_rounding_mb:40", "max_non_split_rounding:40M"},
+    {"roundup_power2_divisions:0", NULL},
+    {"roundup_power2_divisions:1", NULL},
+    {"roundup_power2_divisions:8", NULL},
+    {"roundup_power2_divisions:1073741824", NULL},
+    {"gc_threshold:0", NULL},
+    {"gc_threshold:0.8", NULL},
+    {"gc_threshold:0.999999", NULL},
+    {"garbage_collection_threshold:0.6", "gc_threshold:0.6"},
+    {"gc_age:none", NULL},
+    {"gc_age:0ms", NULL},
+    {"gc_age:500ms", NULL},
+    {"gc_age:1000ms", "gc_age:1s"},
+    {"gc_age:30s", NULL},
+    {"gc_age:90s", NULL},
+    {"gc_age:5m", NULL},
+    {"gc_age:24h", NULL},
+    {"release_threshold:0", NULL},
+    {"release_threshold:none", NULL},
+    {"release_threshold_mb:7", "release_threshold:7M"},
+    {"wait_limit_ms:0", NULL},
+    {"wait_limit_ms:1000000000", NULL},
+    {"wait_limit_ms:none", NULL},
+    {"max_retries:0", NULL},
+    {"max_retries:1000", NULL},
+    {"throw_on_cudamalloc_oom:True", NULL},
+    {"throw_on_cudamalloc_oom:False", NULL},
+};
+
+TEST(each_value_is_read_and_printed)
+{
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        galloc_config config = parsed(values[i].text);
+        const char *canon = values[i].canon ? values[i].canon : values[i].text;
+        if (!prints(&config, canon)) {
+            /* `like` has no comma before it */
+            int first = strncmp(printed(&config), canon, strlen(canon)) == 0;
+            if (!first) printf("    \"%s\" becomes \"%s\"\n", values[i].text, printed(&config));
+            EXPECT(first);
+        }
+        EXPECT_EQ(config.device, -1);
+    }
+}
+
+TEST(values_reach_the_members)
+{
+    galloc_config c = parsed("like:pytorch,backend:cudaMallocAsync,strategy:pooled,expandable_segments:True,"
+                             "reuse:followed,stream_check:off,stats:exact,memory_limit:1G,"
+                             "per_process_memory_fraction:0.25,device_limit:2G,overhead:0.125,growth:4M,"
+                             "large_segment_size:24M,max_split_size:48M,max_non_split_rounding:32M,"
+                             "roundup_power2_divisions:4,gc_threshold:0.75,gc_age:3s,release_threshold:5M,"
+                             "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True");
+    EXPECT_EQ(c.like, GALLOC_LIKE_PYTORCH);
+    EXPECT_EQ(c.backend, GALLOC_BACKEND_CUDA_MALLOC_ASYNC);
+    EXPECT_EQ(c.strategy, GALLOC_STRATEGY_POOLED);
+    EXPECT_EQ(c.expandable_segments, 1);
+    EXPECT_EQ(c.reuse, GALLOC_REUSE_FOLLOWED);
+    EXPECT_EQ(c.stream_check, 0);
+    EXPECT_EQ(c.stats_exact, 1);
+    EXPECT_EQ(c.memory_limit, GIB(1));
+    EXPECT(c.per_process_memory_fraction == 0.25);
+    EXPECT_EQ(c.device_limit, GIB(2));
+    EXPECT(c.overhead == 0.125);
+    EXPECT_EQ(c.growth, MIB(4));
+    EXPECT_EQ(c.large_segment_size, MIB(24));
+    EXPECT_EQ(c.max_split_size, MIB(48));
+    EXPECT_EQ(c.max_non_split_rounding, MIB(32));
+    for (int i = 0; i < GALLOC_DIVISIONS; i++) EXPECT_EQ(c.roundup_power2_divisions[i], 4);
+    EXPECT(c.gc_threshold == 0.75);
+    EXPECT_EQ(c.gc_age, 3000000000);
+    EXPECT_EQ(c.release_threshold, MIB(5));
+    EXPECT_EQ(c.wait_limit_ms, 7);
+    EXPECT_EQ(c.max_retries, 3);
+    EXPECT_EQ(c.throw_on_cudamalloc_oom, 1);
+}
+
+/* PyTorch's rules: a pair [B:d] sets sizes from B to 2 B MiB, the first one all below as well, > all above the last
+   one; what is between is not set. */
+TEST(lists_of_divisions)
+{
+    static const struct {
+        const char *text, *canon;
+        unsigned is[GALLOC_DIVISIONS];
+    } cases[] = {
+        {"[256:1,512:2,1024:4,>:8]", "[1:1,2:1,4:1,8:1,16:1,32:1,64:1,128:1,256:1,512:2,1024:4,>:8]",
+         {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8, 8}},
+        {"[64:8]", "[1:8,2:8,4:8,8:8,16:8,32:8,64:8,>:0]", {8, 8, 8, 8, 8, 8, 8}},
+        {"[1:2,4:4]", "[1:2,2:0,4:4,>:0]", {2, 0, 4}},
+        {"[>:2]", "2", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
+        {"[32768:2]", "2", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
+        {"[1:0,>:4]", "[1:0,>:4]", {0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[300], canon[300];
+        snprintf(text, sizeof text, "roundup_power2_divisions:%s,memory_limit:1G", cases[i].text);
+        snprintf(canon, sizeof canon, "roundup_power2_divisions:%s", cases[i].canon);
+        galloc_config config = parsed(text);
+        for (int k = 0; k < GALLOC_DIVISIONS; k++) EXPECT_EQ(config.roundup_power2_divisions[k], cases[i].is[k]);
+        EXPECT_EQ(config.memory_limit, GIB(1));
+        EXPECT(prints(&config, canon));
+    }
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+typedef struct wrong_case {
+    const char *text;
+    const char *says[3]; /* parts of the message: the place, the text, what would be right */
+} wrong_case;
+
+static const wrong_case wrong[] = {
+    {"overhed:0.02", {"at 1:", "unknown key 'overhed'", "perhaps overhead?"}},
+    {"memory_limit:1G,gc_treshold:0.5", {"at 17:", "'gc_treshold'", "perhaps gc_threshold?"}},
+    {"max_split_size_kb:5", {"at 1:", "'max_split_size_kb'", "perhaps max_split_size?"}},
+    {"zzz:1", {"at 1:", "'zzz'", "the keys are the members of galloc_config"}},
+    {"overhead_mb:1", {"at 1:", "unknown key 'overhead_mb'", NULL}},
+    {"_mb:1", {"at 1:", "unknown key '_mb'", NULL}},
+    {"memory_limit", {"at 1:", "'memory_limit' needs ':'", "K, M or G, or none"}},
+    {"reuse:wait,reuse:wait", {"at 12:", "'reuse' is given twice", NULL}},
+    {"memory_limit:1G,memory_limit_mb:5", {"at 17:", "'memory_limit' is given twice", NULL}},
+    {"gc_threshold:0.5,garbage_collection_threshold:0.6", {"at 18:", "'garbage_collection_threshold' is given twice"}},
+    {"overhead:0.1,like:pytorch", {"at 14:", "'like' must come first", NULL}},
+    {"like:torch", {"at 1:", "'torch' is no value for like", "galloc or pytorch"}},
+    {"backend:cudamalloc", {"'cudamalloc' is no value for backend", "native, cudaMalloc or cudaMallocAsync"}},
+    {"strategy:", {"'' is no value for strategy", "caching, pooled or heuristic"}},
+    {"expandable_segments:true", {"'true'", "expandable_segments", "True or False"}},
+    {"reuse:none+wait", {"'none+wait'", "reuse", "joined by '+'"}},
+    {"reuse:wait+wait", {"'wait+wait'", "reuse", "joined by '+'"}},
+    {"stream_check:True", {"'True'", "stream_check", "on or off"}},
+    {"stats:slow", {"'slow'", "stats", "exact or fast"}},
+    {"memory_limit:1T", {"'1T'", "memory_limit", "K, M or G, or none"}},
+    {"memory_limit:17179869184G", {"'17179869184G'", "memory_limit", NULL}},
+    {"memory_limit:18446744073709551616", {"no value for memory_limit", NULL, NULL}},
+    {"memory_limit_mb:17592186044416", {"no value for memory_limit_mb", "a whole number of MiB", NULL}},
+    {"memory_limit_mb:5M", {"'5M' is no value for memory_limit_mb", "a whole number of MiB", NULL}},
+    {"memory_limit:auto", {"'auto'", "or none", NULL}},
+    {"per_process_memory_fraction:-0.1", {"'-0.1'", "per_process_memory_fraction", "from 0 to 1"}},
+    {"per_process_memory_fraction:1.1", {"'1.1' is out of range", "per_process_memory_fraction", "from 0 to 1"}},
+    {"per_process_memory_fraction:1.000001", {"is out of range", "from 0 to 1", NULL}},
+    {"device_limit:lots", {"'lots'", "device_limit", NULL}},
+    {"overhead:100.000001", {"is out of range for overhead", "from 0 to 100", NULL}},
+    {"overhead:nan", {"'nan'", "overhead", "a fraction"}},
+    {"growth:1M", {"'1M' is out of range for growth", "a power of two from 2M to 1G, or auto", NULL}},
+    {"growth:2G", {"out of range for growth", NULL, NULL}},
+    {"growth:6M", {"out of range for growth", "a power of two", NULL}},
+    {"growth:none", {"no value for growth", "auto", NULL}},
+    {"large_segment_size:10M", {"out of range for large_segment_size", "more than 10M", NULL}},
+    {"large_segment_size_mb:10", {"out of range for large_segment_size_mb", "more than 10M", NULL}},
+    {"large_segment_size:1025G", {"out of range for large_segment_size", "at most 1024G", NULL}},
+    {"max_split_size_mb:19", {"max_split_size 19922944", "at least large_segment_size", "20971520"}},
+    {"max_split_size:20M,large_segment_size:21M", {"max_split_size 20971520", "large_segment_size", "22020096"}},
+    {"max_non_split_rounding:19M", {"max_non_split_rounding 19922944", "at least large_segment_size", NULL}},
+    {"roundup_power2_divisions:3", {"out of range for roundup_power2_divisions", "a power of two or 0", NULL}},
+    {"roundup_power2_divisions:-4", {"no value for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:2147483648", {"no value for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:[]", {"'[]'", "a list such as [256:1,512:2,>:4]", NULL}},
+    {"roundup_power2_divisions:[256:1", {"no value for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:[256:3]", {"out of range for roundup_power2_divisions", NULL, NULL}},
+    {"roundup_power2_divisions:[300:1]", {"no value for", "rising powers of two", NULL}},
+    {"roundup_power2_divisions:[512:1,256:2]", {"no value for", "rising powers of two", NULL}},
+    {"roundup_power2_divisions:[256:1,256:2]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[>:1,256:2]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[32768:1,>:2]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[65536:1]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[0:1]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[256:1,]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[[256:1]]", {"no value for", NULL, NULL}},
+    {"gc_threshold:1", {"'1' is out of range for gc_threshold", "from 0 to below 1", NULL}},
+    {"garbage_collection_threshold:1.2", {"'1.2' is out of range for garbage_collection_threshold", "below 1", NULL}},
+    {"gc_age:5", {"'5' is no value for gc_age", "ms, s, m or h, or none", NULL}},
+    {"gc_age:5 s", {"no value for gc_age", NULL, NULL}},
+    {"gc_age:s", {"no value for gc_age", NULL, NULL}},
+    {"gc_age:1.5s", {"no value for gc_age", NULL, NULL}},
+    {"gc_age:99999999999h", {"no value for gc_age", NULL, NULL}},
+    {"release_threshold:-1", {"no value for release_threshold", NULL, NULL}},
+    {"wait_limit_ms:1000000001", {"out of range for wait_limit_ms", "at most 1000000000", NULL}},
+    {"wait_limit_ms:5s", {"no value for wait_limit_ms", NULL, NULL}},
+    {"max_retries:1001", {"out of range for max_retries", "from 0 to 1000", NULL}},
+    {"max_retries:none", {"no value for max_retries", NULL, NULL}},
+    {"throw_on_cudamalloc_oom:1", {"no value for throw_on_cudamalloc_oom", "True or False", NULL}},
+    {"release_lock_on_cudamalloc:none", {"no value for release_lock_on_cudamalloc", "True or False", NULL}},
+    {"release_lock_on_cudamalloc:True,release_lock_on_cudamalloc:True", {"at 33:", "given twice", NULL}},
+};
+
+TEST(what_is_wrong_is_said_with_its_place_and_what_would_be_right)
+{
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        galloc_config config = galloc_config_default();
+        const galloc_config before = config;
+        char message[400] = "";
+        EXPECT_EQ(galloc_config_parse(&config, wrong[i].text, message, sizeof message), cudaErrorInvalidValue);
+        for (int k = 0; k < 3 && wrong[i].says[k]; k++) {
+            int said = strstr(message, wrong[i].says[k]) != NULL;
+            if (!said) printf("    \"%s\": \"%s\" lacks \"%s\"\n", wrong[i].text, message, wrong[i].says[k]);
+            EXPECT(said);
+        }
+        EXPECT(strstr(galloc_last_message(), message) != NULL);
+        EXPECT(memcmp(&config, &before, sizeof config) == 0);
+    }
+}
+
+/* The same bounds hold for members that are set by hand. */
+TEST(members_out_of_range_are_refused)
+{
+    begin();
+    for (int i = 0; i < 24; i++) {
+        galloc_config c = galloc_config_default();
+        galloc_pool *pool = NULL;
+        char text[GALLOC_CONFIG_TEXT];
+        switch (i) {
+        case 0: c.like = 2; break;
+        case 1: c.like = -1; break;
+        case 2: c.backend = 3; break;
+        case 3: c.strategy = 3; break;
+        case 4: c.expandable_segments = 2; break;
+        case 5: c.reuse = 8; break;
+        case 6: c.stream_check = -1; break;
+        case 7: c.stats_exact = 2; break;
+        case 8: c.per_process_memory_fraction = 1.5; break;
+        case 9: c.per_process_memory_fraction = -0.5; break;
+        case 10: c.overhead = -1; break;
+        case 11: c.overhead = 100.5; break;
+        case 12: c.growth = MIB(3); break;
+        case 13: c.growth = MIB(1); break;
+        case 14: c.large_segment_size = MIB(10); break;
+        case 15: c.max_split_size = MIB(19); break;
+        case 16: c.max_non_split_rounding = MIB(19); break;
+        case 17: c.roundup_power2_divisions[7] = 5; break;
+        case 18: c.gc_threshold = 1; break;
+        case 19: c.gc_threshold = -0.1; break;
+        case 20: c.wait_limit_ms = 1000000001; break;
+        case 21: c.max_retries = 1001; break;
+        case 22: c.throw_on_cudamalloc_oom = 2; break;
+        default: c.overhead = strtod("nan", NULL); break;
+        }
+        EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);
+        EXPECT(pool == NULL);
+        EXPECT_EQ(galloc_config_print(&c, text, sizeof text), cudaErrorInvalidValue);
+        EXPECT_EQ(text[0], 0);
+    }
+    finish();
+}
+
+/* ---- settings that stand in each other's way */
+
+TEST(settings_without_effect_are_named)
+{
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"", ""},
+        {"expandable_segments:True,overhead:0.1,growth:4M", ""},
+        {"expandable_segments:False,large_segment_size:40M,max_split_size:80M,max_non_split_rounding:80M", ""},
+        {"max_split_size_mb:128", "max_split_size: no effect unless expandable_segments is False"},
+        {"expandable_segments:True,large_segment_size_mb:40,max_split_size:64M",
+         "large_segment_size, max_split_size: no effect unless expandable_segments is False"},
+        {"expandable_segments:False,overhead:0.1", "overhead: no effect unless expandable_segments is True"},
+        {"expandable_segments:False,max_non_split_rounding:40M",
+         "max_non_split_rounding: no effect unless max_split_size is given"},
+        {"backend:cudaMalloc,overhead:0.1,memory_limit:1G", "overhead: no effect unless backend is native"},
+        {"like:pytorch,strategy:pooled", "strategy: no effect with like:pytorch"},
+        {"release_lock_on_cudamalloc:True",
+         "release_lock_on_cudamalloc: no effect since such a lock is never held there"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        galloc_config config = galloc_config_default();
+        char message[400] = "x";
+        EXPECT_EQ(galloc_config_parse(&config, cases[i].text, message, sizeof message), cudaSuccess);
+        if (!strstr(message, cases[i].says) || (!cases[i].says[0] && message[0]))
+            printf("    \"%s\": \"%s\"\n", cases[i].text, message);
+        EXPECT(strstr(message, cases[i].says) != NULL);
+        EXPECT((message[0] == 0) == (cases[i].says[0] == 0));
+    }
+}
+
+/* ---- printing ---------------------------------------------------------------------------------------------------- */
+
+TEST(what_is_printed_can_be_read_back)
+{
+    uint64_t random = test_seed();
+    for (int round = 0; round < 3000; round++) {
+        galloc_config config = galloc_config_default(), back = galloc_config_default();
+        for (int n = 0; n < 6; n++) {
+            char message[400];
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            (void)galloc_config_parse(&config, values[(random >> 33) % (sizeof values / sizeof *values)].text, message,
+                                      sizeof message);
+        }
+        const char *text = printed(&config);
+        EXPECT_EQ(galloc_config_parse(&back, text, NULL, 0), cudaSuccess);
+        EXPECT(memcmp(&config, &back, sizeof config) == 0);
+        EXPECT(strcmp(text, printed(&back)) == 0);
+    }
+}
+
+TEST(a_text_that_does_not_fit_is_refused_whole)
+{
+    galloc_config config = galloc_config_default();
+    const char *whole = printed(&config);
+    char text[GALLOC_CONFIG_TEXT];
+    size_t size = strlen(whole) + 1;
+    memset(text, '#', sizeof text);
+    OK(galloc_config_print(&config, text, size));
+    EXPECT(strcmp(text, whole) == 0);
+    EXPECT_EQ(text[size], '#');
+    for (size_t n = 1; n < size; n++) {
+        memset(text, '#', sizeof text);
+        EXPECT_EQ(galloc_config_print(&config, text, n), cudaErrorInvalidValue);
+        EXPECT_EQ(text[0], 0);
+        EXPECT_EQ(text[n], '#');
+    }
+    EXPECT_EQ(galloc_config_print(&config, text, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_print(&config, NULL, 10), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_print(NULL, text, 10), cudaErrorInvalidValue);
+}
+
+/* ---- the environment --------------------------------------------------------------------------------------------- */
+
+static galloc_config config_in_effect(void)
+{
+    galloc_pool *pool = NULL;
+    galloc_config config = galloc_config_default();
+    OK(galloc_pool_default(&pool, 0));
+    if (pool) OK(galloc_pool_config(pool, &config));
+    return config;
+}
+
+TEST(the_environment_says_what_has_no_effect)
+{
+    begin();
+    setenv("GALLOC_CONF", "max_split_size_mb:128", 1);
+    galloc_config config = config_in_effect();
+    EXPECT_EQ(config.max_split_size, MIB(128));
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(log_text, "GALLOC_CONF: max_split_size: no effect") != NULL);
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
+TEST(pytorchs_variable_is_read_only_where_it_was_asked_for)
+{
+    static const struct {
+        const char *ours, *theirs;
+        size_t max_split;
+        double threshold;
+        int expandable;
+    } cases[] = {
+        {NULL, "max_split_size_mb:64", SIZE_MAX, 0, 1},
+        {"overhead:0.1", "max_split_size_mb:64", SIZE_MAX, 0, 1},
+        {"like:galloc", "max_split_size_mb:64", SIZE_MAX, 0, 1},
+        {"like:pytorch", "max_split_size_mb:64", MIB(64), 0, 0},
+        {"like:pytorch", " max_split_size_mb:64, garbage_collection_threshold : 0.5 ", MIB(64), 0.5, 0},
+        {"like:pytorch,max_split_size:80M", "max_split_size_mb:64,garbage_collection_threshold:0.5", MIB(80), 0.5, 0},
+        {"like:pytorch", "expandable_segments:True", SIZE_MAX, 0, 1},
+        {"like:pytorch,expandable_segments:False", "expandable_segments:True", SIZE_MAX, 0, 0},
+        {"like:pytorch", "pinned_use_cuda_host_register:True,max_split_size_mb:64,pinned_num_register_threads:8",
+         MIB(64), 0, 0},
+        {"like:pytorch", "expandable_segments_reserve_by_class:[a:0.5,b:40G],garbage_collection_threshold:0.5",
+         SIZE_MAX, 0.5, 0},
+        {"like:pytorch", "", SIZE_MAX, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin();
+        if (cases[i].ours) setenv("GALLOC_CONF", cases[i].ours, 1);
+        setenv("PYTORCH_CUDA_ALLOC_CONF", cases[i].theirs, 1);
+        galloc_config config = config_in_effect();
+        EXPECT_EQ(config.max_split_size, cases[i].max_split);
+        EXPECT(config.gc_threshold == cases[i].threshold);
+        EXPECT_EQ(config.expandable_segments, cases[i].expandable);
+        unsetenv("GALLOC_CONF");
+        unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+        finish();
+    }
+}
+
+TEST(pytorchs_newer_variable_comes_second)
+{
+    begin();
+    setenv("GALLOC_CONF", "like:pytorch", 1);
+    setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", 1);
+    EXPECT_EQ(config_in_effect().max_split_size, MIB(64));
+    finish();
+    begin();
+    setenv("GALLOC_CONF", "like:pytorch", 1);
+    setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128", 1);
+    EXPECT_EQ(config_in_effect().max_split_size, MIB(128));
+    finish();
+    unsetenv("GALLOC_CONF");
+    unsetenv("PYTORCH_ALLOC_CONF");
+    unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+}
+
+TEST(an_error_in_pytorchs_variable_is_one)
+{
+    static const char *const bad[] = {"max_split_size_mb:none:x", "max_split_size_mb:2", "unknown:1", "backend:cuda",
+                                      "garbage_collection_threshold:1.2", "backend"};
+    char wide[3000];
+    memset(wide, 'x', sizeof wide);
+    wide[sizeof wide - 1] = 0;
+    for (size_t i = 0; i <= sizeof bad / sizeof *bad; i++) {
+        const char *text = i < sizeof bad / sizeof *bad ? bad[i] : wide;
+        galloc_pool *pool = NULL;
+        begin();
+        setenv("GALLOC_CONF", "like:pytorch", 1);
+        setenv("PYTORCH_CUDA_ALLOC_CONF", text, 1);
+        EXPECT_EQ(galloc_pool_default(&pool, 0), cudaErrorInvalidValue);
+        EXPECT(pool == NULL);
+        EXPECT_EQ(log_lines, 1);
+        EXPECT(strstr(log_text, "PYTORCH_CUDA_ALLOC_CONF: ") != NULL);
+        setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", 1);
+        OK(galloc_pool_default(&pool, 0));
+        finish();
+    }
+    unsetenv("GALLOC_CONF");
+    unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+}
+
+TEST_MAIN()
