@@ -37,7 +37,8 @@ static const char help[] =
     "\n"
     "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
-    "ns_per_op is the host time of a call in the first pass, ns_per_op_warm in the last.\n"
+    "ns_per_op is the host time of a call in the first pass, ns_per_op_own without the time in the driver (as galloc\n"
+    "measures it), ns_per_op_warm in the last.\n"
     "What async and torch hold is by their own account, and what peers call is not counted.\n"
     "driver_calls and driver_us_model (time, by a model of an H200) leave out looks: which stream or context is it,\n"
     "is it being captured? looks and looks_us_model have them. In the time, not in the count, are calls for start,\n"
@@ -171,6 +172,7 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("oom", (int64_t)r->oom);
     json_real("ns_per_op", r->ns_per_op, 1);
     json_real("ns_per_op_warm", r->ns_per_op_warm, 1);
+    json_real("ns_per_op_own", r->ns_per_op_own, 1);
     json_integer("driver_calls", seen(s, r->driver_calls));
     json_real("driver_us_model", r->driver_us, 1);
     json_integer("moves", r->moves);

@@ -27,6 +27,8 @@ typedef struct run_result {
     size_t oom;             /* allocations that failed for want of memory, all passes together */
     double ns_per_op;       /* host time of a call in the first pass */
     double ns_per_op_warm;  /* in the last one */
+    double ns_per_op_own;   /* in the first, less the time in calls into the driver that do something: by galloc's own
+                               measure (galloc_stats.driver_ns), so for galloc only. Looks at a stream are in it */
     int64_t driver_calls;   /* that make, move or give back memory, or order streams; looks at a stream are none */
     int64_t driver_calls_warm;
     double driver_us;       /* by the device's model, of all calls that are no looks; to the pool's end */
