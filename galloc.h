@@ -865,9 +865,10 @@ static uint64_t gai_clock(void)
 #endif
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
-   nodes of the address maps; taken after any other. */
+   nodes of the address maps; budget: what the pools of each device hold together; both taken after any other. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
+static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
 
 /* What threads remember of pools is worth nothing once a pool has ended: then this goes on. 0: there is nothing to
    remember yet, or never, in a child of fork. */
@@ -1598,7 +1599,21 @@ typedef struct gai_diary {
 
 #define GAI_LANE_INDEX 64
 
+#define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
+
+/* What the pools of a device hold together, and may hold. Guarded by the budget lock.
+   held == what they have taken, added up;  held <= most
+   limit: the lowest device_limit that one of them names;  most: the same, or where that was lowered beneath what was
+   held, that */
+typedef struct gai_budget {
+    galloc_pool *pools; /* linked by next_sharing */
+    size_t held, limit, most;
+} gai_budget;
+
+static gai_budget gai_budgets[GAI_DEVICES];
+
 /* reserved.current == bytes of pages in blocks + parked + quarantined
+   taken == the same + pages on their way in, which are taken from the budget before the driver is asked
    leaving + parked == bytes of mappings that are away
    allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
    know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
@@ -1618,6 +1633,9 @@ struct galloc_pool {
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
+    gai_budget *budget;  /* of its device */
+    galloc_pool *next_sharing;
+    size_t taken;        /* from the budget, and guarded by its lock */
     void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
     uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
@@ -2548,6 +2566,99 @@ static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t a
            (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
 }
 
+/* ---- what is held ---- */
+
+/* What the pool may hold by its own settings. */
+static size_t gai_pool_share(const galloc_pool *pool)
+{
+    double fraction = pool->config.per_process_memory_fraction * (double)pool->device_bytes;
+    size_t most = gai_min(pool->device_bytes, pool->config.memory_limit);
+    return fraction < (double)most ? (size_t)fraction : most;
+}
+
+/* What it may hold at most, though its device's other pools hold nothing. */
+static size_t gai_pool_capacity(const galloc_pool *pool)
+{
+    size_t limit;
+    gai_lock_on(&gai_budget_lock);
+    limit = pool->budget->limit;
+    gai_lock_off(&gai_budget_lock);
+    return gai_min(gai_pool_share(pool), limit);
+}
+
+static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
+
+/* The same for the budget lock held: what it may take now. */
+static size_t gai_budget_left(const galloc_pool *pool)
+{
+    size_t own = gai_left(gai_pool_share(pool), pool->taken);
+    return gai_min(own, gai_left(pool->budget->limit, pool->budget->held));
+}
+
+/* Bytes that the pool may get from the driver now, unless other pools of the device are faster. */
+static size_t gai_pool_headroom(const galloc_pool *pool)
+{
+    size_t left;
+    gai_lock_on(&gai_budget_lock);
+    left = gai_budget_left(pool);
+    gai_lock_off(&gai_budget_lock);
+    return left;
+}
+
+/* To be called before the driver is asked for memory: takes it out of all limits at once. 0: they do not allow it. */
+static int gai_budget_take(galloc_pool *pool, size_t bytes)
+{
+    int taken;
+    gai_lock_on(&gai_budget_lock);
+    taken = bytes <= gai_budget_left(pool);
+    if (taken) pool->taken += bytes;
+    if (taken) pool->budget->held += bytes;
+    gai_lock_off(&gai_budget_lock);
+    return taken;
+}
+
+/* To be called when the driver has the memory again, or would not give it. */
+static void gai_budget_give(galloc_pool *pool, size_t bytes)
+{
+    gai_budget *budget = pool->budget;
+    gai_lock_on(&gai_budget_lock);
+    pool->taken -= bytes;
+    budget->held -= bytes;
+    budget->most = gai_max(budget->limit, gai_min(budget->most, budget->held));
+    gai_lock_off(&gai_budget_lock);
+}
+
+/* The limit is the lowest of those that the pools name. With the budget lock held. */
+static void gai_budget_set_limit(gai_budget *budget)
+{
+    const galloc_pool *pool;
+    budget->limit = SIZE_MAX;
+    for (pool = budget->pools; pool; pool = pool->next_sharing)
+        budget->limit = gai_min(budget->limit, pool->config.device_limit);
+    budget->most = gai_max(budget->limit, budget->held);
+}
+
+static void gai_budget_join(galloc_pool *pool)
+{
+    gai_lock_on(&gai_budget_lock);
+    pool->next_sharing = pool->budget->pools;
+    pool->budget->pools = pool;
+    gai_budget_set_limit(pool->budget);
+    gai_lock_off(&gai_budget_lock);
+}
+
+/* What the pool still had went with the driver. */
+static void gai_budget_leave(galloc_pool *pool)
+{
+    galloc_pool **at = &pool->budget->pools;
+    gai_budget_give(pool, pool->taken);
+    gai_lock_on(&gai_budget_lock);
+    while (*at != pool) at = &(*at)->next_sharing;
+    *at = pool->next_sharing;
+    gai_budget_set_limit(pool->budget);
+    gai_lock_off(&gai_budget_lock);
+}
+
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
 {
     stat->current += bytes;
@@ -2586,6 +2697,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
 static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t bytes, int last)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
+    gai_budget_give(pool, bytes);
     if (!page->counted) return;
     pages->count -= (size_t)last;
     pages->bytes -= bytes;
@@ -4612,13 +4724,16 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     return result;
 }
 
-/* A segment of one cudaMalloc; *block is its busy block. */
+/* A segment of one cudaMalloc, of bytes that were taken from the budget; *block is its busy block. */
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **block)
 {
     gai_batch batch;
     CUresult result;
     gai_segment *segment = gai_segment_new_fixed(pool, bytes);
-    if (!segment) return GAI_NO_HOST_MEMORY;
+    if (!segment) {
+        gai_budget_give(pool, bytes);
+        return GAI_NO_HOST_MEMORY;
+    }
     result = gai_segment_fetch(pool, segment, bytes);
     gai_lock_on(&pool->lock);
     if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
@@ -4631,6 +4746,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **b
     } else if (segment->whole->addr) {
         gai_mapping_quarantine(pool, segment->whole);
     } else {
+        gai_budget_give(pool, bytes);
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -5801,12 +5917,6 @@ static int gai_plan_ends_in_hole(const gai_plan *plan)
     return plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
 }
 
-static size_t gai_pool_headroom(const galloc_pool *pool)
-{
-    size_t held = pool->stats.reserved.current;
-    return pool->config.memory_limit > held ? pool->config.memory_limit - held : 0;
-}
-
 #define GAI_OVERHEAD_SPARED 0.02 /* left alone below the peak: what was enough there is enough here. Saves 0.3 % */
 
 /* Bytes that may be created before pages are moved instead. */
@@ -5826,7 +5936,7 @@ static size_t gai_job_allowance(const gai_job *job)
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
     double held = (double)(pool->stats.reserved.current + more), overhead = pool->config.overhead;
-    int frugal = pool->config.memory_limit < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
+    int frugal = gai_pool_capacity(pool) < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
     size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
     if (!frugal) {
         finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
@@ -6208,13 +6318,14 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, g
     if (!gai_job_plan(job, plan)) return 0;
     fetched = gai_plan_fetch(pool, plan, filling);
     if (!fetched || gai_job_choose_within(job, plan, filling, exact)) {
-        if (fetched && gai_job_need(job, plan, filling)) {
+        if (!fetched || !gai_job_need(job, plan, filling)) {
+            job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
+                                  (size_t)(plan->end - plan->begin));
+        } else if (gai_budget_take(pool, filling->fresh)) { /* else another pool of the device was faster */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, filling->returning.first, job->want.bytes);
             gai_batch_over_plan(pool, batch, plan, filling);
             return 1;
         }
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
-                              (size_t)(plan->end - plan->begin));
     }
     gai_donors_restore(pool, &filling->returning);
     gai_donors_restore(pool, &filling->lenders);
@@ -6269,8 +6380,10 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_found found = {NULL, 0};
     CUresult result;
     size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(space);
-    if (bytes > gai_pool_headroom(pool)) bytes = gai_up(space, GAI_FIXED_SMALL);
-    if (bytes > gai_pool_headroom(pool)) return;
+    if (!gai_budget_take(pool, bytes)) {
+        bytes = gai_up(space, GAI_FIXED_SMALL);
+        if (!gai_budget_take(pool, bytes)) return;
+    }
     result = gai_segment_fixed(pool, bytes, &block);
     if (!result) {
         gai_lock_on(&pool->lock);
@@ -6291,7 +6404,7 @@ static int gai_step_grow(gai_job *job)
     galloc_pool *pool = job->pool;
     int grown;
     job->said = CUDA_SUCCESS;
-    if (job->want.bytes > pool->device_bytes) return 0;
+    if (job->want.bytes > gai_pool_capacity(pool)) return 0;
     if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
     do {
@@ -6393,7 +6506,7 @@ static int gai_step_recycle(gai_job *job)
     if (gai_job_is_captured(job) && !pool->config.expandable_segments) return 0; /* cuMemFree waits */
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
-        if (job->want.bytes > pool->config.memory_limit || job->want.bytes > pool->device_bytes) return 0;
+        if (job->want.bytes > gai_pool_capacity(pool)) return 0;
         wanted = space > headroom ? space - headroom : pool->granularity;
     }
     return gai_pool_release(pool, wanted) && gai_step_grow(job);
@@ -6424,8 +6537,7 @@ static int gai_step_wait(gai_job *job)
 static int gai_step_wait_early(gai_job *job)
 {
     const galloc_pool *pool = job->pool;
-    size_t capacity = gai_min(pool->device_bytes, pool->config.memory_limit);
-    return pool->stats.reserved.current >= capacity / GAI_WAIT_FRACTION && gai_step_wait(job);
+    return pool->stats.reserved.current >= gai_pool_capacity(pool) / GAI_WAIT_FRACTION && gai_step_wait(job);
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
@@ -6630,6 +6742,22 @@ static int (*const gai_ladder[])(gai_job *) = {
     gai_step_recycle, gai_step_wait,     gai_step_wait_host, gai_step_wait_device, gai_step_recycle,
 };
 
+/* Which limit stands in the way. */
+static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
+{
+    size_t share = gai_pool_share(pool), held;
+    gai_lock_on(&gai_budget_lock);
+    held = pool->budget->held;
+    gai_lock_off(&gai_budget_lock);
+    if (gai_pool_capacity(pool) < share || gai_left(share, pool->stats.reserved.current) > gai_pool_headroom(pool))
+        (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu",
+                       pool->budget->limit, held);
+    else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
+        (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
+    else
+        (void)snprintf(text, size, "the pool's memory_limit is %zu", pool->config.memory_limit);
+}
+
 static void gai_job_say_no_memory(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -6646,7 +6774,7 @@ static void gai_job_say_no_memory(gai_job *job)
     else if (job->want.bytes > pool->device_bytes)
         (void)snprintf(reason, sizeof reason, "the device has %zu", pool->device_bytes);
     else
-        (void)snprintf(reason, sizeof reason, "the pool's memory_limit is %zu", pool->config.memory_limit);
+        gai_pool_say_limit(pool, reason, sizeof reason);
     job->error = gai_fail(cudaErrorMemoryAllocation,
                           "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s; %s",
                           job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, graphs,
@@ -6736,7 +6864,7 @@ static void gai_job_count(gai_job *job)
 static int gai_job_is_hopeless(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
-    return !job->grows && job->want.bytes > gai_min(pool->device_bytes, pool->config.memory_limit);
+    return !job->grows && job->want.bytes > gai_pool_capacity(pool);
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -8372,6 +8500,22 @@ static int gai_check_stats(galloc_pool *pool, const gai_census *census)
     return broken + (stats.live.current > stats.allocated.current);
 }
 
+/* What all pools of the device have taken, against the limits. Other threads may be growing other pools. */
+static int gai_check_budget(const galloc_pool *pool)
+{
+    const gai_budget *budget = pool->budget;
+    const galloc_pool *other;
+    size_t held = 0;
+    int broken;
+    gai_lock_on(&gai_budget_lock);
+    for (other = budget->pools; other; other = other->next_sharing) held += other->taken;
+    broken = held != budget->held;
+    broken += budget->held > budget->most;
+    broken += pool->taken != pool->stats.reserved.current;
+    gai_lock_off(&gai_budget_lock);
+    return broken;
+}
+
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
@@ -8418,13 +8562,11 @@ static int gai_check_pool(galloc_pool *pool)
     broken += quarantined != pool->stats.quarantined;
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
-    return broken + gai_check_stats(pool, &census);
+    return broken + gai_check_stats(pool, &census) + gai_check_budget(pool);
 }
 
 /* ==== POOLS ===================================================================================================== */
 /* >>pools */
-
-#define GAI_DEVICES 64 /* default pools that can exist at once; CUDA itself stops at fewer */
 
 static galloc_pool *gai_pools;            /* all of them; guarded by the global lock */
 static void *gai_default_pool[GAI_DEVICES];
@@ -8459,8 +8601,10 @@ static CUresult gai_pool_open(galloc_pool *pool)
     CUmemAllocationProp properties = gai_page_properties(pool);
     CUdevice device = pool->config.device;
     int mapping = 0;
-    CUresult result = gai_cu.DevicePrimaryCtxRetain(&pool->context, device);
+    CUresult result = device < GAI_DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    if (!result) result = gai_cu.DevicePrimaryCtxRetain(&pool->context, device);
     if (result) return result;
+    pool->budget = &gai_budgets[device];
     result = gai_cu.CtxGetId(pool->context, &pool->context_id);
     if (!result) result = gai_cu.DeviceTotalMem(&pool->device_bytes, device);
     if (!result)
@@ -8548,6 +8692,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
         return error;
     }
     pool->is_default = is_default;
+    gai_budget_join(pool);
     pool->next = gai_pools;
     gai_pools = pool;
     *out = pool;
@@ -8559,6 +8704,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     galloc_pool **at = &gai_pools;
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
+    gai_budget_leave(pool);
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
     gai_generation_end();
 }

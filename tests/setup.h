@@ -83,6 +83,7 @@ static UNUSED void abandon_pools(void)
 {
     gai_pools = NULL;
     memset(gai_default_pool, 0, sizeof gai_default_pool);
+    memset(gai_budgets, 0, sizeof gai_budgets);
     (void)galloc_shutdown();
 }
 
