@@ -1344,10 +1344,9 @@ typedef struct gai_mark {
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
-   kind != GAI_USED or spare != NULL                           (a free needs no host memory)
    used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
    has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
-   used: lane->blocks counts it */
+   used: lane->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
     void *held;                      /* read without a lock, also by calls that come too late */
@@ -1357,23 +1356,24 @@ typedef struct gai_block {
     uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
     uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
     gai_lane *lane;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
-    void *pool;                      /* read without a lock; a descriptor never changes its pool */
-    uint64_t stream_id;
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
-    gai_segment *segment;
     gai_set *set;
     gai_mark *marks;
-    gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
-    gai_mark *spare;  /* used: the two marks that the free may need */
-    struct gai_mapping *away; /* away: what is still mapped here */
-    uint64_t age; /* time of the free, counted in frees */
     enum gai_kind kind;
+    unsigned char row, column;       /* in a set: its bin. The line ends here: what merges touches no more of others */
+    void *pool;                      /* read without a lock; a descriptor never changes its pool */
+    void **slot;                     /* used, free: where the block map has it */
+    uint64_t stream_id;
+    uint64_t age;                    /* time of the free, counted in frees */
+    gai_segment *segment;
+    gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
+    struct gai_mapping *away; /* away: what is still mapped here */
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
 
-#define GAI_SHELVED ((uint64_t)1 << 32) /* has been on a shelf of lane `life`: its marks do not speak of that stream */
+#define GAI_SHELVED ((uint64_t)1 << 32) /* lane `life` used it before, and its marks do not speak of that stream */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
@@ -1549,7 +1549,7 @@ struct gai_lane {
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
     uint64_t freed;      /* the latest stamp given */
-    uint64_t handed;     /* the same for blocks that went out again from the front */
+    uint64_t handed;     /* the same for blocks that went out again, and lost their mark, or never had one */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     uint64_t life;       /* never changes while the lane is in the pool; 0: unused */
@@ -1569,6 +1569,7 @@ typedef struct gai_slab {
     size_t size;      /* of a descriptor */
     void *unused;     /* linked by their first word */
     size_t available; /* length of that list */
+    size_t promised;  /* of these, kept for what must not fail; <= available while the pool's lock is free */
     void *chunks;
 } gai_slab;
 
@@ -1684,11 +1685,11 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Makes sure that `n` descriptors can be taken. They begin as zeros, on a line of memory of their own if their size
+/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros, on a line of memory of their own if their size
    allows it. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
-    while (slab->available < n) {
+    while (slab->available < slab->promised + n) {
         char *chunk = (char *)GALLOC_MALLOC(GAI_CHUNK_BYTES);
         size_t at;
         if (!chunk) return 0;
@@ -1706,10 +1707,10 @@ static int gai_slab_has(gai_slab *slab, size_t n)
 
 static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
 {
-    return slab->available >= n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
+    return slab->available >= slab->promised + n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
 }
 
-/* Cannot fail after gai_slab_need or gai_slab_has. */
+/* Cannot fail after gai_slab_need or gai_slab_has, nor where it was promised. */
 static void *gai_slab_take(gai_slab *slab)
 {
     void *descriptor = slab->unused;
@@ -1867,7 +1868,7 @@ static void gai_map_end(gai_map *map)
 /* ==== BINS ====================================================================================================== */
 /* >>bins */
 
-#define GAI_LOOKS 8 /* blocks compared for the best fit within a bin; more gain less than 0.1 % of memory */
+#define GAI_LOOKS 4 /* blocks compared for the best fit within a bin; more gain nothing (docs/design.md) */
 
 typedef struct gai_bin {
     int row, column;
@@ -1903,6 +1904,8 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
     gai_block **head = &set->bins[bin.row][bin.column];
+    block->row = (unsigned char)bin.row;
+    block->column = (unsigned char)bin.column;
     block->prev_bin = NULL;
     block->next_bin = *head;
     if (*head) (*head)->prev_bin = block;
@@ -1913,15 +1916,16 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 
 static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
 {
-    gai_bin bin = gai_bin_of(block->bytes);
+    int row = block->row, column = block->column;
     if (block->next_bin) block->next_bin->prev_bin = block->prev_bin;
     if (block->prev_bin) {
         block->prev_bin->next_bin = block->next_bin;
-    } else {
-        set->bins[bin.row][bin.column] = block->next_bin;
-        if (!block->next_bin) set->columns[bin.row] &= ~((uint32_t)1 << bin.column);
-        if (!set->columns[bin.row]) set->rows &= ~((uint64_t)1 << bin.row);
+        return;
     }
+    set->bins[row][column] = block->next_bin;
+    if (block->next_bin) return;
+    set->columns[row] &= ~((uint32_t)1 << column);
+    if (!set->columns[row]) set->rows &= ~((uint64_t)1 << row);
 }
 
 /* The set's list by age is kept in order near its ends, which is where blocks enter it: newest by a free, anywhere by
@@ -1999,7 +2003,7 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *
     return best;
 }
 
-/* The same where every block that is large enough will do. */
+/* The same where every block that is large enough will do: the first that fits exactly ends it. */
 static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 {
     gai_block *best = NULL;
@@ -2010,14 +2014,14 @@ static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
         if (has < bytes || has > least || (has == least && block->addr > best->addr)) continue;
         best = block;
         least = has;
+        if (has == bytes) break;
     }
     return best;
 }
 
-/* The best of a few: looks into the bin of the size itself, then into the first bin whose blocks all suffice. */
-static gai_block *gai_set_find_plain(const gai_set *set, size_t bytes)
+/* The best of a few: looks into `bin`, which is that of the size itself, then into the first bin whose blocks all suffice. */
+static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin, size_t bytes)
 {
-    gai_bin bin = gai_bin_of(bytes);
     gai_block *best = NULL;
     if (!(set->rows >> bin.row)) return NULL;
     if (set->columns[bin.row] >> bin.column & 1) best = gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
@@ -2169,6 +2173,21 @@ static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
     }
 }
 
+/* What stands in both lists, of bytes that touch, the one's before the other's: mostly that is a mark each, of one lane
+   and one epoch. */
+static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
+{
+    if (!left || !right) return left ? left : right;
+    if (!left->next && !right->next && left->lane == right->lane && left->epoch == right->epoch &&
+        left->end == right->begin) {
+        left->end = right->end;
+        gai_mark_end(pool, right);
+        return left;
+    }
+    gai_marks_join(pool, &left, right);
+    return left;
+}
+
 /* Asks for more than is needed, never for less: of each lane one mark stays, the latest, over all that its marks
    span. */
 static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
@@ -2193,6 +2212,7 @@ static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
 /* Keeps a list short: what is complete goes, and of what is left no more stays than is looked through in no time. */
 static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
 {
+    if (!*list || (!(*list)->next && !gai_mark_is_complete(*list))) return;
     gai_marks_prune(pool, list);
     if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
 }
@@ -2246,6 +2266,9 @@ static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
     if (before->stream == CU_STREAM_LEGACY) return after->blocking;
     return after->stream == CU_STREAM_LEGACY && before->blocking;
 }
+
+/* Of a stream that is not captured. */
+static int gai_lane_is_plain(const gai_lane *lane) { return !lane->capture_id; }
 
 static uint64_t gai_lane_waited(const gai_lane *lane, const gai_lane *on)
 {
@@ -2341,11 +2364,19 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     block->lane = NULL;
     block->segment = segment;
     block->set = NULL;
-    block->marks = block->takers = block->spare = NULL;
+    block->marks = block->takers = NULL;
+    block->slot = NULL;
     block->away = NULL;
     block->kind = kind;
     block->room = 0;
     return block;
+}
+
+/* From now on it is found by its address; the map has the nodes. */
+static void gai_block_show(gai_block *block)
+{
+    block->slot = gai_block_slot(block->addr);
+    gai_store_pointer(block->slot, block);
 }
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind == GAI_USED || block->kind == GAI_FREE; }
@@ -2381,36 +2412,17 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     gai_block_link(block, right);
     right->marks = gai_marks_cut(pool, &block->marks, at);
     if (gai_block_is_mapped(right)) {
-        gai_store_pointer(gai_block_slot(at), right);
+        gai_block_show(right);
         pool->stats.splits++;
     }
     return right;
 }
 
-/* The marks that the free of a block may need: they name no lane yet. */
-static gai_mark *gai_spares_take(galloc_pool *pool)
-{
-    gai_mark *spare = (gai_mark *)gai_slab_take(&pool->marks);
-    spare->next = (gai_mark *)gai_slab_take(&pool->marks);
-    spare->next->next = NULL;
-    return spare;
-}
-
-static void gai_spares_end(galloc_pool *pool, gai_block *block)
-{
-    while (block->spare) {
-        gai_mark *mark = block->spare;
-        block->spare = mark->next;
-        gai_slab_give(&pool->marks, mark);
-    }
-}
-
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
-    void **slot = gai_block_slot(right->addr);
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
-    if (slot && gai_load_pointer(slot) == right) gai_store_pointer(slot, NULL);
+    if (right->slot && gai_load_pointer(right->slot) == right) gai_store_pointer(right->slot, NULL);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
     if (right->age > block->age && block->kind != GAI_USED) {
@@ -2419,8 +2431,7 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     }
     block->next = right->next;
     if (right->next) right->next->prev = block;
-    gai_marks_join(pool, &block->marks, right->marks);
-    gai_spares_end(pool, right);
+    block->marks = gai_marks_meet(pool, block->marks, right->marks);
     gai_slab_give(&pool->blocks, right);
 }
 
@@ -2431,14 +2442,18 @@ static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_s
     return all || a == b || a == &pool->common || b == &pool->common;
 }
 
-/* The neighbour that a block with these marks merges with, or NULL. */
-static gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *block, int all)
+/* Does a neighbour, where there is one, merge with a block of this set? */
+static GAI_INLINE int gai_block_meets(const galloc_pool *pool, const gai_block *other, const gai_set *set, int all)
 {
-    gai_set *set = gai_set_of(pool, block->marks);
-    gai_block *left = block->prev, *right = block->next;
-    if (left && left->kind == GAI_FREE && gai_sets_merge(pool, left->set, set, all)) return left;
-    if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, set, all)) return right;
-    return NULL;
+    return other && other->kind == GAI_FREE && gai_sets_merge(pool, other->set, set, all);
+}
+
+/* The neighbour that a block of this set merges with, or NULL. */
+static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const gai_block *block, const gai_set *set,
+                                                     int all)
+{
+    if (gai_block_meets(pool, block->prev, set, all)) return block->prev;
+    return gai_block_meets(pool, block->next, set, all) ? block->next : NULL;
 }
 
 /* A capture whose graph owns bytes of a block; 0: none does. */
@@ -2467,7 +2482,8 @@ static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block 
 
 static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
 {
-    return pool->captures ? gai_block_captured_partner(pool, block, all) : gai_block_plain_partner(pool, block, all);
+    if (pool->captures) return gai_block_captured_partner(pool, block, all);
+    return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
 }
 
 /* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
@@ -2556,8 +2572,11 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
     }
 }
 
+/* Marks that the free of a used block takes at most, if it is on one stream; they are promised to it. */
+#define GAI_FREE_MARKS 2
+
 /* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
-static int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
     if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 3);
@@ -2899,19 +2918,17 @@ static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
     gai_bin_insert(set, rest);
 }
 
-/* Is what a free block has behind `cut` of the same set as all of it, and has it no neighbour to merge with? */
-static int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
+/* Is what a free block has behind `cut` of the same set as all of it? */
+static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
 {
     const gai_mark *mark = block->marks;
-    const gai_block *right = block->next;
-    if (right && right->kind == GAI_FREE && gai_sets_merge(pool, right->set, block->set, 0)) return 0;
     if (!mark) return block->set == &pool->common;
     return mark->lane == block->set->lane && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
 }
 
 /* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
    place in the order of age and in memory that the host has at hand. */
-static gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
+static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
     gai_mark *mark = rest->marks;
@@ -2929,8 +2946,9 @@ static gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t b
         block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
         mark->begin = rest->addr;
     }
-    gai_store_pointer(gai_block_slot(block->addr), block);
-    gai_store_pointer(gai_block_slot(rest->addr), rest);
+    block->slot = rest->slot;
+    gai_store_pointer(block->slot, block);
+    gai_block_show(rest);
     rest->set->bytes -= bytes;
     gai_bin_insert(rest->set, rest);
     pool->stats.splits++;
@@ -2944,7 +2962,8 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
-    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes))
+    if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
+        !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
         return gai_block_cut_off(pool, block, bytes);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
@@ -2996,20 +3015,53 @@ static void gai_block_extend_captured(gai_block *block)
         if (mark->lane == block->lane) mark->end = block->addr + block->bytes;
 }
 
-/* Gives bytes of a free block to the program. Inherited marks stay on it: they are what a third stream must honour
+/* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
+   only if another stream frees the block: as with blocks from a front, one is made then. */
+static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    gai_mark *mark = block->marks;
+    if (!mark || mark->next || mark->lane != lane || !gai_lane_is_plain(lane)) return;
+    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+    block->marks = NULL;
+    block->tag |= GAI_SHELVED;
+    gai_mark_end(pool, mark);
+}
+
+/* The same for a used block that has just been cut out. */
+static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t requested,
+                                        uint64_t tag)
+{
+    pool->marks.promised += GAI_FREE_MARKS;
+    block->requested = requested;
+    block->tag = tag;
+    block->stream_id = block->life = 0;
+    block->lane = lane;
+    if (!lane) return;
+    gai_block_drop_own(pool, block, lane);
+    gai_lane_give(pool, lane, block);
+}
+
+/* Gives bytes of a free block to the program. Marks of others stay on it: they are what a third stream must honour
    should the block be freed on another stream than the one it is given to. NULL: no host memory, nothing changed. */
 static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
 {
     if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
     block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
-    block->spare = gai_spares_take(pool);
-    block->requested = want->requested;
-    block->tag = want->tag;
     block->room = want->growable ? want->bytes : 0;
-    block->stream_id = block->life = 0;
-    block->lane = want->lane;
-    if (want->growable) block->tag |= GAI_SPECIAL;
-    if (want->lane) gai_lane_give(pool, want->lane, block);
+    gai_block_assign(pool, block, want->lane, want->requested, want->growable ? want->tag | GAI_SPECIAL : want->tag);
+    return block;
+}
+
+/* The same for the beginning of a block that a search has found, which has merged with all that it can: so does its
+   rest. Without room. */
+static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_lane *lane,
+                                                  size_t requested, uint64_t tag)
+{
+    uintptr_t cut = block->addr + bytes;
+    if (!gai_block_need(pool, block, block->addr, bytes)) return NULL;
+    if (bytes < block->bytes && gai_block_is_even(pool, block, cut)) block = gai_block_cut_off(pool, block, bytes);
+    else block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
+    gai_block_assign(pool, block, lane, requested, tag);
     return block;
 }
 
@@ -3019,7 +3071,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->requested = 0;
     block->tag = 0;
     block->room = 0;
-    gai_spares_end(pool, block);
+    pool->marks.promised -= GAI_FREE_MARKS;
     if (block->lane) gai_set_relaxed(&block->lane->blocks, block->lane->blocks - 1);
     block->lane = NULL;
     block->kind = GAI_BUSY;
@@ -3085,9 +3137,6 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
 
 static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
-
-/* Of a stream that is not captured. */
-static int gai_lane_is_plain(const gai_lane *lane) { return !lane->capture_id; }
 
 static int gai_lane_is_outside(const gai_lane *lane) { return lane->capture_id == GAI_OUTSIDE; }
 
@@ -3182,15 +3231,23 @@ static gai_block *gai_front_search(gai_front *front, size_t bytes)
     return gai_shelf_pop(front, bytes);
 }
 
-/* The last block of this size to come, which becomes the program's. NULL: there is none, or the front cannot be used:
-   then *open is 0. The caller vouches. */
+/* What a front that has no block for a call is like. */
+enum gai_state { GAI_SHUT, GAI_OPEN, GAI_BARE };
+
+/* It holds nothing, and has nothing to tell but its spell: it need not be emptied for a call to see all that is free. */
+static GAI_INLINE int gai_front_is_bare(const gai_front *front)
+{
+    return !(front->fresh_blocks | front->blocks | front->mallocs);
+}
+
+/* The last block of this size to come, which becomes the program's. NULL: there is none, and unless it is shut *state
+   says why. The caller vouches. */
 static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
-                                            uint32_t tag, int *open)
+                                            uint32_t tag, enum gai_state *state)
 {
     gai_block *block = NULL;
     gai_latch_on(&front->latch);
-    *open = front->open == life;
-    if (*open) {
+    if (front->open == life) {
         if (front->fresh && front->fresh->bytes == bytes) {
             block = gai_fresh_pop(front, &front->fresh);
             front->live_out += (size_t)block->requested;
@@ -3204,6 +3261,8 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
         front->allocated_in += bytes;
         gai_set_relaxed(&block->requested, requested);
         gai_set_relaxed(&block->tag, GAI_SHELVED | tag);
+    } else if (front->open == life) {
+        *state = gai_front_is_bare(front) ? GAI_BARE : GAI_OPEN;
     }
     gai_latch_off(&front->latch);
     return block;
@@ -3215,7 +3274,9 @@ enum gai_passage {
     GAI_ALIEN, /* the block is guarded by another lane's latch, or is not the program's */
     GAI_ASK,   /* the front would take it from who has asked for the stream's id */
     GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
+    GAI_TAKEN_BARE, /* the same, and the front was found bare */
     GAI_KNOWN, /* the pool must do it; the stream has been looked at */
+    GAI_KNOWN_BARE, /* the same, and the front was found bare */
     GAI_LONG   /* from the beginning */
 };
 
@@ -3226,7 +3287,7 @@ static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, i
     size_t held = front->bytes + front->fresh_bytes;
     if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
         block->bytes > front->most - held)
-        return GAI_TAKEN;
+        return gai_front_is_bare(front) ? GAI_TAKEN_BARE : GAI_TAKEN;
     if (front->fresh_blocks < GAI_FRESH_BLOCKS) {
         gai_fresh_push(front, block);
         return GAI_DONE;
@@ -3252,7 +3313,8 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
     return block->life == life && !(block->tag & GAI_SPECIAL);
 }
 
-/* Takes a block from the program and puts it into the lane's front, or with GAI_TAKEN leaves it to the pool. Else it
+/* Takes a block from the program and puts it into the lane's front, or with GAI_TAKEN, or GAI_TAKEN_BARE, leaves it to
+   the pool. Else it
    stays the program's: with GAI_LONG the front is shut. */
 static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, const void *ptr,
                                                  int vouched)
@@ -3311,6 +3373,22 @@ static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t
     lane->unmarked += end - begin;
 }
 
+/* A mark for the free of a used block, to which it was promised. It names the lane, and nothing else yet. */
+static gai_mark *gai_mark_promised(galloc_pool *pool, gai_lane *lane)
+{
+    gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
+    mark->next = NULL;
+    mark->lane = lane;
+    return mark;
+}
+
+/* Stamps a used block without marks as freed on the lane's stream. */
+static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
+{
+    block->marks = gai_mark_promised(pool, lane);
+    gai_mark_stamp(block->marks, block->addr, block->addr + block->bytes);
+}
+
 /* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
@@ -3345,15 +3423,6 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
     }
     gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
     gai_stat_cached(pool);
-}
-
-/* The mark that the free of a used block takes; it is there. */
-static gai_mark *gai_block_spare(gai_block *block)
-{
-    gai_mark *mark = block->spare;
-    block->spare = mark->next;
-    mark->next = NULL;
-    return mark;
 }
 
 static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
@@ -3393,18 +3462,14 @@ static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
     if (lane->front.open != open || lane->front.most != most) gai_front_change(pool, lane, open, most);
 }
 
-/* A block that went out from a front has no mark for the free that brought it there: calls on the same stream need
+/* A block that went out to its own stream again has no mark for the free before: calls on the same stream need
    none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A lane
    that is forgotten has nothing left to wait for. */
-static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark *spare)
+static void gai_block_stamp_front(galloc_pool *pool, gai_block *block)
 {
     gai_lane *lane = gai_lane_of_life(pool, block->life);
-    if (!lane) {
-        gai_slab_give(&pool->marks, spare);
-        return;
-    }
-    spare->lane = lane;
-    gai_block_stamp(pool, block, spare);
+    if (!lane) return;
+    gai_block_stamp(pool, block, gai_mark_promised(pool, lane));
     gai_front_set(pool, lane); /* there is more unmarked */
 }
 
@@ -3412,9 +3477,8 @@ static void gai_block_stamp_front(galloc_pool *pool, gai_block *block, gai_mark 
    free was, so it asks for more than is needed, never for less. */
 static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
-    gai_mark *mark = gai_block_spare(block);
-    mark->lane = lane;
-    gai_block_stamp(pool, block, mark);
+    if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, lane));
+    else gai_block_stamp_own(pool, block, lane);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
 }
@@ -3432,12 +3496,16 @@ static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
 }
 
 /* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. What is fresh
-   only if the call has been given the stream and asked for its id. */
-static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
+   only if the call has been given the stream and asked for its id. Returns whether there was anything. */
+static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
 {
     gai_front *front = &lane->front;
     gai_block *list = NULL;
     gai_latch_on(&front->latch);
+    if (gai_front_is_bare(front) && !front->spell) {
+        gai_latch_off(&front->latch);
+        return 0;
+    }
     if (front->fresh_blocks && (vouched || front->trusted)) {
         gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
         list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
@@ -3461,6 +3529,7 @@ static void gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
         list = block->next_bin;
         gai_block_unshelve(pool, block, lane);
     }
+    return 1;
 }
 
 /* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
@@ -3502,7 +3571,7 @@ static void gai_pool_file_strays(galloc_pool *pool)
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_flush(pool, lane, 0);
+    for (lane = pool->lanes; lane; lane = lane->next) (void)gai_lane_flush(pool, lane, 0);
 }
 
 /* Nothing may be given out any more that the pool has not looked at. */
@@ -3789,14 +3858,20 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
-/* A call that was given the lane's stream holds it from now on, until gai_lane_release. Its front is emptied, so that
-   the call sees all that is free. */
-static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+/* A call was given the lane's stream. Its front is emptied, so that the call sees all that is free. Returns whether it
+   held anything. */
+static int gai_lane_see(galloc_pool *pool, gai_lane *lane, const gai_site *site)
 {
     if (lane->stream != site->stream) lane->stream = site->stream;
     lane->retired = 0;
+    return gai_lane_flush(pool, lane, 1);
+}
+
+/* The same, and the call holds it from now on, until gai_lane_release. */
+static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
     lane->busy++;
-    gai_lane_flush(pool, lane, 1);
+    (void)gai_lane_see(pool, lane, site);
 }
 
 static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
@@ -4056,7 +4131,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
     event = gai_event_get(pool, lane, &result);
     if (event) {
         if (retire) gai_front_shut(&lane->front); /* it may have been opened while there was no lock */
-        if (retire) gai_lane_flush(pool, lane, 1);
+        if (retire) (void)gai_lane_flush(pool, lane, 1);
         event->clock = pool->clock;
         event->epoch = lane->epoch++;
         lane->retired = retire;
@@ -4252,7 +4327,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && pool->streams <= GAI_LANES_KEPT)) continue;
         gai_front_shut(&lane->front);
-        gai_lane_flush(pool, lane, 0);
+        (void)gai_lane_flush(pool, lane, 0);
         if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
             gai_front_set(pool, lane);
             continue;
@@ -4687,7 +4762,7 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
         if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
     }
-    gai_map_set(&gai_block_map, block->addr, block);
+    gai_block_show(block);
     return block;
 }
 
@@ -4981,7 +5056,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
         else gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
         if (donors->first && !donors->first->standing && donors->first->block == block->next) continue;
-        gai_map_set(&gai_block_map, block->addr, block);
+        gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
         block = NULL;
     }
@@ -5135,7 +5210,7 @@ static void gai_pool_unpark(galloc_pool *pool)
         if (!gai_block_is_parked(block) || !gai_map_need(&gai_block_map, mapping->addr)) continue;
         gai_away_remove(pool, mapping);
         mapping->block = NULL;
-        gai_map_set(&gai_block_map, block->addr, block);
+        gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
     }
 }
@@ -5279,17 +5354,18 @@ static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_want
 }
 
 /* The best of what the lane may have at once, where every block that is large enough will do. */
-static gai_block *gai_find_plain(const galloc_pool *pool, const gai_lane *lane, size_t bytes)
+static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_lane *lane, size_t bytes)
 {
-    gai_block *best = lane ? gai_set_find_plain(&lane->free, bytes) : NULL, *block;
+    gai_bin bin = gai_bin_of(bytes);
+    gai_block *best = lane ? gai_set_find_plain(&lane->free, bin, bytes) : NULL, *block;
     const gai_lane *other;
     if (best && best->bytes == bytes) return best; /* none can be better */
-    block = gai_set_find_plain(&pool->common, bytes);
+    block = gai_set_find_plain(&pool->common, bin, bytes);
     if (block && gai_is_better(block, best)) best = block;
     if (!lane || !lane->blocking) return best;
     for (other = pool->lanes; other; other = other->next) {
         if (other == lane || !gai_lane_is_ordered(lane, other)) continue;
-        block = gai_set_find_plain(&other->free, bytes);
+        block = gai_set_find_plain(&other->free, bin, bytes);
         if (block && gai_is_better(block, best)) best = block;
     }
     return best;
@@ -6976,27 +7052,31 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
+/* The end of a short way, which has kept the lock all the time. What else gai_lane_release does can have become due only
+   by a front that was emptied, by bytes freed beside other streams, or by somebody who asks. */
+static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const gai_site *site, int changed)
+{
+    if (!changed && lane->front.open == lane->life && !lane->asked) return;
+    lane->busy++;
+    gai_lane_release(pool, lane, site);
+}
+
 /* The short way of a plain request, for a call that knows its lane: what is at hand there, with the lock taken once and
    nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the lane's front
-   is empty. */
-static gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+   is empty. `bare`: it was found so. */
+static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag,
+                                                int bare)
 {
     gai_block *block = NULL;
     gai_lane *lane = site->lane;
-    gai_want want;
-    memset(&want, 0, sizeof want);
-    want.bytes = gai_up(bytes, GAI_UNIT);
-    want.alignment = GAI_UNIT;
-    want.requested = bytes;
-    want.tag = tag;
-    want.lane = lane;
+    size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
     if (lane->life == site->life && !pool->broken) {
-        gai_lane_enter(pool, lane, site);
-        block = gai_find_plain(pool, lane, want.bytes);
-        if (block) block = gai_block_take(pool, block, block->addr, &want);
+        int changed = !bare && gai_lane_see(pool, lane, site);
+        block = gai_find_plain(pool, lane, wanted);
+        if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
-        gai_lane_release(pool, lane, site);
+        gai_lane_pass(pool, lane, site, changed);
     }
     gai_lock_off(&pool->lock);
     return block;
@@ -7074,23 +7154,29 @@ static void gai_block_free_takers(galloc_pool *pool, gai_block *block)
     block->takers = NULL;
 }
 
-/* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
-static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
+/* A used block with all its marks becomes free, and is counted. With the lock held. */
+static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
     const gai_lane *lane = block->lane;
-    if (marks) block->stream_id = marks->lane->stream_id;
-    if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
-        gai_block_stamp_front(pool, block, gai_block_spare(block));
-    gai_marks_count_free(marks);
-    gai_block_stamp(pool, block, marks);
-    if (block->takers) gai_block_free_takers(pool, block);
-    gai_stat_unused(pool, block->bytes, block->requested);
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
-    if (block->room) gai_block_give_room(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
     if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
+}
+
+/* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
+static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
+{
+    if (marks) block->stream_id = marks->lane->stream_id;
+    if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
+        gai_block_stamp_front(pool, block);
+    gai_marks_count_free(marks);
+    gai_block_stamp(pool, block, marks);
+    if (block->takers) gai_block_free_takers(pool, block);
+    if (block->room) gai_block_give_room(pool, block);
+    gai_block_put(pool, block);
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
@@ -7182,15 +7268,31 @@ static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai
     return 1;
 }
 
+/* The short way of a free of a block that was taken from the program: it was given to the lane that it is freed on, and
+   nothing else is to be noted. `bare`: its front was found so. 0: the long way must be taken. */
+static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int bare)
+{
+    gai_lane *lane = site->lane;
+    int own, changed;
+    gai_lock_on(&pool->lock);
+    own = lane->life == site->life && gai_block_suits(block, lane->life) && !block->marks;
+    if (own) {
+        changed = (!bare && gai_lane_see(pool, lane, site)) || !gai_pool_has_one_lane(pool);
+        gai_block_stamp_own(pool, block, lane);
+        gai_set_relaxed(&lane->spell, lane->spell + 1);
+        gai_block_put(pool, block);
+        gai_lane_pass(pool, lane, site, changed);
+    }
+    gai_lock_off(&pool->lock);
+    return own;
+}
+
 /* Frees a claimed block on a stream. 0: no host memory, nothing changed. Lock held. */
 static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
-    gai_mark *mark = gai_block_spare(block);
-    mark->lane = lane;
+    gai_mark *mark = gai_mark_promised(pool, lane);
     if (lane->capture_id && !gai_marks_name_outside(pool, block, mark)) {
-        mark->lane = NULL;
-        mark->next = block->spare;
-        block->spare = mark;
+        gai_slab_give(&pool->marks, mark);
         gai_block_let_go(block);
         return 0;
     }
@@ -7349,7 +7451,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     if (lane) {
         int named;
         gai_front_shut(&lane->front);
-        gai_lane_flush(pool, lane, 1);
+        (void)gai_lane_flush(pool, lane, 1);
         named = lane->uses || lane->busy || lane->handed > lane->done;
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -7423,7 +7525,7 @@ static int gai_block_leave_front(galloc_pool *pool, gai_block *block, const gai_
     if (block->life == lane->life) return 1;
     if (block->tag & GAI_SHELVED) {
         if (!gai_slab_need(&pool->marks, 1)) return 0;
-        gai_block_stamp_front(pool, block, gai_mark_new(pool, NULL, 0, 0, 0));
+        gai_block_stamp_front(pool, block);
     }
     gai_set_relaxed(&block->tag, (block->tag & ~GAI_SHELVED) | GAI_SPECIAL);
     return 1;
@@ -8270,7 +8372,7 @@ static int gai_check_slab(const gai_slab *slab)
     void *const *unused = (void *const *)slab->unused;
     size_t n = 0;
     for (; unused; unused = (void *const *)*unused) n++;
-    return n != slab->available;
+    return (n != slab->available) + (slab->promised > slab->available);
 }
 
 /* It can be found, and knows of no wait that it cannot have. */
@@ -8299,7 +8401,7 @@ static int gai_check_captured(const galloc_pool *pool, const gai_lane *lane)
 }
 
 typedef struct gai_census {
-    size_t used, requested, blocks, free, largest, holes, bytes;
+    size_t used, requested, blocks, free, largest, holes, bytes, promised;
     galloc_pages pages[GALLOC_PAGE_SIZES];
 } gai_census;
 
@@ -8427,8 +8529,9 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += (block->kind == GAI_FREE) != (block->set != NULL);
-    broken += block->kind == GAI_USED && (!block->spare || block->requested > block->bytes);
+    broken += block->kind == GAI_USED && block->requested > block->bytes;
     broken += held && (block->kind != GAI_USED || !block->lane);
+    broken += gai_block_is_mapped(block) && block->slot != gai_map_slot(&gai_block_map, block->addr);
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
@@ -8468,6 +8571,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         census->free += block->kind == GAI_FREE ? block->bytes : 0;
         if (block->kind == GAI_FREE) census->largest = gai_max(census->largest, block->bytes);
         if (block->kind != GAI_USED) continue;
+        census->promised += GAI_FREE_MARKS;
         if (segment->lost) gai_census_page(census, segment->whole->page, block->bytes, 0);
         census->used += block->bytes;
         census->requested += (size_t)block->requested;
@@ -8558,6 +8662,7 @@ static int gai_check_pool(galloc_pool *pool)
     }
     broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
+    broken += pool->marks.promised != census.promised;
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
     census.free += parked;
@@ -9095,7 +9200,7 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
         for (lane = pool->lanes; lane; lane = lane->next)
             for (way = (const gai_way *)ways; way < (const gai_way *)ways + GAI_WAYS; way++)
                 if (way->site.stream == CU_STREAM_PER_THREAD && way->site.life == lane->life)
-                    gai_lane_flush(pool, lane, 0);
+                    (void)gai_lane_flush(pool, lane, 0);
         gai_lock_off(&pool->lock);
     }
     gai_lock_off(&gai_global_lock);
@@ -9148,9 +9253,10 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
 
 /* What is known of the stream when a front has not served: on legacy it is still to be seen whether anything may be
    called on it; and where there are no looks only an open front says that the stream has not been retired. */
-static enum gai_passage gai_way_passage(const gai_way *way, int open)
+static enum gai_passage gai_way_passage(const gai_way *way, enum gai_state state)
 {
-    return way->site.stream != CU_STREAM_LEGACY && (open || way->looks) ? GAI_KNOWN : GAI_LONG;
+    if (way->site.stream == CU_STREAM_LEGACY || (state == GAI_SHUT && !way->looks)) return GAI_LONG;
+    return state == GAI_BARE ? GAI_KNOWN_BARE : GAI_KNOWN;
 }
 
 /* The program has been given a block on this way. */
@@ -9168,11 +9274,11 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     gai_way *way = *found = gai_way_find(stream, key);
     gai_block *block;
     uintptr_t addr;
-    int open;
+    enum gai_state state = GAI_SHUT;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
-    if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, 0); /* no front has that */
-    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &open);
-    if (!block) return gai_way_passage(way, open);
+    if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, GAI_SHUT); /* no front has that */
+    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
+    if (!block) return gai_way_passage(way, state);
     addr = block->addr;
     gai_store_pointer(&block->held, way->site.lane);
     gai_way_gave(way, block, addr, ptr);
@@ -9204,7 +9310,7 @@ static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_
 GAI_APART
 static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
 {
-    int vouches;
+    int vouches, taken;
     if (passage == GAI_ALIEN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
         if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
         passage = gai_alien_by_way(block, ptr, way);
@@ -9213,9 +9319,10 @@ static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *bloc
     vouches = gai_way_vouches(way);
     if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
     if (passage == GAI_DONE) return GAI_DONE;
-    if (passage == GAI_TAKEN && vouches && way->site.stream != CU_STREAM_LEGACY) return GAI_TAKEN;
-    if (passage == GAI_TAKEN) gai_store_pointer(&block->held, way->site.lane);
-    return vouches ? gai_way_passage(way, 0) : GAI_LONG;
+    taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
+    if (taken && vouches && way->site.stream != CU_STREAM_LEGACY) return passage;
+    if (taken) gai_store_pointer(&block->held, way->site.lane);
+    return vouches ? gai_way_passage(way, GAI_SHUT) : GAI_LONG;
 }
 
 /* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
@@ -9269,10 +9376,11 @@ static int gai_request_is_plain(const galloc_request *request)
 
 /* The front had nothing, the pool perhaps has. */
 GAI_APART
-static int gai_malloc_near(gai_way *way, void **ptr, size_t bytes, uint32_t tag)
+static int gai_malloc_near(enum gai_passage passage, gai_way *way, void **ptr, size_t bytes, uint32_t tag)
 {
     gai_block *block = NULL;
-    if (bytes <= (size_t)1 << (GAI_ADDRESS_BITS - 2)) block = gai_pool_take_near(way->pool, &way->site, bytes, tag);
+    if (passage == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
+    block = gai_pool_take_near(way->pool, &way->site, bytes, tag, passage == GAI_KNOWN_BARE);
     if (!block) return 0;
     gai_way_gave(way, block, block->addr, ptr);
     return 1;
@@ -9292,7 +9400,7 @@ static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, gal
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
-    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, bytes, 0)) return cudaSuccess;
+    if (gai_malloc_near(passage, way, ptr, bytes, 0)) return cudaSuccess;
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
@@ -9316,7 +9424,7 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
     if (ptr && request->bytes && gai_request_is_plain(request))
         passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
     if (passage == GAI_DONE) return cudaSuccess;
-    if (passage == GAI_KNOWN && gai_malloc_near(way, ptr, request->bytes, request->tag)) return cudaSuccess;
+    if (gai_malloc_near(passage, way, ptr, request->bytes, request->tag)) return cudaSuccess;
     return gai_alloc_slowly(passage, way, ptr, request);
 }
 
@@ -9327,6 +9435,8 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
+    int taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
+    if (taken && gai_pool_free_near(way->pool, block, &way->site, passage == GAI_TAKEN_BARE)) return cudaSuccess;
     if (passage != GAI_LONG) {
         pool = way->pool;
         site = way->site;
@@ -9334,7 +9444,7 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
     if (!pool) return gai_end(error);
-    error = gai_pool_free(pool, ptr, &site, passage == GAI_TAKEN ? block : NULL);
+    error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
     if (way && site.life == way->site.life) return gai_end(error);
     if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
     return gai_end(error);
