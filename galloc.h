@@ -1835,15 +1835,30 @@ static void gai_map_clear(gai_map *map, uintptr_t addr, const void *value)
     if (slot && gai_load_pointer(slot) == value) gai_store_pointer(slot, NULL);
 }
 
+/* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
+   eights. */
+static size_t gai_slots_last(void *const *slots, size_t n)
+{
+    while (n >= 8) {
+        void *const *at = &slots[n - 8];
+        uintptr_t low = (uintptr_t)gai_load_pointer(&at[0]) | (uintptr_t)gai_load_pointer(&at[1]) | (uintptr_t)gai_load_pointer(&at[2]) | (uintptr_t)gai_load_pointer(&at[3]);
+        uintptr_t high = (uintptr_t)gai_load_pointer(&at[4]) | (uintptr_t)gai_load_pointer(&at[5]) | (uintptr_t)gai_load_pointer(&at[6]) | (uintptr_t)gai_load_pointer(&at[7]);
+        if (low | high) break;
+        n -= 8;
+    }
+    while (n > 0 && !gai_load_pointer(&slots[n - 1])) n--;
+    return n;
+}
+
 /* The last entry at or before an address, below the node `slots`; `bounded` while the way is the address's own. */
 static void *gai_map_floor_at(gai_map *map, void **slots, int level, uintptr_t addr, int bounded)
 {
     size_t top = bounded ? gai_map_digit(map, level, addr) : ((size_t)1 << map->log2[level]) - 1;
-    size_t i;
-    for (i = top + 1; i-- > 0;) {
-        void *below = gai_load_pointer(&slots[i]);
+    size_t n;
+    for (n = gai_slots_last(slots, top + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
+        void *below = gai_load_pointer(&slots[n - 1]);
         if (below && level + 1 < map->levels)
-            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && i == top);
+            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && n - 1 == top);
         if (below) return below;
     }
     return NULL;
@@ -2927,11 +2942,10 @@ static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block
 }
 
 /* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
-   place in the order of age and in memory that the host has at hand. */
+   place in the order of age and in memory that the host has at hand. What is cut off has no marks yet. */
 static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
-    gai_mark *mark = rest->marks;
     gai_bin_remove(rest->set, rest);
     block->age = rest->age;
     block->next = rest;
@@ -2942,16 +2956,24 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     rest->prev = block;
     rest->addr += bytes;
     rest->bytes -= bytes;
-    if (mark && mark->begin < rest->addr) {
-        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
-        mark->begin = rest->addr;
-    }
     block->slot = rest->slot;
     gai_store_pointer(block->slot, block);
     gai_block_show(rest);
     rest->set->bytes -= bytes;
     gai_bin_insert(rest->set, rest);
     pool->stats.splits++;
+    return block;
+}
+
+/* The same with its marks. */
+static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
+{
+    gai_block *block = gai_block_cut_off(pool, rest, bytes);
+    gai_mark *mark = rest->marks;
+    if (mark && mark->begin < rest->addr) {
+        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
+        mark->begin = rest->addr;
+    }
     return block;
 }
 
@@ -2964,7 +2986,7 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     gai_set *set = block->set;
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
         !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
-        return gai_block_cut_off(pool, block, bytes);
+        return gai_block_cut_off_marked(pool, block, bytes);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
@@ -3017,11 +3039,16 @@ static void gai_block_extend_captured(gai_block *block)
 
 /* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
    only if another stream frees the block: as with blocks from a front, one is made then. */
+static GAI_INLINE void gai_lane_drops(gai_lane *lane, const gai_mark *mark)
+{
+    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+}
+
 static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
     gai_mark *mark = block->marks;
     if (!mark || mark->next || mark->lane != lane || !gai_lane_is_plain(lane)) return;
-    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+    gai_lane_drops(lane, mark);
     block->marks = NULL;
     block->tag |= GAI_SHELVED;
     gai_mark_end(pool, mark);
@@ -3052,15 +3079,28 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     return block;
 }
 
-/* The same for the beginning of a block that a search has found, which has merged with all that it can: so does its
-   rest. Without room. */
+/* The same for the beginning of a block that a search has found, which has merged with all that it can: so has its
+   rest. For a lane that is not captured, without room. Of what is cut off the lane's own mark is dropped at once. */
 static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_lane *lane,
                                                   size_t requested, uint64_t tag)
 {
     uintptr_t cut = block->addr + bytes;
+    gai_mark *mark = block->marks;
     if (!gai_block_need(pool, block, block->addr, bytes)) return NULL;
-    if (bytes < block->bytes && gai_block_is_even(pool, block, cut)) block = gai_block_cut_off(pool, block, bytes);
-    else block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
+    if (bytes < block->bytes && (!mark || mark->lane == lane) && gai_block_is_even(pool, block, cut)) {
+        block = gai_block_cut_off(pool, block, bytes);
+        if (mark && mark->begin < cut) {
+            gai_lane_drops(lane, mark);
+            mark->begin = cut;
+            tag |= GAI_SHELVED;
+        }
+    } else if (bytes < block->bytes) {
+        block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
+    } else {
+        gai_set_remove(block);
+        block->kind = GAI_USED;
+        gai_marks_prune(pool, &block->marks);
+    }
     gai_block_assign(pool, block, lane, requested, tag);
     return block;
 }
