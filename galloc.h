@@ -5451,7 +5451,7 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 #define GAI_REST_LEAST 64
 #define GAI_REST_MOST ((uint64_t)1 << 20)
 #define GAI_SAMPLE_LEAST 1000000u /* 1 ms from one sample to the next */
-#define GAI_STRIDE_MOST 4096
+#define GAI_STRIDE_MOST 16
 
 static int gai_pool_has_age(const galloc_pool *pool) { return pool->config.gc_age != UINT64_MAX; }
 
@@ -5621,13 +5621,13 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_lock_off(&pool->lock);
 }
 
-/* The next look: often enough for a sample to be taken in time. Lock held. */
+/* The next look: soon if a sample was taken late. Lock held. */
 static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
     uint64_t step = pool->config.gc_age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST;
     uint64_t last = collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES].ns;
-    collector->stride = gai_min(2 * collector->stride, gai_pool_has_age(pool) ? GAI_STRIDE_MOST : GAI_REST_LEAST);
+    collector->stride = gai_min(2 * collector->stride, GAI_STRIDE_MOST);
     if (gai_pool_has_age(pool) && now - last > step) collector->stride = 1;
     collector->look = pool->clock + collector->stride;
 }
