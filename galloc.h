@@ -1627,9 +1627,9 @@ typedef struct gai_collector {
     uint64_t aged;     /* pages that were not used since then, counted in frees, have been collected for their age */
     uint64_t rest;     /* above gc_threshold nothing is collected before this free */
     uint64_t patience; /* so many frees it rests */
-    uint64_t ns;       /* when it collected above gc_threshold last, */
-    size_t collected;  /* how much, */
-    size_t created;    /* and bytes of pages created since */
+    uint64_t ns;       /* when that was changed last; */
+    size_t collected;  /* bytes collected above gc_threshold since then, */
+    size_t created;    /* and bytes of pages created */
     gai_sample samples[GAI_SAMPLES]; /* in turn */
 } gai_collector;
 
@@ -5444,8 +5444,8 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
    alone, since cudaFree waits for the device.
    Age: a free notes its number in the pages that it was in, and now and then it is noted how many frees there had been
    at what time. What was used last before a sample that is gc_age old is that old itself.
-   Threshold: down to a little less than where it begins. It rests for some frees then, and for longer the more often
-   what it gave back was soon created again: so a program that breathes is not made to pay for each breath. */
+   Threshold: down to a little less than where it begins. It rests for some frees then, and for longer each time that
+   half of what it gave back was soon created again: so a program that breathes is not made to pay for each breath. */
 #define GAI_COLLECT_BELOW 16 /* down to a 16th below gc_threshold */
 #define GAI_COLLECT_SOON 10000000000u /* 10 s */
 #define GAI_REST_LEAST 64
@@ -5585,15 +5585,30 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
 static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
+    uint64_t rest = GAI_STRIDE_MOST; /* what was free is perhaps not known to be done with yet */
     if (given) {
-        int soon = collector->created >= collector->collected / 2 && now - collector->ns < GAI_COLLECT_SOON;
-        if (!soon) collector->patience = gai_max(collector->patience / 2, GAI_REST_LEAST);
-        else if (collector->collected) collector->patience = gai_min(2 * collector->patience, GAI_REST_MOST);
-        collector->collected = given;
-        collector->created = 0;
-        collector->ns = now;
+        int late = now - collector->ns >= GAI_COLLECT_SOON;
+        int soon = collector->collected && collector->created >= collector->collected / 2;
+        if (late) collector->patience = gai_max(collector->patience / 2, GAI_REST_LEAST);
+        else if (soon) collector->patience = gai_min(2 * collector->patience, GAI_REST_MOST);
+        if (late || soon) {
+            collector->collected = collector->created = 0;
+            collector->ns = now;
+        }
+        collector->collected += given;
+        rest = collector->patience;
     }
-    collector->rest = pool->clock + collector->patience;
+    collector->rest = pool->clock + rest;
+}
+
+/* Has streams record an event at their next call: one stream alone never does, and then nothing is known to be done
+   with. Not the legacy stream, where that makes blocking streams wait for each other, unless there is no other. Lock
+   held. */
+static void gai_pool_ask_lanes(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->unmarked && (lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool))) gai_lane_ask(lane);
 }
 
 /* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
@@ -5607,6 +5622,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_pool_poll(pool);
     gai_lock_on(&pool->lock);
     aged = gai_pool_aged(pool, now);
+    if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_lanes(pool);
     gai_lock_off(&pool->lock);
     if (aged > collector->aged) old = gai_pool_release_within(pool, SIZE_MAX, SIZE_MAX, aged);
     gai_lock_on(&pool->lock);

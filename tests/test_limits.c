@@ -457,7 +457,7 @@ TEST(what_was_not_used_for_longest_goes_first)
     void *p[BLOCKS], *own = get(pool, MIB(6), t), *wall = get(pool, MIB(2), s);
     OK(galloc_free(own, t));
     for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
-    for (int i = BLOCKS - 1; i >= 2; i--) { /* one free block, the oldest at its end */
+    for (int i = 2; i < BLOCKS; i++) { /* one free block, the oldest at its beginning */
         put(s, p[i], MIB(2), 1);
         OK(galloc_free(p[i], s));
     }
@@ -466,7 +466,7 @@ TEST(what_was_not_used_for_longest_goes_first)
     pass_frees(pool, 64, t);
     EXPECT_EQ(held(pool), MIB(30));
     for (int i = 2; i < BLOCKS; i++)
-        EXPECT_EQ(info_of(p[i]).state, i < 11 ? GALLOC_STATE_FREE : GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(info_of(p[i]).state, i < 15 ? GALLOC_STATE_FOREIGN : GALLOC_STATE_FREE);
     OK(galloc_free(p[0], s));
     OK(galloc_free(p[1], s));
     OK(galloc_free(wall, s));
@@ -507,6 +507,29 @@ TEST(idle_memory_goes_by_its_age)
     OK(galloc_free(keep, s));
     pool_end(pool);
     finish();
+}
+
+/* One stream alone records no events, but for a collection. */
+TEST(one_stream_alone_is_collected_too)
+{
+    for (int how = 0; how < 4; how++) {
+        begin();
+        cudaStream_t s = how & 1 ? stream_new() : cudaStreamLegacy;
+        galloc_pool *pool = how & 2 ? pool_collecting(GIB(1), 0, 1000000000) : pool_collecting(MIB(256), 0.25, UINT64_MAX);
+        long waits = waiting_calls();
+        OK(galloc_free(get(pool, MIB(200), s), s));
+        for (int i = 0; i < 60; i++) {
+            void *p = get(pool, MIB(24), s), *q = get(pool, MIB(30), s);
+            now_ns += 100000000;
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+        }
+        EXPECT(held(pool) <= MIB(64));
+        EXPECT(stats_of(pool).marks < 60);
+        EXPECT_EQ(waiting_calls(), waits);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* A block that comes and goes at the edge of a large free one does not make that young. */
