@@ -88,6 +88,24 @@
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
      memory itself is kept.
 
+   ON LIMITS AND COLLECTION
+     A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
+     device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
+     driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
+     let several pools grow. A pool that device_limit or a full device stops gets what other pools of the device do not
+     use; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
+     than that is left by a limit, it is used in smaller ones.
+     galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
+     where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
+     a 16th less is held; and with gc_age what was not used for so long goes. By pages, whatever was in them, if no work
+     can touch them any more, and never those of graphs that can still run. It waits for nothing and holds no stream up;
+     it costs some driver time, in calls that miss and in frees that the fronts do not take, in few of these.
+     Above gc_threshold pages move rather than that new ones are created. Where half of what was collected is created
+     again within 10 s collection rests, each time for twice as many frees. For both, streams record an event now and
+     then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
+     behind that calls nothing any more stays. Fixed segments are not collected, as cudaFree waits.
+     docs/tuning.md says which setting helps when, with measurements.
+
    ON GRAPHS
      Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
      use must stay at its address, and nobody else's, as long as it can be launched. So
@@ -114,11 +132,12 @@
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
      memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
-     limit; give free pages back and map them in one piece; have the stream wait all the same; wait on the host for one
-     freed piece after the other, then for the device; give back all that is cached and try once more. Then
-     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
-     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end.
+     limit; give free pages back and map them in one piece; have other pools of the device give theirs back; have the
+     stream wait all the same; wait on the host for one freed piece after the other, then for the device; give back all
+     that is cached, of other pools too, and try once more. Then cudaErrorMemoryAllocation, with a message that says
+     what was asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work,
+     and other threads that need the driver for this pool wait along: if that work waits for something that one of them
+     does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -261,7 +280,8 @@ typedef struct galloc_config {
     double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
                                 instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
     size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the
-                                size of the heap; see ON MEMORY */
+                                size of the heap. The overhead may be exceeded by as much; see ON LIMITS AND
+                                COLLECTION, as for device_limit, gc_threshold and gc_age */
     size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
                                   to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
@@ -7254,13 +7274,14 @@ static int (*const gai_ladder[])(gai_job *) = {
 /* Which limit stands in the way. */
 static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
 {
-    size_t share = gai_pool_share(pool), held;
+    size_t share = gai_pool_share(pool), held, limit, own;
     gai_lock_on(&gai_budget_lock);
     held = pool->budget->held;
+    limit = pool->budget->limit;
+    own = gai_left(share, pool->taken);
     gai_lock_off(&gai_budget_lock);
-    if (gai_pool_capacity(pool) < share || gai_left(share, pool->stats.reserved.current) > gai_pool_headroom(pool))
-        (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu",
-                       pool->budget->limit, held);
+    if (limit < share || own > gai_left(limit, held))
+        (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
     else

@@ -515,7 +515,9 @@ TEST(one_stream_alone_is_collected_too)
     for (int how = 0; how < 4; how++) {
         begin();
         cudaStream_t s = how & 1 ? stream_new() : cudaStreamLegacy;
-        galloc_pool *pool = how & 2 ? pool_collecting(GIB(1), 0, 1000000000) : pool_collecting(MIB(256), 0.25, UINT64_MAX);
+        galloc_pool *pool;
+        if (how & 2) pool = pool_collecting(GIB(1), 0, 1000000000);
+        else pool = pool_collecting(MIB(256), 0.25, UINT64_MAX);
         long waits = waiting_calls();
         OK(galloc_free(get(pool, MIB(200), s), s));
         for (int i = 0; i < 60; i++) {
