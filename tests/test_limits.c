@@ -650,6 +650,29 @@ TEST(above_the_threshold_pages_move)
     finish();
 }
 
+/* What a request that misses can use is not given back before it. */
+TEST(a_collection_leaves_what_is_asked_for)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(130), 0.5, UINT64_MAX);
+    void *p[34];
+    pool->collector.look = UINT64_MAX; /* not at frees */
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    for (int i = 0; i < 34; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 34; i += 2) OK(galloc_free(p[i], s));
+    OK(cudaDeviceSynchronize());
+    long created = sim_calls("cuMemCreate");
+    void *q = get(pool, MIB(32), s);
+    EXPECT_EQ(sim_calls("cuMemCreate"), created);
+    EXPECT_EQ(held(pool), MIB(68));
+    EXPECT_EQ(stats_of(pool).collected_bytes, MIB(2));
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 34; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* PyTorch's test_garbage_collect_expandable. */
 TEST(collection_and_pages_go_together)
 {
