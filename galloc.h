@@ -7680,7 +7680,7 @@ static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai
 static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int bare)
 {
     gai_lane *lane = site->lane;
-    int own, changed;
+    int own, changed, due;
     gai_lock_on(&pool->lock);
     own = lane->life == site->life && gai_block_suits(block, lane->life) && !block->marks;
     if (own) {
@@ -7690,7 +7690,9 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
         gai_block_put(pool, block);
         gai_lane_pass(pool, lane, site, changed);
     }
+    due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
+    if (due) gai_pool_tend(pool);
     return own;
 }
 
