@@ -455,7 +455,7 @@ typedef struct galloc_report {
     size_t stranded;        /* free, but the work of other streams is not known to be done */
     size_t graph_bytes;     /* free, but captured graphs' own */
     size_t quarantined;     /* what the driver refused to take back */
-    size_t busy;            /* on the way: being mapped or given back by other threads */
+    size_t busy;            /* on the way: being mapped or given back by other calls */
     size_t largest_usable;  /* bytes of the largest piece of `usable` */
     size_t largest_possible; /* that largest, or what could be had about now by moving pages and creating new ones */
     double fragmentation;    /* galloc_stats.external_fragmentation: of all free blocks, whosever they were */
@@ -677,8 +677,8 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
                 cudaErrorMemoryAllocation (host) */
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
-/* Reads the report of this thread's last allocation (or growth of a block) that was refused for want of device memory.
-     Returns  also cudaErrorNotReady when there was none */
+/* Reads the report of this thread's last allocation (or growth of a block) that failed.
+     Returns  also cudaErrorNotReady when none did, or it did for another reason than want of device memory */
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 
 /* Writes a report in words, with what would help, in some 30 lines.
@@ -10196,7 +10196,8 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(&pool, device);
     }
-    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
+    if (error) gai_has_report = 0;
+    else error = gai_pool_alloc(pool, ptr, request, &site);
     if (!error) gai_way_note(&site, pool, request->pool);
     return error;
 }
@@ -10444,6 +10445,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
+    if (error) gai_has_report = 0;
     if (pool && gai_site_is_free(&site)) return gai_end(cudaErrorNotSupported);
     return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
 }
