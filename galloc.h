@@ -115,10 +115,18 @@
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
      memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
      limit; give free pages back and map them in one piece; have the stream wait all the same; wait on the host for one
-     freed piece after the other, then for the device; give back all that is cached and try once more. Then
-     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
-     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end.
+     freed piece after the other, then for the device; give back all that is cached and try once more; ask the program
+     (on_oom, see galloc_pool_set_callbacks), and if it says so begin anew, max_retries times at most. Each is followed
+     by a search. Then cudaErrorMemoryAllocation, with a message of one line that says what was asked for, live, held,
+     and what stood in the way. galloc_oom_report has all the figures: whose free memory is and why it did not serve,
+     what each step gained, what else the device holds; galloc_report_text puts them into words, with what would help.
+     A wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
+     along: if that work waits for something that one of them does after its allocation, it does not end. wait_limit_ms
+     bounds it, for one allocation in all: then events are looked at until the time is up, to a millisecond or two, and
+     what nobody can end is left out. That is the wait for the device, so that what streams freed last and have no event
+     for is out of reach while they live; giving back fixed segments, since cudaFree waits; and forgetting streams that
+     were never retired, which galloc_pool_trim does. throw_on_cudamalloc_oom takes only those steps that wait for
+     nothing and give nothing back.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -661,7 +669,7 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
 
 /* Has the pool call functions of the program's. They are called by the thread whose call led there, with no lock of
    galloc's held, so that they may call galloc themselves, for this pool too; not this function. They must return (no
-   longjmp, no exception), and leave the current device as it was. A pool that is about to end calls on_unmap only.
+   longjmp, no exception), and leave the current device as it was.
      on_oom     an allocation would fail: all of ON RUNNING OUT has been tried. If it frees something, or has reason to
                 try again, it returns 1, and all begins anew; max_retries times at most for one allocation. 0: it fails.
                 Not called for what the pool could never hold, nor for allocations in a callback
@@ -4934,8 +4942,8 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     pool->telling--;
 }
 
-/* What is mapped and not published yet. `growth` is let go meanwhile: so it counts as held from here on, or others
-   would create as much once more under the same limit. */
+/* What is mapped and not published yet. `growth` is let go meanwhile, so it counts as held from here on: others must
+   not take it for missing and create as much once more. */
 static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
 {
     const gai_mapping *mapping;
@@ -7137,7 +7145,7 @@ static size_t gai_gained(const gai_gauge *before, const gai_gauge *after)
 /* Free memory, as the job's stream sees it. */
 typedef struct gai_survey {
     const galloc_pool *pool;
-    const gai_lane *lane;
+    gai_lane *lane;
     galloc_report *report;
     size_t movable;
 } gai_survey;
@@ -7191,7 +7199,7 @@ static size_t gai_survey_movable(const gai_survey *survey, const gai_block *bloc
     if (block->segment->fixed || !gai_block_whole_pages(block, UINTPTR_MAX, &begin)) return 0;
     memset(&want, 0, sizeof want);
     memset(&quest, 0, sizeof quest);
-    want.lane = (gai_lane *)survey->lane;
+    want.lane = survey->lane;
     quest.want = &want;
     for (at = begin; at < end && at + gai_page_at(at)->bytes <= end; at += gai_page_at(at)->bytes)
         if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &quest)) bytes += gai_page_at(at)->bytes;
