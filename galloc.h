@@ -7500,7 +7500,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     if (job->error) return;
     if (report->rounds && job->want.lane) {
         gai_lock_on(&pool->lock);
-        gai_lane_flush(pool, job->want.lane, 1);
+        (void)gai_lane_flush(pool, job->want.lane, 1);
         gai_lock_off(&pool->lock);
     }
     if (!gai_job_search(job, GAI_REACH_OWN)) {
