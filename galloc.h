@@ -6666,11 +6666,14 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_found found = {NULL, 0};
     CUresult result;
     size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(space);
+    size_t least = gai_up(space, GAI_FIXED_SMALL);
     if (!gai_budget_take(pool, bytes)) {
-        bytes = gai_up(space, GAI_FIXED_SMALL);
+        bytes = least;
         if (!gai_budget_take(pool, bytes)) return;
     }
     result = gai_segment_fixed(pool, bytes, &block);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && bytes > least && gai_budget_take(pool, least))
+        result = gai_segment_fixed(pool, least, &block);
     if (!result) {
         gai_lock_on(&pool->lock);
         found.block = gai_block_file(pool, block, 0);

@@ -890,6 +890,27 @@ TEST(advice_fits_fixed_segments)
     finish();
 }
 
+/* A device that has too little for a segment of the usual size may have enough for the request. */
+TEST(a_small_rest_of_the_device_is_used)
+{
+    galloc_config config = config_fixed();
+    sim_options options = sim_defaults();
+    void *foreign = NULL;
+    options.memory = MIB(64);
+    begin_with(options);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(cudaMalloc(&foreign, MIB(54)));
+    void *p = get(pool, MIB(3), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
+    expect_healthy(pool, 0);
+    OK(galloc_free(p, s));
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(the_report_knows_what_graphs_own)
 {
     galloc_config config = config_limit(MIB(32));
