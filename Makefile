@@ -40,8 +40,8 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz bench-gpu
-.PHONY: bench-adversaries examples clean
+.PHONY: help demo test enumerate soak-oom test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz
+.PHONY: bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -50,6 +50,7 @@ help:
 	@echo 'make test           all tests; they need no GPU'
 	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; takes hours'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
+	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
@@ -100,6 +101,9 @@ test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundl
 
 enumerate: build/bundled/enumerate
 	@$< --list | ENUMERATE=full xargs -P $(JOBS) -n 1 $<
+
+soak-oom: build/bundled/test_exhaust
+	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^

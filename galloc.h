@@ -134,10 +134,18 @@
      memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
      limit; give free pages back and map them in one piece; have other pools of the device give theirs back; have the
      stream wait all the same; wait on the host for one freed piece after the other, then for the device; give back all
-     that is cached, of other pools too, and try once more. Then cudaErrorMemoryAllocation, with a message that says
-     what was asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work,
-     and other threads that need the driver for this pool wait along: if that work waits for something that one of them
-     does after its allocation, it does not end.
+     that is cached, of other pools too, and try once more; ask the program (on_oom, see galloc_pool_set_callbacks), and
+     if it says so begin anew, max_retries times at most. Each is followed by a search. Then cudaErrorMemoryAllocation,
+     with a message of one line that says what was asked for, live, held, and what stood in the way. galloc_oom_report
+     has all the figures: whose free memory is and why it did not serve, what each step gained, what else the device
+     holds; galloc_report_text puts them into words, with what would help.
+     A wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
+     along: if that work waits for something that one of them does after its allocation, it does not end. wait_limit_ms
+     bounds it, for one allocation in all: then events are looked at until the time is up, to a millisecond or two, and
+     what nobody can end is left out. That is the wait for the device, so that what streams freed last and have no event
+     for is out of reach while they live; giving back fixed segments, since cudaFree waits; and forgetting streams that
+     were never retired, which galloc_pool_trim does. throw_on_cudamalloc_oom takes only those steps that wait for
+     nothing and give nothing back.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -161,7 +169,7 @@
    SECTIONS (search for the tag)
      >>config >>types >>api
      >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>capture >>streams >>pages
-     >>policy >>heap >>configuration >>check >>pools >>ways >>public
+     >>policy >>heap >>configuration >>report >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -296,11 +304,12 @@ typedef struct galloc_config {
     uint64_t gc_age;         /* free memory that was idle for so many nanoseconds is collected; UINT64_MAX (default):
                                 none. In a text with a unit: 500ms, 30s, 5m */
     size_t release_threshold; /* bytes that galloc_pool_sync_point leaves the pool; default SIZE_MAX: all */
-    uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory; default UINT64_MAX: as
-                                long as it takes */
+    uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory, 0: none; default
+                                UINT64_MAX: as long as it takes. See ON RUNNING OUT */
     uint64_t max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
-    int throw_on_cudamalloc_oom; /* 1: a request that would pass the limit fails at once, without the steps of
-                                    ON RUNNING OUT; default 0 */
+    int throw_on_cudamalloc_oom; /* 1: a request for which pages would have to be created beyond the limit, or the
+                                    device's memory, fails at once: nothing is waited for or given back, and on_oom is
+                                    not asked; default 0 */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -388,6 +397,7 @@ typedef struct galloc_stats {
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
     uint64_t failures;     /* allocations that failed */
+    uint64_t rejections;   /* of those, refused at once: throw_on_cudamalloc_oom, or more than the pool may ever hold */
     uint64_t hits;         /* allocations for which no page was created or moved */
     uint64_t grows;        /* times that pages or segments were created */
     uint64_t splits, merges;
@@ -425,6 +435,85 @@ typedef struct galloc_stream_stats {
     size_t unmarked;               /* bytes freed on it since the last event was recorded on it: nobody else gets these,
                                       not even by waiting, before there is another */
 } galloc_stream_stats;
+
+#define GALLOC_REPORT_STREAMS 8
+#define GALLOC_REPORT_STEPS 14
+#define GALLOC_REPORT_TEXT 8192 /* bytes for galloc_report_text */
+
+/* Free bytes that only the work of one stream keeps from the one that asked. */
+typedef struct galloc_stranded {
+    unsigned long long stream_id, context_id; /* as in galloc_stream_stats; both 0: nobody knows which streams */
+    size_t bytes;
+} galloc_stranded;
+
+/* One step of ON RUNNING OUT. */
+typedef struct galloc_step {
+    const char *name;
+    const char *left_out; /* why it was not taken, in words; NULL: it was */
+    size_t gained;        /* bytes that it made free for the stream that asked, or gave back to the device */
+} galloc_step;
+
+/* An allocation (or the growth of a block) that was refused for want of memory: what was there at that moment, seen
+   by the stream that asked. Of the pool, in bytes:
+     live + rounding + cached == held
+     usable + stranded + graph_bytes + quarantined + busy == cached
+     the bytes of streams[] and more_stranded added up == stranded
+     usable_in_pages <= usable,  largest_usable <= usable
+     held + room <= limit, or held > limit and room == 0; equal but for a device_limit that pools share
+   Of the device, if device_known:
+     held + others_held + outside + device_free == device_total, but for what changes while it is read */
+typedef struct galloc_report {
+    galloc_pool *pool; /* the pool that refused; of use while it exists */
+    int device;
+    char cause[112]; /* what stood in the way at last */
+    size_t asked;    /* bytes; of a growth, those that were missing */
+    size_t rounded;  /* as they would be held */
+    unsigned long long stream_id; /* that asked; 0: legacy, captured, or none (galloc_pool_reserve) */
+    int captured;    /* that stream was being captured */
+    int grows;       /* it was for a block where it stands */
+    int rejected;    /* it was refused at once, see galloc_stats.rejections */
+    unsigned rounds; /* that on_oom asked for */
+
+    size_t live;     /* bytes that the program had */
+    size_t rounding; /* by which used blocks were larger than that */
+    size_t cached;   /* held, and in no used block */
+    size_t held;
+
+    size_t usable;          /* free, and the stream might have had it, had it been in one piece */
+    size_t usable_in_pages; /* the part of it that cannot move: beside used blocks in their pages; all of it in fixed
+                               segments */
+    size_t stranded;        /* free, but the work of other streams is not known to be done */
+    size_t graph_bytes;     /* free, but captured graphs' own */
+    size_t quarantined;     /* what the driver refused to take back */
+    size_t busy;            /* on the way: being mapped or given back by other calls */
+    size_t largest_usable;  /* bytes of the largest piece of `usable` */
+    size_t largest_possible; /* that largest, or what could be had about now by moving pages and creating new ones */
+    double fragmentation;    /* galloc_stats.external_fragmentation: of all free blocks, whosever they were */
+
+    galloc_stranded streams[GALLOC_REPORT_STREAMS]; /* those that strand most, the most first; 0 bytes: no more */
+    size_t more_streams, more_stranded;             /* how many others, and their bytes */
+
+    size_t limit; /* what the pool may hold: the least of its limits and of the device's memory */
+    size_t room;  /* how much more it may get from the driver, had the driver it */
+    int device_known;
+    size_t device_total, device_free;
+    size_t other_pools, others_held, others_cached; /* galloc's other pools on the device */
+    size_t outside; /* held by others: other processes, CUDA itself, what the program has from cudaMalloc */
+
+    int expandable_segments, reuse; /* settings of the pool that bear on it */
+    uint64_t wait_limit_ms;
+    int steps_taken; /* 0: none, for it could not have helped */
+    galloc_step steps[GALLOC_REPORT_STEPS]; /* in order; what each gained in all rounds */
+} galloc_report;
+
+/* Functions of the program's that a pool calls; see galloc_pool_set_callbacks. Each may be NULL. */
+typedef struct galloc_callbacks {
+    int (*on_oom)(const galloc_report *report, void *user);
+    void (*on_reject)(const galloc_report *report, void *user);
+    void (*on_map)(galloc_pool *pool, void *addr, size_t bytes, void *user);
+    void (*on_unmap)(galloc_pool *pool, void *addr, size_t bytes, void *user);
+    void *user; /* what they get as their last argument */
+} galloc_callbacks;
 
 /* ==== API ======================================================================================================= */
 /* >>api */
@@ -608,6 +697,34 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
               stands for (one stream alone records none) it is not known: for that it waits for the device as
               galloc_pool_trim does, which takes no time once the program has synchronised with it */
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released);
+
+/* Has the pool call functions of the program's. They are called by the thread whose call led there, with no lock of
+   galloc's held, so that they may call galloc themselves, for this pool too; not this function. They must return (no
+   longjmp, no exception), and leave the current device as it was.
+     on_oom     an allocation would fail: all of ON RUNNING OUT has been tried. If it frees something, or has reason to
+                try again, it returns 1, and all begins anew; max_retries times at most for one allocation. 0: it fails.
+                Not called for what the pool could never hold, nor for allocations in a callback
+     on_reject  an allocation was refused at once (galloc_stats.rejections), but in on_oom or on_reject
+     on_map     [addr, addr + bytes) has memory from now on, none of which has been handed out yet; to register it
+                with a network, say. The pool's device is current. Pages that move appear at a second address
+     on_unmap   the same range loses its memory when this returns; no work that used it is left. Ranges come and go as
+                wholes. Memory that cudaDeviceReset took is not told of
+     In on_map and on_unmap galloc serves from what the pool has, without mapping or unmapping anything.
+   With on_map all that is mapped already is told of now, before this returns; the pool gives nothing back meanwhile.
+     callbacks  copied; NULL: none from now on
+     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way, in any thread;
+                cudaErrorMemoryAllocation (host) */
+GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
+
+/* Reads the report of this thread's last allocation (or growth of a block) that failed.
+     Returns  also cudaErrorNotReady when none did, or it did for another reason than want of device memory */
+GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
+
+/* Writes a report in words, with what would help, in some 30 lines.
+     text     receives it, ended by 0
+     size     bytes there; GALLOC_REPORT_TEXT suffices always
+     Returns  also cudaErrorInvalidValue when it does not fit; `text` is "" then */
+GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
 /* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
@@ -1056,6 +1173,7 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(EventDestroy, (CUevent))                                                                                         \
     X(MemAlloc, (CUdeviceptr *, size_t))                                                                               \
     X(MemFree, (CUdeviceptr))                                                                                          \
+    X(MemGetInfo, (size_t *, size_t *))                                                                                \
     X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
     X(MemFreeHost, (void *))                                                                                           \
     X(MemGetAllocationGranularity,                                                                                     \
@@ -1590,6 +1708,7 @@ struct gai_lane {
     size_t unmarked;     /* bytes freed since the last mark, but for those in the front */
     uint64_t blocks;     /* used ones that the pool gave to it, those in fronts among them; read without a lock */
     uint64_t spell;      /* with the front's: frees since it last held nothing; read without a lock */
+    size_t stranded;     /* by it, in a report that is being made */
     size_t events;       /* length of `recorded` */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
@@ -1674,7 +1793,8 @@ static gai_budget gai_budgets[GAI_DEVICES];
    allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
    know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
-   everything that changes pages or takes events and lanes away; it is taken before. `marking` is held while events
+   everything that changes pages or takes events and lanes away; it is taken before, and let go around callbacks of the
+   program's, with what they are about out of sight. `marking` is held while events
    are recorded on streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked
    for their streams; it is taken before `lock`, never together with `growth`. Last of all come the latches of the
    fronts. */
@@ -1717,8 +1837,13 @@ struct galloc_pool {
     gai_lane outside;             /* among the lanes once there is need for it */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits;
+    galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either lets them be read */
+    int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
+    int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
     galloc_stats stats;
 };
+
+static galloc_pool *gai_pools; /* all of them; guarded by the global lock */
 
 /* What an allocation looks for. */
 typedef struct gai_want {
@@ -4896,6 +5021,76 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
+/* ---- callbacks ---- */
+
+/* What this thread is in: then it begins no other of the kind, so that they do not go round for ever. */
+static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage; /* on_map or on_unmap; on_oom or on_reject */
+
+/* What the thread's call has had to say so far; the callback may call galloc. */
+typedef struct gai_said {
+    char text[sizeof gai_message];
+    int is_new;
+} gai_said;
+
+static void gai_callback_begin(int *in, gai_said *said)
+{
+    said->is_new = gai_message_is_new;
+    if (said->is_new) memcpy(said->text, gai_message, sizeof gai_message);
+    gai_message_is_new = 0;
+    *in += 1;
+}
+
+static void gai_callback_end(int *in, const gai_said *said)
+{
+    *in -= 1;
+    if (said->is_new) memcpy(gai_message, said->text, sizeof gai_message);
+    gai_message_is_new = said->is_new;
+}
+
+/* Must galloc make do with what is mapped, since this thread is being told of mappings? */
+static int gai_pool_is_still(const galloc_pool *pool)
+{
+    return gai_in_mapping && (pool->callbacks.on_map || pool->callbacks.on_unmap);
+}
+
+/* The same, or must all stay that is mapped, since the program is being told of it? */
+static int gai_pool_keeps(const galloc_pool *pool) { return pool->walking || gai_pool_is_still(pool); }
+
+static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
+                              void (*tell)(galloc_pool *pool, void *addr, size_t bytes, void *user))
+{
+    void *user = pool->callbacks.user;
+    const gai_mapping *mapping;
+    gai_said said;
+    pool->telling++;
+    gai_lock_off(&pool->growth);
+    gai_callback_begin(&gai_in_mapping, &said);
+    for (mapping = batch->first; mapping; mapping = mapping->next)
+        if (!mapping->standing && mapping->addr) tell(pool, (void *)mapping->addr, mapping->bytes, user);
+    gai_callback_end(&gai_in_mapping, &said);
+    gai_lock_on(&pool->growth);
+    pool->telling--;
+}
+
+/* What is mapped and not published yet. `growth` is let go meanwhile, so it counts as held from here on: others must
+   not take it for missing and create as much once more. */
+static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
+{
+    const gai_mapping *mapping;
+    if (!pool->callbacks.on_map) return;
+    gai_lock_on(&pool->lock);
+    for (mapping = batch->first; mapping; mapping = mapping->next) gai_stat_page(pool, mapping->page);
+    gai_stat_cached(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_tell_all(pool, batch, pool->callbacks.on_map);
+}
+
+/* What is to be unmapped, and is out of sight. Lets `growth` go meanwhile. */
+static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
+{
+    if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
+}
+
 /* A fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
 static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 {
@@ -4946,6 +5141,9 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **b
     gai_batch_start(&batch);
     gai_batch_add(&batch, segment->whole, segment->first);
     if (!result) {
+        gai_lock_off(&pool->lock);
+        gai_pool_tell_mapped(pool, &batch);
+        gai_lock_on(&pool->lock);
         *block = gai_batch_publish(pool, &batch);
         pool->stats.grows++;
     } else if (segment->whole->addr) {
@@ -5141,12 +5339,14 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 }
 
 /* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
-   `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. */
+   `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. Lets `growth`
+   go while the program is told. */
 static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
 {
     gai_batch batch;
     size_t held, after, given = 0;
     int some;
+    if (gai_pool_keeps(pool)) return 0;
     do {
         gai_quest quest;
         quest.want = NULL;
@@ -5156,11 +5356,14 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         quest.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
-        held = pool->stats.reserved.current;
         gai_pool_to_batch(pool, &quest, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
         some = batch.first != NULL;
+        gai_pool_tell_unmap(pool, &batch);
+        gai_lock_on(&pool->lock);
+        held = pool->stats.reserved.current;
+        gai_lock_off(&pool->lock);
         gai_batch_undo(pool, &batch);
         gai_lock_on(&pool->lock);
         after = pool->stats.reserved.current;
@@ -5359,11 +5562,13 @@ static void gai_pool_unpark(galloc_pool *pool)
 #define GAI_ADDRESSES_KEPT 12
 
 /* Unmaps old ranges between two addresses until no more than `keep` bytes and `most` ranges are left, those first that
-   were left first; where the work that used them is not known to be done they stay. Never waits. */
+   were left first; where the work that used them is not known to be done they stay. Never waits. Lets `growth` go
+   while the program is told. */
 static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
     gai_mapping *mapping, *newer;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (mapping = pool->away_oldest; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
@@ -5375,6 +5580,7 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
         gai_batch_add(&batch, mapping, mapping->block);
     }
     gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
     gai_batch_undo(pool, &batch);
 }
 
@@ -5746,6 +5952,10 @@ typedef struct gai_job {
     cudaError_t error;  /* set: the end, whatever was not tried yet */
     CUresult said;      /* by the driver, when it refused memory */
     const char *who;
+    uint64_t waited_ns; /* on the host, for events, where that is limited */
+    const char *left_out; /* why the step of the ladder that is under way was not taken */
+    int rejected;       /* refused with no more tried than costs nothing */
+    int reported;       /* it was refused for want of memory, and there is a report */
 } gai_job;
 
 static int gai_job_is_done(const gai_job *job) { return job->got || job->error; }
@@ -6855,6 +7065,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     if (result) function = "cuStreamWaitEvent";
     else result = gai_batch_map(pool, &batch);
     if (result) gai_batch_undo(pool, &batch);
+    else gai_pool_tell_mapped(pool, &batch);
     gai_lock_on(&pool->lock);
     if (result) {
         gai_donors_restore(pool, &filling.lenders);
@@ -6883,11 +7094,14 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_found found = {NULL, 0};
     CUresult result;
     size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(space);
+    size_t least = gai_up(space, GAI_FIXED_SMALL);
     if (!gai_budget_take(pool, bytes)) {
-        bytes = gai_up(space, GAI_FIXED_SMALL);
+        bytes = least;
         if (!gai_budget_take(pool, bytes)) return;
     }
     result = gai_segment_fixed(pool, bytes, &block);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && bytes > least && gai_budget_take(pool, least))
+        result = gai_segment_fixed(pool, least, &block);
     if (!result) {
         gai_lock_on(&pool->lock);
         found.block = gai_block_file(pool, block, 0);
@@ -6901,12 +7115,20 @@ static void gai_job_grow_fixed(gai_job *job)
 
 /* ---- the ladder ---- */
 
+/* Says why a step is not taken; returns what the step does. */
+static int gai_job_leave_out(gai_job *job, const char *why)
+{
+    job->left_out = why;
+    return 0;
+}
+
 /* A block that grows may have several holes before it, and fills one after the other. */
 static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int grown;
     job->said = CUDA_SUCCESS;
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (job->want.bytes > gai_pool_capacity(pool)) return 0;
     if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
@@ -6922,7 +7144,7 @@ static int gai_step_grow(gai_job *job)
 static int gai_step_grow_within(gai_job *job)
 {
     int done;
-    if (!job->pool->config.expandable_segments) return 0;
+    if (!job->pool->config.expandable_segments) return gai_job_leave_out(job, "expandable_segments is off");
     job->frugal = 1;
     done = gai_step_grow(job);
     job->frugal = job->thrifty = 0;
@@ -7005,6 +7227,9 @@ static int gai_step_addresses(gai_job *job)
     return gai_job_is_done(job);
 }
 
+/* Where waits are limited, one that nobody can end is not begun. */
+static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->config.wait_limit_ms != UINT64_MAX; }
+
 /* Gives back pages of small free blocks, as many as the limit leaves missing, and takes new ones in one piece. When
    it is the device that has no more, all of them. */
 static int gai_step_recycle(gai_job *job)
@@ -7013,7 +7238,10 @@ static int gai_step_recycle(gai_job *job)
     size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
     gai_stretch stretch;
     if (job->grows && gai_job_way(job, &stretch) != GAI_HURDLE_HOLE) return 0;
-    if (gai_job_is_captured(job) && !pool->config.expandable_segments) return 0; /* cuMemFree waits */
+    if (!pool->config.expandable_segments) { /* cuMemFree waits */
+        if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
+        if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
+    }
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->want.bytes > gai_pool_capacity(pool)) return 0;
@@ -7022,12 +7250,19 @@ static int gai_step_recycle(gai_job *job)
     return gai_pool_release(pool, wanted) && gai_step_grow(job);
 }
 
+static const char *gai_job_why_no_wait(const gai_job *job)
+{
+    if (!(job->pool->config.reuse & GALLOC_REUSE_WAIT)) return "reuse:wait is off";
+    if (gai_job_is_captured(job)) return "the stream is captured";
+    return job->want.lane ? "the legacy stream is never made to wait" : "no stream asks";
+}
+
 /* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
-    if (!gai_job_can_wait(job)) return 0;
+    if (!gai_job_can_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
     if (!job->want.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->want, 1));
@@ -7038,6 +7273,7 @@ static int gai_step_wait(gai_job *job)
     if (job->grows) gai_job_wait_behind(job);
     done = gai_job_is_done(job) || gai_step_grow_within(job);
     job->may_wait = 0;
+    job->left_out = NULL;
     return done;
 }
 
@@ -7047,7 +7283,8 @@ static int gai_step_wait(gai_job *job)
 static int gai_step_wait_early(gai_job *job)
 {
     const galloc_pool *pool = job->pool;
-    return pool->stats.reserved.current >= gai_pool_capacity(pool) / GAI_WAIT_FRACTION && gai_step_wait(job);
+    if (pool->stats.reserved.current >= gai_pool_capacity(pool) / GAI_WAIT_FRACTION) return gai_step_wait(job);
+    return gai_job_leave_out(job, "the pool is small");
 }
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
@@ -7067,6 +7304,29 @@ static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
     return best;
 }
 
+#define GAI_MS ((uint64_t)1000000) /* nanoseconds */
+
+/* Waits for an event as long as the job may still wait. The driver has no wait that ends: so it is asked again and
+   again, with longer and longer rests, which are no longer than a millisecond. CUDA_ERROR_NOT_READY: the time is up. */
+static CUresult gai_job_poll_event(gai_job *job, const gai_event *event)
+{
+    uint64_t most = job->pool->config.wait_limit_ms * GAI_MS, before = job->waited_ns, began = GALLOC_CLOCK();
+    CUresult result = CUDA_ERROR_NOT_READY;
+    unsigned round;
+    for (round = 0; result == CUDA_ERROR_NOT_READY && job->waited_ns < most; round++) {
+        if (round) gai_latch_rest(round - 1);
+        result = GAI_CALL(job->pool, event_query, EventQuery, (event->event));
+        job->waited_ns = before + (GALLOC_CLOCK() - began);
+    }
+    return result;
+}
+
+static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
+{
+    if (gai_job_waits_are_limited(job)) return gai_job_poll_event(job, event);
+    return GAI_CALL(job->pool, event_synchronize, EventSynchronize, (event->event));
+}
+
 /* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
    not the driver says so again: each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
@@ -7074,18 +7334,22 @@ static int gai_step_wait_host(gai_job *job)
     galloc_pool *pool = job->pool;
     gai_lane *lane;
     gai_event *event;
-    while (!gai_job_is_captured(job) && (lane = gai_pool_best_lane(pool, &event)) != NULL) {
-        CUresult result = GAI_CALL(pool, event_synchronize, EventSynchronize, (event->event));
-        if (result) {
-            gai_job_refused(job, result, "cuEventSynchronize");
+    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
+    if (!pool->config.wait_limit_ms) return gai_job_leave_out(job, "wait_limit_ms is 0");
+    while ((lane = gai_pool_best_lane(pool, &event)) != NULL) {
+        CUresult result = gai_job_wait_for_event(job, event);
+        if (result && result != CUDA_ERROR_NOT_READY) {
+            gai_job_refused(job, result, gai_job_waits_are_limited(job) ? "cuEventQuery" : "cuEventSynchronize");
             return 1;
         }
         gai_lock_on(&pool->lock);
-        gai_lane_complete(lane, event->epoch);
+        if (!result) gai_lane_complete(lane, event->epoch);
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_old(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
+        job->left_out = NULL;
+        if (result) return gai_job_leave_out(job, "wait_limit_ms was over");
     }
     return 0;
 }
@@ -7239,7 +7503,8 @@ static CUresult gai_pool_wait(galloc_pool *pool)
 static int gai_step_wait_device(gai_job *job)
 {
     CUresult result;
-    if (gai_job_is_captured(job)) return 0;
+    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
+    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
     result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
@@ -7256,14 +7521,15 @@ static size_t gai_pool_held(galloc_pool *pool)
 
 /* What other pools of the device keep and do not use is given back, when the device or the limit that they share has
    no more. A pool that another thread is changing is left out; or at last, since two threads may want each other's,
-   this pool's growth lock is let go, and that one waited for, and the device for what it has freed. */
+   this pool's growth lock is let go, and that one waited for, and the device for what it has freed. Only then may the
+   program be told of what is unmapped there. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
     size_t given = 0;
     while ((other = gai_budget_visit(pool->budget, other)) != NULL) {
         gai_scope scope;
-        if (other == pool || given >= wanted) continue;
+        if (other == pool || given >= wanted || (!last && other->callbacks.on_unmap)) continue;
         if (last) {
             gai_lock_off(&pool->growth);
             gai_lock_on(&other->growth);
@@ -7292,7 +7558,7 @@ static int gai_job_borrow(gai_job *job, int last)
         gai_lock_on(&gai_budget_lock);
         own = gai_left(gai_pool_share(pool), pool->taken);
         gai_lock_off(&gai_budget_lock);
-        if (own <= headroom) return 0; /* others' memory would be of no use */
+        if (own <= headroom) return gai_job_leave_out(job, "no other pool stands in the way");
         wanted = gai_left(wanted, headroom);
     }
     if (!wanted || !gai_pool_borrow(pool, wanted, last)) return 0;
@@ -7301,15 +7567,40 @@ static int gai_job_borrow(gai_job *job, int last)
 
 static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, 0); }
 
-static int gai_step_borrow_last(gai_job *job) { return !gai_job_is_captured(job) && gai_job_borrow(job, 1); }
+static int gai_step_borrow_last(gai_job *job)
+{
+    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
+    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
+    return gai_job_borrow(job, 1);
+}
+
+/* A step of the ladder. */
+typedef struct gai_step {
+    const char *name;
+    int at_once; /* also taken with throw_on_cudamalloc_oom: nothing is waited for or given back */
+    int (*take)(gai_job *);
+} gai_step;
 
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
-static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll,      gai_step_collect, gai_step_grow_within, gai_step_unpark,    gai_step_wait_early,
-    gai_step_addresses, gai_step_grow,    gai_step_recycle,     gai_step_borrow,    gai_step_wait,
-    gai_step_wait_host, gai_step_wait_device, gai_step_recycle, gai_step_borrow_last,
+static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
+    {"take what is finished", 1, gai_step_poll},
+    {"collect what is idle", 0, gai_step_collect},
+    {"move or create pages within the overhead", 1, gai_step_grow_within},
+    {"take parts of parked pages", 1, gai_step_unpark},
+    {"have the stream wait, if the pool is large", 0, gai_step_wait_early},
+    {"look what stands behind the block", 1, gai_step_addresses},
+    {"create pages up to the limit", 1, gai_step_grow},
+    {"give pages back for new ones", 0, gai_step_recycle},
+    {"have other pools give back", 0, gai_step_borrow},
+    {"have the stream wait", 0, gai_step_wait},
+    {"wait on the host for events", 0, gai_step_wait_host},
+    {"wait for the device", 0, gai_step_wait_device},
+    {"give back again", 0, gai_step_recycle},
+    {"have other pools give back, with a wait", 0, gai_step_borrow_last},
 };
+
+/* ---- the report ---- */
 
 /* Which limit stands in the way. */
 static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
@@ -7328,27 +7619,283 @@ static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
         (void)snprintf(text, size, "the pool's memory_limit is %zu", pool->config.memory_limit);
 }
 
-static void gai_job_say_no_memory(gai_job *job)
+/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+static int gai_job_is_hopeless(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    return !job->grows && job->want.bytes > gai_pool_capacity(pool);
+}
+
+/* What a step may change: bytes that the job's stream may have for the asking, and those that the pool holds. */
+typedef struct gai_gauge {
+    size_t free, held;
+} gai_gauge;
+
+static gai_gauge gai_job_gauge(const gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    char reason[96], graphs[48] = "";
-    size_t live, held, captured;
+    gai_gauge gauge;
     gai_lock_on(&pool->lock);
-    live = gai_pool_live(pool);
-    held = pool->stats.reserved.current;
-    captured = gai_pool_captured(pool);
+    gauge.free = pool->common.bytes + (job->want.lane ? job->want.lane->free.bytes : 0);
+    gauge.held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
-    if (captured) (void)snprintf(graphs, sizeof graphs, ", graphs own %zu", captured);
+    return gauge;
+}
+
+static size_t gai_gained(const gai_gauge *before, const gai_gauge *after)
+{
+    return (after->free > before->free ? after->free - before->free : 0) +
+           (before->held > after->held ? before->held - after->held : 0);
+}
+
+/* Free memory, as the job's stream sees it. */
+typedef struct gai_survey {
+    const galloc_pool *pool;
+    gai_lane *lane;
+    galloc_report *report;
+    size_t movable;
+} gai_survey;
+
+/* The mark that keeps the byte at `at` from the stream, a graph's if there is one; NULL: none does. *until: up to where
+   that is so, `end` at most. */
+static const gai_mark *gai_survey_bar(const gai_survey *survey, const gai_mark *mark, uintptr_t at, uintptr_t end,
+                                      uintptr_t *until)
+{
+    const gai_mark *bar = NULL;
+    *until = end;
+    for (; mark; mark = mark->next) {
+        if (mark->end <= at || gai_mark_allows(survey->pool, mark, survey->lane)) continue;
+        *until = gai_min(*until, mark->begin > at ? mark->begin : mark->end);
+        if (mark->begin <= at && (!bar || !bar->lane->capture)) bar = mark;
+    }
+    return bar;
+}
+
+static void gai_survey_strand(gai_survey *survey, gai_lane *lane, size_t bytes)
+{
+    survey->report->stranded += bytes;
+    lane->stranded += bytes;
+}
+
+/* Adds [at, end), which is free and in one piece, to what it is: each byte once. */
+static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end)
+{
+    galloc_report *report = survey->report;
+    uintptr_t begin = at, until;
+    for (; at < end; at = until) {
+        const gai_mark *bar = gai_survey_bar(survey, marks, at, end, &until);
+        if (!bar) {
+            report->usable += until - at;
+            report->largest_usable = gai_max(report->largest_usable, until - begin);
+            continue;
+        }
+        begin = until;
+        if (bar->lane->capture) report->graph_bytes += until - at;
+        else gai_survey_strand(survey, bar->lane, until - at);
+    }
+}
+
+/* Bytes of a free block's whole pages that the stream may have elsewhere. */
+static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
+{
+    gai_want want;
+    gai_quest quest;
+    uintptr_t at, begin = 0, end = block->addr + block->bytes;
+    size_t bytes = 0;
+    if (block->segment->fixed || !gai_block_whole_pages(block, UINTPTR_MAX, &begin)) return 0;
+    memset(&want, 0, sizeof want);
+    memset(&quest, 0, sizeof quest);
+    want.lane = survey->lane;
+    quest.want = &want;
+    for (at = begin; at < end && at + gai_page_at(at)->bytes <= end; at += gai_page_at(at)->bytes)
+        if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &quest)) bytes += gai_page_at(at)->bytes;
+    return bytes;
+}
+
+static void gai_survey_set(gai_survey *survey, const gai_set *set)
+{
+    const gai_block *block;
+    for (block = set->oldest; block; block = block->newer) {
+        gai_survey_range(survey, block->marks, block->addr, block->addr + block->bytes);
+        survey->movable += gai_survey_movable(survey, block);
+    }
+}
+
+/* What a front holds is its stream's, in pieces that have not merged. */
+static void gai_survey_front(gai_survey *survey, gai_lane *lane)
+{
+    const gai_front *front = &lane->front;
+    size_t bytes = front->bytes + front->fresh_bytes;
+    if (lane != survey->lane) {
+        gai_survey_strand(survey, lane, bytes);
+        return;
+    }
+    survey->report->usable += bytes;
+    survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_front_largest(front));
+}
+
+static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
+{
+    const gai_mapping *mapping;
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next) lane->stranded = 0;
+    gai_survey_set(survey, &pool->common);
+    gai_survey_set(survey, &pool->mixed);
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        gai_survey_set(survey, &lane->free);
+        gai_survey_front(survey, lane);
+    }
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+        size_t before = survey->report->usable;
+        if (!gai_block_is_parked(mapping->block)) continue;
+        gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes);
+        if (survey->report->usable - before == mapping->bytes) survey->movable += mapping->bytes;
+    }
+}
+
+/* Names the streams that strand most, the most first, and adds up the others. */
+static void gai_report_streams(galloc_report *report, galloc_pool *pool)
+{
+    gai_lane *lane, *most;
+    int i;
+    for (i = 0; i < GALLOC_REPORT_STREAMS; i++) {
+        for (most = NULL, lane = pool->lanes; lane; lane = lane->next)
+            if (lane->stranded && (!most || lane->stranded > most->stranded)) most = lane;
+        if (!most) return;
+        report->streams[i].stream_id = most->stream_id;
+        report->streams[i].context_id = most->context_id;
+        report->streams[i].bytes = most->stranded;
+        most->stranded = 0;
+    }
+    for (lane = pool->lanes; lane; lane = lane->next) {
+        report->more_streams += lane->stranded != 0;
+        report->more_stranded += lane->stranded;
+    }
+}
+
+/* In words, what stood in the way at last. */
+static void gai_job_cause(const gai_job *job, char *text, size_t size)
+{
+    const galloc_pool *pool = job->pool;
+    const char *at_once = job->rejected && !gai_job_is_hopeless(job) ? "refused at once: " : "";
+    size_t length = strlen(at_once);
+    (void)snprintf(text, size, "%s", at_once);
     if (job->said)
-        (void)snprintf(reason, sizeof reason, "%s: %s", job->who, cudaGetErrorString((cudaError_t)(int)job->said));
+        (void)snprintf(text + length, size - length, "%s: %s", job->who,
+                       cudaGetErrorString((cudaError_t)(int)job->said));
     else if (job->want.bytes > pool->device_bytes)
-        (void)snprintf(reason, sizeof reason, "the device has %zu", pool->device_bytes);
+        (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
+    else if (gai_pool_is_still(pool))
+        (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
     else
-        gai_pool_say_limit(pool, reason, sizeof reason);
+        gai_pool_say_limit(pool, text + length, size - length);
+}
+
+static void gai_report_pool(galloc_report *report, gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    galloc_stats stats;
+    gai_survey survey;
+    gai_pool_freeze(pool);
+    gai_stats_frozen(pool, &stats);
+    gai_stats_derive(pool, &stats);
+    survey.pool = pool;
+    survey.lane = job->want.lane;
+    survey.report = report;
+    survey.movable = 0;
+    gai_survey_all(&survey, pool);
+    gai_pool_thaw(pool);
+    gai_report_streams(report, pool);
+    report->live = stats.live.current;
+    report->rounding = stats.allocated.current - stats.live.current;
+    report->held = stats.reserved.current;
+    report->cached = stats.reserved.current - stats.allocated.current;
+    report->quarantined = stats.quarantined;
+    report->busy = report->cached - report->usable - report->stranded - report->graph_bytes - report->quarantined;
+    report->usable_in_pages = report->usable - survey.movable;
+    report->fragmentation = stats.external_fragmentation;
+    report->limit = gai_pool_capacity(pool);
+    report->room = gai_pool_headroom(pool);
+    report->largest_possible = survey.movable;
+}
+
+/* What the device has, and what could be had of it. Asking harms no capture; what is not known stays 0. In the pool's
+   scope. */
+static void gai_report_device(galloc_report *report, const galloc_pool *pool)
+{
+    size_t more = report->room;
+    report->device_total = pool->device_bytes;
+    report->device_known = !gai_cu.MemGetInfo(&report->device_free, &report->device_total);
+    if (!report->device_known) report->device_free = 0;
+    if (report->device_known) more = gai_min(more, report->device_free);
+    report->largest_possible += gai_down(more, pool->granularity);
+    report->largest_possible = gai_max(report->largest_possible, report->largest_usable);
+}
+
+/* Takes down what there is, now that the job fails. With `growth` held, in a scope. */
+static void gai_report_fill(galloc_report *report, gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    galloc_report blank;
+    memset(&blank, 0, sizeof blank);
+    memcpy(blank.steps, report->steps, sizeof blank.steps);
+    blank.rounds = report->rounds;
+    blank.steps_taken = report->steps_taken;
+    *report = blank;
+    report->pool = pool;
+    report->device = pool->config.device;
+    gai_job_cause(job, report->cause, sizeof report->cause);
+    report->asked = job->want.requested;
+    report->rounded = job->want.bytes;
+    report->stream_id = job->want.lane ? job->want.lane->stream_id : 0;
+    report->captured = gai_job_is_captured(job);
+    report->grows = job->grows != NULL;
+    report->rejected = job->rejected;
+    report->expandable_segments = pool->config.expandable_segments;
+    report->reuse = pool->config.reuse;
+    report->wait_limit_ms = pool->config.wait_limit_ms;
+    gai_lock_on(&pool->lock);
+    gai_report_pool(report, job);
+    gai_lock_off(&pool->lock);
+    gai_report_device(report, pool);
+}
+
+/* Adds what other pools hold. With no lock held: a pool that ends is waited for. */
+static void gai_report_add_pools(galloc_report *report)
+{
+    galloc_pool *pool;
+    size_t known;
+    report->other_pools = report->others_held = report->others_cached = 0;
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        galloc_stats now;
+        if (pool == report->pool || pool->config.device != report->device) continue;
+        gai_lock_on(&pool->lock);
+        gai_stats_now(pool, &now);
+        gai_lock_off(&pool->lock);
+        report->other_pools++;
+        report->others_held += now.reserved.current;
+        report->others_cached += now.cached.current;
+    }
+    gai_lock_off(&gai_global_lock);
+    known = report->held + report->others_held + report->device_free;
+    if (report->device_known) report->outside = report->device_total - gai_min(report->device_total, known);
+}
+
+/* This thread's last, and whether its last failure was for want of memory. */
+static GAI_THREAD_LOCAL galloc_report gai_last_report;
+static GAI_THREAD_LOCAL int gai_has_report;
+
+static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
+{
+    char graphs[48] = "", stranded[64] = "";
+    if (report->graph_bytes) (void)snprintf(graphs, sizeof graphs, ", graphs own %zu", report->graph_bytes);
+    if (report->stranded)
+        (void)snprintf(stranded, sizeof stranded, ", %zu wait for other streams", report->stranded);
     job->error = gai_fail(cudaErrorMemoryAllocation,
-                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s; %s",
-                          job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, graphs,
-                          reason);
+                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s%s; %s",
+                          report->asked, job->grows ? "more " : "", report->device, report->live, report->held, graphs,
+                          stranded, report->cause);
 }
 
 /* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
@@ -7383,31 +7930,101 @@ static void gai_job_count(gai_job *job)
     if (job->got && !job->want.just_ready && !job->grows) gai_block_count(job->pool, job->got, !job->grown);
 }
 
-/* More than there can ever be: nothing that is waited for or given back would make it fit. */
-static int gai_job_is_hopeless(const gai_job *job)
+/* Takes one step after the other until the job is done, and notes what each one gained. */
+static void gai_job_take_steps(gai_job *job, galloc_report *report)
 {
     const galloc_pool *pool = job->pool;
-    return !job->grows && job->want.bytes > gai_pool_capacity(pool);
+    gai_gauge before, after;
+    int i, hopeless = gai_job_is_hopeless(job);
+    report->steps_taken = !hopeless;
+    job->rejected = hopeless || pool->config.throw_on_cudamalloc_oom;
+    if (!hopeless) before = gai_job_gauge(job);
+    for (i = 0; i < GALLOC_REPORT_STEPS && !hopeless; i++, before = after) {
+        const gai_step *step = &gai_ladder[i];
+        job->left_out = job->rejected && !step->at_once ? "throw_on_cudamalloc_oom is on" : NULL;
+        if (!job->left_out && step->take(job)) return;
+        after = gai_job_gauge(job);
+        report->steps[i].left_out = job->left_out;
+        report->steps[i].gained += gai_gained(&before, &after);
+    }
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
-   first. */
+   first. Frees that the program made for this very call are found: its stream lives, so they were made on it. */
+static void gai_job_climb(gai_job *job, galloc_report *report)
+{
+    galloc_pool *pool = job->pool;
+    gai_scope scope;
+    job->error = gai_pool_enter(pool, &scope);
+    if (job->error) return;
+    if (report->rounds && job->want.lane) {
+        gai_lock_on(&pool->lock);
+        (void)gai_lane_flush(pool, job->want.lane, 1);
+        gai_lock_off(&pool->lock);
+    }
+    if (!gai_job_search(job, GAI_REACH_OWN)) {
+        gai_job_take_steps(job, report);
+        if (!gai_job_is_done(job)) gai_report_fill(report, job);
+    }
+    gai_lock_on(&pool->lock);
+    gai_job_count(job);
+    gai_stat_cached(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
+}
+
+static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
+{
+    galloc_callbacks callbacks;
+    gai_lock_on(&pool->lock);
+    callbacks = pool->callbacks;
+    gai_lock_off(&pool->lock);
+    return callbacks;
+}
+
+/* Everything has failed: asks the program to free something. 1: all is to be tried again. With no lock held. */
+static int gai_job_asks(gai_job *job, galloc_report *report)
+{
+    galloc_callbacks call = gai_pool_callbacks(job->pool);
+    gai_said said;
+    int again;
+    gai_report_add_pools(report);
+    if (!call.on_oom || job->rejected || gai_in_shortage || gai_in_mapping) return 0;
+    if (report->rounds >= job->pool->config.max_retries) return 0;
+    gai_callback_begin(&gai_in_shortage, &said);
+    again = call.on_oom(report, call.user);
+    gai_callback_end(&gai_in_shortage, &said);
+    if (!again) return 0;
+    report->rounds++;
+    job->said = CUDA_SUCCESS;
+    return 1;
+}
+
+/* The end of a job for which there is no memory. */
+static void gai_job_refuse(gai_job *job, const galloc_report *report)
+{
+    galloc_callbacks call = gai_pool_callbacks(job->pool);
+    gai_said said;
+    if (job->rejected && call.on_reject && !gai_in_shortage) {
+        gai_callback_begin(&gai_in_shortage, &said);
+        call.on_reject(report, call.user);
+        gai_callback_end(&gai_in_shortage, &said);
+    }
+    gai_last_report = *report;
+    job->reported = 1;
+    gai_job_say_no_memory(job, report);
+}
+
 static void gai_job_run(gai_job *job)
 {
-    gai_scope scope;
-    size_t i;
-    job->error = gai_pool_enter(job->pool, &scope);
-    if (job->error) return;
-    if (!gai_job_search(job, GAI_REACH_OWN)) {
-        for (i = 0; i < sizeof gai_ladder / sizeof gai_ladder[0] && !gai_job_is_hopeless(job); i++)
-            if (gai_ladder[i](job)) break;
-        if (!gai_job_is_done(job)) gai_job_say_no_memory(job);
-    }
-    gai_lock_on(&job->pool->lock);
-    gai_job_count(job);
-    gai_stat_cached(job->pool);
-    gai_lock_off(&job->pool->lock);
-    gai_pool_leave(job->pool, &scope, !gai_job_is_captured(job));
+    galloc_report report;
+    int i;
+    memset(report.steps, 0, sizeof report.steps);
+    for (i = 0; i < GALLOC_REPORT_STEPS; i++) report.steps[i].name = gai_ladder[i].name;
+    report.rounds = 0;
+    do gai_job_climb(job, &report);
+    while (!gai_job_is_done(job) && gai_job_asks(job, &report));
+    if (!gai_job_is_done(job)) gai_job_refuse(job, &report);
 }
 
 /* ==== HEAP ====================================================================================================== */
@@ -7493,8 +8110,10 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
         *ptr = (void *)job.got->addr;
         return cudaSuccess;
     }
+    gai_has_report = job.reported;
     gai_lock_on(&pool->lock);
     pool->stats.failures++;
+    pool->stats.rejections += (uint64_t)(job.reported && job.rejected);
     gai_lock_off(&pool->lock);
     return error;
 }
@@ -8022,6 +8641,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
         job.error = gai_pool_refuses(pool);
         if (!job.error) gai_job_run(&job);
     }
+    if (job.error) gai_has_report = job.reported;
     gai_lock_on(&pool->lock);
     gai_lane_release(pool, job.want.lane, &job.site);
     gai_lock_off(&pool->lock);
@@ -8786,6 +9406,144 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
     return paper.left != 0;
 }
 
+/* ==== REPORT ==================================================================================================== */
+/* >>report */
+
+/* A number of bytes as people read them, and in full. */
+static void gai_print_size(gai_paper *paper, const char *what, size_t bytes, const char *more)
+{
+    gai_print(paper, "  %-26s %12.2f MiB  %zu%s%s\n", what, (double)bytes / (double)GAI_MIB, bytes, more[0] ? "  " : "",
+              more);
+}
+
+static void gai_report_print_pool(gai_paper *paper, const galloc_report *report)
+{
+    char text[96];
+    int i;
+    gai_print(paper, "the pool holds\n");
+    gai_print_size(paper, "live", report->live, "");
+    gai_print_size(paper, "rounding", report->rounding, "");
+    gai_print_size(paper, "cached", report->cached, "of it:");
+    (void)snprintf(text, sizeof text, "in pieces of up to %zu", report->largest_usable);
+    gai_print_size(paper, "  free for the stream", report->usable, report->usable ? text : "");
+    if (report->usable_in_pages) gai_print_size(paper, "    that cannot move", report->usable_in_pages, "");
+    gai_print_size(paper, "  stranded by streams", report->stranded, "");
+    for (i = 0; i < GALLOC_REPORT_STREAMS && report->streams[i].bytes; i++) {
+        (void)snprintf(text, sizeof text, "    stream %llu", report->streams[i].stream_id);
+        gai_print_size(paper, text, report->streams[i].bytes, "");
+    }
+    (void)snprintf(text, sizeof text, "    %zu more streams", report->more_streams);
+    if (report->more_streams) gai_print_size(paper, text, report->more_stranded, "");
+    if (report->graph_bytes) gai_print_size(paper, "  graphs' own", report->graph_bytes, "");
+    if (report->quarantined) gai_print_size(paper, "  not taken back", report->quarantined, "");
+    if (report->busy) gai_print_size(paper, "  on the way", report->busy, "");
+    gai_print_size(paper, "held", report->held, "");
+    gai_print_size(paper, "of at most", report->limit, "");
+    gai_print_size(paper, "largest possible block", report->largest_possible, "");
+    gai_print(paper, "  %-26s %12.3f\n", "fragmentation", report->fragmentation);
+}
+
+static void gai_report_print_device(gai_paper *paper, const galloc_report *report)
+{
+    char text[96];
+    gai_print(paper, "device %d\n", report->device);
+    gai_print_size(paper, "total", report->device_total, "");
+    if (report->device_known) gai_print_size(paper, "free", report->device_free, "");
+    gai_print_size(paper, "this pool", report->held, "");
+    (void)snprintf(text, sizeof text, "%zu of it cached", report->others_cached);
+    if (report->other_pools) gai_print_size(paper, "galloc's other pools", report->others_held, text);
+    if (report->device_known) gai_print_size(paper, "outside galloc", report->outside, "");
+}
+
+static void gai_report_print_steps(gai_paper *paper, const galloc_report *report)
+{
+    int i;
+    if (!report->steps_taken) {
+        gai_print(paper, "nothing was tried: the pool can never hold that much\n");
+        return;
+    }
+    gai_print(paper, "what was tried, and the bytes gained");
+    if (report->rounds) gai_print(paper, " in %u rounds", report->rounds + 1);
+    gai_print(paper, "\n");
+    for (i = 0; i < GALLOC_REPORT_STEPS; i++) {
+        const galloc_step *step = &report->steps[i];
+        gai_print(paper, "  %-42s ", step->name);
+        if (step->left_out) gai_print(paper, "left out: %s\n", step->left_out);
+        else gai_print(paper, "%zu\n", step->gained);
+    }
+}
+
+/* Bytes that must come from somewhere. */
+static size_t gai_report_lacks(const galloc_report *report)
+{
+    return report->rounded > report->largest_possible ? report->rounded - report->largest_possible : 1;
+}
+
+/* What would help, as far as it can be told; each only where it is not so already. */
+static void gai_report_advise_pool(gai_paper *paper, const galloc_report *report)
+{
+    size_t lacks = gai_report_lacks(report);
+    if (report->stranded >= lacks && report->captured)
+        gai_print(paper, "- a captured stream waits for nobody, and %zu bytes wait for other streams: run the "
+                         "work before the capture, or reserve memory for it\n", report->stranded);
+    else if (report->stranded >= lacks && !(report->reuse & GALLOC_REUSE_WAIT))
+        gai_print(paper, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
+    if (report->stranded >= lacks && !report->captured && report->wait_limit_ms != UINT64_MAX)
+        gai_print(paper, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
+                  (unsigned long long)report->wait_limit_ms, report->stranded);
+    if (report->stranded && report->more_streams)
+        gai_print(paper, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
+    if (!report->expandable_segments && report->usable >= report->rounded)
+        gai_print(paper, "- expandable_segments is off: %zu bytes are free, but the largest piece has %zu\n",
+                  report->usable, report->largest_usable);
+    if (report->expandable_segments && report->usable_in_pages >= lacks)
+        gai_print(paper, "- %zu bytes lie beside used blocks in their pages: GALLOC_LIFETIME_LONG for blocks "
+                         "that stay keeps them apart\n", report->usable_in_pages);
+    if (report->graph_bytes >= lacks)
+        gai_print(paper, "- graphs own %zu bytes: destroy those that are not launched any more, or let them "
+                         "share memory (galloc_graph_begin)\n", report->graph_bytes);
+    if (report->quarantined)
+        gai_print(paper, "- the driver would not take back %zu bytes: galloc_pool_trim tries it again\n",
+                  report->quarantined);
+}
+
+static void gai_report_advise_device(gai_paper *paper, const galloc_report *report)
+{
+    size_t beyond = report->device_free - gai_min(report->device_free, report->room);
+    int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
+    if (limited)
+        gai_print(paper, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
+                  report->device_free);
+    if (limited || !report->device_known || report->device_free >= report->rounded) return;
+    if (report->others_cached)
+        gai_print(paper, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
+                  report->others_cached);
+    if (report->outside >= report->device_total / 16)
+        gai_print(paper, "- %zu bytes are held outside galloc: by other processes, CUDA, or cudaMalloc\n",
+                  report->outside);
+}
+
+/* 0: there is not room enough. */
+static int gai_report_print(const galloc_report *report, char *text, size_t size)
+{
+    gai_paper paper;
+    const char *before;
+    paper.at = text;
+    paper.left = size;
+    gai_print(&paper, "out of memory: %zu %sbytes (%zu as they are held) on stream %llu%s\ncause: %s\n", report->asked,
+              report->grows ? "more " : "", report->rounded, report->stream_id,
+              report->captured ? ", which is being captured" : "", report->cause);
+    gai_report_print_pool(&paper, report);
+    gai_report_print_device(&paper, report);
+    gai_report_print_steps(&paper, report);
+    gai_print(&paper, "what would help\n");
+    before = paper.at;
+    gai_report_advise_pool(&paper, report);
+    gai_report_advise_device(&paper, report);
+    if (paper.at == before) gai_print(&paper, "- less that is live at once, or more memory\n");
+    return paper.left != 0;
+}
+
 /* ==== CHECK ===================================================================================================== */
 /* >>check */
 
@@ -9124,13 +9882,14 @@ static int gai_check_pool(galloc_pool *pool)
     broken += quarantined != pool->stats.quarantined;
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
-    return broken + gai_check_stats(pool, &census) + gai_check_budget(pool);
+    broken += gai_check_budget(pool);
+    if (pool->telling) return broken; /* some bytes are on the way */
+    return broken + gai_check_stats(pool, &census);
 }
 
 /* ==== POOLS ===================================================================================================== */
 /* >>pools */
 
-static galloc_pool *gai_pools;            /* all of them; guarded by the global lock */
 static void *gai_default_pool[GAI_DEVICES];
 
 static cudaError_t gai_config_check(const galloc_config *config)
@@ -9283,6 +10042,84 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_generation_end();
 }
 
+/* A range of addresses that has memory. */
+typedef struct gai_range {
+    uintptr_t addr;
+    size_t bytes;
+} gai_range;
+
+/* Adds the n-th range to an array, if there is one. */
+static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mapping)
+{
+    if (array) {
+        array[*n].addr = mapping->addr;
+        array[*n].bytes = mapping->bytes;
+    }
+    *n += 1;
+}
+
+/* All that is mapped and not about to be unmapped; `array` may be NULL. Returns how many. With both locks held. */
+static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
+{
+    const gai_segment *segment;
+    const gai_block *block;
+    size_t n = 0;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        for (block = segment->lost ? NULL : segment->first; block; block = block->next) {
+            uintptr_t at = block->addr, end = block->addr + block->bytes;
+            if (block->kind == GAI_AWAY) gai_range_add(array, &n, block->away);
+            while (gai_block_is_mapped(block) && at < end) {
+                const gai_mapping *mapping = gai_page_at(at);
+                if (mapping->addr >= block->addr) gai_range_add(array, &n, mapping);
+                at = mapping->addr + mapping->bytes;
+            }
+        }
+    }
+    return n;
+}
+
+/* Tells on_map of all that is mapped, with `growth` let go; meanwhile nothing is unmapped. 0: no host memory. */
+static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
+{
+    gai_range *ranges;
+    gai_said said;
+    size_t n, i;
+    gai_lock_on(&pool->lock);
+    n = gai_pool_ranges(pool, NULL);
+    gai_lock_off(&pool->lock);
+    ranges = (gai_range *)GALLOC_MALLOC((n + 1) * sizeof *ranges);
+    if (!ranges) return 0;
+    gai_lock_on(&pool->lock);
+    n = gai_pool_ranges(pool, ranges);
+    pool->callbacks = *call;
+    gai_lock_off(&pool->lock);
+    pool->walking = 1;
+    pool->telling++;
+    gai_lock_off(&pool->growth);
+    gai_callback_begin(&gai_in_mapping, &said);
+    for (i = 0; i < n; i++) call->on_map(pool, (void *)ranges[i].addr, ranges[i].bytes, call->user);
+    gai_callback_end(&gai_in_mapping, &said);
+    gai_lock_on(&pool->growth);
+    pool->telling--;
+    pool->walking = 0;
+    GALLOC_FREE(ranges);
+    return 1;
+}
+
+/* With `growth` held, in a scope. */
+static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
+{
+    if (pool->telling)
+        return gai_fail(cudaErrorNotPermitted, "galloc_pool_set_callbacks: a callback of this pool is under way");
+    if (call->on_map)
+        return gai_pool_walk(pool, call) ? cudaSuccess
+                                         : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
+    gai_lock_on(&pool->lock);
+    pool->callbacks = *call;
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
 /* Does an event of the pool's wait for work that is not done, or was not when the pool looked? */
 static int gai_pool_has_events_out(galloc_pool *pool)
 {
@@ -9298,19 +10135,21 @@ static int gai_pool_has_events_out(galloc_pool *pool)
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
-    size_t before = gai_pool_held(pool), held = before;
+    size_t before = gai_pool_held(pool), held;
     int round;
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
+    *released = before - gai_pool_held(pool);
     gai_pool_poll(pool);
     gai_pool_limit_old(pool);
     for (round = 0; round < 2; round++) {
+        size_t gone = 0;
         held = gai_pool_held(pool);
-        if (held > keep) held -= gai_pool_release(pool, held - keep);
-        if (held <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
+        if (held > keep) gone = gai_pool_release(pool, held - keep);
+        *released += gone;
+        if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
     }
-    *released = before - gai_pool_held(pool);
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");
@@ -9384,18 +10223,33 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
                     pool->config.device);
 }
 
+/* Gives back what a pool has that is about to end, while no lock keeps the program from being told. */
+static void gai_pool_part(galloc_pool *pool)
+{
+    gai_scope scope;
+    size_t gone;
+    int ends;
+    if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
+    ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
+    if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    gai_scope_leave(&scope);
+    gai_lock_off(&pool->growth);
+}
+
 /* Ends a pool; a default pool that is used gives back what is not. The memory of a driver that is gone went with it:
-   then only the host's is given back. With the global lock held. */
+   then only the host's is given back. With the global lock held, so that the program is told of nothing. */
 static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     gai_scope scope;
     size_t gone;
     cudaError_t error = gai_pool_is_orphaned(pool) ? cudaErrorCudartUnloading : gai_pool_enter(pool, &scope);
     if (!error) {
+        pool->walking = pool->callbacks.on_unmap != NULL;
         error = gai_pool_is_used(pool);
         if (!error) error = gai_pool_is_captured(pool);
         if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
         if (!error) error = gai_pool_close(pool);
+        pool->walking = 0;
         gai_scope_leave(&scope);
         gai_lock_off(&pool->growth);
     }
@@ -9832,7 +10686,8 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(&pool, device);
     }
-    if (!error) error = gai_pool_alloc(pool, ptr, request, &site);
+    if (error) gai_has_report = 0;
+    else error = gai_pool_alloc(pool, ptr, request, &site);
     if (!error) gai_way_note(&site, pool, request->pool);
     return error;
 }
@@ -10010,6 +10865,7 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
     if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_destroy: pool is NULL"));
     if (pool->is_default)
         return gai_end(gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only"));
+    gai_pool_part(pool);
     gai_lock_on(&gai_global_lock);
     error = gai_pool_end(pool);
     gai_lock_off(&gai_global_lock);
@@ -10079,6 +10935,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
+    if (error) gai_has_report = 0;
     if (pool && gai_site_is_free(&site)) return gai_end(cudaErrorNotSupported);
     return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
 }
@@ -10177,6 +11034,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     if (error) return gai_end(error);
     job.want.just_ready = 1;
     gai_job_run(&job);
+    if (job.error) gai_has_report = job.reported;
     return gai_end(job.error);
 }
 
@@ -10216,6 +11074,40 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
     if (error) return gai_end(error);
     *config = pool->config;
     return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks)
+{
+    galloc_callbacks call;
+    gai_scope scope;
+    cudaError_t error = gai_begin();
+    memset(&call, 0, sizeof call);
+    if (callbacks) call = *callbacks;
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_set_callbacks: pool is NULL");
+    if (!error) error = gai_pool_enter(pool, &scope);
+    if (error) return gai_end(error);
+    error = gai_pool_call(pool, &call);
+    gai_pool_leave(pool, &scope, 0);
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
+{
+    if (!report) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_oom_report: report is NULL"));
+    if (!gai_has_report)
+        return gai_end(gai_fail(cudaErrorNotReady, "galloc_oom_report: no allocation failed for want of memory"));
+    *report = gai_last_report;
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size)
+{
+    if (!report || !text || !size)
+        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_report_text: report and text must not be NULL"));
+    text[0] = 0;
+    if (gai_report_print(report, text, size)) return cudaSuccess;
+    text[0] = 0;
+    return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_report_text: %zu bytes are too few", size));
 }
 
 #define GAI_CALL_READ(name, function)                                        \
@@ -10289,7 +11181,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     stats->mallocs -= now.mallocs;
     stats->frees -= now.frees;
     stats->hits -= now.hits;
-    stats->failures = stats->grows = 0;
+    stats->failures = stats->rejections = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     stats->collections = stats->collected_bytes = 0;
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
@@ -10344,8 +11236,13 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
 GALLOC_API cudaError_t galloc_shutdown(void)
 {
     galloc_pool *pool, *next;
+    int device;
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (error) return gai_end(error);
+    for (device = 0; device < GAI_DEVICES; device++) {
+        pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
+        if (pool) gai_pool_part(pool);
+    }
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = next) {
         next = pool->next;

@@ -1,0 +1,963 @@
+/* test_ladder.c - running out of memory: how long a call may wait, what the program is asked and told, what the report
+   says. */
+
+#define _GNU_SOURCE
+#include <stdint.h>
+
+static uint64_t clock_ns, clock_tick = 1000;
+static uint64_t test_clock(void) { return __atomic_add_fetch(&clock_ns, clock_tick, __ATOMIC_RELAXED); }
+#define GALLOC_CLOCK() test_clock()
+
+#include "setup.h"
+
+static galloc_report report_of_failure(void)
+{
+    galloc_report report;
+    memset(&report, 0, sizeof report);
+    OK(galloc_oom_report(&report));
+    return report;
+}
+
+/* The equations above galloc_report. */
+static void expect_sums(const galloc_report *r)
+{
+    size_t streams = r->more_stranded;
+    for (int i = 0; i < GALLOC_REPORT_STREAMS; i++) {
+        streams += r->streams[i].bytes;
+        if (i) EXPECT(r->streams[i].bytes <= r->streams[i - 1].bytes);
+    }
+    EXPECT_EQ(r->live + r->rounding + r->cached, r->held);
+    EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
+    EXPECT_EQ(streams, r->stranded);
+    EXPECT(r->usable_in_pages <= r->usable && r->largest_usable <= r->usable);
+    EXPECT(r->held + r->room == r->limit || (r->held > r->limit && !r->room));
+    EXPECT(r->largest_possible >= r->largest_usable);
+    if (r->device_known && r->outside)
+        EXPECT_EQ(r->held + r->others_held + r->outside + r->device_free, r->device_total);
+}
+
+static void expect_refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = pool;
+    EXPECT_EQ(galloc_pool_malloc(pool, &ptr, bytes, stream), cudaErrorMemoryAllocation);
+    EXPECT(ptr == NULL);
+}
+
+static const galloc_step *step_of(const galloc_report *report, const char *name)
+{
+    static const galloc_step none = {"", "there is no such step", 0};
+    for (int i = 0; i < GALLOC_REPORT_STEPS; i++)
+        if (!strcmp(report->steps[i].name, name)) return &report->steps[i];
+    return EXPECT(0) ? NULL : &none;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------------------- */
+
+/* All of a pool of 16 MiB was freed on one stream, whose work goes on; another asks, and is never made to wait. */
+typedef struct busy {
+    galloc_pool *pool;
+    cudaStream_t s[2];
+} busy;
+
+static busy busy_pool(uint64_t wait_limit_ms, size_t piece, int fixed)
+{
+    galloc_config config = config_limit(MIB(16));
+    busy b;
+    void *p[64];
+    int n = (int)(MIB(16) / piece);
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = wait_limit_ms;
+    config.expandable_segments = !fixed;
+    b.pool = pool_new(&config);
+    b.s[0] = stream_new();
+    b.s[1] = stream_new();
+    void *other = get(b.pool, 512, b.s[1]);
+    OK(galloc_free(other, b.s[1]));
+    OK(galloc_pool_trim(b.pool, 0, NULL));
+    for (int i = 0; i < n; i++) p[i] = get(b.pool, piece, b.s[0]);
+    for (int i = 0; i < n; i++) put(b.s[0], p[i], piece, 1);
+    for (int i = 0; i < n; i++) OK(galloc_free(p[i], b.s[0]));
+    return b;
+}
+
+static void busy_end(busy *b)
+{
+    sim_run(-1);
+    expect_healthy(b->pool, 1);
+    pool_end(b->pool);
+    for (int i = 0; i < 2; i++) stream_end(b->s[i]);
+    finish();
+}
+
+TEST(no_limit_waits_as_long_as_it_takes)
+{
+    busy b = busy_pool(UINT64_MAX, MIB(4), 0);
+    long waits = sim_calls("cuEventSynchronize");
+    void *p = get(b.pool, MIB(4), b.s[1]);
+    EXPECT(sim_calls("cuEventSynchronize") > waits);
+    OK(galloc_free(p, b.s[1]));
+    busy_end(&b);
+}
+
+TEST(a_wait_limit_of_0_never_waits)
+{
+    busy b = busy_pool(0, MIB(4), 0);
+    long blocking = sim_blocking_calls();
+    expect_refused(b.pool, MIB(4), b.s[1]);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    EXPECT_EQ(sim_calls("cuEventSynchronize"), 0);
+    expect_sums(&r);
+    EXPECT_EQ(r.stranded, MIB(16));
+    EXPECT(strstr(step_of(&r, "wait on the host for events")->left_out, "wait_limit_ms is 0") != NULL);
+    EXPECT(step_of(&r, "wait for the device")->left_out != NULL);
+    sim_run(-1);
+    OK(galloc_free(get(b.pool, MIB(4), b.s[1]), b.s[1])); /* what is finished is had without a wait */
+    busy_end(&b);
+}
+
+TEST(a_wait_ends_with_its_limit)
+{
+    busy b = busy_pool(5, MIB(4), 0);
+    long blocking = sim_blocking_calls(), queries = sim_calls("cuEventQuery");
+    clock_tick = 50000;
+    uint64_t began = clock_ns;
+    expect_refused(b.pool, MIB(4), b.s[1]);
+    EXPECT(clock_ns - began >= 5000000 && clock_ns - began < 12000000);
+    clock_tick = 1000;
+    EXPECT(sim_calls("cuEventQuery") > queries + 4);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT(strstr(step_of(&r, "wait on the host for events")->left_out, "wait_limit_ms was over") != NULL);
+    busy_end(&b);
+}
+
+static int queries_until_done, again_after;
+static int done_after_some_queries(void)
+{
+    if (--queries_until_done != 0) return 0;
+    queries_until_done = again_after;
+    return 1;
+}
+
+TEST(a_limited_wait_gets_what_becomes_free_in_time)
+{
+    busy b = busy_pool(1000, MIB(4), 0);
+    queries_until_done = 40;
+    sim_hook(NULL, done_after_some_queries);
+    void *p = get(b.pool, MIB(4), b.s[1]);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(sim_calls("cuEventSynchronize"), 0);
+    OK(galloc_free(p, b.s[1]));
+    busy_end(&b);
+}
+
+/* Each of several streams is waited for in vain: together no longer than the limit. */
+TEST(the_limit_is_shared_by_all_events)
+{
+    galloc_config config = config_limit(MIB(32));
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 20;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[5];
+    void *p[4];
+    for (int i = 0; i < 5; i++) s[i] = stream_new();
+    OK(galloc_free(get(pool, 512, s[4]), s[4]));
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(4), s[i]);
+    for (int i = 0; i < 4; i++) put(s[i], p[i], MIB(4), 1);
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[i], s[i]));
+    p[0] = get(pool, MIB(13), s[4]);
+    queries_until_done = again_after = 16;
+    sim_hook(NULL, done_after_some_queries);
+    clock_tick = 200000;
+    uint64_t began = clock_ns;
+    expect_refused(pool, MIB(12), s[4]);
+    EXPECT(clock_ns - began < 30000000);
+    clock_tick = 1000;
+    again_after = 0;
+    sim_hook(NULL, NULL);
+    sim_run(-1);
+    OK(galloc_free(p[0], s[4]));
+    pool_end(pool);
+    for (int i = 0; i < 5; i++) stream_end(s[i]);
+    finish();
+}
+
+/* One piece after the other, and no more than is needed. */
+TEST(a_limited_wait_is_for_just_enough)
+{
+    busy b = busy_pool(1000, MIB(4), 0);
+    queries_until_done = 30;
+    sim_hook(NULL, done_after_some_queries);
+    void *p = get(b.pool, MIB(3), b.s[1]);
+    sim_hook(NULL, NULL);
+    EXPECT(!sim_stream_done(b.s[0]));
+    OK(galloc_free(p, b.s[1]));
+    busy_end(&b);
+}
+
+/* What has no event is proved free only by a wait for the device, which cannot be limited. */
+TEST(the_device_is_waited_for_only_without_a_limit)
+{
+    for (int limited = 0; limited < 2; limited++) {
+        galloc_config config = config_limit(MIB(2));
+        begin_still();
+        config.reuse = GALLOC_REUSE_COMPLETED;
+        if (limited) config.wait_limit_ms = 1000;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s[2] = {stream_new(), stream_new()};
+        OK(galloc_free(get(pool, 512, s[1]), s[1]));
+        void *p = get(pool, MIB(1), s[0]);
+        put(s[0], p, MIB(1), 1);
+        OK(galloc_free(p, s[0]));
+        long waits = sim_calls("cuMemFreeHost");
+        if (limited) {
+            expect_refused(pool, MIB(2), s[1]);
+            galloc_report r = report_of_failure();
+            EXPECT(strstr(step_of(&r, "wait for the device")->left_out, "wait_limit_ms") != NULL);
+        } else {
+            OK(galloc_free(get(pool, MIB(2), s[1]), s[1]));
+        }
+        EXPECT_EQ(sim_calls("cuMemFreeHost") > waits, !limited);
+        sim_run(-1);
+        pool_end(pool);
+        stream_end(s[0]);
+        stream_end(s[1]);
+        finish();
+    }
+}
+
+/* cudaFree waits for the device. */
+TEST(fixed_segments_are_not_given_back_within_a_wait_limit)
+{
+    for (int limited = 0; limited < 2; limited++) {
+        galloc_config config = config_limit(MIB(64));
+        begin_still();
+        config.expandable_segments = 0;
+        if (limited) config.wait_limit_ms = 10;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p[2] = {get(pool, MIB(20), s), get(pool, MIB(20), s)};
+        for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+        sim_run(-1);
+        if (limited) {
+            expect_refused(pool, MIB(50), s);
+            galloc_report r = report_of_failure();
+            expect_sums(&r);
+            EXPECT(strstr(step_of(&r, "give pages back for new ones")->left_out, "wait_limit_ms") != NULL);
+            EXPECT_EQ(r.usable, MIB(40));
+            EXPECT_EQ(r.largest_usable, MIB(20));
+        } else {
+            OK(galloc_free(get(pool, MIB(50), s), s));
+        }
+        EXPECT_EQ(sim_calls("cuMemFree") > 0, !limited);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* ---- on_oom and on_reject -------------------------------------------------------------------------------------- */
+
+typedef struct asked {
+    galloc_pool *pool;
+    cudaStream_t s;
+    void *give[16]; /* one is freed each time */
+    int calls, rejects, given, again, nested;
+    long waits; /* for the device, when it was asked last */
+    galloc_report last;
+} asked;
+
+/* Nothing of galloc's is locked while the program is called. */
+static void expect_unlocked(galloc_pool *pool)
+{
+    pthread_mutex_t *locks[4] = {&pool->lock, &pool->growth, &pool->marking, &gai_global_lock};
+    for (int i = 0; i < 4; i++)
+        if (EXPECT_EQ(pthread_mutex_trylock(locks[i]), 0)) pthread_mutex_unlock(locks[i]);
+}
+
+static int on_oom(const galloc_report *report, void *user)
+{
+    asked *a = user;
+    void *p;
+    expect_unlocked(a->pool);
+    expect_sums(report);
+    a->calls++;
+    a->last = *report;
+    a->waits = sim_calls("cuMemFreeHost");
+    EXPECT_EQ(galloc_pool_check(a->pool), 0);
+    if (a->nested) { /* is not asked about again */
+        EXPECT_EQ(galloc_pool_malloc(a->pool, &p, report->asked, a->s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(galloc_free(a, a->s), cudaErrorInvalidDevicePointer);
+    }
+    if (a->given < 16 && a->give[a->given]) OK(galloc_free(a->give[a->given++], a->s));
+    return a->again;
+}
+
+static void on_reject(const galloc_report *report, void *user)
+{
+    asked *a = user;
+    void *p;
+    expect_unlocked(a->pool);
+    expect_sums(report);
+    EXPECT(report->rejected);
+    a->rejects++;
+    a->last = *report;
+    if (a->nested) EXPECT_EQ(galloc_pool_malloc(a->pool, &p, report->asked, a->s), cudaErrorMemoryAllocation);
+}
+
+static void ask(asked *a, unsigned max_retries, int at_once)
+{
+    galloc_callbacks calls = {on_oom, on_reject, NULL, NULL, a};
+    galloc_config config = config_limit(MIB(32));
+    memset(a, 0, sizeof *a);
+    begin();
+    config.max_retries = max_retries;
+    config.throw_on_cudamalloc_oom = at_once;
+    a->pool = pool_new(&config);
+    a->s = stream_new();
+    OK(galloc_pool_set_callbacks(a->pool, &calls));
+    for (int i = 0; i < 16; i++) a->give[i] = get(a->pool, MIB(2), a->s);
+    a->again = 1;
+}
+
+static void ask_end(asked *a)
+{
+    for (; a->given < 16; a->given++) OK(galloc_free(a->give[a->given], a->s));
+    sim_run(-1);
+    expect_healthy(a->pool, 1);
+    pool_end(a->pool);
+    stream_end(a->s);
+    finish();
+}
+
+TEST(the_program_frees_until_it_fits)
+{
+    asked a;
+    ask(&a, 8, 0);
+    a.nested = 1;
+    void *p = get(a.pool, MIB(6), a.s);
+    EXPECT_EQ(a.calls, 3);
+    EXPECT_EQ(a.last.rounds, 2);
+    EXPECT_EQ(log_lines, 6); /* those of what failed in the callback */
+    EXPECT_EQ(stats_of(a.pool).failures, 3);
+    OK(galloc_free(p, a.s));
+    ask_end(&a);
+}
+
+/* Small blocks go to the stream's cache when they are freed: that is looked into as well. */
+TEST(what_the_program_frees_for_the_stream_itself_is_found)
+{
+    asked a;
+    ask(&a, 8, 0);
+    void *whole = a.give[0];
+    OK(galloc_free(a.give[15], a.s));
+    a.give[15] = get(a.pool, KIB(1536), a.s);
+    a.give[0] = get(a.pool, KIB(512), a.s);
+    void *p = get(a.pool, 512, a.s);
+    EXPECT_EQ(a.calls, 1);
+    EXPECT_EQ(sim_calls("cuMemFreeHost"), a.waits);
+    OK(galloc_free(p, a.s));
+    OK(galloc_free(whole, a.s));
+    ask_end(&a);
+}
+
+TEST(rounds_are_bounded)
+{
+    for (unsigned most = 0; most < 4; most++) {
+        asked a;
+        ask(&a, most, 0);
+        expect_refused(a.pool, MIB(20), a.s);
+        EXPECT_EQ(a.calls, most);
+        galloc_report r = report_of_failure();
+        EXPECT_EQ(r.rounds, most);
+        EXPECT_EQ(r.asked, MIB(20));
+        EXPECT_EQ(r.live, MIB(32) - MIB(2) * most);
+        EXPECT(strstr(log_text, "memory_limit") != NULL);
+        EXPECT_EQ(log_lines, 1);
+        ask_end(&a);
+    }
+}
+
+TEST(the_program_says_no)
+{
+    asked a;
+    ask(&a, 8, 0);
+    a.again = 0;
+    expect_refused(a.pool, MIB(20), a.s);
+    EXPECT_EQ(a.calls, 1);
+    expect_refused(a.pool, MIB(33), a.s); /* could never be held: refused at once */
+    EXPECT_EQ(a.calls, 1);
+    EXPECT_EQ(a.rejects, 1);
+    galloc_report r = report_of_failure();
+    EXPECT(r.rejected && !r.steps_taken);
+    EXPECT_EQ(stats_of(a.pool).rejections, 1);
+    EXPECT_EQ(stats_of(a.pool).failures, 2);
+    OK(galloc_pool_set_callbacks(a.pool, NULL));
+    expect_refused(a.pool, MIB(20), a.s);
+    EXPECT_EQ(a.calls, 1);
+    ask_end(&a);
+}
+
+TEST(throw_refuses_at_once)
+{
+    asked a;
+    ask(&a, 8, 1);
+    a.nested = 1;
+    long released = sim_calls("cuMemRelease");
+    expect_refused(a.pool, MIB(2), a.s);
+    EXPECT_EQ(a.calls, 0);
+    EXPECT_EQ(a.rejects, 1);
+    EXPECT_EQ(sim_calls("cuMemRelease"), released);
+    EXPECT_EQ(stats_of(a.pool).rejections, 2); /* with the one in the callback */
+    EXPECT(strstr(log_text, "refused at once") != NULL);
+    galloc_report r = report_of_failure();
+    EXPECT(strstr(step_of(&r, "give pages back for new ones")->left_out, "throw_on_cudamalloc_oom") != NULL);
+    OK(galloc_free(a.give[0], a.s));
+    OK(galloc_free(a.give[2], a.s));
+    a.give[0] = get(a.pool, MIB(4), a.s); /* pages still move */
+    a.give[2] = NULL;
+    OK(galloc_pool_stats_reset(a.pool));
+    EXPECT_EQ(stats_of(a.pool).rejections, 0);
+    for (int i = 0; i < 16; i++) OK(galloc_free(a.give[i], a.s));
+    a.given = 16;
+    ask_end(&a);
+}
+
+/* ---- on_map and on_unmap --------------------------------------------------------------------------------------- */
+
+enum { RANGES = 512 };
+
+typedef struct map {
+    galloc_pool *pool;
+    cudaStream_t s;
+    struct {
+        char *addr;
+        size_t bytes;
+    } range[RANGES];
+    int n, maps, unmaps;
+    size_t bytes;
+    size_t more; /* another thread allocates so much while on_map is under way */
+    int allocate, reenter;
+} map;
+
+static void *allocate_meanwhile(void *user)
+{
+    map *m = user;
+    void *p = NULL;
+    size_t more = m->more;
+    m->more = 0;
+    if (galloc_pool_malloc(m->pool, &p, more, m->s) == cudaSuccess) OK(galloc_free(p, m->s));
+    return NULL;
+}
+
+static void in_a_callback(map *m)
+{
+    galloc_callbacks none;
+    void *p = NULL;
+    expect_unlocked(m->pool);
+    EXPECT_EQ(galloc_pool_check(m->pool), 0);
+    EXPECT(stats_of(m->pool).reserved.current >= sim_physical(0));
+    memset(&none, 0, sizeof none);
+    if (m->reenter) EXPECT_EQ(galloc_pool_set_callbacks(m->pool, &none), cudaErrorNotPermitted);
+    if (m->allocate && galloc_pool_malloc(m->pool, &p, m->allocate == 1 ? 4096 : MIB(3), m->s) == cudaSuccess)
+        OK(galloc_free(p, m->s));
+    if (m->more) {
+        pthread_t other;
+        pthread_create(&other, NULL, allocate_meanwhile, m);
+        pthread_join(other, NULL);
+    }
+}
+
+static void on_map(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    map *m = user;
+    EXPECT(pool == m->pool);
+    for (int i = 0; i < m->n; i++)
+        EXPECT((char *)addr + bytes <= m->range[i].addr || m->range[i].addr + m->range[i].bytes <= (char *)addr);
+    m->range[m->n].addr = addr;
+    m->range[m->n++].bytes = bytes;
+    m->maps++;
+    m->bytes += bytes;
+    put(m->s, addr, bytes, 7); /* it can be used */
+    OK(cudaStreamSynchronize(m->s));
+    in_a_callback(m);
+}
+
+static void on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    map *m = user;
+    int i = 0;
+    EXPECT(pool == m->pool);
+    while (i < m->n && (m->range[i].addr != (char *)addr || m->range[i].bytes != bytes)) i++;
+    if (EXPECT(i < m->n)) m->range[i] = m->range[--m->n];
+    m->unmaps++;
+    m->bytes -= bytes;
+    EXPECT(info_of(addr).state == GALLOC_STATE_FOREIGN); /* it is nobody's any more */
+    in_a_callback(m);
+}
+
+static galloc_callbacks map_calls(map *m)
+{
+    galloc_callbacks calls = {NULL, NULL, on_map, on_unmap, m};
+    return calls;
+}
+
+/* What the program was told is what the device says. */
+static void expect_told(const map *m) { EXPECT_EQ(m->bytes, sim_mapped(0)); }
+
+static void map_start(map *m, int fixed, size_t limit)
+{
+    galloc_config config = config_limit(limit);
+    galloc_callbacks calls = map_calls(m);
+    memset(m, 0, sizeof *m);
+    begin();
+    config.expandable_segments = !fixed;
+    config.overhead = 0;
+    m->pool = pool_new(&config);
+    m->s = stream_new();
+    OK(galloc_pool_set_callbacks(m->pool, &calls));
+}
+
+static void map_end(map *m)
+{
+    sim_run(-1);
+    expect_told(m);
+    pool_end(m->pool);
+    EXPECT_EQ(m->n, 0);
+    EXPECT_EQ(m->bytes, 0);
+    EXPECT_EQ(m->maps, m->unmaps);
+    stream_end(m->s);
+    finish();
+}
+
+/* Pages that are created, that move, that are given back, and old mappings that go. */
+static void play_maps(map *m)
+{
+    void *p[24];
+    for (int i = 0; i < 24; i++) p[i] = get(m->pool, MIB(2), m->s);
+    expect_told(m);
+    for (int i = 0; i < 24; i += 2) OK(galloc_free(p[i], m->s));
+    void *big = get(m->pool, MIB(12), m->s);
+    expect_told(m);
+    OK(galloc_free(big, m->s));
+    for (int i = 1; i < 24; i += 2) OK(galloc_free(p[i], m->s));
+    big = get(m->pool, MIB(40), m->s);
+    expect_told(m);
+    OK(galloc_free(big, m->s));
+    OK(galloc_pool_trim(m->pool, MIB(8), NULL));
+    expect_told(m);
+    OK(galloc_pool_trim(m->pool, 0, NULL));
+    EXPECT_EQ(m->n, 0);
+    OK(galloc_free(get(m->pool, MIB(5), m->s), m->s));
+}
+
+TEST(the_program_is_told_of_all_mappings)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        for (int allocate = 0; allocate < 3; allocate++) {
+            map m;
+            map_start(&m, fixed, MIB(96));
+            m.allocate = allocate;
+            m.reenter = 1;
+            play_maps(&m);
+            EXPECT(m.maps > 0 && m.unmaps > 0);
+            map_end(&m);
+        }
+    }
+}
+
+/* A block grows to where pages were that have moved: they are unmapped there. */
+TEST(old_mappings_are_told_of)
+{
+    map m;
+    void *p[8];
+    map_start(&m, 0, MIB(16));
+    for (int i = 0; i < 8; i++) p[i] = get(m.pool, MIB(2), m.s);
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], m.s));
+    void *big = get(m.pool, MIB(6), m.s);
+    EXPECT(stats_of(m.pool).leaving > 0);
+    OK(galloc_resize(p[0], MIB(4), m.s));
+    EXPECT(m.unmaps > 0);
+    expect_told(&m);
+    OK(galloc_free(big, m.s));
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], m.s));
+    map_end(&m);
+}
+
+/* What is being told of counts as held: another thread cannot create it once more, and is told so. */
+TEST(pages_are_held_while_told)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        map m;
+        map_start(&m, fixed, MIB(40));
+        m.more = MIB(30);
+        void *p = get(m.pool, MIB(30), m.s);
+        EXPECT(sim_physical_peak(0) <= MIB(40));
+        EXPECT(stats_of(m.pool).reserved.peak <= MIB(40));
+        OK(galloc_free(p, m.s));
+        map_end(&m);
+    }
+}
+
+static size_t trimmed;
+static void on_map_and_trim(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    size_t gone = 0;
+    OK(galloc_pool_trim(pool, 0, &gone));
+    trimmed += gone;
+    on_map(pool, addr, bytes, user);
+}
+
+TEST(callbacks_that_come_late_are_told_of_what_is_there)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        map m;
+        map_start(&m, fixed, MIB(96));
+        OK(galloc_pool_set_callbacks(m.pool, NULL));
+        void *p[8], *big;
+        for (int i = 0; i < 8; i++) p[i] = get(m.pool, MIB(2), m.s);
+        for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], m.s));
+        big = get(m.pool, MIB(8), m.s);
+        OK(galloc_free(big, m.s));
+        EXPECT_EQ(m.maps, 0);
+        galloc_callbacks calls = map_calls(&m);
+        calls.on_map = on_map_and_trim;
+        trimmed = 0;
+        sim_fail_malloc(1, 0);
+        EXPECT_EQ(galloc_pool_set_callbacks(m.pool, &calls), cudaErrorMemoryAllocation);
+        EXPECT_EQ(m.maps, 0);
+        OK(galloc_pool_set_callbacks(m.pool, &calls));
+        EXPECT_EQ(trimmed, 0);
+        expect_told(&m);
+        calls.on_map = on_map;
+        m.n = 0;
+        m.maps = m.unmaps = 0;
+        m.bytes = 0;
+        OK(galloc_pool_set_callbacks(m.pool, &calls)); /* others: they know of nothing yet */
+        expect_told(&m);
+        for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], m.s));
+        map_end(&m);
+    }
+}
+
+/* A default pool ends without the program's calling it by its name. */
+TEST(shutdown_tells_of_what_goes)
+{
+    map m;
+    void *p = NULL;
+    memset(&m, 0, sizeof m);
+    begin();
+    m.s = stream_new();
+    OK(galloc_pool_default(&m.pool, 0));
+    galloc_callbacks calls = map_calls(&m);
+    OK(galloc_pool_set_callbacks(m.pool, &calls));
+    OK(galloc_malloc(&p, MIB(30), m.s));
+    expect_told(&m);
+    OK(galloc_free(p, m.s));
+    OK(galloc_shutdown());
+    EXPECT(m.maps > 0);
+    EXPECT_EQ(m.n, 0);
+    stream_end(m.s);
+    finish();
+}
+
+TEST(a_pool_that_is_used_does_not_part_with_anything)
+{
+    map m;
+    map_start(&m, 0, MIB(96));
+    void *p = get(m.pool, MIB(20), m.s);
+    EXPECT_EQ(galloc_pool_destroy(m.pool), cudaErrorNotPermitted);
+    EXPECT_EQ(m.unmaps, 0);
+    OK(galloc_free(p, m.s));
+    map_end(&m);
+}
+
+/* What the driver refuses in the middle is never told of, or told of to the end. */
+TEST(mappings_that_fail_are_not_told_of)
+{
+    static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
+    for (int i = 0; i < 5; i++) {
+        for (long nth = 1; nth < 6; nth++) {
+            map m;
+            void *p = NULL;
+            map_start(&m, 0, MIB(64));
+            void *keep = get(m.pool, MIB(4), m.s);
+            sim_fail(calls[i], nth, 0, 0);
+            if (galloc_pool_malloc(m.pool, &p, MIB(20), m.s) == cudaSuccess) OK(galloc_free(p, m.s));
+            OK(galloc_free(keep, m.s));
+            (void)galloc_pool_trim(m.pool, 0, NULL);
+            sim_fail_clear();
+            (void)galloc_pool_trim(m.pool, 0, NULL);
+            EXPECT_EQ(stats_of(m.pool).quarantined, 0);
+            map_end(&m);
+        }
+    }
+}
+
+/* ---- the report ------------------------------------------------------------------------------------------------ */
+
+TEST(there_is_no_report_without_a_failure)
+{
+    galloc_report r;
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(8));
+    galloc_pool *pool = pool_new(&config);
+    expect_refused(pool, MIB(9), s);
+    OK(galloc_oom_report(&r));
+    void *p = pool;
+    galloc_request request = {0};
+    request.bytes = 1;
+    request.alignment = 3;
+    request.pool = pool;
+    request.stream = s;
+    EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorInvalidValue); /* the last failure is another one */
+    EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    EXPECT_EQ(galloc_oom_report(NULL), cudaErrorInvalidValue);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+static char report_text[GALLOC_REPORT_TEXT];
+
+static int says(const galloc_report *report, const char *what)
+{
+    OK(galloc_report_text(report, report_text, sizeof report_text));
+    return strstr(report_text, what) != NULL;
+}
+
+TEST(the_report_says_which_streams_strand_what)
+{
+    enum { MANY = 11 };
+    galloc_config config = config_limit(MIB(160));
+    cudaStream_t s[MANY];
+    void *p[MANY];
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < MANY; i++) s[i] = stream_new();
+    for (int i = 0; i < MANY; i++) {
+        size_t bytes = MIB(2) * (size_t)(i + 1);
+        p[i] = get(pool, bytes, s[i]);
+        put(s[i], p[i], bytes, 1);
+    }
+    for (int i = 1; i < MANY; i++) OK(galloc_free(p[i], s[i]));
+    expect_refused(pool, MIB(60), s[0]);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.live, MIB(2));
+    EXPECT_EQ(r.stranded, MIB(130));
+    EXPECT_EQ(r.streams[0].stream_id, stream_id(s[MANY - 1]));
+    EXPECT_EQ(r.streams[0].bytes, MIB(22));
+    EXPECT_EQ(r.streams[7].bytes, MIB(8));
+    EXPECT_EQ(r.more_streams, 2);
+    EXPECT_EQ(r.more_stranded, MIB(10));
+    EXPECT_EQ(r.stream_id, stream_id(s[0]));
+    EXPECT(says(&r, "reuse:wait is off") && says(&r, "wait_limit_ms is 0") && says(&r, "galloc_stream_retire"));
+    EXPECT(!says(&r, "expandable_segments is off") && !says(&r, "graphs"));
+    EXPECT(strstr(log_text, "wait for other streams") != NULL);
+    sim_run(-1);
+    OK(galloc_free(p[0], s[0]));
+    pool_end(pool);
+    for (int i = 0; i < MANY; i++) stream_end(s[i]);
+    finish();
+}
+
+/* Bytes that two streams used, and parts of blocks, are counted once. */
+TEST(bytes_of_several_streams_are_counted_once)
+{
+    galloc_config config = config_limit(MIB(16));
+    begin_still();
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    void *p[4];
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(4), s[0]);
+    for (int i = 0; i < 3; i++) put(s[i], p[i], MIB(4), 1);
+    cudaStream_t both[2] = {s[1], s[2]};
+    OK(galloc_free_after(p[0], both, 2));
+    OK(galloc_free(p[1], s[1]));
+    OK(galloc_free(p[2], s[0]));
+    expect_refused(pool, MIB(8), s[0]);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.usable, MIB(4));
+    EXPECT_EQ(r.largest_usable, MIB(4));
+    EXPECT_EQ(r.stranded, MIB(8));
+    sim_run(-1);
+    OK(galloc_free(p[3], s[0]));
+    pool_end(pool);
+    for (int i = 0; i < 3; i++) stream_end(s[i]);
+    finish();
+}
+
+TEST(the_report_knows_the_device_and_other_pools)
+{
+    galloc_config config = config_limit(SIZE_MAX);
+    sim_options options = sim_defaults();
+    void *foreign = NULL, *p[2];
+    options.memory = MIB(128);
+    begin_with(options);
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(cudaMalloc(&foreign, MIB(20)));
+    p[0] = get(pool, MIB(30), s);
+    p[1] = get(other, MIB(10), s);
+    void *cached = get(other, MIB(12), s);
+    OK(galloc_free(cached, s));
+    expect_refused(pool, MIB(100), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT(r.device_known && r.device_total == MIB(128));
+    EXPECT_EQ(r.held, stats_of(pool).reserved.current);
+    EXPECT_EQ(r.other_pools, 1);
+    EXPECT_EQ(r.others_held, stats_of(other).reserved.current);
+    EXPECT_EQ(r.others_cached, stats_of(other).cached.current);
+    EXPECT_EQ(r.outside, MIB(20));
+    EXPECT_EQ(r.device_free, MIB(128) - sim_physical(0));
+    EXPECT(says(&r, "outside galloc: by other processes") && says(&r, "other pools of galloc hold"));
+    EXPECT(!says(&r, "the limit of") && !says(&r, "reuse:wait is off") && !says(&r, "expandable_segments is off"));
+    sim_fail("cuMemGetInfo", 1, 0, 0);
+    expect_refused(pool, MIB(100), s);
+    r = report_of_failure();
+    sim_fail_clear();
+    expect_sums(&r);
+    EXPECT(!r.device_known && !r.device_free && !r.outside && r.device_total == MIB(128));
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(p[1], s));
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    finish();
+}
+
+TEST(the_largest_possible_block_is_possible)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        for (uint64_t seed = 1; seed <= 12; seed++) {
+            galloc_config config = config_limit(MIB(96));
+            dice d = {seed};
+            void *p[40], *q = NULL;
+            begin();
+            config.expandable_segments = !fixed;
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new();
+            for (int i = 0; i < 40; i++) p[i] = get(pool, KIB(256) + roll_bytes(&d, MIB(3)) / 2, s);
+            for (int i = 0; i < 40; i++)
+                if (roll_below(&d, 3)) OK(galloc_free(p[i], s)), p[i] = NULL;
+            expect_refused(pool, MIB(95), s);
+            galloc_report r = report_of_failure();
+            expect_sums(&r);
+            EXPECT(r.largest_possible > 0 && r.largest_possible < r.rounded);
+            OK(galloc_pool_malloc(pool, &q, r.largest_possible, s));
+            OK(galloc_free(q, s));
+            if (!fixed) EXPECT(says(&r, "the limit of"));
+            for (int i = 0; i < 40; i++) OK(galloc_free(p[i], s));
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
+TEST(advice_fits_fixed_segments)
+{
+    galloc_config config = config_limit(MIB(40));
+    begin();
+    config.expandable_segments = 0;
+    config.wait_limit_ms = 0; /* nothing is given back */
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p[2] = {get(pool, MIB(16), s), get(pool, MIB(16), s)};
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    expect_refused(pool, MIB(20), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.usable_in_pages, r.usable);
+    EXPECT(says(&r, "expandable_segments is off"));
+    EXPECT(!says(&r, "GALLOC_LIFETIME_LONG"));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A device that has too little for a segment of the usual size may have enough for the request. */
+TEST(a_small_rest_of_the_device_is_used)
+{
+    galloc_config config = config_fixed();
+    sim_options options = sim_defaults();
+    void *foreign = NULL;
+    options.memory = MIB(64);
+    begin_with(options);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(cudaMalloc(&foreign, MIB(54)));
+    void *p = get(pool, MIB(3), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
+    expect_healthy(pool, 0);
+    OK(galloc_free(p, s));
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(the_report_knows_what_graphs_own)
+{
+    galloc_config config = config_limit(MIB(32));
+    cudaGraph_t graph = NULL;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), c = stream_new();
+    OK(cudaStreamBeginCapture(c, cudaStreamCaptureModeGlobal));
+    void *p = get(pool, MIB(20), c);
+    put(c, p, MIB(20), 1);
+    OK(galloc_free(p, c));
+    OK(cudaStreamEndCapture(c, &graph));
+    expect_refused(pool, MIB(16), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.graph_bytes, MIB(20));
+    EXPECT_EQ(r.graph_bytes, stats_of(pool).graph_bytes);
+    EXPECT(says(&r, "graphs own 20971520 bytes"));
+    EXPECT(!says(&r, "stranded by other streams"));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(c);
+    finish();
+}
+
+TEST(a_text_that_does_not_fit_is_empty)
+{
+    galloc_report r;
+    begin();
+    galloc_config config = config_limit(MIB(8));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    expect_refused(pool, MIB(9), s);
+    r = report_of_failure();
+    EXPECT(says(&r, "nothing was tried"));
+    size_t length = strlen(report_text);
+    EXPECT(length > 500 && length < 4096);
+    OK(galloc_report_text(&r, report_text, length + 1));
+    EXPECT_EQ(strlen(report_text), length);
+    EXPECT_EQ(galloc_report_text(&r, report_text, length), cudaErrorInvalidValue);
+    EXPECT_EQ(report_text[0], 0);
+    EXPECT_EQ(galloc_report_text(&r, report_text, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_report_text(NULL, report_text, sizeof report_text), cudaErrorInvalidValue);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST_MAIN()
