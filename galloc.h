@@ -7500,11 +7500,18 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     return result;
 }
 
+/* May the job wait for all that a device has queued, however long that takes? If not, why is noted. */
+static int gai_job_can_wait_for_devices(gai_job *job)
+{
+    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
+    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
+    return 1;
+}
+
 static int gai_step_wait_device(gai_job *job)
 {
     CUresult result;
-    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
-    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
+    if (!gai_job_can_wait_for_devices(job)) return 0;
     result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
@@ -7569,9 +7576,7 @@ static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, 0); }
 
 static int gai_step_borrow_last(gai_job *job)
 {
-    if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
-    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
-    return gai_job_borrow(job, 1);
+    return gai_job_can_wait_for_devices(job) && gai_job_borrow(job, 1);
 }
 
 /* A step of the ladder. */

@@ -7,6 +7,7 @@
 #   OUT_LOG          also write everything to this file
 #   CONTENT_SECONDS  how long gpu_content runs (24)
 #   GRAPHS_SECONDS   how long gpu_graphs does (8)
+#   PRESSURE_SECONDS  how long gpu_pressure does, about (9)
 #   ONLY             programs to run, instead of all of them and the examples and compute-sanitizer
 #   PROBE=1          run probe_context_sync too, and show what it says
 #   BACKEND=sim      the same programs on the simulated device: shows that they work, says nothing about a GPU
@@ -17,8 +18,9 @@ build=${BUILD:-build}/gpu
 backend=${BACKEND:-cuda}
 content_seconds=${CONTENT_SECONDS:-24}
 graphs_seconds=${GRAPHS_SECONDS:-8}
+pressure_seconds=${PRESSURE_SECONDS:-9}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-programs="gpu_behaviour gpu_content gpu_devices gpu_graphs gpu_pdl gpu_reset"
+programs="gpu_behaviour gpu_content gpu_devices gpu_graphs gpu_pdl gpu_pressure gpu_reset"
 examples="01_first_program 02_reuse 03_growing_vector 04_graphs"
 [ "$backend" = sim ] && examples="01_first_program 03_growing_vector 04_graphs"
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync"
@@ -132,6 +134,7 @@ main() {
         case $name in
         gpu_content) run "$name" 300 "$build/$name" --seconds "$content_seconds" ;;
         gpu_graphs) run "$name" $((graphs_seconds + 90)) "$build/$name" --seconds "$graphs_seconds" ;;
+        gpu_pressure) run "$name" $((pressure_seconds + 120)) "$build/$name" $((pressure_seconds / 3)) ;;
         *) run "$name" 180 "$build/$name" ;;
         esac
     done
