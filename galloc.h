@@ -1868,8 +1868,8 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros, on a line of memory of their own if their size
-   allows it. */
+/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros, on a line of
+   memory of their own if their size allows it. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
@@ -2018,15 +2018,19 @@ static void gai_map_clear(gai_map *map, uintptr_t addr, const void *value)
     if (slot && gai_load_pointer(slot) == value) gai_store_pointer(slot, NULL);
 }
 
+/* Not 0 when one of two slots is in use. */
+static uintptr_t gai_slot_pair(void *const *slots)
+{
+    return (uintptr_t)gai_load_pointer(slots) | (uintptr_t)gai_load_pointer(slots + 1);
+}
+
 /* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
    eights. */
 static size_t gai_slots_last(void *const *slots, size_t n)
 {
     while (n >= 8) {
         void *const *at = &slots[n - 8];
-        uintptr_t low = (uintptr_t)gai_load_pointer(&at[0]) | (uintptr_t)gai_load_pointer(&at[1]) | (uintptr_t)gai_load_pointer(&at[2]) | (uintptr_t)gai_load_pointer(&at[3]);
-        uintptr_t high = (uintptr_t)gai_load_pointer(&at[4]) | (uintptr_t)gai_load_pointer(&at[5]) | (uintptr_t)gai_load_pointer(&at[6]) | (uintptr_t)gai_load_pointer(&at[7]);
-        if (low | high) break;
+        if (gai_slot_pair(at) | gai_slot_pair(at + 2) | gai_slot_pair(at + 4) | gai_slot_pair(at + 6)) break;
         n -= 8;
     }
     while (n > 0 && !gai_load_pointer(&slots[n - 1])) n--;
@@ -2217,7 +2221,8 @@ static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
     return best;
 }
 
-/* The best of a few: looks into `bin`, which is that of the size itself, then into the first bin whose blocks all suffice. */
+/* The best of a few: looks into `bin`, which is that of the size itself, then into the first bin whose blocks all
+   suffice. */
 static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin, size_t bytes)
 {
     gai_block *best = NULL;
@@ -3477,7 +3482,8 @@ static gai_block *gai_front_search(gai_front *front, size_t bytes)
 /* What a front that has no block for a call is like. */
 enum gai_state { GAI_SHUT, GAI_OPEN, GAI_BARE };
 
-/* It holds nothing, and has nothing to tell but its spell: it need not be emptied for a call to see all that is free. */
+/* It holds nothing, and has nothing to tell but its spell: for a call to see all that is free it need not be
+   emptied. */
 static GAI_INLINE int gai_front_is_bare(const gai_front *front)
 {
     return !(front->fresh_blocks | front->blocks | front->mallocs);
@@ -8123,8 +8129,8 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
-/* The end of a short way, which has kept the lock all the time. What else gai_lane_release does can have become due only
-   by a front that was emptied, by bytes freed beside other streams, or by somebody who asks. */
+/* The end of a short way, which has kept the lock all the time. What else gai_lane_release does can have become due
+   only by a front that was emptied, by bytes freed beside other streams, or by somebody who asks. */
 static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const gai_site *site, int changed)
 {
     if (!changed && lane->front.open == lane->life && !lane->asked) return;
