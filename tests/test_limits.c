@@ -350,6 +350,31 @@ TEST(pools_come_and_go_beside_others_that_are_short)
     finish();
 }
 
+static int ended;
+
+static void *end_pool(void *pool)
+{
+    OK(galloc_pool_destroy((galloc_pool *)pool));
+    __atomic_store_n(&ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+TEST(a_pool_does_not_end_under_a_visitor)
+{
+    begin();
+    pthread_t thread;
+    galloc_pool *pool = pool_new(NULL);
+    gai_budget *budget = pool->budget;
+    ended = 0;
+    EXPECT(gai_budget_visit(budget, NULL) == pool);
+    EXPECT_EQ(pthread_create(&thread, NULL, end_pool, pool), 0);
+    usleep(100000);
+    EXPECT_EQ(__atomic_load_n(&ended, __ATOMIC_ACQUIRE), 0);
+    if (!__atomic_load_n(&ended, __ATOMIC_ACQUIRE)) EXPECT(gai_budget_visit(budget, pool) == NULL);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    finish();
+}
+
 /* ---- the size of pages ------------------------------------------------------------------------------------------- */
 
 TEST(growth_is_the_size_of_pages)
