@@ -5933,7 +5933,10 @@ static void gai_pool_tend(galloc_pool *pool)
     due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
     gai_lock_off(&pool->lock);
     if (!due || gai_load(&pool->broken) || !gai_lock_try(&pool->growth)) return;
-    if (gai_pool_enter_locked(pool, &scope)) return;
+    if (gai_pool_enter_locked(pool, &scope)) {
+        gai_message_is_new = 0; /* the free has succeeded all the same */
+        return;
+    }
     gai_pool_collect(pool, 0);
     gai_lock_on(&pool->lock);
     gai_stat_cached(pool);
@@ -7549,7 +7552,9 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
         } else if (!gai_lock_try(&other->growth)) {
             continue;
         }
-        if (!gai_pool_enter_locked(other, &scope)) {
+        if (gai_pool_enter_locked(other, &scope)) {
+            gai_message_is_new = 0; /* that is no reason of this pool's */
+        } else {
             gai_pool_poll(other);
             if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
             if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))

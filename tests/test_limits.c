@@ -319,6 +319,62 @@ TEST(others_keep_what_would_be_of_no_use)
     finish();
 }
 
+static void *come_and_go(void *arg)
+{
+    cudaStream_t s = stream_new();
+    (void)arg;
+    for (int i = 0; i < 100; i++) {
+        galloc_config config = galloc_config_default();
+        void *p = NULL, *q = NULL;
+        config.device_limit = MIB(64);
+        galloc_pool *pool = pool_new(&config);
+        (void)galloc_pool_malloc(pool, &p, MIB(40), s);
+        OK(galloc_free(p, s));
+        (void)galloc_pool_malloc(pool, &q, MIB(50), s);
+        OK(galloc_free(q, s));
+        OK(galloc_pool_destroy(pool));
+    }
+    return NULL;
+}
+
+/* A pool may end while others look for what it does not use. */
+TEST(pools_come_and_go_beside_others_that_are_short)
+{
+    begin_small(GIB(1));
+    pthread_t thread[GROWERS];
+    over = 0;
+    sim_hook(watch, NULL);
+    for (int i = 0; i < GROWERS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, come_and_go, NULL), 0);
+    for (int i = 0; i < GROWERS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    EXPECT_EQ(over, 0);
+    finish();
+}
+
+static int ended;
+
+static void *end_pool(void *pool)
+{
+    OK(galloc_pool_destroy((galloc_pool *)pool));
+    __atomic_store_n(&ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+TEST(a_pool_does_not_end_under_a_visitor)
+{
+    begin();
+    pthread_t thread;
+    galloc_pool *pool = pool_new(NULL);
+    gai_budget *budget = pool->budget;
+    ended = 0;
+    EXPECT(gai_budget_visit(budget, NULL) == pool);
+    EXPECT_EQ(pthread_create(&thread, NULL, end_pool, pool), 0);
+    usleep(100000);
+    EXPECT_EQ(__atomic_load_n(&ended, __ATOMIC_ACQUIRE), 0);
+    if (!__atomic_load_n(&ended, __ATOMIC_ACQUIRE)) EXPECT(gai_budget_visit(budget, pool) == NULL);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    finish();
+}
+
 /* ---- the size of pages ------------------------------------------------------------------------------------------- */
 
 TEST(growth_is_the_size_of_pages)
