@@ -6938,7 +6938,8 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *
 /* Decides how the hole in the planned range is filled: with new pages as far as the overhead allows, then with pages
    moved from free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from
    the bins could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was
-   asked for only where nothing new can be had. 0: the limit does not allow it. With the lock held, the plan's blocks
+   asked for only where nothing new can be had. `exact`: the device has just refused to give as much, so that what is
+   held comes first too. 0: the limit does not allow it. With the lock held, the plan's blocks
    out of sight. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
 {
@@ -6951,7 +6952,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     if (!bytes) return 1;
     quest.want = &job->want;
     quest.wanted = bytes;
-    if (!room && !job->grows) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
+    if (!room && !job->grows && !exact) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     quest.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
     if (job->want.room) most = job->want.room;

@@ -911,6 +911,36 @@ TEST(a_small_rest_of_the_device_is_used)
     finish();
 }
 
+/* The device is full before the pool is. Pages that the stream may have move all the same, though they cannot be given
+   back while it works with them. */
+TEST(pages_move_when_the_device_is_full)
+{
+    galloc_config config = galloc_config_default();
+    sim_options options = sim_defaults();
+    void *foreign = NULL, *p[8];
+    options.memory = MIB(64);
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    config.wait_limit_ms = 0;
+    config.overhead = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 8; i++) p[i] = get(pool, MIB(2), s);
+    OK(cudaMalloc(&foreign, MIB(64) - sim_physical(0)));
+    for (int i = 0; i < 8; i++) put(s, p[i], MIB(2), 1);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    void *big = get(pool, MIB(6), s);
+    put(s, big, MIB(6), 2);
+    expect_healthy(pool, 0);
+    OK(galloc_free(big, s));
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+    sim_run(-1);
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(the_report_knows_what_graphs_own)
 {
     galloc_config config = config_limit(MIB(32));
