@@ -5723,6 +5723,13 @@ static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
 }
 
+static void gai_torch_count_wait(galloc_pool *pool)
+{
+    gai_lock_on(&pool->lock);
+    pool->torch_stats.num_sync_all_streams++;
+    gai_lock_off(&pool->lock);
+}
+
 static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
 {
     if (now > before) gai_torch_add(stat, small, now - before, 1);
@@ -5758,15 +5765,15 @@ typedef struct gai_ages {
     size_t count;
 } gai_ages;
 
-/* The ages of what can be collected now, or with `unfinished` what could be when the device has been waited for. */
-static gai_ages gai_pool_ages(const galloc_pool *pool, int unfinished)
+/* The ages of what can be collected. */
+static gai_ages gai_pool_ages(const galloc_pool *pool)
 {
     gai_ages ages = {0, 0};
     const gai_home *home;
     const gai_block *block;
     for (home = pool->homes; home; home = home->next) {
         for (block = gai_home_is_collected(home) ? home->free.oldest : NULL; block; block = block->newer) {
-            if (!gai_block_is_whole(block) || (block->marks != NULL) != unfinished) continue;
+            if (!gai_block_is_whole(block) || block->marks) continue;
             ages.sum += gai_segment_age(pool, block->segment);
             ages.count++;
         }
@@ -5811,7 +5818,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t wanted)
     size_t taken = 0, more;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    ages = gai_pool_ages(pool, 0);
+    ages = gai_pool_ages(pool);
     while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
@@ -5839,8 +5846,8 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    block = home ? gai_home_whole(home, wanted, 0) : NULL;
-    if (home && !block) block = gai_home_whole(home, pool->config.max_split_size, 1);
+    block = gai_home_whole(home, wanted, 0);
+    if (!block) block = gai_home_whole(home, pool->config.max_split_size, 1);
     while (block && taken < wanted) {
         size_t more = block->bytes;
         if (!gai_whole_to_batch(pool, block, &batch)) break;
@@ -7384,7 +7391,6 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     int strays;
     (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
-    pool->torch_stats.num_sync_all_streams++;
     lane = pool->lanes;
     strays = gai_pool_gather_strays(pool);
     if (pool->outside.uses && pool->outside.freed > pool->outside.done) {
@@ -7457,18 +7463,37 @@ static size_t gai_pool_excess(galloc_pool *pool)
     return (double)held > most ? held - (size_t)most : 0;
 }
 
-/* Giving a segment back waits for the device: then what is collected may as well be all that will have been done by
-   then. */
+/* Are there free segments of so many bytes and more, of a home or if it is NULL of all that are collected, whose work
+   is not known to be done? */
+static int gai_pool_has_unfinished(galloc_pool *pool, const gai_home *only, size_t bytes)
+{
+    const gai_home *home;
+    const gai_block *block;
+    int found = 0;
+    gai_lock_on(&pool->lock);
+    for (home = pool->homes; home && !found; home = home->next) {
+        if (only ? home != only : !gai_home_is_collected(home)) continue;
+        for (block = home->free.oldest; block && !found; block = block->newer)
+            found = gai_block_is_whole(block) && block->marks && block->bytes >= bytes;
+    }
+    gai_lock_off(&pool->lock);
+    return found;
+}
+
+/* To give a segment back is to wait for the device (cuMemFree): it is done before, so that all which is done with by
+   then can go. */
+static void gai_job_finish(gai_job *job, const gai_home *only, size_t bytes)
+{
+    if (gai_pool_has_unfinished(job->pool, only, bytes))
+        gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
+}
+
 static int gai_step_torch_collect(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t excess = gai_job_is_captured(job) ? 0 : gai_pool_excess(pool);
-    gai_ages unfinished;
     if (!excess) return 0;
-    gai_lock_on(&pool->lock);
-    unfinished = gai_pool_ages(pool, 1);
-    gai_lock_off(&pool->lock);
-    if (unfinished.count) gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
+    gai_job_finish(job, NULL, 0);
     if (!job->error) gai_pool_collect(pool, excess);
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
@@ -7510,6 +7535,9 @@ static int gai_step_torch_oversize(gai_job *job)
     gai_lock_on(&pool->lock);
     home = gai_home_of(pool, job->want.lane, job->want.small);
     gai_lock_off(&pool->lock);
+    if (!home) return 0;
+    gai_job_finish(job, home, pool->config.max_split_size);
+    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
     gai_home_release_oversize(pool, home, job->want.bytes);
     return gai_step_torch_grow(job);
 }
@@ -7517,8 +7545,10 @@ static int gai_step_torch_oversize(gai_job *job)
 /* Waits for all streams, so that all that is free has come home, and its work is done. */
 static int gai_step_torch_wait(gai_job *job)
 {
+    galloc_pool *pool = job->pool;
     if (gai_job_is_captured(job)) return 0;
-    gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
+    gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
+    gai_torch_count_wait(pool);
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
@@ -9657,6 +9687,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, size_t *relea
         if (held > keep) held -= gai_pool_release(pool, held - keep);
         if (held <= keep || round) break;
         result = gai_pool_wait(pool);
+        gai_torch_count_wait(pool);
     }
     *released = before - gai_pool_held(pool);
     if (!result) return cudaSuccess;
