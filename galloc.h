@@ -7449,14 +7449,12 @@ static int gai_step_torch_adopt(gai_job *job)
     return gai_job_is_done(job);
 }
 
-static int gai_pool_has_limit(const galloc_pool *pool) { return pool->config.memory_limit != SIZE_MAX; }
-
-/* Bytes that are held beyond the threshold of collection. */
+/* Bytes that are held beyond the threshold of collection, which is a part of what a limit allows. */
 static size_t gai_pool_excess(galloc_pool *pool)
 {
-    double most = pool->config.gc_threshold * (double)pool->config.memory_limit;
-    size_t held;
-    if (!gai_pool_has_limit(pool) || !(pool->config.gc_threshold > 0)) return 0;
+    size_t limit = gai_pool_capacity(pool), held;
+    double most = pool->config.gc_threshold * (double)limit;
+    if (limit >= pool->device_bytes || !(pool->config.gc_threshold > 0)) return 0;
     gai_lock_on(&pool->lock);
     held = pool->torch_stats.reserved_bytes.all.current;
     gai_lock_off(&pool->lock);
@@ -7508,10 +7506,11 @@ static int gai_step_torch_grow(gai_job *job)
     size_t bytes = gai_fixed_bytes(pool, space);
     CUresult result;
     job->said = CUDA_SUCCESS;
-    if (bytes > pool->device_bytes || bytes > gai_pool_headroom(pool)) return 0;
+    if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
     home = gai_home_for(pool, job->want.lane, job->want.small);
     gai_lock_off(&pool->lock);
+    if (!home) gai_budget_give(pool, bytes);
     result = home ? gai_segment_fixed(pool, bytes, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
     if (!result) {

@@ -566,19 +566,21 @@ TEST(what_was_freed_makes_room)
     end(pool, s);
 }
 
-/* test_set_per_process_memory_fraction, with the limit that the fraction means: 0.499 of the memory is had, 0.5 more
-   than what is left is not. A segment is not made smaller for a limit. */
+/* test_set_per_process_memory_fraction: under half of the memory 0.499 of it is had, and half of it more is not. A
+   segment is not made smaller for a limit. */
 TEST(the_limit_counts_whole_segments)
 {
     sim_options options = sim_defaults();
     options.memory = MIB(2000);
     begin_with(options);
     cudaStream_t s = stream_new();
-    galloc_pool *pool = torch_pool(MIB(1000));
+    galloc_config config = with(torch_config(), "per_process_memory_fraction:0.5");
+    galloc_pool *pool = pool_new(&config);
     void *p = get(pool, MIB(998), s);
     refused(pool, MIB(4), s);
     refused(pool, MIB(1000), s);
     give(p, s);
+    refused(pool, MIB(1001), s);
     p = get(pool, MIB(1000), s);
     give(p, s);
     pool_end(pool);
@@ -770,21 +772,43 @@ TEST(oversize_segments_are_given_back_first)
 
 /* ---- collection -------------------------------------------------------------------------------------------------- */
 
-/* test_garbage_collect_expandable, with plain segments: limit 120 MiB, threshold 0.5: 40 + 40 freed, 80 are had. */
+/* test_garbage_collect_expandable, with plain segments: limit 120 MiB, threshold 0.5: 40 + 40 freed, 80 are had. The
+   limit may be said as a fraction of 1000 MiB, too. */
 TEST(collection_makes_room_under_a_limit)
+{
+    for (int fraction = 0; fraction < 2; fraction++) {
+        sim_options options = sim_defaults();
+        options.memory = MIB(1000);
+        begin_with(options);
+        cudaStream_t s = stream_new();
+        galloc_config config = with(torch_config(), fraction ? "per_process_memory_fraction:0.12" : "memory_limit:120M");
+        config.gc_threshold = 0.5;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(40), s), *q = get(pool, MIB(40), s);
+        give(p, s);
+        give(q, s);
+        p = get(pool, MIB(80), s);
+        EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
+        EXPECT_EQ(reserved(pool), MIB(80));
+        give(p, s);
+        end(pool, s);
+    }
+}
+
+/* test_max_split_expandable, with plain segments: under 120 MiB there are three of 40, not a fourth; all freed, one of
+   120 is had. */
+TEST(the_limit_holds_three_of_a_third)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = with(torch_config(), "garbage_collection_threshold:0.5");
-    config.memory_limit = MIB(120);
+    galloc_config config = with(torch_config(), "max_split_size_mb:40,memory_limit:120M");
     galloc_pool *pool = pool_new(&config);
-    void *p = get(pool, MIB(40), s), *q = get(pool, MIB(40), s);
-    give(p, s);
-    give(q, s);
-    p = get(pool, MIB(80), s);
-    EXPECT_EQ(torch_of(pool).num_alloc_retries, 0);
-    EXPECT_EQ(reserved(pool), MIB(80));
-    give(p, s);
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(40), s);
+    refused(pool, MIB(40), s);
+    for (int i = 0; i < 3; i++) give(p[i], s);
+    p[0] = get(pool, MIB(120), s);
+    give(p[0], s);
     end(pool, s);
 }
 
