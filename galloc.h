@@ -1453,7 +1453,8 @@ struct gai_segment {
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
     gai_home *home;     /* NULL: it is for all streams and sizes */
-    uint64_t searches;  /* of the pool's home->small, when the last of its blocks was freed */
+    uint64_t searches;  /* of the pool's home->small, when the last of its blocks came home */
+    uint64_t age;       /* of that block */
     int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
@@ -2630,6 +2631,15 @@ static int gai_block_is_at_home(const gai_block *block)
     return block && block->kind == GAI_FREE && block->set == &block->segment->home->free;
 }
 
+/* A segment that is free as a whole from now on notes how often has been searched. */
+static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
+{
+    gai_segment *segment = block->segment;
+    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* it is filed again */
+    segment->age = block->age;
+    segment->searches = pool->searches[segment->home->small];
+}
+
 /* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
 GAI_APART
 static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
@@ -2645,7 +2655,7 @@ static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
         gai_block_absorb(pool, block, block->next);
         gai_marks_trim(pool, &block->marks);
     }
-    if (gai_block_is_whole(block)) block->segment->searches = pool->searches[block->segment->home->small];
+    if (set != &pool->mixed) gai_segment_note_search(pool, block);
     gai_set_insert(set, block);
     gai_torch_count_in(set, block);
     return block;
@@ -4656,6 +4666,7 @@ static void gai_segment_enter_home(galloc_pool *pool, gai_segment *segment, gai_
 {
     galloc_torch_stats *stats = &pool->torch_stats;
     segment->home = home;
+    segment->searches = pool->searches[home->small];
     home->segments++;
     gai_torch_add(&stats->segment, home->small, 1, 1);
     gai_torch_add(&stats->reserved_bytes, home->small, segment->bytes, 1);

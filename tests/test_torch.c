@@ -400,6 +400,13 @@ TEST(streams_have_segments_of_their_own)
     EXPECT_EQ(reserved(pool), 2 * MIB(22));
     give(q, s);
     EXPECT_EQ(sim_calls("cuEventRecord"), 0);
+    empty(pool);
+    give(get(pool, MIB(12), s), s);
+    give(get(pool, MIB(14), s), s);
+    OK(galloc_pool_trim(pool, MIB(20), NULL)); /* nobody works with the one that is left */
+    EXPECT_EQ(reserved(pool), MIB(14));
+    give(get(pool, MIB(14), t), t);
+    EXPECT_EQ(reserved(pool), MIB(28));
     stream_end(t);
     end(pool, s);
 }
@@ -433,6 +440,14 @@ TEST(blocks_freed_elsewhere_come_home)
     give(again, s);
     EXPECT_EQ(torch_of(pool).active.all.current, 0);
     EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
+    r = get(pool, MIB(18), s);
+    q = get(pool, MIB(15), s);
+    give(r, s);
+    give(q, t);
+    sim_run(-1);
+    again = get(pool, MIB(15), s); /* there is another place, but this one is better */
+    EXPECT(again == q);
+    give(again, s);
     stream_end(t);
     end(pool, s);
 }
@@ -812,40 +827,55 @@ TEST(the_limit_holds_three_of_a_third)
     end(pool, s);
 }
 
-/* Age is counted in searches; what is as old as the mean or older goes, whole segments of large requests alone, even if
-   less would do; then the mean of the rest counts. */
+static galloc_pool *collecting_pool(void)
+{
+    galloc_config config = with(torch_config(), "garbage_collection_threshold:0.5,memory_limit:200M");
+    return pool_new(&config);
+}
+
+/* What is as old as the mean or older goes first, and no more if that is enough. Age is counted in searches. */
 TEST(collection_takes_the_old)
+{
+    for (int more = 0; more < 2; more++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = collecting_pool();
+        void *p = get(pool, MIB(24), s), *q = get(pool, MIB(22), s);
+        give(p, s);
+        for (int i = 0; i < 6; i++) give(get(pool, MIB(30), s), s);
+        give(q, s);
+        p = get(pool, more ? MIB(52) : MIB(42), s); /* 76 MiB are held: not more than half */
+        EXPECT_EQ(reserved(pool), more ? MIB(128) : MIB(118));
+        q = get(pool, MIB(46), s); /* 18 too much: the first; or 28: then the mean of the others is their age */
+        EXPECT_EQ(reserved(pool), more ? MIB(128) - MIB(76) + MIB(46) : MIB(118) - MIB(24) + MIB(46));
+        EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
+        give(p, s);
+        give(q, s);
+        end(pool, s);
+    }
+}
+
+/* All that is as old as the mean, though less would do. Only searches for large blocks count; small segments stay, and
+   so do those of which a part is used. */
+TEST(collection_takes_what_is_equally_old)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = with(torch_config(), "garbage_collection_threshold:0.5");
-    config.memory_limit = MIB(200);
-    galloc_pool *pool = pool_new(&config);
-    void *p[4], *small = get(pool, KIB(8), s);
-    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(24) - MIB(2) * (size_t)i, s);
-    give(small, s);
-    give(p[0], s);                                      /* 24 MiB: the oldest */
-    for (int i = 0; i < 4; i++) give(get(pool, KIB(1), s), s); /* searches among small blocks do not age it */
-    for (int i = 0; i < 6; i++) { /* as old as these searches */
-        void *q = get(pool, MIB(24), s);
-        EXPECT(q == p[0]);
-        give(q, s);
-    }
-    give(p[1], s); /* 22 MiB */
-    EXPECT_EQ(reserved(pool), MIB(86));
-    void *a = get(pool, MIB(30), s); /* 116 held, 16 more than half: nothing is collected before it is asked */
-    EXPECT_EQ(reserved(pool), MIB(116));
-    void *b = get(pool, MIB(32), s);
-    EXPECT_EQ(reserved(pool), MIB(148) - MIB(24) - MIB(22)); /* both have waited for the same two searches */
-    give(p[2], s);                                           /* 20 MiB */
-    void *c = get(pool, MIB(34), s);                         /* 102 held: one segment was enough */
-    EXPECT_EQ(reserved(pool), MIB(136) - MIB(20));
-    give(p[3], s);
-    for (int i = 0; i < 5; i++) give(get(pool, MIB(17), s), s); /* 18 MiB, wanted again and again */
-    EXPECT_EQ(reserved(pool), MIB(116));
-    give(a, s);
-    give(b, s);
-    give(c, s);
+    galloc_pool *pool = collecting_pool();
+    give(get(pool, KIB(1), s), s);
+    void *p = get(pool, MIB(24), s), *q = get(pool, MIB(22), s), *r = get(pool, MIB(20), s), *t = get(pool, MIB(34), s);
+    void *part = get(pool, MIB(9), s);
+    give(get(pool, MIB(9), s), s);
+    give(p, s);
+    for (int i = 0; i < 20; i++) give(get(pool, KIB(1), s), s);
+    give(q, s);
+    EXPECT_EQ(reserved(pool), MIB(122));
+    void *u = get(pool, MIB(26), s);
+    EXPECT_EQ(reserved(pool), MIB(122) - MIB(46) + MIB(26));
+    give(r, s);
+    give(t, s);
+    give(u, s);
+    give(part, s);
     end(pool, s);
 }
 
