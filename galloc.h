@@ -81,12 +81,30 @@
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
-     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
-     2 MiB.
+     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
+     request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
+     roundup_power2_divisions rounds requests further than to 512 bytes, so that those of similar size get equal blocks;
+     not those with room to grow, nor what galloc_resize makes of a block.
      galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
      for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
      memory itself is kept.
+
+   LIKE PYTORCH
+     A pool with like:pytorch holds what PyTorch's caching allocator would hold for the same calls: requests of up to
+     1 MiB and larger ones have segments apart, each segment is one stream's, the smallest block that fits is taken, is
+     cut at its low end, and of a large segment up to 1 MiB stays with it. galloc_pool_torch_stats has the counters.
+     PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
+     segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
+     collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
+     after each, so that what the wait sets free is found. Other than there
+       - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
+         that one's work is done. So it is with record_stream, also there;
+       - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
+       - a graph's segments are its own; those of a group (galloc_graph_begin) are found again by the same stream;
+       - galloc_pool_reserve makes a segment for the first stream that needs one of its kind.
+     reuse and stats have no effect, the streams' caches are not used, and calls take the pool's lock. With
+     expandable_segments:True it is galloc's own heap, with PyTorch's rounding.
 
    ON GRAPHS
      Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
@@ -234,7 +252,7 @@ enum {
 /* Whose rules the native heap follows. */
 enum {
     GALLOC_LIKE_GALLOC = 0,
-    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's rounding, segments, splitting, collection: the same memory held as there */
+    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's segments, splitting, collection: the same memory held; see LIKE PYTORCH */
 };
 
 #define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
@@ -7451,7 +7469,8 @@ static int gai_step_torch_adopt(gai_job *job)
     if (!lane || lane->capture_id) return 0;
     gai_lock_on(&pool->lock);
     block = gai_pool_find_homeless(pool, &job->want);
-    home = block && gai_block_may_serve(pool, block, job->want.bytes) ? gai_home_for(pool, lane, job->want.small) : NULL;
+    if (block && !gai_block_may_serve(pool, block, job->want.bytes)) block = NULL;
+    home = block ? gai_home_for(pool, lane, job->want.small) : NULL;
     if (home) {
         gai_segment_move(pool, block->segment, home);
         gai_job_search_home(job);
@@ -8993,6 +9012,9 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
     static const char *const streams[] = {"reuse", "stats", NULL};
+    static const char *const collection[] = {"gc_threshold", NULL};
+    int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
+                  config->per_process_memory_fraction < 1;
     message[0] = 0;
     if (config->backend != GALLOC_BACKEND_NATIVE)
         gai_say_idle(seen, heap, "unless backend is native", message, size);
@@ -9005,6 +9027,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     if (!config->backend && config->like) gai_say_idle(seen, strategy, "with like:pytorch", message, size);
     if (!config->backend && config->like && !config->expandable_segments)
         gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
+    if (!config->backend && config->like && !config->expandable_segments && !limited)
+        gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
     gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
 }
 
@@ -9438,9 +9462,11 @@ static int gai_check_torch(galloc_pool *pool, const gai_home *home)
         gai_torch_add(&found.segment, home->small, 1, 0);
         gai_torch_add(&found.reserved_bytes, home->small, segment->bytes, 0);
         for (block = segment->first; block; block = block->next) {
-            if (block->kind == GAI_USED) gai_torch_add(&found.allocated_bytes, home->small, block->bytes, 0);
-            if (block->kind == GAI_USED) gai_torch_add(&found.allocation, home->small, 1, 0);
-            if (block->kind == GAI_USED) gai_torch_add(&found.requested_bytes, home->small, (size_t)block->requested, 0);
+            if (block->kind == GAI_USED) {
+                gai_torch_add(&found.allocated_bytes, home->small, block->bytes, 0);
+                gai_torch_add(&found.allocation, home->small, 1, 0);
+                gai_torch_add(&found.requested_bytes, home->small, (size_t)block->requested, 0);
+            }
             if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
             gai_torch_add(&found.inactive_split, home->small, 1, 0);
             gai_torch_add(&found.inactive_split_bytes, home->small, block->bytes, 0);

@@ -293,7 +293,7 @@ TEST(the_best_block_is_taken)
     end(pool, s);
 }
 
-/* PyTorch's developers on fragmentation: eight of 16 MiB, then four of 32: 256 MiB are held, the other way round 128. */
+/* PyTorch's developers on fragmentation: eight of 16 MiB, then four of 32: 256 MiB held, the other way round 128. */
 TEST(what_is_large_does_not_fit_into_what_was_small)
 {
     begin();
@@ -651,7 +651,8 @@ TEST(what_the_wait_brings_home_is_found)
 /* Whatever step fails, by the driver or for want of host memory, nothing is lost. */
 TEST(failures_change_nothing)
 {
-    static const char *const functions[] = {"cuMemAlloc", "cuMemFree", "cuEventCreate", "cuEventRecord", "cuEventQuery"};
+    static const char *const functions[] = {"cuMemAlloc", "cuMemFree", "cuEventCreate", "cuEventRecord",
+                                            "cuEventQuery"};
     for (int which = 0; which < 6; which++) {
         for (long nth = 1; nth < 24; nth++) {
             begin();
@@ -796,7 +797,8 @@ TEST(collection_makes_room_under_a_limit)
         options.memory = MIB(1000);
         begin_with(options);
         cudaStream_t s = stream_new();
-        galloc_config config = with(torch_config(), fraction ? "per_process_memory_fraction:0.12" : "memory_limit:120M");
+        const char *limit = fraction ? "per_process_memory_fraction:0.12" : "memory_limit:120M";
+        galloc_config config = with(torch_config(), limit);
         config.gc_threshold = 0.5;
         galloc_pool *pool = pool_new(&config);
         void *p = get(pool, MIB(40), s), *q = get(pool, MIB(40), s);
@@ -1083,7 +1085,14 @@ TEST(settings_without_an_effect_are_told)
     OK(galloc_config_parse(&config, "like:pytorch,reuse:completed,stats:exact,overhead:0.1", message, sizeof message));
     EXPECT(strstr(message, "reuse, stats: no effect with like:pytorch") != NULL);
     EXPECT(strstr(message, "overhead: no effect unless expandable_segments is True") != NULL);
+    config = galloc_config_default();
     OK(galloc_config_parse(&config, "like:pytorch,expandable_segments:True,reuse:completed", message, sizeof message));
+    EXPECT_EQ(message[0], 0);
+    config = galloc_config_default();
+    OK(galloc_config_parse(&config, "like:pytorch,gc_threshold:0.5", message, sizeof message));
+    EXPECT(strstr(message, "gc_threshold: no effect with like:pytorch unless there is a limit") != NULL);
+    config = galloc_config_default();
+    OK(galloc_config_parse(&config, "like:pytorch,gc_threshold:0.5,memory_limit:1G", message, sizeof message));
     EXPECT_EQ(message[0], 0);
     finish();
 }
