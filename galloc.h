@@ -81,8 +81,10 @@
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
-     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB below 10 MiB, else the request, rounded up to
-     2 MiB.
+     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
+     request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
+     roundup_power2_divisions rounds requests further than to 512 bytes, so that those of similar size get equal blocks;
+     not those with room to grow, nor what galloc_resize makes of a block.
      galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
      for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
@@ -105,6 +107,22 @@
      then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
      behind that calls nothing any more stays. Fixed segments are not collected, as cudaFree waits.
      docs/tuning.md says which setting helps when, with measurements.
+
+   LIKE PYTORCH
+     A pool with like:pytorch holds what PyTorch's caching allocator would hold for the same calls: requests of up to
+     1 MiB and larger ones have segments apart, each segment is one stream's, the smallest block that fits is taken, is
+     cut at its low end, and of a large segment up to 1 MiB stays with it. galloc_pool_torch_stats has the counters.
+     PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
+     segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
+     collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
+     after each, so that what the wait sets free is found. Other than there
+       - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
+         that one's work is done. So it is with record_stream, also there;
+       - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
+       - a graph's segments are its own; those of a group (galloc_graph_begin) are found again by the same stream;
+       - galloc_pool_reserve makes a segment for the first stream that needs one of its kind.
+     reuse and stats have no effect, the streams' caches are not used, and calls take the pool's lock. With
+     expandable_segments:True it is galloc's own heap, with PyTorch's rounding.
 
    ON GRAPHS
      Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
@@ -169,7 +187,7 @@
    SECTIONS (search for the tag)
      >>config >>types >>api
      >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>capture >>streams >>pages
-     >>policy >>heap >>configuration >>report >>check >>pools >>ways >>public
+     >>torch >>policy >>heap >>configuration >>report >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -261,7 +279,7 @@ enum {
 /* Whose rules the native heap follows. */
 enum {
     GALLOC_LIKE_GALLOC = 0,
-    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's rounding, segments, splitting, collection: the same memory held as there */
+    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's segments, splitting, collection: the same memory held; see LIKE PYTORCH */
 };
 
 #define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
@@ -426,6 +444,33 @@ typedef struct galloc_stats {
     galloc_driver driver_longest_ns;       /* the longest single one */
 } galloc_stats;
 
+/* A quantity of a pool with like:pytorch, of blocks of all requests, and of those up to 1 MiB and above it, which are
+   kept apart there. */
+typedef struct galloc_torch_stat {
+    galloc_stat all, small_pool, large_pool;
+} galloc_torch_stat;
+
+/* What torch.cuda.memory_stats tells, under the same names, as far as a pool with like:pytorch and fixed segments has
+   it. Differences: requested_bytes falls with allocated_bytes, at the free; `total` is PyTorch's `allocated`, and
+   `freed` is total - current. At any moment
+     allocated_bytes + inactive_split_bytes <= reserved_bytes,  allocated_bytes <= active_bytes
+   and the same for counts. */
+typedef struct galloc_torch_stats {
+    galloc_torch_stat allocation;     /* used blocks, a count */
+    galloc_torch_stat segment;        /* segments held, a count */
+    galloc_torch_stat active;         /* used blocks, and free ones that another stream may still use */
+    galloc_torch_stat inactive_split; /* free blocks that are not a whole segment, a count */
+    galloc_torch_stat allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes;
+    galloc_torch_stat requested_bytes; /* of used blocks, as they were asked for */
+    galloc_stat oversize_allocations;  /* used blocks of max_split_size and more */
+    galloc_stat oversize_segments;
+    uint64_t num_alloc_retries;    /* times that all that is cached was given back for a request */
+    uint64_t num_ooms;             /* requests that failed for want of memory */
+    uint64_t num_sync_all_streams; /* times that all streams were waited for */
+    uint64_t num_device_alloc;     /* segments made */
+    uint64_t num_device_free;      /* segments given back */
+} galloc_torch_stats;
+
 /* What a pool knows of one stream. */
 typedef struct galloc_stream_stats {
     unsigned long long stream_id;  /* cudaStreamGetId; 0: a legacy stream */
@@ -503,7 +548,8 @@ typedef struct galloc_report {
     int expandable_segments, reuse; /* settings of the pool that bear on it */
     uint64_t wait_limit_ms;
     int steps_taken; /* 0: none, for it could not have helped */
-    galloc_step steps[GALLOC_REPORT_STEPS]; /* in order; what each gained in all rounds */
+    galloc_step steps[GALLOC_REPORT_STEPS]; /* in order; what each gained in all rounds; after the last the name is
+                                               NULL */
 } galloc_report;
 
 /* Functions of the program's that a pool calls; see galloc_pool_set_callbacks. Each may be NULL. */
@@ -732,6 +778,10 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 /* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
+
+/* Reads the counters that PyTorch's users know; galloc_pool_stats_reset resets these as well.
+     Returns  also cudaErrorNotSupported for a pool that is not like:pytorch with expandable_segments:False */
+GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats);
 
 /* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet; what streams did while
    they were captured is not among it (see galloc_stats.graph_bytes). The driver is not asked: what is done and has not
@@ -1469,12 +1519,16 @@ static void gai_scope_leave(gai_scope *scope)
    capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a lane of
              its own for that time, whose work does not end before the graph, its instances and their launches are gone
    outside   the lane of what was freed on captured streams, but used before on streams that nobody can name
-   free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
+   free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common)
+   home      where like:pytorch: the segments that were made for requests of one kind, small or large, of one stream,
+             or of one stream in the captures of a group. A free block is in its home's set, or while somebody else may
+             still use it in `mixed` */
 
 enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
 
 typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
+typedef struct gai_home gai_home;
 typedef struct gai_segment gai_segment;
 
 /* begin < end, both within the block;  mark is complete == (epoch <= lane->done)
@@ -1494,7 +1548,8 @@ typedef struct gai_mark {
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
-   kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped
+   kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped; in a
+   home: gai_home_set
    used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
    has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
    used: lane->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
@@ -1568,6 +1623,9 @@ struct gai_segment {
     size_t bytes; /* sum of the blocks' bytes */
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
+    gai_home *home;     /* NULL: it is for all streams and sizes */
+    uint64_t searches;  /* of the pool's home->small, when the last of its blocks came home */
+    uint64_t age;       /* of that block */
     int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
@@ -1600,6 +1658,18 @@ struct gai_set {
     gai_block *bins[GAI_ROWS][GAI_COLUMNS];
     gai_block *oldest, *newest;
     size_t bytes;
+    int counted; /* what comes and goes is counted in torch_stats */
+};
+
+/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0
+   Lanes that share one are ordered with each other. When the last of them is forgotten, whoever lacks memory takes over
+   the segments that are free as a whole, unless they were a graph's. */
+struct gai_home {
+    gai_home *next; /* of the pool */
+    gai_lane *lane; /* one of them; NULL: it is gone */
+    int small, captured;
+    size_t lanes, segments;
+    gai_set free;
 };
 
 #define GAI_CACHE_LINE 64
@@ -1713,6 +1783,7 @@ struct gai_lane {
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
+    gai_home *home[2]; /* of large and of small blocks; NULL: none so far */
     gai_front front;
     gai_set free;
 };
@@ -1807,6 +1878,11 @@ struct galloc_pool {
     int due; /* some lane is */
     int lost; /* segments that are */
     int collects; /* pages note their use, for gc_threshold or gc_age */
+    int unfronted;    /* no lane's front may be used: stats_exact, torch */
+    int torch;        /* like:pytorch with fixed segments: all of them have a home */
+    int oversize;     /* there are blocks that are never cut: max_split_size */
+    uint64_t special; /* what is asked for is not served in the short way: torch, oversize, or rounded */
+    size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
@@ -1840,6 +1916,9 @@ struct galloc_pool {
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either lets them be read */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
+    gai_home *homes;
+    uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
+    galloc_torch_stats torch_stats;
     galloc_stats stats;
 };
 
@@ -1853,6 +1932,7 @@ typedef struct gai_want {
     int just_ready; /* galloc_pool_reserve: have it, do not take it */
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int far;        /* place it at the far end of a free block */
+    int small;      /* like:pytorch: it is one for small segments */
     gai_lane *lane; /* NULL: for nobody in particular, so only what anybody may have */
 } gai_want;
 
@@ -2163,6 +2243,60 @@ static void gai_age_remove(gai_set *set, gai_block *block)
     else set->newest = block->older;
 }
 
+/* Adds to a number that is counted of all blocks and of those of each kind, or takes off it. */
+static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
+{
+    stat->current += n;
+    stat->total += new_ones ? n : 0;
+    if (stat->current > stat->peak) stat->peak = stat->current;
+}
+
+static void gai_torch_add(galloc_torch_stat *stat, int small, size_t n, int new_ones)
+{
+    gai_torch_add_one(&stat->all, n, new_ones);
+    gai_torch_add_one(small ? &stat->small_pool : &stat->large_pool, n, new_ones);
+}
+
+static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
+{
+    stat->all.current -= n;
+    if (small) stat->small_pool.current -= n;
+    else stat->large_pool.current -= n;
+}
+
+static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
+
+/* A free block of a home comes into a set. */
+static void gai_torch_count_in(const gai_set *set, const gai_block *block)
+{
+    const gai_segment *segment = block->segment;
+    galloc_torch_stats *stats = &segment->pool->torch_stats;
+    int small = segment->home->small;
+    if (set == &segment->pool->mixed) {
+        gai_torch_add(&stats->active, small, 1, 0);
+        gai_torch_add(&stats->active_bytes, small, block->bytes, 0);
+    } else if (!gai_block_is_whole(block)) {
+        gai_torch_add(&stats->inactive_split, small, 1, 1);
+        gai_torch_add(&stats->inactive_split_bytes, small, block->bytes, 1);
+    }
+}
+
+/* The same when it goes; its size is what it was. */
+GAI_APART
+static void gai_torch_count_out(const gai_set *set, const gai_block *block)
+{
+    const gai_segment *segment = block->segment;
+    galloc_torch_stats *stats = &segment->pool->torch_stats;
+    int small = segment->home->small;
+    if (set == &segment->pool->mixed) {
+        gai_torch_subtract(&stats->active, small, 1);
+        gai_torch_subtract(&stats->active_bytes, small, block->bytes);
+    } else if (!gai_block_is_whole(block)) {
+        gai_torch_subtract(&stats->inactive_split, small, 1);
+        gai_torch_subtract(&stats->inactive_split_bytes, small, block->bytes);
+    }
+}
+
 static void gai_set_insert(gai_set *set, gai_block *block)
 {
     block->set = set;
@@ -2174,6 +2308,7 @@ static void gai_set_insert(gai_set *set, gai_block *block)
 static void gai_set_remove(gai_block *block)
 {
     gai_set *set = block->set;
+    if (set->counted) gai_torch_count_out(set, block);
     gai_bin_remove(set, block);
     gai_age_remove(set, block);
     set->bytes -= block->bytes;
@@ -2689,6 +2824,65 @@ static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_bloc
     return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
 }
 
+/* May those whose home it is have the bytes of an incomplete mark, with nothing else done? */
+static int gai_home_allows(const gai_home *home, const gai_mark *mark)
+{
+    if (mark->lane->home[home->small] == home) return 1;
+    return home->lane && gai_lane_is_ordered(home->lane, mark->lane);
+}
+
+/* The set that a free block of a home belongs to: nobody else gets it. */
+static gai_set *gai_home_set(galloc_pool *pool, const gai_block *block)
+{
+    gai_home *home = block->segment->home;
+    const gai_mark *mark = block->marks;
+    while (mark && gai_home_allows(home, mark)) mark = mark->next;
+    return mark ? &pool->mixed : &home->free;
+}
+
+/* Those that have used it without being at home there are asked for an event: it comes back when they have done. */
+static void gai_block_ask_users(const gai_block *block)
+{
+    const gai_mark *mark;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (!gai_home_allows(block->segment->home, mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
+}
+
+static int gai_block_is_at_home(const gai_block *block)
+{
+    return block && block->kind == GAI_FREE && block->set == &block->segment->home->free;
+}
+
+/* A segment that is free as a whole from now on notes how often has been searched. */
+static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
+{
+    gai_segment *segment = block->segment;
+    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* it is filed again */
+    segment->age = block->age;
+    segment->searches = pool->searches[segment->home->small];
+}
+
+/* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
+GAI_APART
+static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
+{
+    gai_set *set = gai_home_set(pool, block);
+    int i;
+    if (set == &pool->mixed) gai_block_ask_users(block);
+    for (i = 0; i < 2 && set != &pool->mixed; i++) {
+        gai_block *partner = i ? block->next : block->prev;
+        if (!gai_block_is_at_home(partner)) continue;
+        gai_set_remove(partner);
+        block = i ? block : partner;
+        gai_block_absorb(pool, block, block->next);
+        gai_marks_trim(pool, &block->marks);
+    }
+    if (set != &pool->mixed) gai_segment_note_search(pool, block);
+    gai_set_insert(set, block);
+    gai_torch_count_in(set, block);
+    return block;
+}
+
 /* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
    block that it has become part of. */
 static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
@@ -2696,6 +2890,7 @@ static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
     gai_block *partner;
     block->kind = GAI_FREE;
     gai_marks_prune(pool, &block->marks);
+    if (pool->torch) return gai_block_file_home(pool, block);
     while ((partner = gai_block_partner(pool, block, all)) != NULL) {
         gai_block *left = partner == block->prev ? partner : block;
         gai_set_remove(partner);
@@ -3101,6 +3296,7 @@ static size_t gai_front_largest(const gai_front *front)
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_lane *lane;
+    const gai_home *home;
     stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
@@ -3108,6 +3304,10 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
         stats->free_bytes += lane->free.bytes + lane->front.bytes + lane->front.fresh_bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&lane->free));
         stats->largest_free = gai_max(stats->largest_free, gai_front_largest(&lane->front));
+    }
+    for (home = pool->homes; home; home = home->next) {
+        stats->free_bytes += home->free.bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&home->free));
     }
     stats->external_fragmentation = 0;
     if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
@@ -3195,6 +3395,7 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
         !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
         return gai_block_cut_off_marked(pool, block, bytes);
+    if (set->counted) gai_torch_count_out(set, block);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
@@ -3717,7 +3918,7 @@ static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t o
 /* Opens the front for calls that do not come to the pool, or shuts it. */
 static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
 {
-    int shut = pool->driver_gone | pool->lost | pool->config.stats_exact | lane->retired | lane->asked;
+    int shut = pool->driver_gone | pool->lost | pool->unfronted | lane->retired | lane->asked;
     uint64_t open = shut || pool->broken ? 0 : lane->life;
     size_t most = gai_front_bound(pool, lane);
     if (lane->front.open != open || lane->front.most != most) gai_front_change(pool, lane, open, most);
@@ -3992,10 +4193,13 @@ static size_t gai_block_captured(const gai_block *block)
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
     const gai_lane *lane;
+    const gai_home *home;
     const gai_block *block;
     const gai_mapping *mapping;
     size_t bytes = 0;
     if (!gai_pool_has_captured(pool)) return 0;
+    for (home = pool->homes; home; home = home->next)
+        for (block = home->free.oldest; block; block = block->newer) bytes += gai_block_captured(block);
     for (lane = pool->lanes; lane; lane = lane->next)
         for (block = lane->capture ? lane->free.oldest : NULL; block; block = block->newer)
             bytes += gai_block_captured(block);
@@ -4175,6 +4379,7 @@ static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
     gai_lane *lane;
+    gai_home *home;
     int some = 0;
     for (capture = pool->captures; capture; capture = next) {
         next = capture->next;
@@ -4184,6 +4389,7 @@ static void gai_pool_reap(galloc_pool *pool)
     }
     for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
         if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
+    for (home = some ? pool->homes : NULL; home; home = home->next) gai_set_drain(pool, &home->free, 1);
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
@@ -4255,6 +4461,79 @@ static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_l
     }
 }
 
+/* A home that nobody has, and that has nothing, is none. Lock held. */
+static void gai_home_end(galloc_pool *pool, gai_home *home)
+{
+    gai_home **at = &pool->homes;
+    if (home->lanes || home->segments) return;
+    while (*at != home) at = &(*at)->next;
+    *at = home->next;
+    GALLOC_FREE(home);
+}
+
+/* A new home, of nobody yet. NULL: no host memory. Lock held. */
+static gai_home *gai_home_new(galloc_pool *pool, int small)
+{
+    gai_home *home = (gai_home *)GALLOC_MALLOC(sizeof *home);
+    if (!home) return NULL;
+    memset(home, 0, sizeof *home);
+    home->small = small;
+    home->free.counted = 1;
+    home->next = pool->homes;
+    pool->homes = home;
+    return home;
+}
+
+/* The lane has this home from now on. */
+static gai_home *gai_home_enter(gai_home *home, gai_lane *lane)
+{
+    if (!home) return NULL;
+    home->captured = lane->capture_id != 0;
+    home->lane = lane;
+    home->lanes++;
+    lane->home[home->small] = home;
+    return home;
+}
+
+static void gai_lane_leave_homes(galloc_pool *pool, gai_lane *lane)
+{
+    int small;
+    for (small = 0; small < 2; small++) {
+        gai_home *home = lane->home[small];
+        if (!home) continue;
+        lane->home[small] = NULL;
+        if (home->lane == lane) home->lane = NULL;
+        home->lanes--;
+        gai_home_end(pool, home);
+    }
+}
+
+/* Where the lane's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A lane of
+   NULL: where those are that were reserved for nobody. Lock held. */
+static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
+{
+    gai_lane *other;
+    gai_home *home = pool->homes;
+    if (!lane) {
+        while (home && (home->lanes || home->captured || home->small != small)) home = home->next;
+        return home;
+    }
+    if (lane->home[small] || !lane->capture) return lane->home[small];
+    for (other = pool->lanes; other; other = other->next)
+        if (other->home[small] && other->key == lane->key && gai_captures_share(other->capture, lane->capture))
+            return gai_home_enter(other->home[small], lane);
+    return NULL;
+}
+
+/* The same, made if there is none. NULL: no host memory. Lock held. */
+static gai_home *gai_home_for(galloc_pool *pool, gai_lane *lane, int small)
+{
+    gai_home *home = gai_home_of(pool, lane, small);
+    if (home) return home;
+    home = gai_home_new(pool, small);
+    return lane ? gai_home_enter(home, lane) : home;
+}
+
 /* Takes a lane out of the pool; its events are still to be dropped. */
 static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
 {
@@ -4266,6 +4545,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     while (*at != gone) at = &(*at)->next_indexed;
     *at = gone->next_indexed;
     gone->life = 0; /* who remembers it must not find it */
+    gai_lane_leave_homes(pool, gone);
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
     gai_lane_forget_waits(pool, gone, NULL);
 }
@@ -4286,6 +4566,7 @@ static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, co
 {
     if (site->hands_off || lane->retired) return 0;
     if (lane->asked && lane->unmarked) return 1;
+    if (pool->torch) return 0; /* nobody else gets it */
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
     return lane->unmarked && gai_lane_is_ripe(pool, lane);
 }
@@ -4528,6 +4809,7 @@ static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
 static void gai_pool_poll(galloc_pool *pool)
 {
     gai_lane *lane;
+    gai_home *home;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     gai_lock_off(&pool->lock);
@@ -4536,6 +4818,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_pool_reap(pool);
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane->free.bytes) gai_set_drain(pool, &lane->free, 0);
+    for (home = pool->homes; home; home = home->next) gai_set_drain(pool, &home->free, 0);
     gai_set_drain(pool, &pool->mixed, 1);
     gai_lock_off(&pool->lock);
 }
@@ -4554,6 +4837,7 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
 {
     gai_front *front = &lane->front;
     size_t in_front;
+    const gai_home *home;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
@@ -4566,6 +4850,8 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
     stats->unmarked = lane->unmarked + in_front;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
+    for (home = pool->homes; home; home = home->next)
+        for (block = home->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, lane);
 }
@@ -4618,6 +4904,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
 #define GAI_OVERHEAD_FRUGAL 0.01
 #define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
 #define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
+#define GAI_FIXED_OWN (10 * GAI_MIB)
 
 static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
 {
@@ -4652,12 +4939,41 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
     pool->segments = segment;
 }
 
+static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
+
+/* A segment is made for the streams of a home. Lock held. */
+static void gai_segment_enter_home(galloc_pool *pool, gai_segment *segment, gai_home *home)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    segment->home = home;
+    segment->searches = pool->searches[home->small];
+    home->segments++;
+    gai_torch_add(&stats->segment, home->small, 1, 1);
+    gai_torch_add(&stats->reserved_bytes, home->small, segment->bytes, 1);
+    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_add_one(&stats->oversize_segments, 1, 1);
+    stats->num_device_alloc++;
+}
+
+/* It is given back. */
+static void gai_segment_leave_home(galloc_pool *pool, gai_segment *segment)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    gai_home *home = segment->home;
+    gai_torch_subtract(&stats->segment, home->small, 1);
+    gai_torch_subtract(&stats->reserved_bytes, home->small, segment->bytes);
+    if (gai_pool_is_oversize(pool, segment->bytes)) stats->oversize_segments.current--;
+    stats->num_device_free++;
+    home->segments--;
+    gai_home_end(pool, home);
+}
+
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
 {
     gai_segment **at = &pool->segments;
     while (*at && *at != segment) at = &(*at)->next;
     if (*at) *at = segment->next;
     pool->lost -= segment->lost;
+    if (segment->home) gai_segment_leave_home(pool, segment);
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -5164,11 +5480,10 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **b
     return result;
 }
 
-static size_t gai_fixed_bytes(size_t bytes)
+static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 {
     if (bytes <= GAI_MIB) return GAI_FIXED_SMALL;
-    if (bytes < GAI_FIXED_LARGE / 2) return GAI_FIXED_LARGE;
-    return gai_up(bytes, GAI_FIXED_SMALL);
+    return gai_up(bytes < GAI_FIXED_OWN ? pool->config.large_segment_size : bytes, GAI_FIXED_SMALL);
 }
 
 /* The page at an address of a pool's heap. */
@@ -5317,6 +5632,7 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *
 static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
     gai_lane *own = quest->want ? quest->want->lane : NULL, *lane;
+    gai_home *home;
     int enough;
     gai_parked_to_batch(pool, quest, batch);
     enough = gai_set_to_batch(pool, &pool->common, quest, batch);
@@ -5324,6 +5640,8 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *ba
     if (enough) enough = gai_set_to_batch(pool, &pool->mixed, quest, batch);
     for (lane = pool->lanes; lane && enough; lane = lane->next)
         if (lane != own) enough = gai_set_to_batch(pool, &lane->free, quest, batch);
+    for (home = pool->homes; home && enough; home = home->next)
+        enough = gai_set_to_batch(pool, &home->free, quest, batch);
 }
 
 /* The pages of a batch are going to be given back: their old mappings go with them. With the lock held. */
@@ -5655,6 +5973,271 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
+/* ==== TORCH ===================================================================================================== */
+/* >>torch */
+
+/* What PyTorch's caching allocator does (c10/cuda/CUDACachingAllocator.cpp), as far as it is another thing than
+   galloc's own: how requests are rounded, and with like:pytorch how blocks are chosen, cut, collected. */
+
+#define GAI_TORCH_SMALL GAI_MIB  /* requests up to here, rounded, get small segments */
+#define GAI_TORCH_REMAINS GAI_MIB /* no more than this stays with a block of a large segment */
+
+/* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
+static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
+{
+    size_t divisions, step;
+    int at;
+    if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return gai_up(bytes, GAI_UNIT);
+    at = gai_log2(bytes) - 20;
+    divisions = pool->config.roundup_power2_divisions[at < 0 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
+    if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
+    step = gai_power_below(bytes) / divisions;
+    return gai_up(bytes, step);
+}
+
+/* Up to here rounding is to 512 bytes only. */
+static size_t gai_rounded_plainly(const galloc_config *config)
+{
+    size_t plain = SIZE_MAX;
+    int i;
+    for (i = 0; i < GALLOC_DIVISIONS; i++)
+        if (config->roundup_power2_divisions[i] > 1)
+            plain = gai_min(plain, GAI_UNIT * config->roundup_power2_divisions[i]);
+    return plain;
+}
+
+/* May a request take the block, which is the smallest that it fits in? Blocks of max_split_size and more are kept for
+   requests of that size and more, and these take one only if it is hardly larger. */
+static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, size_t bytes)
+{
+    size_t rounding = pool->config.max_non_split_rounding;
+    if (!rounding) rounding = pool->config.large_segment_size;
+    if (!gai_pool_is_oversize(pool, bytes)) return !gai_pool_is_oversize(pool, block->bytes);
+    return block->bytes < bytes || block->bytes - bytes < rounding;
+}
+
+/* The smallest block in which the request has a place, of equals the one with the lowest address: that of PyTorch's
+   trees. Whole bins are looked through. */
+static gai_block *gai_home_find(const gai_home *home, const gai_want *want)
+{
+    gai_bin bin = gai_bin_of(want->bytes);
+    gai_block *best = NULL, *block;
+    if (!home || home->free.bytes < want->bytes) return NULL;
+    do {
+        for (block = home->free.bins[bin.row][bin.column]; block; block = block->next_bin)
+            if (block->bytes >= want->bytes && gai_is_better(block, best) &&
+                gai_place(block->addr, block->addr + block->bytes, want))
+                best = block;
+    } while (!best && gai_bin_next(&home->free, &bin));
+    return best;
+}
+
+/* Bytes that the request gets of a block, from its place to where the block is cut, if it is. */
+static size_t gai_home_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at, const gai_want *want)
+{
+    size_t all = block->addr + block->bytes - at, remains = all - want->bytes;
+    if (want->small) return remains >= GAI_UNIT ? want->bytes : all;
+    return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, want->bytes) ? want->bytes : all;
+}
+
+/* The smallest segment that is free as a whole, of no stream any more, and of no graph; its work is done. */
+static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_want *want)
+{
+    const gai_home *home;
+    gai_block *best = NULL, *block;
+    for (home = pool->homes; home; home = home->next) {
+        if (home->lanes || home->captured || home->small != want->small) continue;
+        for (block = home->free.oldest; block; block = block->newer)
+            if (gai_block_is_whole(block) && !block->marks && gai_is_better(block, best) &&
+                gai_place(block->addr, block->addr + block->bytes, want))
+                best = block;
+    }
+    return best;
+}
+
+/* A free segment moves. Lock held. */
+static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_home *home)
+{
+    gai_home *before = segment->home;
+    gai_set_remove(segment->first);
+    before->segments--;
+    home->segments++;
+    segment->home = home;
+    gai_home_end(pool, before);
+    (void)gai_block_file(pool, segment->first, 0);
+}
+
+/* Has somebody who is not at home there used free memory, so that to ask whether he has done might gain it? */
+static int gai_pool_awaits(const galloc_pool *pool)
+{
+    const gai_lane *lane = pool->mixed.oldest ? pool->lanes : NULL;
+    while (lane && !lane->recorded) lane = lane->next;
+    return lane != NULL;
+}
+
+/* A block is the program's. */
+static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->home->small;
+    gai_torch_add(&stats->allocation, small, 1, 1);
+    gai_torch_add(&stats->active, small, 1, 1);
+    gai_torch_add(&stats->allocated_bytes, small, block->bytes, 1);
+    gai_torch_add(&stats->active_bytes, small, block->bytes, 1);
+    gai_torch_add(&stats->requested_bytes, small, (size_t)block->requested, 1);
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
+}
+
+/* It is not any more. */
+GAI_APART
+static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->home->small;
+    gai_torch_subtract(&stats->allocation, small, 1);
+    gai_torch_subtract(&stats->active, small, 1);
+    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
+    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
+}
+
+static void gai_torch_count_wait(galloc_pool *pool)
+{
+    gai_lock_on(&pool->lock);
+    pool->torch_stats.num_sync_all_streams++;
+    gai_lock_off(&pool->lock);
+}
+
+static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
+{
+    if (now > before) gai_torch_add(stat, small, now - before, 1);
+    else gai_torch_subtract(stat, small, before - now);
+}
+
+/* A used block has changed its size. */
+static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = pool->torch ? block->segment->home->small : 0;
+    if (!pool->torch) return;
+    gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
+    gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
+    gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
+    if (gai_pool_is_oversize(pool, bytes)) stats->oversize_allocations.current--;
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 0);
+}
+
+/* ---- collecting ---- */
+
+/* Time is counted in searches: so long has a free segment not been wanted. */
+static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
+{
+    return (double)(pool->searches[0] - segment->searches);
+}
+
+/* Large segments that are free as a whole are collected, but for those of graphs. */
+static int gai_home_is_collected(const gai_home *home) { return !home->small && !home->captured; }
+
+typedef struct gai_ages {
+    double sum;
+    size_t count;
+} gai_ages;
+
+/* The ages of what can be collected. */
+static gai_ages gai_pool_ages(const galloc_pool *pool)
+{
+    gai_ages ages = {0, 0};
+    const gai_home *home;
+    const gai_block *block;
+    for (home = pool->homes; home; home = home->next) {
+        for (block = gai_home_is_collected(home) ? home->free.oldest : NULL; block; block = block->newer) {
+            if (!gai_block_is_whole(block) || block->marks) continue;
+            ages.sum += gai_segment_age(pool, block->segment);
+            ages.count++;
+        }
+    }
+    return ages;
+}
+
+/* Takes a free segment out of sight, to be given back; 0: no host memory. Lock held. */
+static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
+{
+    return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
+}
+
+/* Takes all that is as old as the mean or older. It does not stop when that is enough, so that it is not soon needed
+   again. Returns the bytes taken. Lock held. */
+static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
+{
+    double least = ages->sum / (double)ages->count;
+    gai_home *home;
+    gai_block *block, *newer;
+    size_t taken = 0;
+    for (home = pool->homes; home; home = home->next) {
+        for (block = gai_home_is_collected(home) ? home->free.oldest : NULL; block; block = newer) {
+            double age = gai_segment_age(pool, block->segment);
+            size_t bytes = block->bytes;
+            newer = block->newer;
+            if (!gai_block_is_whole(block) || block->marks || age < least) continue;
+            if (!gai_whole_to_batch(pool, block, batch)) return 0;
+            taken += bytes;
+            ages->sum -= age;
+            ages->count--;
+        }
+    }
+    return taken;
+}
+
+/* Gives old segments back until `wanted` bytes are, if so many can be had. */
+static void gai_torch_collect(galloc_pool *pool, size_t wanted)
+{
+    gai_batch batch;
+    gai_ages ages;
+    size_t taken = 0, more;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    ages = gai_pool_ages(pool);
+    while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
+    gai_batch_add_aliases(pool, &batch);
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch);
+}
+
+/* The smallest segment of a home that is free as a whole, has no less than `bytes`, and whose work is done; with
+   `largest` the largest that has no less. */
+static gai_block *gai_home_whole(const gai_home *home, size_t bytes, int largest)
+{
+    gai_block *best = NULL, *block;
+    for (block = home->free.oldest; block; block = block->newer) {
+        if (!gai_block_is_whole(block) || block->marks || block->bytes < bytes) continue;
+        if (!best || (largest ? block->bytes > best->bytes : gai_is_better(block, best))) best = block;
+    }
+    return best;
+}
+
+/* Gives segments of max_split_size and more back, which requests below that size cannot use: one that has the bytes
+   wanted, or else the largest one after the other. */
+static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, size_t bytes)
+{
+    gai_batch batch;
+    gai_block *block;
+    size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    block = gai_home_whole(home, wanted, 0);
+    if (!block) block = gai_home_whole(home, pool->config.max_split_size, 1);
+    while (block && taken < wanted) {
+        size_t more = block->bytes;
+        if (!gai_whole_to_batch(pool, block, &batch)) break;
+        taken += more;
+        block = gai_home_whole(home, pool->config.max_split_size, 1);
+    }
+    gai_batch_add_aliases(pool, &batch);
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch);
+}
+
 /* ==== POLICY ==================================================================================================== */
 /* >>policy */
 
@@ -5958,6 +6541,8 @@ typedef struct gai_job {
     int may_wait;       /* pages may come from streams that the asking one then waits for */
     int waited;         /* waits were queued for it */
     int grown;          /* times that pages were created or moved for it */
+    int searched;       /* like:pytorch: its searches count as one */
+    int asked;          /* and it has been asked who has done with what */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
     CUresult said;      /* by the driver, when it refused memory */
     const char *who;
@@ -6050,11 +6635,57 @@ static gai_found gai_find_all(galloc_pool *pool, const gai_want *want, int may_w
     return best;
 }
 
+static void gai_job_took(gai_job *job, gai_block *block)
+{
+    job->got = block;
+    if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
+}
+
+/* Where there are blocks that are never cut: the request gets all of one, if it may have it. What was made for it just
+   now it may; if the alignment wants that, cut. */
+static void gai_job_take_uncut(gai_job *job, gai_found found)
+{
+    galloc_pool *pool = job->pool;
+    gai_want want = job->want;
+    if (!job->grown && !gai_block_may_serve(pool, found.block, want.bytes)) return;
+    if (gai_pool_is_oversize(pool, want.bytes)) {
+        uintptr_t at;
+        want.bytes = found.block->bytes;
+        at = gai_block_place(pool, found.block, &want, 0);
+        if (!at && !job->grown) return;
+        if (at) found.at = at;
+        else want.bytes = job->want.bytes;
+    }
+    gai_job_took(job, want.just_ready ? found.block : gai_block_take(pool, found.block, found.at, &want));
+}
+
 static void gai_job_take(gai_job *job, gai_found found)
 {
     if (!found.block) return;
-    job->got = job->want.just_ready ? found.block : gai_block_take(job->pool, found.block, found.at, &job->want);
-    if (!job->got) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
+    if (job->pool->oversize) gai_job_take_uncut(job, found);
+    else if (job->want.just_ready) job->got = found.block;
+    else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->want));
+}
+
+/* The same in a home, cut as it is the way there. */
+static void gai_job_take_at_home(gai_job *job, gai_block *block)
+{
+    gai_want want = job->want;
+    uintptr_t at = gai_place(block->addr, block->addr + block->bytes, &want);
+    want.bytes = gai_home_cut(job->pool, block, at, &want);
+    gai_job_took(job, want.just_ready ? block : gai_block_take(job->pool, block, at, &want));
+}
+
+/* Looks at home; first it is asked who has done with what comes from there, which is for later steps. Lock held. */
+static void gai_job_search_home(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block;
+    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->want.small]++;
+    job->searched = 1;
+    if (!job->asked && gai_pool_awaits(pool)) return;
+    block = gai_home_find(gai_home_of(pool, job->want.lane, job->want.small), &job->want);
+    if (block && gai_block_may_serve(pool, block, job->want.bytes)) gai_job_take_at_home(job, block);
 }
 
 /* ---- in place ---- */
@@ -6165,6 +6796,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = stretch->block;
+    size_t before = block->bytes, requested = (size_t)block->requested;
     if (!gai_stretch_need(pool, stretch)) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
         return;
@@ -6183,6 +6815,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
     gai_marks_trim(pool, &block->marks);
     gai_block_extend_captured(block);
     gai_block_set_requested(pool, block, job->grow_to);
+    gai_torch_count_resized(pool, block, before, requested);
     gai_block_let_go(block);
     job->got = block;
 }
@@ -6207,6 +6840,10 @@ static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
     if (job->grows || job->want.room) return;
+    if (job->pool->torch) {
+        gai_job_search_home(job);
+        return;
+    }
     gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want)
                                              : gai_find_all(job->pool, &job->want, 0));
 }
@@ -7103,7 +7740,7 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_block *block = NULL;
     gai_found found = {NULL, 0};
     CUresult result;
-    size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(space);
+    size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(pool, space);
     size_t least = gai_up(space, GAI_FIXED_SMALL);
     if (!gai_budget_take(pool, bytes)) {
         bytes = least;
@@ -7598,6 +8235,165 @@ typedef struct gai_step {
     int (*take)(gai_job *);
 } gai_step;
 
+/* ---- the ladder of like:pytorch ---- */
+
+/* What others have done with comes home. */
+static int gai_step_torch_poll(gai_job *job)
+{
+    gai_pool_retry(job->pool);
+    gai_pool_sweep_lost(job->pool);
+    gai_pool_poll(job->pool);
+    job->asked = 1;
+    return gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* A segment of a stream that is gone. */
+static int gai_step_torch_adopt(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_lane *lane = job->want.lane;
+    gai_home *home;
+    gai_block *block;
+    if (!lane || lane->capture_id) return 0;
+    gai_lock_on(&pool->lock);
+    block = gai_pool_find_homeless(pool, &job->want);
+    if (block && !gai_block_may_serve(pool, block, job->want.bytes)) block = NULL;
+    home = block ? gai_home_for(pool, lane, job->want.small) : NULL;
+    if (home) {
+        gai_segment_move(pool, block->segment, home);
+        gai_job_search_home(job);
+    }
+    gai_lock_off(&pool->lock);
+    return gai_job_is_done(job);
+}
+
+/* Bytes that are held beyond the threshold of collection, which is a part of what a limit allows. */
+static size_t gai_torch_excess(galloc_pool *pool)
+{
+    size_t limit = gai_pool_capacity(pool), held;
+    double most = pool->config.gc_threshold * (double)limit;
+    if (limit >= pool->device_bytes || !(pool->config.gc_threshold > 0)) return 0;
+    gai_lock_on(&pool->lock);
+    held = pool->torch_stats.reserved_bytes.all.current;
+    gai_lock_off(&pool->lock);
+    return (double)held > most ? held - (size_t)most : 0;
+}
+
+/* Are there free segments of so many bytes and more, of a home or if it is NULL of all that are collected, whose work
+   is not known to be done? */
+static int gai_pool_has_unfinished(galloc_pool *pool, const gai_home *only, size_t bytes)
+{
+    const gai_home *home;
+    const gai_block *block;
+    int found = 0;
+    gai_lock_on(&pool->lock);
+    for (home = pool->homes; home && !found; home = home->next) {
+        if (only ? home != only : !gai_home_is_collected(home)) continue;
+        for (block = home->free.oldest; block && !found; block = block->newer)
+            found = gai_block_is_whole(block) && block->marks && block->bytes >= bytes;
+    }
+    gai_lock_off(&pool->lock);
+    return found;
+}
+
+/* To give a segment back is to wait for the device (cuMemFree): it is done before, so that all which is done with by
+   then can go. */
+static void gai_job_finish(gai_job *job, const gai_home *only, size_t bytes)
+{
+    if (gai_pool_has_unfinished(job->pool, only, bytes))
+        gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
+}
+
+static int gai_step_torch_collect(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    size_t excess = gai_torch_excess(pool);
+    if (!excess || !gai_job_can_wait_for_devices(job)) return 0;
+    gai_job_finish(job, NULL, 0);
+    if (!job->error) gai_torch_collect(pool, excess);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* A segment for the request, filed at home. Its size does not give way to the limit. */
+static int gai_step_torch_grow(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = NULL;
+    gai_home *home;
+    size_t space = job->want.bytes + (job->want.alignment > GAI_FIXED_SMALL ? job->want.alignment : 0);
+    size_t bytes = gai_fixed_bytes(pool, space);
+    CUresult result;
+    job->said = CUDA_SUCCESS;
+    if (!gai_budget_take(pool, bytes)) return 0;
+    gai_lock_on(&pool->lock);
+    home = gai_home_for(pool, job->want.lane, job->want.small);
+    gai_lock_off(&pool->lock);
+    if (!home) gai_budget_give(pool, bytes);
+    result = home ? gai_segment_fixed(pool, bytes, &block) : GAI_NO_HOST_MEMORY;
+    gai_lock_on(&pool->lock);
+    if (!result) {
+        gai_segment_enter_home(pool, block->segment, home);
+        job->grown = 1;
+        gai_job_take_at_home(job, gai_block_file(pool, block, 0));
+    } else if (home) {
+        gai_home_end(pool, home);
+    }
+    gai_lock_off(&pool->lock);
+    gai_job_refused(job, result, "cuMemAlloc");
+    return gai_job_is_done(job);
+}
+
+/* Segments that only requests of max_split_size and more can use, of the stream itself. */
+static int gai_step_torch_oversize(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_home *home;
+    if (!pool->oversize || !gai_job_can_wait_for_devices(job)) return 0;
+    gai_lock_on(&pool->lock);
+    home = gai_home_of(pool, job->want.lane, job->want.small);
+    gai_lock_off(&pool->lock);
+    if (!home) return 0;
+    gai_job_finish(job, home, pool->config.max_split_size);
+    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
+    gai_home_release_oversize(pool, home, job->want.bytes);
+    return gai_step_torch_grow(job);
+}
+
+/* Waits for all streams, so that all that is free has come home, and its work is done. */
+static int gai_step_torch_wait(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    if (!gai_job_can_wait_for_devices(job)) return 0;
+    gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
+    gai_torch_count_wait(pool);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Gives back all segments that are free as a whole. */
+static int gai_step_torch_empty(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    if (!gai_job_can_wait_for_devices(job)) return 0;
+    gai_lock_on(&pool->lock);
+    pool->torch_stats.num_alloc_retries++;
+    gai_lock_off(&pool->lock);
+    (void)gai_pool_release(pool, SIZE_MAX);
+    return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* In PyTorch's order, with a search after each step. */
+static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
+    {"take what is finished", 1, gai_step_torch_poll},
+    {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
+    {"collect what is idle", 0, gai_step_torch_collect},
+    {"a new segment", 1, gai_step_torch_grow},
+    {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
+    {"wait for the device", 0, gai_step_torch_wait},
+    {"give all cached segments back", 0, gai_step_torch_empty},
+};
+
+/* ---- galloc's own ---- */
+
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
@@ -7751,13 +8547,24 @@ static void gai_survey_front(gai_survey *survey, gai_lane *lane)
     survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_front_largest(front));
 }
 
+/* Other homes' blocks are never the stream's, whatever has been done; but those of a stream that is gone are taken
+   over. */
+static void gai_survey_home(gai_survey *survey, const gai_home *home)
+{
+    if (home->lane == survey->lane || (!home->lane && !home->captured)) gai_survey_set(survey, &home->free);
+    else if (!home->lane || home->captured) survey->report->graph_bytes += home->free.bytes;
+    else gai_survey_strand(survey, home->lane, home->free.bytes);
+}
+
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
+    const gai_home *home;
     const gai_mapping *mapping;
     gai_lane *lane;
     for (lane = pool->lanes; lane; lane = lane->next) lane->stranded = 0;
     gai_survey_set(survey, &pool->common);
     gai_survey_set(survey, &pool->mixed);
+    for (home = pool->homes; home; home = home->next) gai_survey_home(survey, home);
     for (lane = pool->lanes; lane; lane = lane->next) {
         gai_survey_set(survey, &lane->free);
         gai_survey_front(survey, lane);
@@ -7944,7 +8751,15 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 
 static void gai_job_count(gai_job *job)
 {
-    if (job->got && !job->want.just_ready && !job->grows) gai_block_count(job->pool, job->got, !job->grown);
+    if (!job->got || job->want.just_ready || job->grows) return;
+    gai_block_count(job->pool, job->got, !job->grown);
+    if (job->pool->torch) gai_torch_count_used(job->pool, job->got);
+}
+
+/* Where segments have homes a block that grows takes what is behind it as it does elsewhere. */
+static const gai_step *gai_job_ladder(const gai_job *job)
+{
+    return job->pool->torch && !job->grows ? gai_torch_ladder : gai_ladder;
 }
 
 /* Takes one step after the other until the job is done, and notes what each one gained. */
@@ -7957,7 +8772,8 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
     job->rejected = hopeless || pool->config.throw_on_cudamalloc_oom;
     if (!hopeless) before = gai_job_gauge(job);
     for (i = 0; i < GALLOC_REPORT_STEPS && !hopeless; i++, before = after) {
-        const gai_step *step = &gai_ladder[i];
+        const gai_step *step = &gai_job_ladder(job)[i];
+        if (!step->take) return;
         job->left_out = job->rejected && !step->at_once ? "throw_on_cudamalloc_oom is on" : NULL;
         if (!job->left_out && step->take(job)) return;
         after = gai_job_gauge(job);
@@ -8027,6 +8843,9 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
         call.on_reject(report, call.user);
         gai_callback_end(&gai_in_shortage, &said);
     }
+    gai_lock_on(&job->pool->lock);
+    job->pool->torch_stats.num_ooms++;
+    gai_lock_off(&job->pool->lock);
     gai_last_report = *report;
     job->reported = 1;
     gai_job_say_no_memory(job, report);
@@ -8037,7 +8856,7 @@ static void gai_job_run(gai_job *job)
     galloc_report report;
     int i;
     memset(report.steps, 0, sizeof report.steps);
-    for (i = 0; i < GALLOC_REPORT_STEPS; i++) report.steps[i].name = gai_ladder[i].name;
+    for (i = 0; i < GALLOC_REPORT_STEPS; i++) report.steps[i].name = gai_job_ladder(job)[i].name;
     report.rounds = 0;
     do gai_job_climb(job, &report);
     while (!gai_job_is_done(job) && gai_job_asks(job, &report));
@@ -8076,6 +8895,7 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
         want->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || want->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes are more than there are addresses",
                         gai_max(request->bytes, room));
+    if (!room) want->bytes = gai_rounded(pool, request->bytes);
     if (room && !pool->config.expandable_segments) {
         want->bytes = want->room;
         want->room = 0;
@@ -8084,7 +8904,8 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
     want->requested = request->bytes;
     want->tag = request->tag;
     want->growable = room != 0;
-    want->far = request->lifetime == GALLOC_LIFETIME_LONG;
+    want->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
+    want->small = want->bytes <= GAI_TORCH_SMALL && want->alignment <= GAI_FIXED_SMALL;
     return cudaSuccess;
 }
 
@@ -8154,7 +8975,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_lane *lane = site->lane;
     size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
-    if (lane->life == site->life && !pool->broken) {
+    if (lane->life == site->life && !(pool->broken | pool->special)) {
         int changed = !bare && gai_lane_see(pool, lane, site);
         block = gai_find_plain(pool, lane, wanted);
         if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
@@ -8259,6 +9080,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     gai_block_stamp(pool, block, marks);
     if (block->takers) gai_block_free_takers(pool, block);
     if (block->room) gai_block_give_room(pool, block);
+    if (pool->torch) gai_torch_count_unused(pool, block);
     gai_block_put(pool, block);
 }
 
@@ -8627,10 +9449,12 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     galloc_pool *pool = job->pool;
     gai_lane *lane = job->want.lane;
     int grows = job->grow_to > block->requested;
+    size_t before = block->bytes, requested = (size_t)block->requested;
     if (!gai_block_leave_front(pool, block, lane) || (!grows && !gai_block_shrink(pool, block, lane, job->grow_to))) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
+        gai_torch_count_resized(pool, block, before, requested);
         job->got = block;
     }
     gai_block_let_go(block);
@@ -8839,7 +9663,7 @@ static const gai_key gai_keys[] = {
      "a fraction such as 0.02, from 0 to 100"},
     {"growth", GAI_BYTES, GAI_MEMBER(growth), "auto", 0, 2 * GAI_MIB, GAI_MIB << 10,
      "a power of two from 2M to 1G, or auto"},
-    {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_LARGE / 2 + 1, GAI_MIB << 20,
+    {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_OWN + 1, GAI_MIB << 20,
      "more than 10M, at most 1024G"},
     {"max_split_size", GAI_BYTES, GAI_MEMBER(max_split_size), "none", SIZE_MAX, 0, SIZE_MAX,
      GAI_BYTES_LIKE ", or none"},
@@ -9295,6 +10119,10 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
+    static const char *const streams[] = {"reuse", "stats", NULL};
+    static const char *const collection[] = {"gc_threshold", NULL};
+    int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
+                  config->per_process_memory_fraction < 1;
     message[0] = 0;
     if (config->backend != GALLOC_BACKEND_NATIVE)
         gai_say_idle(seen, heap, "unless backend is native", message, size);
@@ -9307,6 +10135,10 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     if (!config->backend && !config->expandable_segments && !config->like)
         gai_say_idle(seen, threshold, "on fixed segments, since cudaFree waits", message, size);
     if (!config->backend && config->like) gai_say_idle(seen, strategy, "with like:pytorch", message, size);
+    if (!config->backend && config->like && !config->expandable_segments)
+        gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
+    if (!config->backend && config->like && !config->expandable_segments && !limited)
+        gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
     gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
 }
 
@@ -9482,7 +10314,7 @@ static void gai_report_print_steps(gai_paper *paper, const galloc_report *report
     gai_print(paper, "what was tried, and the bytes gained");
     if (report->rounds) gai_print(paper, " in %u rounds", report->rounds + 1);
     gai_print(paper, "\n");
-    for (i = 0; i < GALLOC_REPORT_STEPS; i++) {
+    for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
         const galloc_step *step = &report->steps[i];
         gai_print(paper, "  %-42s ", step->name);
         if (step->left_out) gai_print(paper, "left out: %s\n", step->left_out);
@@ -9753,6 +10585,15 @@ static int gai_check_pages(const gai_block *block)
     return broken;
 }
 
+/* Marks of a stream that is gone say nothing. */
+static int gai_check_at_home(galloc_pool *pool, const gai_block *block)
+{
+    const gai_home *home = block->segment->home;
+    if (!home || (block->set != &pool->mixed && block->set != &home->free)) return 1;
+    if (gai_block_is_at_home(block) && gai_block_is_at_home(block->next)) return 1;
+    return home->lane && block->set != gai_home_set(pool, block);
+}
+
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next, *inside = NULL;
@@ -9767,8 +10608,8 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
-        broken += block->set != gai_set_of(pool, block->marks);
-        broken += gai_blocks_merge(pool, block, next, 0);
+        broken += pool->torch ? gai_check_at_home(pool, block) : block->set != gai_set_of(pool, block->marks);
+        broken += !pool->torch && gai_blocks_merge(pool, block, next, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
@@ -9852,9 +10693,48 @@ static int gai_check_budget(const galloc_pool *pool)
     return broken;
 }
 
+/* What is counted for like:pytorch, against what is found; but for what a reset has taken, or the driver keeps. */
+static int gai_check_torch(galloc_pool *pool, const gai_home *home)
+{
+    galloc_torch_stats found, *stats = &pool->torch_stats;
+    const gai_segment *segment;
+    const gai_block *block;
+    const gai_lane *lane;
+    size_t segments = 0, lanes = 0;
+    int broken = 0;
+    memset(&found, 0, sizeof found);
+    for (lane = pool->lanes; lane; lane = lane->next) lanes += lane->home[home->small] == home;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        segments += segment->home == home;
+        if (!segment->home || segment->home->small != home->small) continue;
+        gai_torch_add(&found.segment, home->small, 1, 0);
+        gai_torch_add(&found.reserved_bytes, home->small, segment->bytes, 0);
+        for (block = segment->first; block; block = block->next) {
+            if (block->kind == GAI_USED) {
+                gai_torch_add(&found.allocated_bytes, home->small, block->bytes, 0);
+                gai_torch_add(&found.allocation, home->small, 1, 0);
+                gai_torch_add(&found.requested_bytes, home->small, (size_t)block->requested, 0);
+            }
+            if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
+            gai_torch_add(&found.inactive_split, home->small, 1, 0);
+            gai_torch_add(&found.inactive_split_bytes, home->small, block->bytes, 0);
+        }
+    }
+#define GAI_TORCH_DIFFERS(field)                                                                       \
+    (home->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
+                 : stats->field.large_pool.current != found.field.large_pool.current)
+    broken += GAI_TORCH_DIFFERS(segment) + GAI_TORCH_DIFFERS(reserved_bytes) + GAI_TORCH_DIFFERS(allocation);
+    broken += GAI_TORCH_DIFFERS(allocated_bytes) + GAI_TORCH_DIFFERS(requested_bytes);
+    broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
+    broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
+    return broken + gai_check_set(&home->free) + (segments != home->segments) + (lanes != home->lanes) +
+           (!segments && !lanes);
+}
+
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
+    const gai_home *home;
     const gai_segment *segment;
     const gai_lane *lane;
     const gai_mapping *mapping;
@@ -9872,6 +10752,7 @@ static int gai_check_pool(galloc_pool *pool)
         streams += (size_t)gai_lane_is_plain(lane);
     }
     broken += streams != pool->streams;
+    for (home = pool->homes; home; home = home->next) broken += gai_check_torch(pool, home);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
@@ -9933,6 +10814,19 @@ static cudaError_t gai_current_device(int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
+/* What follows of the settings, once it is known what the device can do. */
+static void gai_pool_choose_ways(galloc_pool *pool)
+{
+    const galloc_config *config = &pool->config;
+    int fixed = !config->expandable_segments && config->backend == GALLOC_BACKEND_NATIVE;
+    pool->torch = fixed && config->like == GALLOC_LIKE_PYTORCH;
+    pool->oversize = fixed && config->max_split_size != SIZE_MAX;
+    pool->plain = gai_rounded_plainly(config);
+    pool->special = (uint64_t)(pool->torch || pool->oversize || pool->plain != SIZE_MAX);
+    pool->unfronted = pool->torch || config->stats_exact;
+    pool->mixed.counted = pool->torch;
+}
+
 /* What the device can do, and its primary context, retained until the pool ends. */
 static CUresult gai_pool_open(galloc_pool *pool)
 {
@@ -9948,6 +10842,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result)
         result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
     if (!mapping) pool->config.expandable_segments = 0;
+    gai_pool_choose_ways(pool);
     pool->granularity = GAI_FIXED_SMALL;
     if (!result && pool->config.expandable_segments)
         result = gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties,
@@ -9990,6 +10885,11 @@ static void gai_pool_discard(galloc_pool *pool)
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
+    }
+    while (pool->homes) {
+        gai_home *next = pool->homes->next;
+        GALLOC_FREE(pool->homes);
+        pool->homes = next;
     }
     while (pool->captures) gai_capture_forget(pool, pool->captures);
     while (pool->graphs) {
@@ -10166,6 +11066,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
         *released += gone;
         if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
+        gai_torch_count_wait(pool);
     }
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
@@ -10428,7 +11329,8 @@ typedef struct gai_way {
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
-    uint64_t after[2]; /* makes its size a power of two */
+    size_t most; /* what is asked for beyond this is no front's, or rounded in another way than mostly */
+    uint64_t after; /* makes its size a power of two */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -10586,6 +11488,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     way->key = key;
     way->pool = pool;
     way->looks = pool->config.stream_check;
+    way->most = way->looks ? gai_min(pool->plain, GAI_MARK_BYTES) : pool->plain;
     way->site = *site;
     if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
@@ -10609,6 +11512,21 @@ static GAI_INLINE void gai_way_gave(gai_way *way, gai_block *block, uintptr_t ad
     *ptr = (void *)addr;
 }
 
+/* The same for what is rounded further than to 512 bytes. */
+GAI_APART
+static enum gai_passage gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_way *way)
+{
+    gai_block *block;
+    uintptr_t addr;
+    enum gai_state state = GAI_SHUT;
+    block = gai_front_take(&way->site.lane->front, way->site.life, gai_rounded(way->pool, bytes), bytes, tag, &state);
+    if (!block) return gai_way_passage(way, state);
+    addr = block->addr;
+    gai_store_pointer(&block->held, way->site.lane);
+    gai_way_gave(way, block, addr, ptr);
+    return GAI_DONE;
+}
+
 static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_way **found)
 {
@@ -10617,7 +11535,10 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     uintptr_t addr;
     enum gai_state state = GAI_SHUT;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
-    if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, GAI_SHUT); /* no front has that */
+    if (bytes > way->most) {
+        if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, GAI_SHUT); /* no front has that */
+        return gai_malloc_rounded(ptr, bytes, tag, way);
+    }
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
     if (!block) return gai_way_passage(way, state);
     addr = block->addr;
@@ -11156,6 +12077,22 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     return cudaSuccess;
 }
 
+GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats)
+{
+    cudaError_t error = gai_begin();
+    if (!error && (!pool || !stats))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_torch_stats: pool and stats must not be NULL");
+    if (!error && !pool->torch)
+        error = gai_fail(cudaErrorNotSupported, "galloc_pool_torch_stats: the pool is not like:pytorch with "
+                         "expandable_segments:False");
+    if (error) return gai_end(error);
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    *stats = pool->torch_stats;
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
 {
     gai_lane *lane;
@@ -11182,6 +12119,30 @@ static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
     stat->total -= now->total;
 }
 
+static void gai_torch_stat_reset(galloc_torch_stat *stat)
+{
+    gai_stat_reset(&stat->all, &stat->all);
+    gai_stat_reset(&stat->small_pool, &stat->small_pool);
+    gai_stat_reset(&stat->large_pool, &stat->large_pool);
+}
+
+static void gai_torch_stats_reset(galloc_torch_stats *stats)
+{
+    gai_torch_stat_reset(&stats->allocation);
+    gai_torch_stat_reset(&stats->segment);
+    gai_torch_stat_reset(&stats->active);
+    gai_torch_stat_reset(&stats->inactive_split);
+    gai_torch_stat_reset(&stats->allocated_bytes);
+    gai_torch_stat_reset(&stats->reserved_bytes);
+    gai_torch_stat_reset(&stats->active_bytes);
+    gai_torch_stat_reset(&stats->inactive_split_bytes);
+    gai_torch_stat_reset(&stats->requested_bytes);
+    gai_stat_reset(&stats->oversize_allocations, &stats->oversize_allocations);
+    gai_stat_reset(&stats->oversize_segments, &stats->oversize_segments);
+    stats->num_alloc_retries = stats->num_ooms = stats->num_sync_all_streams = 0;
+    stats->num_device_alloc = stats->num_device_free = 0;
+}
+
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
     galloc_stats now, *stats = pool ? &pool->stats : NULL;
@@ -11201,6 +12162,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     stats->failures = stats->rejections = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     stats->collections = stats->collected_bytes = 0;
+    gai_torch_stats_reset(&pool->torch_stats);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
     return cudaSuccess;

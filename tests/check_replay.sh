@@ -89,6 +89,13 @@ for options in '' '--busy --verify' '--conf expandable_segments:False --busy --v
     esac
 done
 
+# The profile of PyTorch holds what PyTorch held, also while blocks are used by work that is far behind.
+BUILD=${BUILD:-build} bench/like_pytorch.sh "$work/like_pytorch.csv" >"$work/out" 2>&1
+verdict $? 'like:pytorch holds what PyTorch held'
+ends 0 --json --conf like:pytorch,expandable_segments:False --busy --verify bench/traces/*.csv.gz
+[ "$(grep -c '"oom": 0, .*"findings": 0, ' "$work/out")" -eq 10 ]
+verdict $? 'no out-of-memory and nothing wrong: like:pytorch'
+
 small=bench/traces/moe_multistream.csv.gz
 gzip -dc "$small" >"$work/plain.csv"
 ends 0 --json --fit --repeat 3 "$work/plain.csv"
