@@ -106,6 +106,22 @@
      behind that calls nothing any more stays. Fixed segments are not collected, as cudaFree waits.
      docs/tuning.md says which setting helps when, with measurements.
 
+   ON BACKENDS
+     backend:cudaMalloc and backend:cudaMallocAsync have the driver serve each allocation instead, behind the same
+     functions, limits and counters. They are for finding errors, and to compare with: no call is served by a cache.
+     cudaMalloc: each block is a cudaMalloc of just the bytes asked for, so that compute-sanitizer sees where it ends.
+     What is freed, on legacy too, gets an event and is given to cudaFree once that is complete, by a later allocation
+     or trim. cudaFree waits for the device, so these wait. In a capture each allocation is a new one, and is the
+     graph's as ON GRAPHS says.
+     cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
+     driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
+     (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
+     counted as held and free, as it was at the last allocation or trim. In a capture allocations and frees are nodes of
+     the graph; a block that is not freed there is the program's to free after the graph has run. On the legacy stream
+     nothing can be allocated while a blocking stream is captured (cudaErrorStreamCaptureImplicit).
+     With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
+     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+
    ON GRAPHS
      Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
      use must stay at its address, and nobody else's, as long as it can be launched. So
@@ -330,7 +346,8 @@ typedef struct galloc_pointer {
     galloc_pool *pool;
     void *base;                   /* start of the block that holds the address */
     size_t requested;             /* bytes asked for; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB */
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB; with
+                                     other backends what the driver was asked for */
     size_t room;                  /* bytes up to which the addresses are the block's; at least `usable` */
     unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy, or
                                      one that was being captured, which cannot be asked */
@@ -413,7 +430,8 @@ typedef struct galloc_stats {
     double internal_fragmentation; /* allocated / live: what rounding costs; 1 when nothing is live */
     galloc_pages pages[GALLOC_PAGE_SIZES]; /* physical pages (in fixed segments: the segments) that the pool holds now:
                                               [i] those of 2 MiB << i and more, less than twice that; the last: all
-                                              that are larger, too */
+                                              that are larger, too. With other backends: the blocks, [0] also those
+                                              that are smaller, and the bytes that the driver's pool keeps */
     galloc_driver driver;                  /* calls made, by kind */
     galloc_driver driver_ns;               /* host time spent in them, nanoseconds */
     galloc_driver driver_longest_ns;       /* the longest single one */
@@ -525,7 +543,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
               stream's device
      stream   not the legacy one. It must live until galloc_graph_end
      Returns  also cudaErrorNotPermitted when the group has begun already, or another one with this stream or capture;
-              cudaErrorStreamCaptureInvalidated, cudaErrorMemoryAllocation (host); *graph is left as it was then */
+              cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated,
+              cudaErrorMemoryAllocation (host); *graph is left as it was then */
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
 
 /* Captures that begin from now on are not the group's; call it after the last one has ended. Its memory stays the
@@ -594,7 +613,7 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` can be allocated, in one piece or in several and on any stream, without asking the driver.
-     Returns  also cudaErrorMemoryAllocation */
+     Returns  also cudaErrorMemoryAllocation, cudaErrorNotSupported with other backends */
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
 /* Gives free memory back to the device until the pool holds no more than `keep_bytes`, or nothing more can go. Pages
@@ -612,7 +631,8 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
               galloc_pool_trim does, which takes no time once the program has synchronised with it */
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released);
 
-/* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
+/* The settings in effect: `device` is an ordinal, expandable_segments is 0 where the device cannot do it and with other
+   backends, for which stats_exact is 1. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */

@@ -225,6 +225,66 @@ TEST(default_pools_of_other_backends)
     }
 }
 
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+typedef struct crowd {
+    galloc_pool *pool;
+    cudaStream_t shared;
+    uint64_t seed;
+} crowd;
+
+/* Blocks of a stream of one's own and of one that all share, freed on either. */
+static void *play_in_crowd(void *arg)
+{
+    crowd *c = arg;
+    dice d = {c->seed};
+    OK(cudaSetDevice(0));
+    cudaStream_t own = stream_new();
+    for (int i = 0; i < 200; i++) {
+        cudaStream_t s = roll_below(&d, 3) ? own : c->shared;
+        void *p = NULL;
+        size_t bytes = roll_bytes(&d, MIB(2));
+        OK(galloc_pool_malloc(c->pool, &p, bytes, s));
+        put(s, p, bytes, c->seed);
+        if (!roll_below(&d, 4)) OK(galloc_record_stream(p, s == own ? c->shared : own));
+        EXPECT(info_of(p).pool == c->pool);
+        OK(galloc_free(p, s));
+        if (!roll_below(&d, 50)) OK(galloc_pool_trim(c->pool, 0, NULL));
+        if (!roll_below(&d, 50)) (void)stats_of(c->pool);
+    }
+    OK(galloc_stream_retire(own));
+    stream_end(own);
+    return NULL;
+}
+
+TEST(threads_under_each_backend)
+{
+    enum { THREADS = 4 };
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        pthread_t threads[THREADS];
+        crowd crowds[THREADS];
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t shared = stream_new();
+        for (int k = 0; k < THREADS; k++) {
+            crowds[k] = (crowd){pool, shared, test_seed() + (uint64_t)k};
+            EXPECT_EQ(pthread_create(&threads[k], NULL, play_in_crowd, &crowds[k]), 0);
+        }
+        for (int k = 0; k < THREADS; k++) pthread_join(threads[k], NULL);
+        galloc_stats s = stats_of(pool);
+        EXPECT_EQ(s.mallocs, 200 * THREADS);
+        EXPECT_EQ(s.frees, 200 * THREADS);
+        EXPECT_EQ(s.live.current, 0);
+        expect_healthy(pool, 0);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(shared);
+        finish();
+    }
+}
+
 /* ---- cudaMalloc -------------------------------------------------------------------------------------------------- */
 
 /* No block is used again before the driver has had it back, which it has when the work is known to be done. */
