@@ -7169,8 +7169,8 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_job_refused(job, result, "cuMemAlloc");
 }
 
-/* Takes the bytes from the budget. What comes from the driver's pool may be held already: then it is seen afterwards how
-   much more is. */
+/* Takes the bytes from the budget. What comes from the driver's pool may be held already: then it is seen afterwards
+   how much more is. */
 static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
     size_t kept;

@@ -108,6 +108,32 @@ TEST(limits_hold_under_each_backend)
     }
 }
 
+/* What the pools of a device hold together counts what each kind of pool holds, and what the driver keeps for one. */
+TEST(pools_of_all_kinds_share_a_limit)
+{
+    begin();
+    galloc_pool *pool[SETTINGS];
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < SETTINGS; i++) {
+        char text[96];
+        snprintf(text, sizeof text, "%s,device_limit:64M", settings[i]);
+        pool[i] = pool_of(text);
+    }
+    for (int i = 0; i < SETTINGS; i++) {
+        void *p = get(pool[i], MIB(40), s), *q = NULL;
+        put(s, p, MIB(40), 1);
+        for (int k = 0; k < SETTINGS; k++) EXPECT_EQ(galloc_pool_malloc(pool[k], &q, MIB(40), s), 2);
+        EXPECT(sim_physical_peak(0) <= MIB(80));
+        OK(galloc_free(p, s));
+        if (i == 3) EXPECT_EQ(galloc_pool_malloc(pool[2], &q, MIB(40), s), 2);
+        OK(galloc_pool_trim(pool[i], 0, NULL));
+        for (int k = 0; k < SETTINGS; k++) expect_healthy(pool[k], 0);
+    }
+    for (int i = 0; i < SETTINGS; i++) pool_end(pool[i]);
+    stream_end(s);
+    finish();
+}
+
 /* A block goes nowhere before all that use it have done so, whoever they are and on whichever stream it is freed. */
 TEST(all_users_are_waited_for_under_each_backend)
 {
