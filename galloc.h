@@ -117,7 +117,8 @@
      driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
      counted as held and free, as it was at the last allocation or trim. In a capture allocations and frees are nodes of
-     the graph; a block that is not freed there is the program's to free after the graph has run. On the legacy stream
+     the graph; a block that is not freed there is the program's to free after the graph has run, or when it never
+     will. On the legacy stream
      nothing can be allocated while a blocking stream is captured (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
@@ -4693,6 +4694,12 @@ static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_
 /* How far the driver let a mapping be undone. */
 enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
 
+/* What a graph was to allocate that has not run, and perhaps never will, the driver does not know. */
+static int gai_segment_never_was(const gai_segment *segment, CUresult result)
+{
+    return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
+}
+
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
@@ -4702,6 +4709,7 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     gai_lock_off(&pool->lock);
     if (lost) return GAI_RELEASED;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
+    if (gai_segment_never_was(mapping->segment, result)) return GAI_RELEASED;
     if (result) gai_pool_note(pool, result);
     return result ? GAI_STUCK : GAI_RELEASED;
 }
@@ -7856,7 +7864,7 @@ static galloc_pool *gai_pool_of_given(const void *ptr)
     gai_block *block = gai_block_at((uintptr_t)ptr);
     int found = 0;
     if (!gai_load(&gai_given_pools)) return NULL;
-    if (block && block->addr == (uintptr_t)ptr) return (galloc_pool *)gai_load_pointer(&block->pool);
+    if (block) return (galloc_pool *)gai_load_pointer(&block->pool);
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
         if (!pool->config.backend) continue;
@@ -8120,6 +8128,7 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
     CUresult result;
     gai_lock_off(&pool->lock);
     result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
+    if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;

@@ -503,6 +503,36 @@ TEST(graphs_allocate_by_nodes_of_the_driver)
     finish();
 }
 
+/* A capture that comes to nothing allocates nothing; its blocks are freed like others, wherever. */
+TEST(captures_that_come_to_nothing)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph = NULL;
+    void *p[4];
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(2), s);
+    OK(galloc_record_stream(p[2], t));
+    EXPECT_EQ(cudaEventQuery(NULL) != cudaSuccess, 1);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    OK(galloc_free(p[0], s)); /* the capture has been lost */
+    EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(p[2], t));
+    OK(galloc_free(p[3], t));
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* No call of galloc's breaks a capture: on legacy the driver could not allocate without that. */
 TEST(legacy_while_a_stream_is_captured)
 {
