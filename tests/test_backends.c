@@ -125,8 +125,8 @@ TEST(pools_of_all_kinds_share_a_limit)
         for (int k = 0; k < SETTINGS; k++) EXPECT_EQ(galloc_pool_malloc(pool[k], &q, MIB(40), s), 2);
         EXPECT(sim_physical_peak(0) <= MIB(80));
         OK(galloc_free(p, s));
-        if (i == 3) EXPECT_EQ(galloc_pool_malloc(pool[2], &q, MIB(40), s), 2);
-        OK(galloc_pool_trim(pool[i], 0, NULL));
+        if (i == 3) OK(galloc_free(get(pool[2], MIB(40), s), s)); /* the driver's pool gives it up for that */
+        for (int k = 0; k < SETTINGS; k++) OK(galloc_pool_trim(pool[k], 0, NULL));
         for (int k = 0; k < SETTINGS; k++) expect_healthy(pool[k], 0);
     }
     for (int i = 0; i < SETTINGS; i++) pool_end(pool[i]);
