@@ -124,6 +124,23 @@
      reuse and stats have no effect, the streams' caches are not used, and calls take the pool's lock. With
      expandable_segments:True it is galloc's own heap, with PyTorch's rounding.
 
+   ON BACKENDS
+     backend:cudaMalloc and backend:cudaMallocAsync have the driver serve each allocation instead, behind the same
+     functions, limits and counters. They are for finding errors, and to compare with: no call is served by a cache.
+     cudaMalloc: each block is a cudaMalloc of just the bytes asked for, so that compute-sanitizer sees where it ends.
+     What is freed, on legacy too, gets an event and is given to cudaFree once that is complete, by a later allocation
+     or trim. cudaFree waits for the device, so these wait. In a capture each allocation is a new one, and is the
+     graph's as ON GRAPHS says.
+     cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
+     driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
+     (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
+     counted as held and free, as it was at the last allocation or trim. In a capture allocations and frees are nodes of
+     the graph; a block that is not freed there is the program's to free after the graph has run, or when it never
+     will, and before the graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is
+     captured (cudaErrorStreamCaptureImplicit).
+     With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
+     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+
    ON GRAPHS
      Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
      use must stay at its address, and nobody else's, as long as it can be launched. So
@@ -357,7 +374,8 @@ typedef struct galloc_pointer {
     galloc_pool *pool;
     void *base;                   /* start of the block that holds the address */
     size_t requested;             /* bytes asked for; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB */
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB; with
+                                     other backends what the driver was asked for */
     size_t room;                  /* bytes up to which the addresses are the block's; at least `usable` */
     unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy, or
                                      one that was being captured, which cannot be asked */
@@ -380,7 +398,10 @@ typedef struct galloc_stat {
     X(mem_alloc, "cuMemAlloc") X(mem_free, "cuMemFree") X(event_create, "cuEventCreate")                               \
     X(event_destroy, "cuEventDestroy") X(event_record, "cuEventRecord") X(event_query, "cuEventQuery")                 \
     X(event_synchronize, "cuEventSynchronize") X(stream_wait, "cuStreamWaitEvent")                                     \
-    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost") X(stream_synchronize, "cuStreamSynchronize")
+    X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost") X(stream_synchronize, "cuStreamSynchronize")         \
+    X(pool_create, "cuMemPoolCreate") X(pool_destroy, "cuMemPoolDestroy") X(pool_set, "cuMemPoolSetAttribute")         \
+    X(pool_get, "cuMemPoolGetAttribute") X(pool_trim, "cuMemPoolTrimTo") X(pool_alloc, "cuMemAllocFromPoolAsync")      \
+    X(pool_free, "cuMemFreeAsync")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
 /* A number for each kind of call. */
@@ -438,7 +459,8 @@ typedef struct galloc_stats {
     double internal_fragmentation; /* allocated / live: what rounding costs; 1 when nothing is live */
     galloc_pages pages[GALLOC_PAGE_SIZES]; /* physical pages (in fixed segments: the segments) that the pool holds now:
                                               [i] those of 2 MiB << i and more, less than twice that; the last: all
-                                              that are larger, too */
+                                              that are larger, too. With other backends: the blocks, [0] also those
+                                              that are smaller, and the bytes that the driver's pool keeps */
     galloc_driver driver;                  /* calls made, by kind */
     galloc_driver driver_ns;               /* host time spent in them, nanoseconds */
     galloc_driver driver_longest_ns;       /* the longest single one */
@@ -657,7 +679,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
               stream's device
      stream   not the legacy one. It must live until galloc_graph_end
      Returns  also cudaErrorNotPermitted when the group has begun already, or another one with this stream or capture;
-              cudaErrorStreamCaptureInvalidated, cudaErrorMemoryAllocation (host); *graph is left as it was then */
+              cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated,
+              cudaErrorMemoryAllocation (host); *graph is left as it was then */
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
 
 /* Captures that begin from now on are not the group's; call it after the last one has ended. Its memory stays the
@@ -726,7 +749,7 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` can be allocated, in one piece or in several and on any stream, without asking the driver.
-     Returns  also cudaErrorMemoryAllocation */
+     Returns  also cudaErrorMemoryAllocation, cudaErrorNotSupported with other backends */
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
 /* Gives free memory back to the device until the pool holds no more than `keep_bytes`, or nothing more can go. Pages
@@ -758,8 +781,8 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
      In on_map and on_unmap galloc serves from what the pool has, without mapping or unmapping anything.
    With on_map all that is mapped already is told of now, before this returns; the pool gives nothing back meanwhile.
      callbacks  copied; NULL: none from now on
-     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way, in any thread;
-                cudaErrorMemoryAllocation (host) */
+     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way, in any thread; cudaErrorNotSupported
+                for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
 /* Reads the report of this thread's last allocation (or growth of a block) that failed.
@@ -772,7 +795,8 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
      Returns  also cudaErrorInvalidValue when it does not fit; `text` is "" then */
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
-/* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
+/* The settings in effect: `device` is an ordinal, expandable_segments is 0 where the device cannot do it and with other
+   backends, for which stats_exact is 1. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */
@@ -1236,6 +1260,13 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(MemUnmap, (CUdeviceptr, size_t))                                                                                 \
     X(MemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                                            \
     X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                                                        \
+    X(MemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *))                                                         \
+    X(MemPoolDestroy, (CUmemoryPool))                                                                                  \
+    X(MemPoolSetAttribute, (CUmemoryPool, CUmemPool_attribute, void *))                                                \
+    X(MemPoolGetAttribute, (CUmemoryPool, CUmemPool_attribute, void *))                                                \
+    X(MemPoolTrimTo, (CUmemoryPool, size_t))                                                                           \
+    X(MemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                          \
+    X(MemFreeAsync, (CUdeviceptr, CUstream))                                                                           \
     X(UserObjectCreate, (CUuserObject *, void *, CUhostFn, unsigned int, unsigned int))                                \
     X(UserObjectRelease, (CUuserObject, unsigned int))                                                                 \
     X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))
@@ -1616,7 +1647,7 @@ typedef struct gai_mapping {
 } gai_mapping;
 
 struct gai_segment {
-    gai_segment *next;
+    gai_segment *next, *prev;
     struct galloc_pool *pool;
     gai_block *first;
     uintptr_t addr;
@@ -1626,6 +1657,9 @@ struct gai_segment {
     gai_home *home;     /* NULL: it is for all streams and sizes */
     uint64_t searches;  /* of the pool's home->small, when the last of its blocks came home */
     uint64_t age;       /* of that block */
+    size_t given; /* of another backend, with one used block at most: what the driver was asked for; else 0. Such
+                     addresses are not in the map of pages: several of them may share 2 MiB */
+    int of_graph; /* cudaMallocAsync: allocated in a capture, so that it is the graph's and not the driver's pool's */
     int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
@@ -1861,6 +1895,7 @@ static gai_budget gai_budgets[GAI_DEVICES];
 /* reserved.current == bytes of pages in blocks + parked + quarantined
    taken == the same + pages on their way in, which are taken from the budget before the driver is asked
    leaving + parked == bytes of mappings that are away
+   cudaMallocAsync: reserved.current counts `kept` as well, what the driver's pool holds beyond the blocks of ours
    allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
    know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
    Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
@@ -1919,6 +1954,8 @@ struct galloc_pool {
     gai_home *homes;
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
     galloc_torch_stats torch_stats;
+    CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
+    size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments that are graphs' */
     galloc_stats stats;
 };
 
@@ -3045,6 +3082,31 @@ static void gai_budget_give(galloc_pool *pool, size_t bytes)
     gai_lock_off(&gai_budget_lock);
 }
 
+/* The driver's pool holds so much: takes what is more than before. 0: the limits do not allow it. */
+static int gai_budget_raise(galloc_pool *pool, size_t total)
+{
+    size_t more;
+    int allowed;
+    gai_lock_on(&gai_budget_lock);
+    more = gai_left(total, pool->taken);
+    allowed = more <= gai_budget_left(pool);
+    if (allowed) pool->taken += more;
+    if (allowed) pool->budget->held += more;
+    gai_lock_off(&gai_budget_lock);
+    return allowed;
+}
+
+/* What the pool holds is what it has taken, whatever the limits say. With the pool's lock held. */
+static void gai_budget_settle(galloc_pool *pool)
+{
+    gai_budget *budget = pool->budget;
+    gai_lock_on(&gai_budget_lock);
+    budget->held += pool->stats.reserved.current - pool->taken;
+    pool->taken = pool->stats.reserved.current;
+    budget->most = gai_max(budget->most, budget->held);
+    gai_lock_off(&gai_budget_lock);
+}
+
 /* The limit is the lowest of those that the pools name. With the budget lock held. */
 static void gai_budget_set_limit(gai_budget *budget)
 {
@@ -3111,10 +3173,10 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
-/* The place of pages of a size among galloc_stats.pages; a page has no less than 2 MiB. */
+/* The place of pages of a size among galloc_stats.pages. Only blocks of other backends have less than 2 MiB. */
 static int gai_page_class(size_t bytes)
 {
-    return (int)gai_min((size_t)gai_log2(bytes) - GAI_PAGE_LOG2, GALLOC_PAGE_SIZES - 1);
+    return (int)gai_min((size_t)gai_log2(bytes >> GAI_PAGE_LOG2 | 1), GALLOC_PAGE_SIZES - 1);
 }
 
 /* A page is held from now on. */
@@ -3139,6 +3201,30 @@ static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t b
     pages->count -= (size_t)last;
     pages->bytes -= bytes;
     pool->stats.reserved.current -= bytes;
+}
+
+static int gai_pool_is_async(const galloc_pool *pool)
+{
+    return pool->config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+}
+
+/* What the driver's pool holds beyond the blocks. It stands among the smallest pages, though nobody knows its sizes. */
+static void gai_stat_kept(galloc_pool *pool, size_t kept)
+{
+    pool->stats.pages[0].bytes += kept - pool->kept;
+    pool->stats.reserved.current += kept - pool->kept;
+    pool->kept = kept;
+}
+
+/* The driver's pool holds so much. With all blocks and these bytes of one to come, it keeps the rest. */
+static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
+{
+    galloc_stat *reserved = &pool->stats.reserved;
+    size_t before = reserved->current, blocks = before - pool->kept - pool->of_graphs + coming;
+    gai_stat_kept(pool, held > blocks ? held - blocks : 0);
+    if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
+    reserved->peak = gai_max(reserved->peak, reserved->current + coming);
+    reserved->total -= coming;
 }
 
 /* Adds what a front knows and the counters do not: of its shelves, and of what is fresh. */
@@ -3297,8 +3383,9 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_lane *lane;
     const gai_home *home;
-    stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked;
+    stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
+    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* the driver does not say */
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
     for (lane = pool->lanes; lane; lane = lane->next) {
         stats->free_bytes += lane->free.bytes + lane->front.bytes + lane->front.fresh_bytes;
@@ -3434,7 +3521,7 @@ static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
     block->life = lane->life;
     if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
     gai_set_relaxed(&lane->blocks, lane->blocks + 1);
-    if (lane->capture) gai_block_mark_captured(pool, block, lane);
+    if (lane->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, lane);
 }
 
 /* The same as marking it, for what it has grown by. */
@@ -4219,6 +4306,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     gai_block *block;
     segment->lost = 1;
     pool->lost++;
+    if (segment->of_graph) pool->of_graphs -= segment->bytes;
     for (block = segment->first; block; block = block->next) {
         if (block->kind != GAI_FREE) continue;
         gai_set_remove(block);
@@ -4233,6 +4321,9 @@ static void gai_pool_lose_context(galloc_pool *pool)
     gai_segment *segment;
     for (segment = pool->segments; segment; segment = segment->next)
         if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
+    gai_budget_give(pool, pool->kept);
+    gai_stat_kept(pool, 0);
+    pool->driver_pool = NULL; /* with the context, for all that is known */
     if (!pool->lost) return;
     gai_pool_shut_fronts(pool);
     gai_pool_flush(pool);
@@ -4561,11 +4652,12 @@ static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
 
 /* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
    legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
-   everything back leaves a mark as well: it may be done for long. */
+   everything back leaves a mark as well: it may be done for long. With another backend what is freed waits for that to
+   go to the driver. */
 static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
 {
     if (site->hands_off || lane->retired) return 0;
-    if (lane->asked && lane->unmarked) return 1;
+    if ((lane->asked || pool->config.backend) && lane->unmarked) return 1;
     if (pool->torch) return 0; /* nobody else gets it */
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
     return lane->unmarked && gai_lane_is_ripe(pool, lane);
@@ -4936,6 +5028,7 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
     segment->addr = segment->first->addr = addr;
     segment->bytes = segment->first->bytes = bytes;
     segment->next = pool->segments;
+    if (segment->next) segment->next->prev = segment;
     pool->segments = segment;
 }
 
@@ -4969,9 +5062,9 @@ static void gai_segment_leave_home(galloc_pool *pool, gai_segment *segment)
 
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
 {
-    gai_segment **at = &pool->segments;
-    while (*at && *at != segment) at = &(*at)->next;
-    if (*at) *at = segment->next;
+    if (segment->next) segment->next->prev = segment->prev;
+    if (segment->prev) segment->prev->next = segment->next;
+    else if (pool->segments == segment) pool->segments = segment->next;
     pool->lost -= segment->lost;
     if (segment->home) gai_segment_leave_home(pool, segment);
     while (segment->first) {
@@ -5020,6 +5113,7 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
 static void gai_mapping_show(gai_mapping *mapping, int show)
 {
     uintptr_t at;
+    if (mapping->segment->given) return;
     for (at = mapping->addr; at < mapping->addr + mapping->bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2) {
         if (show) gai_map_set(&gai_page_map, at, mapping);
         else gai_map_clear(&gai_page_map, at, mapping);
@@ -5047,6 +5141,12 @@ static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_
 /* How far the driver let a mapping be undone. */
 enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
 
+/* What a graph was to allocate that has not run, and perhaps never will, the driver does not know. */
+static int gai_segment_never_was(const gai_segment *segment, CUresult result)
+{
+    return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
+}
+
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
@@ -5056,6 +5156,7 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     gai_lock_off(&pool->lock);
     if (lost) return GAI_RELEASED;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
+    if (gai_segment_never_was(mapping->segment, result)) return GAI_RELEASED;
     if (result) gai_pool_note(pool, result);
     return result ? GAI_STUCK : GAI_RELEASED;
 }
@@ -5105,6 +5206,22 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_slab_give(&pool->mappings, mapping);
 }
 
+/* What is given back to the driver's pool is still held: `reserved` does not change, not even in between. 0: it is not
+   the pool's. With the lock held. */
+static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
+{
+    gai_page *page = segment->whole->page;
+    galloc_pages *pages = pool->stats.pages, *of_its_size = &pages[gai_page_class(page->bytes)];
+    if (segment->lost || !gai_pool_is_async(pool)) return 0;
+    if (segment->of_graph) pool->of_graphs -= segment->bytes;
+    if (segment->of_graph) return 0;
+    of_its_size->count--;
+    of_its_size->bytes -= page->bytes;
+    pages[0].bytes += page->bytes;
+    pool->kept += page->bytes;
+    return 1;
+}
+
 /* What has become of a mapping whose undoing was tried. With the lock held. */
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
@@ -5117,8 +5234,10 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         gai_mapping_quarantine(pool, mapping);
     } else {
         gai_page *page = mapping->page;
+        int kept = segment->given && gai_segment_keep(pool, segment);
         gai_mapping_end(pool, mapping);
-        if (undone == GAI_RELEASED) gai_page_end(pool, page);
+        if (kept) gai_slab_give(&pool->pages, page);
+        else if (undone == GAI_RELEASED) gai_page_end(pool, page);
         if (segment->fixed) {
             gai_hole_unlink(pool, segment->first);
             gai_segment_end(pool, segment);
@@ -5413,6 +5532,101 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
 }
 
+/* ---- cudaMalloc, and other backends ---- */
+
+/* Makes the driver's pool: the settings are said in its terms. What of them it does not know it leaves out. */
+static CUresult gai_driver_pool_new(galloc_pool *pool)
+{
+    static const struct { CUmemPool_attribute name; int reuse; } ways[] = {
+        {CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, GALLOC_REUSE_COMPLETED},
+        {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
+        {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
+    cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
+    CUmemPoolProps properties;
+    CUmemoryPool made = NULL;
+    CUresult result;
+    size_t i;
+    memset(&properties, 0, sizeof properties);
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = pool->config.device;
+#if CUDART_VERSION >= 12020
+    if (gai_pool_share(pool) < pool->device_bytes) properties.maxSize = gai_up(gai_pool_share(pool), GAI_FIXED_SMALL);
+#endif
+    result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
+    if (result) return result;
+    result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    for (i = 0; i < sizeof ways / sizeof ways[0] && !result; i++) {
+        int allowed = (pool->config.reuse & ways[i].reuse) != 0;
+        result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, ways[i].name, &allowed));
+    }
+    if (result) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (made));
+    else pool->driver_pool = made;
+    return result;
+}
+
+#define GAI_NOT_SAID SIZE_MAX
+
+/* How many bytes the driver's pool holds. */
+static size_t gai_driver_pool_held(galloc_pool *pool)
+{
+    cuuint64_t held = 0;
+    CUmemPool_attribute name = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+    if (!pool->driver_pool) return GAI_NOT_SAID;
+    if (GAI_CALL(pool, pool_get, MemPoolGetAttribute, (pool->driver_pool, name, &held))) return GAI_NOT_SAID;
+    return (size_t)held;
+}
+
+/* The same with a block that has just come from it; a guess where it does not say. */
+static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
+{
+    size_t held = gai_driver_pool_held(pool);
+    if (held != GAI_NOT_SAID) return held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
+    gai_lock_off(&pool->lock);
+    return held;
+}
+
+/* Asks for it, and notes it. Called with `growth` held. */
+static void gai_pool_ask_held(galloc_pool *pool)
+{
+    size_t held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
+    if (held == GAI_NOT_SAID) return;
+    gai_lock_on(&pool->lock);
+    gai_stat_held(pool, held, 0);
+    gai_budget_settle(pool);
+    gai_stat_cached(pool);
+    gai_lock_off(&pool->lock);
+}
+
+/* Calls the driver's pool for a stream, whose context must be current if it is a default stream. */
+static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t bytes, const gai_site *site)
+{
+    gai_scope scope;
+    CUresult result;
+    if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
+    if (site->hands_off && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
+    if (!result) result = gai_scope_enter(&scope, site->context);
+    if (result) return result;
+    result = GAI_CALL(pool, pool_alloc, MemAllocFromPoolAsync, (addr, bytes, pool->driver_pool, site->stream));
+    gai_scope_leave(&scope);
+    return result;
+}
+
+static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
+{
+    gai_scope scope;
+    CUresult result;
+    if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_free, MemFree, (addr));
+    result = gai_scope_enter(&scope, site->context);
+    if (result) return result;
+    result = GAI_CALL(pool, pool_free, MemFreeAsync, (addr, site->stream));
+    gai_scope_leave(&scope);
+    return result;
+}
+
 /* A fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
 static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 {
@@ -5433,45 +5647,61 @@ static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 }
 
 /* Fetches the memory of a fixed segment. A step that cannot be undone leaves the address in the mapping. */
-static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes)
+static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site,
+                                  size_t *held)
 {
+    size_t unit = segment->given ? GAI_UNIT : (size_t)1 << GAI_PAGE_LOG2;
     CUdeviceptr addr = 0;
-    CUresult result = GAI_CALL(pool, mem_alloc, MemAlloc, (&addr, bytes));
+    CUresult result = gai_driver_alloc(pool, &addr, segment->given ? segment->given : bytes, site);
     if (result) return result;
     segment->whole->addr = (uintptr_t)addr;
-    if (addr % ((CUdeviceptr)1 << GAI_PAGE_LOG2)) result = CUDA_ERROR_NOT_SUPPORTED;
-    else if (!gai_page_map_need((uintptr_t)addr, bytes) || !gai_map_need(&gai_block_map, (uintptr_t)addr))
+    if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
+    if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
+    else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
+             !gai_map_need(&gai_block_map, (uintptr_t)addr))
         result = GAI_NO_HOST_MEMORY;
-    if (result && !GAI_CALL(pool, mem_free, MemFree, (addr))) segment->whole->addr = 0;
+    else if (*held && !gai_budget_raise(pool, *held + pool->of_graphs))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result && !gai_driver_free(pool, addr, site)) segment->whole->addr = 0;
     return result;
 }
 
-/* A segment of one cudaMalloc, of bytes that were taken from the budget; *block is its busy block. */
-static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, gai_block **block)
+/* A segment of one cudaMalloc, of bytes that were taken from the budget; *block is its busy block. Of another backend:
+   of just the bytes that are `given`, which are the stream's at `site` first. */
+static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given, const gai_site *site,
+                                  gai_block **block)
 {
     gai_batch batch;
     CUresult result;
+    size_t held = 0;
     gai_segment *segment = gai_segment_new_fixed(pool, bytes);
     if (!segment) {
-        gai_budget_give(pool, bytes);
+        if (!gai_pool_is_async(pool) || site->capture) gai_budget_give(pool, bytes);
         return GAI_NO_HOST_MEMORY;
     }
-    result = gai_segment_fetch(pool, segment, bytes);
+    segment->given = given;
+    segment->of_graph = gai_pool_is_async(pool) && site->capture;
+    result = gai_segment_fetch(pool, segment, bytes, site, &held);
     gai_lock_on(&pool->lock);
     if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
     segment->whole->page->mappings = segment->whole->addr != 0;
     gai_batch_start(&batch);
     gai_batch_add(&batch, segment->whole, segment->first);
     if (!result) {
+        if (segment->of_graph) pool->of_graphs += bytes;
+        else if (gai_pool_is_async(pool)) gai_stat_held(pool, held, bytes);
         gai_lock_off(&pool->lock);
         gai_pool_tell_mapped(pool, &batch);
         gai_lock_on(&pool->lock);
         *block = gai_batch_publish(pool, &batch);
         pool->stats.grows++;
+        if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else if (segment->whole->addr) {
         gai_mapping_quarantine(pool, segment->whole);
+        if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else {
-        gai_budget_give(pool, bytes);
+        if (!gai_pool_is_async(pool) || segment->of_graph) gai_budget_give(pool, bytes);
+        if (gai_pool_is_async(pool)) site->lane->handed = gai_lane_stamp(site->lane); /* it may have been freed on it */
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -5662,6 +5892,49 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     }
 }
 
+/* Gives freed blocks of another backend back that no unfinished work may touch, least recently freed first, until
+   `wanted` bytes are given or there are no more. */
+static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
+{
+    gai_batch batch;
+    gai_block *block, *newer;
+    size_t given = 0;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    for (block = pool->common.oldest; block && given < wanted; block = newer) {
+        gai_segment *segment = block->segment;
+        newer = block->newer;
+        if (block->bytes != segment->bytes) continue; /* beside a used one, for its alignment */
+        gai_set_remove(block);
+        block->kind = GAI_BUSY;
+        segment->whole->page->current = NULL;
+        gai_batch_add(&batch, segment->whole, block);
+        given += segment->bytes;
+    }
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch);
+}
+
+/* The same, and has the driver's pool give back as much. Returns by how much less is held. */
+static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
+{
+    size_t before, held, after;
+    gai_lock_on(&pool->lock);
+    before = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    gai_pool_return_given(pool, gai_pool_is_async(pool) ? SIZE_MAX : wanted);
+    held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
+    if (held != GAI_NOT_SAID) {
+        held = held > wanted ? held - wanted : 0;
+        gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
+        gai_pool_ask_held(pool);
+    }
+    gai_lock_on(&pool->lock);
+    after = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    return before > after ? before - after : 0;
+}
+
 /* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
    `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. Lets `growth`
    go while the program is told. */
@@ -5671,6 +5944,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
     size_t held, after, given = 0;
     int some;
     if (gai_pool_keeps(pool)) return 0;
+    if (pool->config.backend) return gai_pool_release_given(pool, wanted);
     do {
         gai_quest quest;
         quest.want = NULL;
@@ -5961,7 +6235,7 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
     gai_lock_on(&pool->lock);
-    for (segment = pool->segments; segment; segment = next) {
+    for (segment = pool->lost ? pool->segments : NULL; segment; segment = next) {
         next = segment->next;
         if (!segment->lost || gai_segment_is_used(segment) || !segment->whole->page->current) continue;
         gai_segment_hide(pool, segment);
@@ -6839,7 +7113,7 @@ static void gai_job_search_behind(gai_job *job)
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
-    if (job->grows || job->want.room) return;
+    if (job->grows || job->want.room || job->pool->config.backend) return;
     if (job->pool->torch) {
         gai_job_search_home(job);
         return;
@@ -7734,11 +8008,22 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     return result;
 }
 
+/* The job's place in a segment that was just made for it. */
+static void gai_job_take_fixed(gai_job *job, gai_block *block)
+{
+    gai_found found;
+    gai_lock_on(&job->pool->lock);
+    found.block = gai_block_file(job->pool, block, 0);
+    found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
+    job->grown = 1;
+    gai_job_take(job, found);
+    gai_lock_off(&job->pool->lock);
+}
+
 static void gai_job_grow_fixed(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
-    gai_found found = {NULL, 0};
     CUresult result;
     size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(pool, space);
     size_t least = gai_up(space, GAI_FIXED_SMALL);
@@ -7746,18 +8031,39 @@ static void gai_job_grow_fixed(gai_job *job)
         bytes = least;
         if (!gai_budget_take(pool, bytes)) return;
     }
-    result = gai_segment_fixed(pool, bytes, &block);
+    result = gai_segment_fixed(pool, bytes, 0, &job->site, &block);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && bytes > least && gai_budget_take(pool, least))
-        result = gai_segment_fixed(pool, least, &block);
-    if (!result) {
-        gai_lock_on(&pool->lock);
-        found.block = gai_block_file(pool, block, 0);
-        found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
-        job->grown = 1;
-        gai_job_take(job, found);
-        gai_lock_off(&pool->lock);
-    }
+        result = gai_segment_fixed(pool, least, 0, &job->site, &block);
+    if (!result) gai_job_take_fixed(job, block);
     gai_job_refused(job, result, "cuMemAlloc");
+}
+
+/* Takes the bytes from the budget. What comes from the driver's pool may be held already: then it is seen afterwards
+   how much more is. */
+static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
+{
+    size_t kept;
+    if (!gai_pool_is_async(pool) || site->capture) return gai_budget_take(pool, bytes);
+    gai_lock_on(&pool->lock);
+    kept = pool->kept;
+    gai_lock_off(&pool->lock);
+    return gai_left(bytes, kept) <= gai_pool_headroom(pool);
+}
+
+/* Asks the driver for a block: for as many bytes as the program did, so that a memory checker knows where it ends. What
+   the driver's pool keeps may serve, and is held already. */
+static void gai_job_grow_given(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = NULL;
+    CUresult result;
+    size_t slack = job->want.alignment - GAI_UNIT, bytes = job->want.bytes + slack;
+    int has_room = job->want.bytes - job->want.requested >= GAI_UNIT;
+    if (!gai_pool_may_ask(pool, bytes, &job->site)) return;
+    result = gai_segment_fixed(pool, bytes, (has_room ? job->want.bytes : job->want.requested) + slack, &job->site,
+                               &block);
+    if (!result) gai_job_take_fixed(job, block);
+    gai_job_refused(job, result, gai_pool_is_async(pool) ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
 }
 
 /* ---- the ladder ---- */
@@ -7777,7 +8083,8 @@ static int gai_step_grow(gai_job *job)
     job->said = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (job->want.bytes > gai_pool_capacity(pool)) return 0;
-    if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
+    if (pool->config.backend && !job->grows) gai_job_grow_given(job);
+    else if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
     do {
         grown = job->grown;
@@ -7809,13 +8116,18 @@ static void gai_job_clear_behind(gai_job *job)
     gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
 }
 
+/* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
+static int gai_job_is_captured(const gai_job *job) { return job->want.lane && job->want.lane->capture_id; }
+
 /* What other streams have done with, if the pool may know. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
-    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->away_oldest) gai_pool_poll(job->pool);
+    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->config.backend || job->pool->away_oldest)
+        gai_pool_poll(job->pool);
     gai_pool_limit_old(job->pool);
+    if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
 }
@@ -7846,14 +8158,12 @@ static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
     return way;
 }
 
-/* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
-static int gai_job_is_captured(const gai_job *job) { return job->want.lane && job->want.lane->capture_id; }
-
 /* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
 static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
     if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
+    if (pool->config.backend) return 0; /* it is not galloc that gives it to the next */
     if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
     return !gai_job_is_captured(job);
 }
@@ -8161,7 +8471,8 @@ static int gai_step_wait_device(gai_job *job)
     if (!gai_job_can_wait_for_devices(job)) return 0;
     result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
-    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
+    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
+    return (job->grows || gai_pool_is_async(job->pool)) && gai_step_grow(job);
 }
 
 static size_t gai_pool_held(galloc_pool *pool)
@@ -8329,7 +8640,7 @@ static int gai_step_torch_grow(gai_job *job)
     home = gai_home_for(pool, job->want.lane, job->want.small);
     gai_lock_off(&pool->lock);
     if (!home) gai_budget_give(pool, bytes);
-    result = home ? gai_segment_fixed(pool, bytes, &block) : GAI_NO_HOST_MEMORY;
+    result = home ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
     if (!result) {
         gai_segment_enter_home(pool, block->segment, home);
@@ -8628,6 +8939,8 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     survey.report = report;
     survey.movable = 0;
     gai_survey_all(&survey, pool);
+    report->usable += pool->kept;
+    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not say */
     gai_pool_thaw(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
@@ -8885,7 +9198,7 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
     size_t room = request->max_bytes ? gai_max(request->max_bytes, request->bytes) : 0;
-    size_t unit = room ? pool->granularity : GAI_UNIT;
+    size_t unit = room && !pool->config.backend ? pool->granularity : GAI_UNIT;
     memset(want, 0, sizeof *want);
     if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two", request->alignment);
@@ -8903,7 +9216,7 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
     want->alignment = gai_max(alignment, unit);
     want->requested = request->bytes;
     want->tag = request->tag;
-    want->growable = room != 0;
+    want->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
     want->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
     want->small = want->bytes <= GAI_TORCH_SMALL && want->alignment <= GAI_FIXED_SMALL;
     return cudaSuccess;
@@ -8988,10 +9301,45 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 
 /* ---- giving back ---- */
 
+/* The block of another backend that an address lies in. With the lock held. */
+static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
+{
+    const gai_segment *segment = pool->segments;
+    gai_block *block = gai_block_at(addr);
+    if (block && gai_load_pointer(&block->pool) == pool && block->addr == addr) return block;
+    while (segment && addr - segment->addr >= segment->bytes) segment = segment->next;
+    block = segment ? segment->first : NULL;
+    while (block && addr - block->addr >= block->bytes) block = block->next;
+    return block;
+}
+
+static uint64_t gai_given_pools; /* pools of other backends */
+static galloc_pool *gai_pools;   /* all of them; guarded by the global lock */
+
+/* Other backends' blocks are in no map of pages. An address inside one is looked for in all of these pools. */
+static galloc_pool *gai_pool_of_given(const void *ptr)
+{
+    galloc_pool *pool;
+    gai_block *block = gai_block_at((uintptr_t)ptr);
+    int found = 0;
+    if (!gai_load(&gai_given_pools)) return NULL;
+    if (block) return (galloc_pool *)gai_load_pointer(&block->pool);
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        if (!pool->config.backend) continue;
+        gai_lock_on(&pool->lock);
+        found = gai_given_around(pool, (uintptr_t)ptr) != NULL;
+        gai_lock_off(&pool->lock);
+        if (found) break;
+    }
+    gai_lock_off(&gai_global_lock);
+    return pool;
+}
+
 static galloc_pool *gai_pool_of(const void *ptr)
 {
     const gai_mapping *mapping = gai_page_at((uintptr_t)ptr);
-    return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : NULL;
+    return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : gai_pool_of_given(ptr);
 }
 
 /* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
@@ -9000,6 +9348,7 @@ static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
     gai_block *block;
+    if (pool->config.backend) return gai_given_around(pool, addr);
     if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
     if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
     block = gai_block_before(addr);
@@ -9058,6 +9407,17 @@ static void gai_block_free_takers(galloc_pool *pool, gai_block *block)
     block->takers = NULL;
 }
 
+/* The driver's pool may have given the stream memory that it was still using before. Nothing is known of that but that
+   the stream comes to an end of it: the block waits for it as well, on whichever stream it is freed. */
+static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
+{
+    if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->lane) return;
+    for (; marks; marks = marks->next)
+        if (marks->lane == block->lane) return;
+    gai_block_stamp(pool, block, gai_mark_promised(pool, block->lane));
+    gai_lane_ask(block->lane);
+}
+
 /* A used block with all its marks becomes free, and is counted. With the lock held. */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
@@ -9077,6 +9437,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
         gai_block_stamp_front(pool, block);
     gai_marks_count_free(marks);
+    if (block->segment->given) gai_block_stamp_first(pool, block, marks);
     gai_block_stamp(pool, block, marks);
     if (block->takers) gai_block_free_takers(pool, block);
     if (block->room) gai_block_give_room(pool, block);
@@ -9208,6 +9569,40 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane
     return 1;
 }
 
+/* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
+   in a capture may be freed in it. */
+static int gai_block_is_drivers(const gai_block *block, const gai_lane *lane, const gai_site *site)
+{
+    const gai_segment *segment = block->segment;
+    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers || block->marks) return 0;
+    if (block->bytes != segment->bytes) return 0;
+    if (site->capture) return segment->of_graph && block->lane->capture_id == site->capture;
+    return !site->hands_off && (segment->of_graph || block->lane == lane);
+}
+
+/* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
+   the lock held, which is let go meanwhile. */
+static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *lane, const gai_site *site)
+{
+    gai_segment *segment = block->segment;
+    CUresult result;
+    gai_lock_off(&pool->lock);
+    result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
+    if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
+    if (result) gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    if (result || segment->lost) return 0;
+    lane->handed = gai_lane_stamp(lane); /* to be waited for before the driver's pool is trimmed */
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    gai_block_untake(pool, block);
+    segment->whole->page->current = NULL;
+    segment->whole->block = block;
+    gai_mapping_settle(pool, segment->whole, GAI_RELEASED);
+    return 1;
+}
+
 static cudaError_t gai_free_unnoted(void)
 {
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
@@ -9223,7 +9618,8 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
     if (!lane && block) gai_block_let_go(block);
-    if (lane && block) freed = gai_block_free_on(pool, block, lane);
+    if (lane && block) freed = gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
+    if (lane && block && !freed) freed = gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
@@ -9443,6 +9839,13 @@ static int gai_block_leave_front(galloc_pool *pool, gai_block *block, const gai_
     return 1;
 }
 
+/* Bytes of a block that may be used: of another backend just those that the driver was asked for. */
+static size_t gai_block_usable(const gai_block *block)
+{
+    const gai_segment *segment = block->segment;
+    return segment->given ? gai_min(block->bytes, segment->addr + segment->given - block->addr) : block->bytes;
+}
+
 /* What can be done about the size of a claimed block with the lock alone; then it is let go. Lock held. */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
@@ -9450,7 +9853,10 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     gai_lane *lane = job->want.lane;
     int grows = job->grow_to > block->requested;
     size_t before = block->bytes, requested = (size_t)block->requested;
-    if (!gai_block_leave_front(pool, block, lane) || (!grows && !gai_block_shrink(pool, block, lane, job->grow_to))) {
+    if (block->segment->given && job->grow_to > gai_block_usable(block)) {
+        job->error = gai_job_say_not_there(job);
+    } else if (!gai_block_leave_front(pool, block, lane) ||
+               (!grows && !gai_block_shrink(pool, block, lane, job->grow_to))) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
@@ -9521,7 +9927,11 @@ static cudaError_t gai_graph_begin(galloc_graph *graph, const gai_site *site, in
 static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
 {
     cudaError_t error;
-    galloc_graph *graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
+    galloc_graph *graph;
+    if (gai_pool_is_async(pool))
+        return gai_fail(cudaErrorNotSupported, "galloc_graph_begin: with backend:cudaMallocAsync the memory of graphs "
+                        "is the driver's");
+    graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
     memset(graph, 0, sizeof *graph);
     graph->pool = pool;
@@ -10110,9 +10520,10 @@ static void gai_say_idle(uint64_t seen, const char *const *names, const char *be
 /* Says which settings of a text have no effect beside others. */
 static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
 {
-    static const char *const heap[] = {"strategy", "expandable_segments", "reuse", "stats", "overhead", "growth",
+    static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
                                        "large_segment_size", "max_split_size", "max_non_split_rounding",
                                        "gc_threshold", "gc_age", "stream_check", NULL};
+    static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
     static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
     static const char *const threshold[] = {"gc_threshold", NULL};
@@ -10130,6 +10541,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         gai_say_idle(seen, fixed, "unless expandable_segments is False", message, size);
     else
         gai_say_idle(seen, paged, "unless expandable_segments is True", message, size);
+    if (config->backend == GALLOC_BACKEND_CUDA_MALLOC)
+        gai_say_idle(seen, driver, "with backend:cudaMalloc", message, size);
     if (!config->backend && !config->expandable_segments && config->max_split_size == SIZE_MAX)
         gai_say_idle(seen, oversize, "unless max_split_size is given", message, size);
     if (!config->backend && !config->expandable_segments && !config->like)
@@ -10560,7 +10973,7 @@ static int gai_check_marks(const gai_block *block)
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
-    if (!block->lane || !block->lane->capture) return 0;
+    if (!block->lane || !block->lane->capture || block->segment->of_graph) return 0;
     while (mark && !(mark->lane == block->lane && mark->begin == block->addr &&
                      mark->end == block->addr + block->bytes))
         mark = mark->next;
@@ -10573,6 +10986,7 @@ static int gai_check_pages(const gai_block *block)
     uintptr_t at = block->addr, end = block->addr + block->bytes;
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
+    if (block->segment->given) return !block->segment->whole->page->current;
     if (block->kind == GAI_AWAY) return gai_page_at(at) != (gai_block_is_parked(block) ? block->away : NULL);
     while (at < end && mapped) {
         const gai_mapping *mapping = gai_page_at(at);
@@ -10622,7 +11036,10 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
 static void gai_check_mapped(const gai_block *block, gai_census *census)
 {
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
-    while (at < end && gai_block_is_mapped(block)) {
+    const gai_segment *segment = block->segment;
+    if (segment->given && block == segment->first && gai_block_is_mapped(block))
+        gai_census_page(census, segment->whole->page, segment->bytes, 1);
+    while (at < end && gai_block_is_mapped(block) && !segment->given) {
         const gai_mapping *mapping = gai_page_at(at);
         if (mapping && mapping->addr >= block->addr) gai_census_page(census, mapping->page, mapping->bytes, 1);
         at = mapping ? mapping->addr + mapping->bytes : end;
@@ -10739,12 +11156,15 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_lane *lane;
     const gai_mapping *mapping;
     const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0, of_graphs = 0;
     int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed), lost = 0;
     memset(&census, 0, sizeof census);
+    census.pages[0].bytes = census.free = census.largest = pool->kept;
     for (segment = pool->segments; segment; segment = segment->next) {
         broken += gai_check_segment(pool, segment, &census);
         if (!segment->fixed) census.bytes += segment->bytes;
+        if (segment->of_graph && !segment->lost) of_graphs += segment->bytes;
+        broken += segment->next && segment->next->prev != segment;
         lost += segment->lost;
     }
     for (lane = pool->lanes; lane; lane = lane->next) {
@@ -10778,6 +11198,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += pool->marks.promised != census.promised;
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
+    broken += of_graphs != pool->of_graphs;
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
@@ -10827,6 +11248,15 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     pool->mixed.counted = pool->torch;
 }
 
+static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
+{
+    int pools = 0;
+    CUresult result =
+        gai_cu.DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, pool->config.device);
+    if (!result && !pools) result = CUDA_ERROR_NOT_SUPPORTED;
+    return result ? result : gai_driver_pool_new(pool);
+}
+
 /* What the device can do, and its primary context, retained until the pool ends. */
 static CUresult gai_pool_open(galloc_pool *pool)
 {
@@ -10841,8 +11271,9 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result) result = gai_cu.DeviceTotalMem(&pool->device_bytes, device);
     if (!result)
         result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
-    if (!mapping) pool->config.expandable_segments = 0;
+    if (!mapping || pool->config.backend) pool->config.expandable_segments = 0;
     gai_pool_choose_ways(pool);
+    if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
     pool->granularity = GAI_FIXED_SMALL;
     if (!result && pool->config.expandable_segments)
         result = gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties,
@@ -10857,6 +11288,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     memset(pool, 0, sizeof *pool);
     pool->config = *config;
+    if (config->backend) pool->config.stats_exact = 1; /* no front is ever open */
     pool->rhythm.patience = 8;
     pool->collector.look = UINT64_MAX;
     gai_lock_init(&pool->lock);
@@ -10945,6 +11377,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     gai_budget_join(pool);
     pool->next = gai_pools;
     gai_pools = pool;
+    if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
     *out = pool;
     return cudaSuccess;
 }
@@ -10955,6 +11388,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
     gai_budget_leave(pool);
+    if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
     gai_generation_end();
 }
@@ -11028,6 +11462,9 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
 {
     if (pool->telling)
         return gai_fail(cudaErrorNotPermitted, "galloc_pool_set_callbacks: a callback of this pool is under way");
+    if (pool->config.backend && (call->on_map || call->on_unmap))
+        return gai_fail(cudaErrorNotSupported, "galloc_pool_set_callbacks: only where the backend is native does the "
+                        "pool map anything");
     if (call->on_map)
         return gai_pool_walk(pool, call) ? cudaSuccess
                                          : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
@@ -11052,8 +11489,10 @@ static int gai_pool_has_events_out(galloc_pool *pool)
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
-    size_t before = gai_pool_held(pool), held;
+    size_t before, held;
     int round;
+    gai_pool_ask_held(pool);
+    before = held = gai_pool_held(pool);
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
@@ -11097,13 +11536,16 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
-    if (pool->stats.reserved.current)
+    if (pool->stats.reserved.current > pool->kept)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
                         pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
     result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
+    if (pool->driver_pool) result = GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
+    if (result) return gai_driver_failed(result, "cuMemPoolDestroy");
+    pool->driver_pool = NULL;
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;
 }
@@ -11478,7 +11920,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     CUcontext context = gai_is_default_stream(site->stream) ? site->context : NULL;
     size_t at = gai_way_at(site->stream, context, key), probes;
     gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
-    if (!site->life || site->capture || site->broken) return;
+    if (!site->life || site->capture || site->broken || pool->config.backend) return;
     for (probes = GAI_WAY_PROBES; probes-- > 0;)
         if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
     for (probes = 0; probes < GAI_WAY_PROBES; probes++)
@@ -11967,7 +12409,9 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     job.pool = pool;
-    error = gai_pool_refuses(pool);
+    if (pool->config.backend)
+        error = gai_fail(cudaErrorNotSupported, "galloc_pool_reserve: with this backend the driver is asked each time");
+    if (!error) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, &request, &job.want);
     if (error) return gai_end(error);
     job.want.just_ready = 1;
@@ -12200,8 +12644,8 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->base = (void *)block->addr;
         used = gai_load_pointer(&block->held) != NULL;
         info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
-        info->usable = block->bytes;
-        info->room = gai_max(block->bytes, block->room);
+        info->usable = gai_block_usable(block);
+        info->room = gai_max(info->usable, block->segment->given ? 0 : block->room);
         info->stream_id = gai_counted(&block->stream_id);
         info->capture_id = gai_block_capture_id(block);
         info->device = pool->config.device;

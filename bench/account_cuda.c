@@ -100,7 +100,14 @@ static void note_block_gone(uint64_t address)
     X(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags), (s, e, flags), (void)0)                              \
     X(cuMemHostAlloc, (void **p, size_t n, unsigned flags), (p, n, flags), (void)0)                                    \
     X(cuMemFreeHost, (void *p), (p), (void)0)                                                                          \
-    X(cuStreamSynchronize, (CUstream s), (s), (void)0)
+    X(cuStreamSynchronize, (CUstream s), (s), (void)0)                                                                 \
+    X(cuMemPoolCreate, (CUmemoryPool *m, const CUmemPoolProps *props), (m, props), (void)0)                            \
+    X(cuMemPoolDestroy, (CUmemoryPool m), (m), (void)0)                                                                \
+    X(cuMemPoolSetAttribute, (CUmemoryPool m, CUmemPool_attribute name, void *value), (m, name, value), (void)0)       \
+    X(cuMemPoolGetAttribute, (CUmemoryPool m, CUmemPool_attribute name, void *value), (m, name, value), (void)0)       \
+    X(cuMemPoolTrimTo, (CUmemoryPool m, size_t n), (m, n), (void)0)                                                    \
+    X(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, CUmemoryPool m, CUstream s), (p, n, m, s), (void)0)          \
+    X(cuMemFreeAsync, (CUdeviceptr p, CUstream s), (p, s), (void)0)
 
 enum {
 #define NUMBER(name, parameters, arguments, note) N_##name,

@@ -18,12 +18,14 @@ typedef struct world {
     int failures;                 /* calls that returned an error */
 } world;
 
+enum { SOURCE_PAGES, SOURCE_SEGMENTS, SOURCE_MALLOC, SOURCE_ASYNC };
+
 typedef struct scenario {
     const char *name;
     void (*arrange)(world *w); /* before the faults */
     void (*act)(world *w);     /* under them */
     size_t limit;              /* of the pool; 0: none */
-    int fixed;
+    int source;                /* SOURCE_... */
 } scenario;
 
 /* ---- calls that are allowed to fail, and nothing else ------------------------------------------------------------ */
@@ -395,6 +397,24 @@ static const scenario scenarios[] = {
     {"destroy_pool", arrange_holes, destroy_pool, 0, 0},
     {"destroy_pool_fixed", arrange_holes, destroy_pool, 0, 1},
     {"shut_down", arrange_holes, shut_down, 0, 0},
+    {"first_block_given", nothing, first_block, 0, SOURCE_MALLOC},
+    {"growing_sizes_given", nothing, growing_sizes, 0, SOURCE_MALLOC},
+    {"hand_on_given", fill, hand_on, MIB(16), SOURCE_MALLOC},
+    {"free_elsewhere_given", nothing, free_elsewhere, MIB(8), SOURCE_MALLOC},
+    {"free_after_all_given", nothing, free_after_all, MIB(16), SOURCE_MALLOC},
+    {"record_given", nothing, record, MIB(16), SOURCE_MALLOC},
+    {"trim_in_steps_given", arrange_holes, trim_in_steps, 0, SOURCE_MALLOC},
+    {"squeeze_given", arrange_holes, squeeze, 0, SOURCE_MALLOC},
+    {"destroy_pool_given", arrange_holes, destroy_pool, 0, SOURCE_MALLOC},
+    {"first_block_async", nothing, first_block, 0, SOURCE_ASYNC},
+    {"growing_sizes_async", nothing, growing_sizes, 0, SOURCE_ASYNC},
+    {"hand_on_async", fill, hand_on, MIB(16), SOURCE_ASYNC},
+    {"free_elsewhere_async", nothing, free_elsewhere, MIB(8), SOURCE_ASYNC},
+    {"free_after_all_async", nothing, free_after_all, MIB(16), SOURCE_ASYNC},
+    {"record_async", nothing, record, MIB(16), SOURCE_ASYNC},
+    {"trim_in_steps_async", arrange_holes, trim_in_steps, 0, SOURCE_ASYNC},
+    {"squeeze_async", arrange_holes, squeeze, 0, SOURCE_ASYNC},
+    {"destroy_pool_async", arrange_holes, destroy_pool, 0, SOURCE_ASYNC},
 };
 enum { SCENARIOS = sizeof scenarios / sizeof *scenarios };
 
@@ -410,7 +430,9 @@ static void open_world(world *w, const scenario *sc, int n)
     options.pace = n % 3 - 1;
     begin_with(options);
     for (int i = 0; i < 3; i++) w->s[i] = stream_new();
-    config.expandable_segments = !sc->fixed;
+    config.expandable_segments = sc->source != SOURCE_SEGMENTS;
+    if (sc->source == SOURCE_MALLOC) config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+    if (sc->source == SOURCE_ASYNC) config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
     if (sc->limit) config.memory_limit = sc->limit;
     w->pool = pool_new(&config);
     sc->arrange(w);

@@ -157,6 +157,7 @@ static void graph_free(sm_graph *g) {
 
 void sm_graph_drop(sm_graph *g) {
     if (--g->refs) return;
+    sm_graph_memory_drop(g);
     for (size_t i = 0; i < g->nobjects; i++) {
         for (size_t k = 0; k < g->launches.n; k++) stamps_add(&g->objects[i].object->launches, g->launches.at[k]);
         sm_object_release(g->objects[i].object, g->objects[i].count);
@@ -201,6 +202,7 @@ static sm_capture *capture_of(unsigned long long id) {
 }
 
 bool sm_capture_lost(const sm_capture *c) { return c->lost; }
+sm_graph *sm_capture_graph(const sm_capture *c) { return c->graph; }
 
 void sm_capture_break(sm_capture *c) {
     if (c->lost) return;
@@ -481,6 +483,8 @@ int sm_graph_launch(cudaGraphExec_t x, CUstream handle) {
     if (error || !x) return error ? error : E_VALUE;
     if (s->capture) return E_NOT_SUPPORTED;
     sm_graph *g = x->graph;
+    error = sm_graph_memory_launch(g);
+    if (error) return error;
     sm_stamp *marks = sm_alloc((size_t)g->marks * sizeof *marks);
     if (x->last.stream) sm_after(s, &x->last);
     for (size_t i = 0; i < g->nitems; i++) {

@@ -475,9 +475,9 @@ static int malloc_into(CUdeviceptr *out, size_t bytes) {
     return error;
 }
 
-static int malloc_async_into(CUdeviceptr *out, size_t bytes, CUstream stream) {
+static int malloc_async_into(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     uint64_t address = 0;
-    int error = out ? sm_malloc_async(&address, bytes, stream) : E_VALUE;
+    int error = out ? sm_malloc_async(&address, bytes, pool, stream) : E_VALUE;
     if (!error) *out = address;
     return error;
 }
@@ -493,7 +493,29 @@ CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
 }
 
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
-    SM_DRIVER(cuMemAllocAsync, malloc_async_into(out, bytes, stream));
+    SM_DRIVER(cuMemAllocAsync, malloc_async_into(out, bytes, NULL, stream));
+}
+
+CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    SM_DRIVER(cuMemAllocFromPoolAsync, pool ? malloc_async_into(out, bytes, pool, stream) : E_VALUE);
+}
+
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
+    SM_DRIVER(cuMemPoolCreate, sm_pool_create(out, props));
+}
+
+CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool) { SM_DRIVER(cuMemPoolDestroy, sm_pool_destroy(pool)); }
+
+CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+    SM_DRIVER(cuMemPoolSetAttribute, sm_pool_set(pool, (int)attribute, value));
+}
+
+CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+    SM_DRIVER(cuMemPoolGetAttribute, sm_pool_get(pool, (int)attribute, value));
+}
+
+CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    SM_DRIVER(cuMemPoolTrimTo, sm_pool_trim(pool, keep));
 }
 
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
@@ -581,7 +603,9 @@ static const entry entries[] = {
     STREAM(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2),
     STREAM(cuEventRecord, 2000, cuEventRecord), STREAM(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags),
     STREAM(cuLaunchHostFunc, 10000, cuLaunchHostFunc), STREAM(cuMemAllocAsync, 11020, cuMemAllocAsync),
-    STREAM(cuMemFreeAsync, 11020, cuMemFreeAsync),
+    STREAM(cuMemFreeAsync, 11020, cuMemFreeAsync), STREAM(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync),
+    ENTRY(cuMemPoolCreate, 11020), ENTRY(cuMemPoolDestroy, 11020), ENTRY(cuMemPoolSetAttribute, 11020),
+    ENTRY(cuMemPoolGetAttribute, 11020), ENTRY(cuMemPoolTrimTo, 11020),
 };
 
 /* Finding nothing is no error: the answer lies in *out and *result. */

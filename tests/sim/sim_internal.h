@@ -96,7 +96,9 @@ enum {
     X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) \
     X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
     X(cuMemHostAlloc, F_CTX | F_LOOK, 600000) X(cuMemFreeHost, F_CTX | F_LOOK, 10000) \
-    X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) \
+    X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) X(cuMemAllocFromPoolAsync, F_CTX, 600) \
+    X(cuMemPoolCreate, 0, 10000) X(cuMemPoolDestroy, 0, 10000) X(cuMemPoolSetAttribute, 0, 100) \
+    X(cuMemPoolGetAttribute, 0, 100) X(cuMemPoolTrimTo, 0, 1000) \
     X(cuMemGetAllocationGranularity, 0, 100) X(cuMemAddressReserve, 0, 33000) X(cuMemAddressFree, 0, 10000) \
     X(cuMemCreate, 0, 0) X(cuMemRelease, 0, 0) X(cuMemMap, 0, 1000) X(cuMemUnmap, 0, 0) X(cuMemSetAccess, 0, 0) \
     X(cuGetErrorName, F_SURE | F_ALWAYS | F_EARLY, 8) X(cuGetErrorString, F_SURE | F_ALWAYS | F_EARLY, 8)
@@ -201,6 +203,9 @@ typedef struct sm_region {
     sm_context *context; /* the others */
     sm_slab *slab;
     sm_stamp freed;      /* in stream order; kept for the next cudaMallocAsync */
+    struct CUmemPoolHandle_st *pool; /* from which it was allocated; NULL: the device's own */
+    sm_graph *graph;     /* allocated by a node of it; */
+    bool ran, node_frees, away; /* a launch has done so, another node frees it, the program has */
 } sm_region;
 
 /* A piece of physical memory that an operation will really read or write (backed mode). */
@@ -397,7 +402,8 @@ typedef struct sm_state {
     struct { uint64_t address; size_t size; } freed[64]; /* ranges to be given out again first */
     int nfreed;
     sm_region **slabs, **async;          /* regions with small blocks; regions that were freed in stream order */
-    size_t nslabs, capslabs, nasync, capasync;
+    size_t nslabs, capslabs, nasync, capasync, ngraph_regions;
+    struct CUmemPoolHandle_st *pools;
     sm_handle **handles;
     size_t nhandles, caphandles;         /* in use; the id says the place, and a number that is never given again */
     uint32_t *free_handles;
@@ -495,6 +501,7 @@ void sm_events_of_context_die(sm_context *c);
 
 /* sim_capture.c */
 int sm_capture_begin(CUstream handle, int mode);
+sm_graph *sm_capture_graph(const sm_capture *c);
 int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
 int sm_capture_mode(int *mode);
@@ -531,7 +538,14 @@ sm_mapping *sm_mapping_at(uint64_t address, size_t *left);
 void sm_handle_settle(sm_handle *h);
 int sm_malloc_block(uint64_t *out, size_t bytes);
 int sm_free_block(uint64_t address);
-int sm_malloc_async(uint64_t *out, size_t bytes, CUstream stream);
+int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props);
+int sm_pool_destroy(CUmemoryPool pool);
+int sm_pool_set(CUmemoryPool pool, int attribute, const void *value);
+int sm_pool_get(CUmemoryPool pool, int attribute, void *value);
+int sm_pool_trim(CUmemoryPool pool, size_t keep);
+int sm_graph_memory_launch(const sm_graph *g);
+void sm_graph_memory_drop(const sm_graph *g);
 int sm_free_async(uint64_t address, CUstream stream);
 void sm_trim_async(void);
 int sm_host_malloc(void **out, size_t bytes);
@@ -618,5 +632,6 @@ CUresult CUDAAPI cuStreamWriteValue32_v2_ptsz(CUstream s, CUdeviceptr p, cuuint3
 CUresult CUDAAPI cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned int flags);
 CUresult CUDAAPI cuLaunchHostFunc_ptsz(CUstream s, void (*call)(void *), void *arg);
 CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream s);
+CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream s);
 
 #endif

@@ -20,6 +20,13 @@
 
 /* ---- what calls cost, by size ---------------------------------------------------------------------------------- */
 
+struct CUmemPoolHandle_st {
+    struct CUmemPoolHandle_st *next;
+    size_t most, reserved, reserved_high;
+    uint64_t threshold;
+    int follows, opportunistic, internal;
+};
+
 typedef struct price {
     double mib, us;
 } price;
@@ -466,6 +473,8 @@ static void remove_region(sm_region **list, size_t *n, sm_region *r) {
 
 static void region_empty(sm_region *r) {
     if (r->slab) remove_region(sm.slabs, &sm.nslabs, r);
+    if (r->pool) r->pool->reserved -= r->size;
+    sm.ngraph_regions -= r->graph != NULL;
     if (r->freed.stream) remove_region(sm.async, &sm.nasync, r);
     mapping_drop(r->whole);
     region_drop(r);
@@ -521,11 +530,14 @@ int sm_malloc_block(uint64_t *out, size_t bytes) {
     return 0;
 }
 
-/* Waits for the device, as the real one does. */
+static int free_now(sm_region *r);
+
+/* Waits for the device, as the real one does; not for what was allocated in stream order, which nobody may use then. */
 int sm_free_block(uint64_t address) {
     if (!address) return 0;
     sm_region *r = sm_region_at(address);
     if (!r || r->slot || r->freed.stream) return E_VALUE;
+    if ((r->pool || r->graph) && address == r->address) return free_now(r);
     size_t unit = (address - r->address) / SM_UNIT;
     bool begins = r->slab ? address % SM_UNIT == 0 && r->slab->length[unit] : address == r->address;
     if (!begins) return E_VALUE;
@@ -543,13 +555,15 @@ int sm_free_block(uint64_t address) {
 
 /* ---- cudaMallocAsync: whole regions, kept from a free to the next synchronising call ----------------------------- */
 
-static sm_region *async_reuse(sm_stream *s, size_t size) {
+static sm_region *async_reuse(sm_stream *s, size_t size, const struct CUmemPoolHandle_st *pool) {
     for (size_t i = sm.nasync; i-- > 0;) {
         sm_region *r = sm.async[i];
         sm_stream *by = r->freed.stream;
-        bool ready = sm_before(s, (sm_epoch){by->index, r->freed.no}) || by->done >= r->freed.no;
-        if (r->size != size || r->context != s->context || !ready) continue;
-        sm_after(s, &r->freed);
+        bool before = sm_before(s, (sm_epoch){by->index, r->freed.no}), done = by->done >= r->freed.no;
+        if (pool && by != s) before = before && pool->follows;
+        if (pool && by != s) done = done && pool->opportunistic;
+        if (r->size != size || r->context != s->context || r->pool != pool || !(before || done)) continue;
+        if (r->freed.no) sm_after(s, &r->freed);
         remove_region(sm.async, &sm.nasync, r);
         sm_stamp_set(&r->freed, (sm_stamp){NULL, 0, NULL});
         r->whole->read = r->whole->write = 1u << s->context->device;
@@ -560,19 +574,86 @@ static sm_region *async_reuse(sm_stream *s, size_t size) {
 
 static int async_stream(CUstream handle, sm_stream **s) {
     int error = sm_stream_find(handle, s);
-    if (!error) error = sm_usable(*s);
-    return !error && (*s)->capture ? E_NOT_SUPPORTED : error;
+    return error ? error : sm_usable(*s);
 }
 
-int sm_malloc_async(uint64_t *out, size_t bytes, CUstream stream) {
+/* Gives back what a pool keeps and nothing that runs may use. */
+static void pool_empty(const struct CUmemPoolHandle_st *pool, size_t keep) {
+    for (size_t i = sm.nasync; i-- > 0;) {
+        sm_region *r = sm.async[i];
+        if (r->pool == pool && pool->reserved > keep && r->freed.no <= r->freed.stream->done) region_empty(r);
+    }
+}
+
+static sm_region *async_new(sm_stream *s, size_t size, struct CUmemPoolHandle_st *pool) {
+    if (pool && pool->most && pool->reserved + size > pool->most) pool_empty(pool, 0);
+    if (pool && pool->most && pool->reserved + size > pool->most) return NULL;
+    sm_region *r = region_filled(s->context, size);
+    if (!r || !pool) return r;
+    r->pool = pool;
+    pool->reserved += size;
+    if (pool->reserved_high < pool->reserved) pool->reserved_high = pool->reserved;
+    return r;
+}
+
+/* A node of the graph allocates it when that is launched. Here it is there from now on until the graph goes. */
+static int malloc_in_capture(uint64_t *out, size_t size, sm_stream *s) {
+    sm_region *r = sm_capture_lost(s->capture) ? NULL : region_filled(s->context, size);
+    if (!r) return sm_capture_lost(s->capture) ? E_CAPTURE_LOST : E_MEMORY;
+    r->graph = sm_capture_graph(s->capture);
+    sm.ngraph_regions++;
+    *out = r->address;
+    return 0;
+}
+
+int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream stream) {
     sm_stream *s;
+    size_t size = sm_round_up(bytes, SM_PAGE);
     int error = async_stream(stream, &s);
     if (error || !out || !bytes) return error ? error : E_VALUE;
     if (bytes > sm.opt.memory) return E_MEMORY;
-    sm_region *r = async_reuse(s, sm_round_up(bytes, SM_PAGE));
-    if (!r) r = region_filled(s->context, sm_round_up(bytes, SM_PAGE));
+    if (s->capture) return malloc_in_capture(out, size, s);
+    sm_region *r = async_reuse(s, size, pool);
+    if (!r) r = async_new(s, size, pool);
     if (!r) return E_MEMORY;
     *out = r->address;
+    return 0;
+}
+
+/* The program frees what a node of a graph has allocated. */
+static int free_of_graph(sm_region *r) {
+    if (!r->ran || r->node_frees || r->away) return E_VALUE;
+    r->away = true;
+    return 0;
+}
+
+static void async_add(sm_region *r, sm_stamp freed) {
+    r->freed = freed;
+    r->whole->read = r->whole->write = 0;
+    sm.async = sm_grow(sm.async, sm.nasync, &sm.capasync, sizeof *sm.async);
+    sm.async[sm.nasync++] = r;
+}
+
+static int free_async(sm_region *r, sm_stream *s) {
+    if (r->graph) return free_of_graph(r);
+    sm_queue(s, OP_MARK);
+    async_add(r, sm_stamp_of(s));
+    return 0;
+}
+
+/* By cuMemFree: anybody may have it at once. */
+static int free_now(sm_region *r) {
+    check_unused(r->whole);
+    if (r->graph) return free_of_graph(r);
+    async_add(r, (sm_stamp){r->context->legacy, 0, NULL});
+    return 0;
+}
+
+/* A captured free is of what was allocated in the same capture. */
+static int free_in_capture(sm_region *r, const sm_stream *s) {
+    if (sm_capture_lost(s->capture)) return E_CAPTURE_LOST;
+    if (r->graph != sm_capture_graph(s->capture) || r->node_frees) return E_VALUE;
+    r->node_frees = true;
     return 0;
 }
 
@@ -583,12 +664,7 @@ int sm_free_async(uint64_t address, CUstream stream) {
     sm_region *r = sm_region_at(address);
     if (!r || r->slot || r->freed.stream) return E_VALUE;
     if (r->slab) return sm_free_block(address);
-    sm_queue(s, OP_MARK);
-    r->freed = sm_stamp_of(s);
-    r->whole->read = r->whole->write = 0;
-    sm.async = sm_grow(sm.async, sm.nasync, &sm.capasync, sizeof *sm.async);
-    sm.async[sm.nasync++] = r;
-    return 0;
+    return s->capture ? free_in_capture(r, s) : free_async(r, s);
 }
 
 /* A synchronising call gives back what was freed before what it waited for. */
@@ -596,6 +672,7 @@ void sm_trim_async(void) {
     for (size_t i = sm.nasync; i-- > 0;) {
         sm_region *r = sm.async[i];
         if (r->freed.no > sm.host[r->freed.stream->index]) continue;
+        if (r->pool && r->pool->reserved <= r->pool->threshold) continue;
         check_unused(r->whole);
         region_empty(r);
     }
@@ -605,6 +682,104 @@ void sm_trim_async(void) {
 static void async_make_room(void) {
     for (size_t i = sm.nasync; i-- > 0;)
         if (sm.async[i]->freed.no <= sm.async[i]->freed.stream->done) region_empty(sm.async[i]);
+}
+
+/* What an instance that is launched allocates must not be there yet. */
+int sm_graph_memory_launch(const sm_graph *g) {
+    for (size_t i = 0; sm.ngraph_regions && i < sm.nregions; i++) {
+        const sm_region *r = sm.regions[i];
+        if (r->graph == g && r->ran && !r->node_frees && !r->away) return E_VALUE;
+    }
+    for (size_t i = 0; sm.ngraph_regions && i < sm.nregions; i++) {
+        sm_region *r = sm.regions[i];
+        if (r->graph != g) continue;
+        r->ran = true;
+        r->away = false;
+    }
+    return 0;
+}
+
+/* What it allocated and nobody has freed stays until somebody does. */
+void sm_graph_memory_drop(const sm_graph *g) {
+    for (size_t i = sm.nregions; sm.ngraph_regions && i-- > 0;) {
+        sm_region *r = sm.regions[i];
+        if (r->graph != g) continue;
+        if (!r->ran || r->node_frees || r->away) {
+            region_empty(r);
+        } else {
+            r->graph = NULL;
+            sm.ngraph_regions--;
+        }
+    }
+}
+
+/* ---- pools of the program's own ---------------------------------------------------------------------------------- */
+
+static bool is_pool(const struct CUmemPoolHandle_st *pool) {
+    const struct CUmemPoolHandle_st *p = sm.pools;
+    while (p && p != pool) p = p->next;
+    return p && pool;
+}
+
+int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props) {
+    if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        props->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return E_VALUE;
+    if (props->location.id < 0 || props->location.id >= sm.opt.devices) return E_DEVICE;
+    struct CUmemPoolHandle_st *pool = sm_alloc(sizeof *pool);
+#if CUDA_VERSION >= 12020
+    pool->most = props->maxSize;
+#endif
+    pool->follows = pool->opportunistic = pool->internal = 1;
+    pool->next = sm.pools;
+    *out = sm.pools = pool;
+    return 0;
+}
+
+/* What is still in use, or may be, is the device's own from then on. */
+int sm_pool_destroy(CUmemoryPool pool) {
+    if (!is_pool(pool)) return E_VALUE;
+    pool_empty(pool, 0);
+    for (size_t i = 0; i < sm.nregions; i++)
+        if (sm.regions[i]->pool == pool) sm.regions[i]->pool = NULL;
+    struct CUmemPoolHandle_st **at = &sm.pools;
+    while (*at != pool) at = &(*at)->next;
+    *at = pool->next;
+    free(pool);
+    return 0;
+}
+
+int sm_pool_set(CUmemoryPool pool, int attribute, const void *value) {
+    if (!is_pool(pool) || !value) return E_VALUE;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->follows = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->opportunistic = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->internal = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(const uint64_t *)value; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: pool->reserved_high = pool->reserved; break;
+    default: return E_VALUE;
+    }
+    return 0;
+}
+
+int sm_pool_get(CUmemoryPool pool, int attribute, void *value) {
+    if (!is_pool(pool) || !value) return E_VALUE;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *(int *)value = pool->follows; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *(int *)value = pool->opportunistic; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *(int *)value = pool->internal; break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(uint64_t *)value = pool->reserved; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(uint64_t *)value = pool->reserved_high; break;
+    default: return E_VALUE;
+    }
+    return 0;
+}
+
+int sm_pool_trim(CUmemoryPool pool, size_t keep) {
+    if (!is_pool(pool)) return E_VALUE;
+    pool_empty(pool, keep);
+    return 0;
 }
 
 /* ---- host memory ------------------------------------------------------------------------------------------------ */
@@ -688,6 +863,7 @@ static void region_clear(sm_region *r) {
 }
 
 void sm_memory_clear(void) {
+    for (struct CUmemPoolHandle_st *p = sm.pools, *next; p; p = next) next = p->next, sm_pool_destroy(p);
     while (sm.nregions) region_clear(sm.regions[sm.nregions - 1]);
     for (size_t i = 0; i < sm.nhandles; i++)
         if (sm.handles[i]) handle_free(sm.handles[i]);
@@ -704,7 +880,7 @@ size_t sm_memory_leaks(char *text, size_t size) {
         const sm_region *r = sm.regions[i];
         reservations += r->slot != NULL;
         mappings += (size_t)r->mapped;
-        blocks += r->slab ? (size_t)r->slab->blocks : r->whole && !r->freed.stream;
+        blocks += r->slab ? (size_t)r->slab->blocks : r->whole && !r->freed.stream && !(r->graph && !r->ran);
     }
     size_t all = handles + mappings + reservations + blocks;
     if (all && size)

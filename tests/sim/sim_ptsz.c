@@ -64,6 +64,10 @@ CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream s
     return cuMemAllocAsync(out, bytes, own(s));
 }
 
+CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream s) {
+    return cuMemAllocFromPoolAsync(out, bytes, pool, own(s));
+}
+
 /* ---- the runtime ------------------------------------------------------------------------------------------------ */
 
 cudaError_t CUDARTAPI cudaMemcpy_ptds(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);

@@ -122,7 +122,7 @@ static int malloc_into(void **out, size_t bytes) {
 static int malloc_async_into(void **out, size_t bytes, CUstream stream) {
     uint64_t address = 0;
     if (!out) return E_VALUE;
-    int error = bytes ? sm_malloc_async(&address, bytes, stream) : 0;
+    int error = bytes ? sm_malloc_async(&address, bytes, NULL, stream) : 0;
     if (!error) *out = (void *)(uintptr_t)address;
     return error;
 }

@@ -1,0 +1,555 @@
+/* test_backends.c - the other sources of memory (backend:cudaMalloc, backend:cudaMallocAsync): the same program sees
+   the same under each of them, and what each promises of its own. */
+
+#include "setup.h"
+
+/* ---- settings ---------------------------------------------------------------------------------------------------- */
+
+static galloc_config config_of(const char *text)
+{
+    galloc_config config = galloc_config_default();
+    char message[512];
+    if (!OK(galloc_config_parse(&config, text, message, sizeof message))) printf("    %s\n", message);
+    return config;
+}
+
+static galloc_pool *pool_of(const char *text)
+{
+    galloc_config config = config_of(text);
+    return pool_new(&config);
+}
+
+static const char *const settings[] = {"expandable_segments:True", "expandable_segments:False", "backend:cudaMalloc",
+                                       "backend:cudaMallocAsync"};
+#define SETTINGS ((int)(sizeof settings / sizeof settings[0]))
+
+/* ---- the same under each ----------------------------------------------------------------------------------------- */
+
+static void expect_counts(galloc_pool *pool, size_t live, size_t blocks)
+{
+    galloc_stats s = stats_of(pool);
+    EXPECT_EQ(s.live.current, live);
+    EXPECT_EQ(s.blocks.current, blocks);
+    EXPECT(s.allocated.current >= live && s.allocated.current < live + blocks * 512 + 1);
+    expect_healthy(pool, 0);
+}
+
+/* Allocates, uses, frees; looks at what can be seen from outside. */
+static void use_pool(galloc_pool *pool)
+{
+    static const size_t sizes[] = {1, 512, 513, KIB(100), MIB(1), MIB(3) + 7, MIB(40)};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p[N];
+    size_t live = 0;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < N; i++) {
+            p[i] = get(pool, sizes[i], i % 2 ? s : t);
+            live += sizes[i];
+            EXPECT_EQ((uintptr_t)p[i] % 512, 0);
+            put(i % 2 ? s : t, p[i], sizes[i], (uint64_t)(i + 1));
+            galloc_pointer info = info_of((char *)p[i] + sizes[i] / 2);
+            EXPECT(info.pool == pool && info.base == p[i] && info.requested == sizes[i]);
+            EXPECT(info.usable >= sizes[i] && info.state == GALLOC_STATE_USED);
+            EXPECT_EQ(info.stream_id, stream_id(i % 2 ? s : t));
+        }
+        expect_counts(pool, live, N);
+        for (int i = 0; i < N; i++) look(i % 2 ? s : t, p[i], sizes[i], (uint64_t)(i + 1));
+        for (int i = 0; i < N; i++) OK(galloc_free(p[i], i % 2 ? s : t));
+        EXPECT_EQ(galloc_free(p[0], s), cudaErrorInvalidDevicePointer);
+        live = 0;
+        expect_counts(pool, 0, 0);
+    }
+    EXPECT_EQ(galloc_free((void *)&live, s), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(info_of(&live).state, GALLOC_STATE_FOREIGN);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(sim_physical(0), 0);
+    stream_end(s);
+    stream_end(t);
+}
+
+TEST(programs_see_the_same_under_each_backend)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        begin();
+        galloc_pool *pool = pool_of(settings[i]);
+        use_pool(pool);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What is asked for more than a pool may hold fails, and frees make room again. */
+TEST(limits_hold_under_each_backend)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        begin_still();
+        char text[96];
+        snprintf(text, sizeof text, "%s,memory_limit:64M", settings[i]);
+        galloc_pool *pool = pool_of(text);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, MIB(40), s), *q = NULL;
+        put(s, p, MIB(40), 1);
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(40), t), cudaErrorMemoryAllocation);
+        EXPECT(q == NULL && strstr(log_text, "out of memory"));
+        EXPECT_EQ(stats_of(pool).failures, 1);
+        OK(galloc_free(p, s));
+        q = get(pool, MIB(40), t); /* s has not done its work: it is waited for */
+        put(t, q, MIB(40), 2);
+        EXPECT(stats_of(pool).reserved.peak <= MIB(64));
+        EXPECT(sim_physical_peak(0) <= MIB(64));
+        expect_healthy(pool, 0);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* What the pools of a device hold together counts what each kind of pool holds, and what the driver keeps for one. */
+TEST(pools_of_all_kinds_share_a_limit)
+{
+    begin();
+    galloc_pool *pool[SETTINGS];
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < SETTINGS; i++) {
+        char text[96];
+        snprintf(text, sizeof text, "%s,device_limit:64M", settings[i]);
+        pool[i] = pool_of(text);
+    }
+    for (int i = 0; i < SETTINGS; i++) {
+        void *p = get(pool[i], MIB(40), s), *q = NULL;
+        put(s, p, MIB(40), 1);
+        for (int k = 0; k < SETTINGS; k++) EXPECT_EQ(galloc_pool_malloc(pool[k], &q, MIB(40), s), 2);
+        EXPECT(sim_physical_peak(0) <= MIB(80));
+        OK(galloc_free(p, s));
+        if (i == 3) OK(galloc_free(get(pool[2], MIB(40), s), s)); /* the driver's pool gives it up for that */
+        for (int k = 0; k < SETTINGS; k++) OK(galloc_pool_trim(pool[k], 0, NULL));
+        for (int k = 0; k < SETTINGS; k++) expect_healthy(pool[k], 0);
+    }
+    for (int i = 0; i < SETTINGS; i++) pool_end(pool[i]);
+    stream_end(s);
+    finish();
+}
+
+/* A block goes nowhere before all that use it have done so, whoever they are and on whichever stream it is freed. */
+TEST(all_users_are_waited_for_under_each_backend)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        begin_still();
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t s = stream_new(), t = stream_new(), both[] = {s, t};
+        for (int round = 0; round < 4; round++) {
+            void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), s), *r = get(pool, MIB(4), s);
+            order(s, t);
+            put(t, p, MIB(4), 1);
+            put(t, q, MIB(4), 2);
+            put(s, r, MIB(4), 3);
+            OK(galloc_record_stream(p, t));
+            OK(galloc_free(p, s));
+            OK(galloc_free_after(q, both, 2));
+            order(s, t);
+            OK(galloc_free(r, t));
+            void *next = get(pool, MIB(4), round % 2 ? s : t); /* gives back what is known to be done */
+            put(round % 2 ? s : t, next, MIB(4), 4);
+            OK(galloc_free(next, round % 2 ? s : t));
+            sim_run(20);
+            expect_healthy(pool, 0);
+        }
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* Larger alignments, sizes that change, room to grow. */
+TEST(requests_under_other_backends)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t s = stream_new();
+        galloc_request request = {.bytes = 1000, .alignment = KIB(64), .stream = s, .pool = pool, .tag = 7};
+        void *p = NULL, *q = get(pool, 1000, s), *r = NULL;
+        OK(galloc_alloc(&p, &request));
+        EXPECT_EQ((uintptr_t)p % KIB(64), 0);
+        EXPECT_EQ(info_of(p).tag, 7);
+        EXPECT_EQ(info_of(q).usable, 1000);
+        EXPECT_EQ(info_of(q).room, 1000);
+        EXPECT_EQ(galloc_resize(q, 1001, s), cudaErrorNotSupported);
+        OK(galloc_resize(q, 10, s));
+        EXPECT_EQ(stats_of(pool).live.current, 1010);
+        OK(galloc_resize(q, 1000, s));
+        request = (galloc_request){.bytes = 1000, .max_bytes = MIB(4), .stream = s, .pool = pool};
+        OK(galloc_alloc(&r, &request));
+        EXPECT_EQ(info_of(r).room, MIB(4));
+        OK(galloc_resize(r, MIB(4), s));
+        put(s, r, MIB(4), 5);
+        EXPECT_EQ(galloc_resize(r, MIB(4) + 1, s), cudaErrorNotSupported);
+        expect_healthy(pool, 0);
+        EXPECT_EQ(galloc_free((char *)p + 512, s), cudaErrorInvalidDevicePointer);
+        EXPECT(strstr(log_text, "lies inside the block"));
+        EXPECT_EQ(galloc_pool_reserve(pool, MIB(2)), cudaErrorNotSupported);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        OK(galloc_free(r, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Which pool an address belongs to is found out also where two of them share a page. */
+TEST(pools_side_by_side)
+{
+    begin();
+    galloc_pool *a = pool_of("backend:cudaMalloc"), *b = pool_of("backend:cudaMalloc"), *c = pool_of("overhead:0");
+    cudaStream_t s = stream_new();
+    void *p = get(a, 3000, s), *q = get(b, 3000, s), *r = get(c, 3000, s);
+    EXPECT_EQ((uintptr_t)p / MIB(2), (uintptr_t)q / MIB(2));
+    EXPECT(info_of((char *)p + 2999).pool == a && info_of((char *)q + 2999).pool == b);
+    EXPECT(info_of((char *)r + 2999).pool == c);
+    EXPECT_EQ(info_of((char *)q + MIB(1)).state, GALLOC_STATE_FOREIGN);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(stats_of(a).blocks.current, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(r, s));
+    pool_end(a);
+    pool_end(b);
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+    pool_end(c);
+    stream_end(s);
+    finish();
+}
+
+TEST(default_pools_of_other_backends)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        setenv("GALLOC_CONF", settings[i], 1);
+        void *p = NULL, *q = NULL;
+        cudaStream_t s = stream_new();
+        OK(galloc_malloc(&p, 1000, s));
+        OK(galloc_malloc(&q, 1000, 0)); /* the legacy stream */
+        put(s, p, 1000, 1);
+        put(0, q, 1000, 2);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, 0));
+        OK(galloc_malloc(&p, 1000, cudaStreamPerThread));
+        OK(galloc_free(p, cudaStreamPerThread));
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+typedef struct crowd {
+    galloc_pool *pool;
+    cudaStream_t shared;
+    uint64_t seed;
+} crowd;
+
+/* Blocks of a stream of one's own and of one that all share, freed on either. */
+static void *play_in_crowd(void *arg)
+{
+    crowd *c = arg;
+    dice d = {c->seed};
+    OK(cudaSetDevice(0));
+    cudaStream_t own = stream_new();
+    for (int i = 0; i < 200; i++) {
+        cudaStream_t s = roll_below(&d, 3) ? own : c->shared;
+        void *p = NULL;
+        size_t bytes = roll_bytes(&d, MIB(2));
+        OK(galloc_pool_malloc(c->pool, &p, bytes, s));
+        put(s, p, bytes, c->seed);
+        if (!roll_below(&d, 4)) OK(galloc_record_stream(p, s == own ? c->shared : own));
+        EXPECT(info_of(p).pool == c->pool);
+        OK(galloc_free(p, s));
+        if (!roll_below(&d, 50)) OK(galloc_pool_trim(c->pool, 0, NULL));
+        if (!roll_below(&d, 50)) (void)stats_of(c->pool);
+    }
+    OK(galloc_stream_retire(own));
+    stream_end(own);
+    return NULL;
+}
+
+TEST(threads_under_each_backend)
+{
+    enum { THREADS = 4 };
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        pthread_t threads[THREADS];
+        crowd crowds[THREADS];
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t shared = stream_new();
+        for (int k = 0; k < THREADS; k++) {
+            crowds[k] = (crowd){pool, shared, test_seed() + (uint64_t)k};
+            EXPECT_EQ(pthread_create(&threads[k], NULL, play_in_crowd, &crowds[k]), 0);
+        }
+        for (int k = 0; k < THREADS; k++) pthread_join(threads[k], NULL);
+        galloc_stats s = stats_of(pool);
+        EXPECT_EQ(s.mallocs, 200 * THREADS);
+        EXPECT_EQ(s.frees, 200 * THREADS);
+        EXPECT_EQ(s.live.current, 0);
+        expect_healthy(pool, 0);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(shared);
+        finish();
+    }
+}
+
+/* ---- cudaMalloc -------------------------------------------------------------------------------------------------- */
+
+/* No block is used again before the driver has had it back, which it has when the work is known to be done. */
+TEST(each_allocation_is_one_of_the_drivers)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMalloc");
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(4), s), *q;
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_calls("cuMemFree"), 0); /* nor has anybody waited */
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    q = get(pool, MIB(4), s);
+    EXPECT(q != p);
+    EXPECT_EQ(sim_calls("cuMemAlloc"), 2);
+    EXPECT_EQ(sim_calls("cuMemFree"), 0);
+    sim_run(-1);
+    p = get(pool, 1, s);
+    EXPECT_EQ(sim_calls("cuMemFree"), 1);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4) + 512);
+    EXPECT_EQ(stats_of(pool).hits, 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    EXPECT_EQ(sim_calls("cuMemAlloc"), 3);
+    EXPECT_EQ(sim_calls("cuMemFree"), 3);
+    stream_end(s);
+    finish();
+}
+
+/* What is captured gets memory of its own, and keeps it until the graph is gone. */
+TEST(captures_keep_what_cudaMalloc_gave)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMalloc");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    void *early = get(pool, MIB(2), s), *p, *q;
+    OK(galloc_free(early, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    p = get(pool, MIB(4), s);
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    q = get(pool, MIB(4), s);
+    EXPECT(q != p);
+    EXPECT_EQ(sim_calls("cuMemFree"), 0); /* that waits */
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(galloc_free(q, s));
+    q = get(pool, MIB(8), s);
+    OK(cudaGraphLaunch(exec, s));
+    put(s, q, MIB(8), 2);
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* ---- cudaMallocAsync --------------------------------------------------------------------------------------------- */
+
+/* The stream that freed memory has it again at once, another one when it may; nothing is recorded or waited for. */
+TEST(the_driver_reuses_in_stream_order)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(4), s), *q;
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    q = get(pool, MIB(4), s);
+    EXPECT(q == p);
+    put(s, q, MIB(4), 2);
+    OK(galloc_free(q, s));
+    q = get(pool, MIB(4), t);
+    EXPECT(q != p);
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.reserved.current, MIB(8));
+    EXPECT_EQ(stats.reserved.peak, MIB(8));
+    EXPECT_EQ(stats.reserved.total, MIB(8));
+    EXPECT_EQ(stats.cached.current, MIB(4));
+    EXPECT_EQ(stats.cached.peak, MIB(4));
+    EXPECT_EQ(stats.free_bytes, MIB(4));
+    EXPECT_EQ(stats.driver.pool_free, 2);
+    OK(galloc_free(q, t));
+    EXPECT_EQ(event_calls(), 0);
+    size_t released = 0;
+    OK(galloc_pool_trim(pool, MIB(4), &released));
+    EXPECT_EQ(released, MIB(4));
+    OK(galloc_pool_trim(pool, 0, &released));
+    EXPECT_EQ(released, MIB(4));
+    EXPECT_EQ(sim_physical(0), 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* The settings are said in the driver's terms. */
+TEST(reuse_is_what_the_driver_is_told)
+{
+    static const struct { const char *text; int follow, any; } cases[] = {
+        {"backend:cudaMallocAsync,reuse:none", 0, 0}, {"backend:cudaMallocAsync,reuse:completed", 0, 1},
+        {"backend:cudaMallocAsync,reuse:followed", 1, 0}, {"backend:cudaMallocAsync", 1, 1}};
+    for (int i = 0; i < 4; i++) {
+        begin_still();
+        galloc_pool *pool = pool_of(cases[i].text);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, MIB(4), s), *q;
+        put(s, p, MIB(4), 1);
+        OK(galloc_free(p, s));
+        order(s, t);
+        q = get(pool, MIB(4), t);
+        EXPECT_EQ(q == p, cases[i].follow);
+        OK(galloc_free(q, t));
+        p = get(pool, MIB(8), s);
+        OK(galloc_free(p, s));
+        sim_run(-1);
+        q = get(pool, MIB(8), t);
+        EXPECT_EQ(q == p, cases[i].any);
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+TEST(release_threshold_is_the_drivers)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,release_threshold:0");
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(pool, MIB(8), s), s));
+    EXPECT_EQ(sim_physical(0), MIB(8));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), 0);
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* In a capture the driver makes nodes of allocations and frees; what a graph leaves behind is the program's to free. */
+TEST(graphs_allocate_by_nodes_of_the_driver)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    galloc_graph *group = NULL;
+    void *input = get(pool, MIB(2), s), *p, *q;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    p = get(pool, MIB(4), s);
+    q = get(pool, MIB(4), s);
+    EXPECT_EQ(galloc_graph_begin(&group, pool, s), cudaErrorNotSupported);
+    put(s, p, MIB(4), 1);
+    put(s, q, MIB(4), 2);
+    look(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(input, s)); /* not the graph's: it is kept until that is gone */
+    expect_healthy(pool, 0);
+    EXPECT_EQ(info_of(input).state, GALLOC_STATE_FREE);
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    look(s, q, MIB(4), 2);
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 0);
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    OK(cudaStreamSynchronize(s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A capture that comes to nothing allocates nothing; its blocks are freed like others, wherever. */
+TEST(captures_that_come_to_nothing)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t graph = NULL;
+    void *p[4];
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(2), s);
+    OK(galloc_record_stream(p[2], t));
+    EXPECT_EQ(cudaEventQuery(NULL) != cudaSuccess, 1);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    OK(galloc_free(p[0], s)); /* the capture has been lost */
+    EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(p[2], t));
+    OK(galloc_free(p[3], t));
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* No call of galloc's breaks a capture: on legacy the driver could not allocate without that. */
+TEST(legacy_while_a_stream_is_captured)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = NULL;
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, MIB(2), 0), *q = NULL;
+    OK(cudaStreamCreate(&s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(2), 0), cudaErrorStreamCaptureImplicit);
+    OK(galloc_free(p, 0));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST_MAIN()
