@@ -1734,7 +1734,9 @@ typedef struct gai_want {
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
+#ifndef GAI_CHUNK_BYTES
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
+#endif
 
 static void gai_slab_give(gai_slab *slab, void *descriptor)
 {
@@ -8791,19 +8793,28 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 
 /* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
 
-static int gai_check_bins(const gai_set *set)
+static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
+{
+    const gai_block *block;
+    int broken = 0;
+    for (block = set->bins[row][column]; block; block = block->next_bin) {
+        gai_bin bin = gai_bin_of(block->bytes);
+        broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
+        (*in_bins)++;
+    }
+    return broken;
+}
+
+static int gai_check_bins(const gai_set *set, size_t *in_bins)
 {
     int broken = 0, row, column;
     for (row = 0; row < GAI_ROWS; row++) {
-        broken += ((set->rows >> row & 1) != 0) != (set->columns[row] != 0);
-        for (column = 0; column < GAI_COLUMNS; column++) {
-            const gai_block *block = set->bins[row][column];
-            broken += ((set->columns[row] >> column & 1) != 0) != (block != NULL);
-            for (; block; block = block->next_bin) {
-                gai_bin bin = gai_bin_of(block->bytes);
-                broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
-            }
-        }
+        uint32_t columns = 0;
+        for (column = 0; column < GAI_COLUMNS; column++)
+            columns |= (uint32_t)(set->bins[row][column] != NULL) << column;
+        broken += columns != set->columns[row];
+        broken += ((set->rows >> row & 1) != 0) != (columns != 0);
+        for (; columns; columns &= columns - 1) broken += gai_check_bin(set, row, gai_lowest(columns), in_bins);
     }
     return broken;
 }
@@ -8812,15 +8823,12 @@ static int gai_check_set(const gai_set *set)
 {
     const gai_block *block, *older = NULL;
     size_t bytes = 0, in_list = 0, in_bins = 0;
-    int broken = gai_check_bins(set), row, column;
+    int broken = gai_check_bins(set, &in_bins);
     for (block = set->oldest; block; older = block, block = block->newer) {
         broken += block->set != set || block->older != older;
         bytes += block->bytes;
         in_list++;
     }
-    for (row = 0; row < GAI_ROWS; row++)
-        for (column = 0; column < GAI_COLUMNS; column++)
-            for (block = set->bins[row][column]; block; block = block->next_bin) in_bins++;
     return broken + (set->newest != older) + (bytes != set->bytes) + (in_list != in_bins);
 }
 

@@ -37,12 +37,14 @@
 
    Each run checks: no finding (race, stale byte, hole, dead handle, ...), no call refused but for want of memory, the
    heap's invariants, nothing leaked. After a failure the run is made again and told. By itself it is quick; with
-   ENUMERATE=full in the environment it goes as far as hours allow (`make enumerate`). */
+   ENUMERATE=full in the environment it goes as far as an hour allows (`make enumerate`); what that found stands in
+   bench/results/sim-enumerate.txt. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <time.h>
 
 /* galloc's locks, and this file's, go by way of the scheduler, and so do atomic operations that take something. */
 static void point(const char *what);
@@ -55,6 +57,7 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define __atomic_exchange_n(...) (point("an exchange"), __atomic_exchange_n(__VA_ARGS__))
 #define __atomic_compare_exchange_n(...) (point("an exchange"), __atomic_compare_exchange_n(__VA_ARGS__))
 #define GALLOC_CLOCK() 0 /* how long a call took must not decide what is an exchange */
+#define GAI_CHUNK_BYTES 4096     /* of descriptors, which are made for each run, and of which it needs few */
 #include "setup.h"
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
@@ -358,11 +361,12 @@ static int scheduled_trylock(pthread_mutex_t *mutex)
     return pthread_mutex_trylock(mutex);
 }
 
+/* Not one of what all runs share, which is held for a few steps of its own: the first run would have more of them. */
 static int scheduled_lock(pthread_mutex_t *mutex)
 {
     int tries = 0;
+    if (!running || mutex == &gai_map_lock || mutex == &log_lock) return pthread_mutex_lock(mutex);
     point("a lock");
-    if (!running) return pthread_mutex_lock(mutex);
     while (pthread_mutex_trylock(mutex)) {
         if (!slot[1 - me].busy || tries++ > 1000) {
             printf("thread %d waits for a lock that nobody is going to open\n", me);
@@ -376,7 +380,7 @@ static int scheduled_lock(pthread_mutex_t *mutex)
 
 /* Calls that only look at what no other operation of a program changes: to switch before one of them is to switch
    before what follows it. */
-static int is_a_look(const char *function)
+static int names_a_look(const char *function)
 {
     static const char *const looks[] = {"cuCtxGetCurrent",     "cuCtxPushCurrent",
                                         "cuCtxPopCurrent",     "cuCtxGetId",
@@ -389,6 +393,22 @@ static int is_a_look(const char *function)
     for (size_t i = 0; i < sizeof looks / sizeof *looks; i++)
         if (!strcmp(function, looks[i])) return 1;
     return 0;
+}
+
+/* A function's name comes from the same place each time. */
+static int is_a_look(const char *function)
+{
+    enum { PLACES = 1024 };
+    static struct {
+        const char *name;
+        int answer;
+    } known[PLACES];
+    size_t at = (uintptr_t)function % PLACES;
+    if (known[at].name != function) {
+        known[at].name = function;
+        known[at].answer = names_a_look(function);
+    }
+    return known[at].answer;
 }
 
 static void before_call(const char *function)
@@ -619,8 +639,19 @@ static void run_begin(void)
     running = 1;
 }
 
+/* Galloc is not shut down after each run: nine tenths of that would be looking for the driver's functions and making
+   the maps of addresses anew. The maps' nodes stay, which looks like a leak of the run that made them: it is made once
+   more, and a failure that stays is told by a run that begins with nothing and is shut down. */
+static int is_shut_down(int thoroughly)
+{
+    if (!thoroughly) return 1;
+    if (!galloc_shutdown()) return 1;
+    abandon_pools();
+    return 0;
+}
+
 /* What is left is given back, and all must be well. */
-static int run_end(void)
+static int run_end(int thoroughly)
 {
     int well;
     char text[512] = "";
@@ -633,10 +664,7 @@ static int run_end(void)
     }
     well = !refused && !galloc_pool_check(pool) && !sim_findings(SIM_ANY);
     if (galloc_pool_destroy(pool)) well = 0;
-    if (galloc_shutdown()) {
-        abandon_pools();
-        well = 0;
-    }
+    if (!is_shut_down(thoroughly)) well = 0;
     sim_run(-1);
     well = well && !sim_leaks(text, sizeof text) && !sim_malloc_live() && !sim_findings(SIM_ANY);
     if (tracing) print_findings();
@@ -644,27 +672,56 @@ static int run_end(void)
     return well;
 }
 
-static int run_once(void)
+static int run(int thoroughly)
 {
     run_begin();
     me = 0;
     drive();
+    return run_end(thoroughly);
+}
+
+static int is_well_from_the_beginning(void)
+{
+    abandon_pools();
+    return run(1);
+}
+
+static int run_once(void)
+{
     count.schedules++;
+    if (!run(0) && !run(0) && !is_well_from_the_beginning()) return 0;
     count.programs += !preempted && !answered;
-    return run_end();
+    return 1;
 }
 
 static void say_what_failed(void)
 {
     tracing = 1;
-    (void)run_once();
+    (void)run(1);
     tracing = 0;
     printf("%s", trace_text);
+}
+
+/* The threads of this program never run at once: on one processor one wakes the other in a tenth of the time. Where we
+   wake up from a short sleep is where there is time for us. */
+static void stay_on_one_processor(const cpu_set_t *all)
+{
+    struct timespec moment = {0, 2000000};
+    cpu_set_t here;
+    int at;
+    (void)sched_setaffinity(0, sizeof *all, all);
+    (void)nanosleep(&moment, NULL);
+    at = sched_getcpu();
+    if (at < 0) return;
+    CPU_ZERO(&here);
+    CPU_SET(at, &here);
+    (void)sched_setaffinity(0, sizeof here, &here);
 }
 
 /* All programs and schedules within the bounds; 0 when one of them failed, which ends it. */
 static int explore(bounds within)
 {
+    clock_t begun = clock();
     int well;
     memset(&count, 0, sizeof count);
     path_length = 0;
@@ -673,9 +730,9 @@ static int explore(bounds within)
     while (well && next_path());
     if (!well) say_what_failed();
     printf("    %2d operations, %d preemptions, %d answers: %llu programs, %llu schedules, %llu points, %llu mallocs "
-           "had no memory\n",
+           "had no memory, %.0f s of a processor\n",
            most.operations, most.preemptions, most.answers, count.programs, count.schedules, count.points,
-           count.failed_mallocs);
+           count.failed_mallocs, (double)(clock() - begun) / CLOCKS_PER_SEC);
     return well;
 }
 
@@ -684,8 +741,10 @@ static void enumerate(const char *what, scope where, const bounds *quick, const 
     const char *text = getenv("ENUMERATE");
     const bounds *list = text && !strcmp(text, "full") ? full : quick;
     pthread_t second;
+    cpu_set_t all;
     printf("%s\n", what);
     now = &where;
+    if (!sched_getaffinity(0, sizeof all, &all)) stay_on_one_processor(&all);
     for (int i = 0; i < SLOTS; i++) EXPECT_EQ(sem_init(&slot[i].go, 0, 0), 0);
     EXPECT_EQ(pthread_create(&second, NULL, second_thread, NULL), 0);
     while (list->operations && EXPECT(explore(*list))) list++;
@@ -693,6 +752,8 @@ static void enumerate(const char *what, scope where, const bounds *quick, const 
     program_ended = 1;
     (void)sem_post(&slot[1].go);
     EXPECT_EQ(pthread_join(second, NULL), 0);
+    (void)sched_setaffinity(0, sizeof all, &all);
+    OK(galloc_shutdown());
 }
 
 #define BOUNDS(...) ((const bounds[]){__VA_ARGS__, {0, 0, 0}})
@@ -707,19 +768,19 @@ enum { ALL = 99, MALLOC_AND_FREE = WITHOUT_HANDED | WITHOUT_RECORD | WITHOUT_DYI
 TEST(whole_pages)
 {
     enumerate("whole pages", (scope){PAGES}, BOUNDS({8, 0, 0}, {7, 0, ALL}, {6, 1, 0}, {5, 2, 0}, {5, 1, ALL}),
-              BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}, {5, 4, 0}));
+              BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {5, 3, 0}));
 }
 
 TEST(parts_of_a_page)
 {
     enumerate("parts of a page", (scope){PARTS}, BOUNDS({6, 0, ALL}, {6, 1, 0}),
-              BOUNDS({8, 1, 0}, {9, 0, 0}, {8, 0, ALL}, {7, 1, ALL}, {7, 2, 0}, {6, 3, 0}));
+              BOUNDS({8, 1, 0}, {8, 0, ALL}, {7, 1, ALL}, {6, 2, 0}));
 }
 
 TEST(pending_memory_handed_on)
 {
     enumerate("pending memory handed on", (scope){PAGES, .start = ALL_PENDING, .known = 1, .without = MALLOC_AND_FREE},
-              BOUNDS({6, 1, 0}), BOUNDS({8, 0, ALL}, {8, 1, 0}, {7, 2, 0}, {6, 3, 0}));
+              BOUNDS({6, 1, 0}), BOUNDS({8, 0, ALL}, {8, 1, 0}, {6, 2, 0}));
 }
 
 TEST(streams_that_die)
@@ -734,7 +795,7 @@ TEST(streams_that_die)
 TEST(three_sizes)
 {
     enumerate("three sizes", (scope){.limit = MIB(4), .size = {MIB(1), MIB(2), MIB(4)}}, BOUNDS({6, 0, ALL}),
-              BOUNDS({8, 0, 0}, {7, 0, ALL}, {7, 1, 0}, {6, 2, 0}));
+              BOUNDS({8, 0, 0}, {7, 0, ALL}, {7, 1, 0}, {5, 2, 0}));
 }
 
 TEST(fixed_segments)
@@ -746,25 +807,25 @@ TEST(fixed_segments)
 TEST(default_and_blocking_streams)
 {
     enumerate("default and blocking streams", (scope){PAGES, .default_streams = 1}, BOUNDS({6, 0, ALL}, {5, 1, 0}),
-              BOUNDS({8, 0, 0}, {7, 0, ALL}, {7, 1, 0}, {6, 2, 0}));
+              BOUNDS({8, 0, 0}, {7, 0, ALL}, {7, 1, 0}, {5, 2, 0}));
 }
 
 TEST(a_heap_that_grows)
 {
     enumerate("a heap that grows", (scope){PAGES, .start = ALL_EMPTY}, BOUNDS({6, 0, ALL}, {5, 1, 0}),
-              BOUNDS({8, 0, ALL}, {7, 1, 0}, {6, 2, 0}));
+              BOUNDS({8, 1, 0}, {8, 0, ALL}, {6, 2, 0}));
 }
 
 TEST(either_thread)
 {
     enumerate("either thread", (scope){PAGES, .threads = 1}, BOUNDS({6, 0, 0}, {4, 2, 0}),
-              BOUNDS({8, 0, 0}, {7, 1, 0}, {6, 2, 0}));
+              BOUNDS({8, 0, 0}, {7, 1, 0}, {5, 2, 0}));
 }
 
 TEST(switches_before_every_call)
 {
     enumerate("switches before every call", (scope){PAGES, .every = 1}, BOUNDS({5, 1, 0}, {4, 2, 0}),
-              BOUNDS({6, 2, 0}, {7, 1, 0}));
+              BOUNDS({7, 1, 0}, {5, 2, 0}));
 }
 
 TEST_MAIN()
