@@ -112,8 +112,10 @@
        - a captured allocation gets memory of its own graph, memory that nobody still works with, or new pages. It waits
          for nothing, and nothing is recorded. When these do not suffice it fails, and the capture goes on;
        - what is freed on a captured stream, or recorded for one (galloc_free_after, galloc_record_stream), is the
-         graph's. Later captured work of the same stream may have it at once, what else is captured into the graph may
-         not. A block that was used before the capture is not reused in it either: nobody knows where that work stands;
+         graph's. Later captured work of the same stream may have it at once, and that of another stream of the capture
+         which the graph has come after the free (reuse:followed): one that waited for it by an event, or forked after
+         it. What else is captured into the graph may not. A block that was used before the capture is not reused in it
+         either: nobody knows where that work stands;
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
          then the graph's again: a launch writes to it;
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
@@ -124,7 +126,8 @@
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
      No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
      stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
-     stream in it is known by its handle: do not destroy it before the capture has ended.
+     stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
+     after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
      cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
 
@@ -232,7 +235,8 @@ typedef struct galloc_graph galloc_graph;
 /* What reuse of memory between streams may rest on; see ON STREAMS. The same stream is always allowed. */
 enum {
     GALLOC_REUSE_COMPLETED = 1, /* the freeing stream has done its work: seen by polling, no effect on any stream */
-    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued */
+    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued, or by
+                                   the graph that both are captured into */
     GALLOC_REUSE_WAIT = 4       /* under pressure galloc makes the asking stream wait for that work */
 };
 
@@ -1369,8 +1373,8 @@ static void gai_scope_leave(gai_scope *scope)
    life      lanes are used again for other streams, inside their pool; a number never given twice tells which
    capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a lane of
              its own for that time, whose work does not end before the graph, its instances and their launches are gone
-   spot     a position of a captured stream, in nodes of the graph; what an event is for others. No event can be recorded
-             there, and none is needed: the graph itself says what comes after
+   spot      a position of a captured stream, in nodes of the graph; what an event is for others. No event can be
+             recorded there, and none is needed: the graph itself says what comes after
    outside   the lane of what was freed on captured streams, but used before on streams that nobody can name
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common) */
 
@@ -1627,7 +1631,7 @@ struct gai_lane {
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
-    gai_spot *spots;   /* the newest first */
+    gai_spot *spots; /* captured; the newest first */
     gai_front front;
     gai_set free;
 };
@@ -3142,8 +3146,8 @@ static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
     if (lane->capture) gai_block_mark_captured(pool, block, lane);
 }
 
-/* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so may
-   what it has shrunk by. One stands for all of them. */
+/* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so
+   may what it has shrunk by. One stands for all of them. */
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
     gai_mark **at = &block->marks, *own = NULL;
@@ -7061,7 +7065,7 @@ static void gai_job_clear_behind(gai_job *job)
 typedef struct gai_walk {
     size_t n;
     CUgraphNode nodes[GAI_WALK];
-    unsigned short index[GAI_WALK_INDEX]; /* 1 + the place of a node in `nodes`, where its hash says or after; 0: none */
+    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
 } gai_walk;
 
 /* Where the index has the node, or would have it. */

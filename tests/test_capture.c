@@ -1283,8 +1283,8 @@ TEST(a_stream_without_a_context_does_not_end_a_graph)
         galloc_pool *pool = pool_of(0, MIB(8));
         void *q = NULL;
         capture_begin(s);
-        void *p = pass(pool, MIB(4), s, 1);
         order(s, fork);
+        void *p = pass(pool, MIB(4), s, 1);
         sim_fail(calls[i], 1, 0, 0);
         EXPECT(galloc_pool_malloc(pool, &q, MIB(2), fork) != cudaSuccess);
         EXPECT_EQ(sim_failed(), 1);
