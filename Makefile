@@ -48,7 +48,7 @@ $(call need,$(CC),gcc)
 help:
 	@echo 'make demo           replay ten real programs through galloc; on the GPU if there is one, else simulated'
 	@echo 'make test           all tests; they need no GPU'
-	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; takes hours'
+	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; an hour'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
 	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
@@ -74,13 +74,15 @@ THREAD_TESTS := $(filter test_threads% test_random test_lanes test_capture test_
 CHECKS := $(wildcard tests/check_*.sh)
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
-# Test programs are compiled far more often than they are run: -O1.
+# Test programs are compiled far more often than they are run: -O1, but for what runs long.
+OPTIMIZE = -O1
+build/%/enumerate: OPTIMIZE = -O3
 define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
 build/$(1)/%: tests/%.c $(SIM:tests/%.c=build/$(1)/%.o)
-	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests -Itests/sim -isystem $(2) \
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests -Itests/sim -isystem $(2) \
 		$$(filter %.c %.o,$$^) -o $$@ $$(LIBS)
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))

@@ -147,8 +147,10 @@
        - a captured allocation gets memory of its own graph, memory that nobody still works with, or new pages. It waits
          for nothing, and nothing is recorded. When these do not suffice it fails, and the capture goes on;
        - what is freed on a captured stream, or recorded for one (galloc_free_after, galloc_record_stream), is the
-         graph's. Later captured work of the same stream may have it at once, what else is captured into the graph may
-         not. A block that was used before the capture is not reused in it either: nobody knows where that work stands;
+         graph's. Later captured work of the same stream may have it at once, and that of another stream of the capture
+         which the graph has come after the free (reuse:followed): one that waited for it by an event, or forked after
+         it. What else is captured into the graph may not. A block that was used before the capture is not reused in it
+         either: nobody knows where that work stands;
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
          then the graph's again: a launch writes to it;
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
@@ -159,7 +161,8 @@
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
      No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
      stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
-     stream in it is known by its handle: do not destroy it before the capture has ended.
+     stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
+     after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
      cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
 
@@ -275,7 +278,8 @@ typedef struct galloc_graph galloc_graph;
 /* What reuse of memory between streams may rest on; see ON STREAMS. The same stream is always allowed. */
 enum {
     GALLOC_REUSE_COMPLETED = 1, /* the freeing stream has done its work: seen by polling, no effect on any stream */
-    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued */
+    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued, or by
+                                   the graph that both are captured into */
     GALLOC_REUSE_WAIT = 4       /* under pressure galloc makes the asking stream wait for that work */
 };
 
@@ -504,7 +508,7 @@ typedef struct galloc_stream_stats {
 } galloc_stream_stats;
 
 #define GALLOC_REPORT_STREAMS 8
-#define GALLOC_REPORT_STEPS 14
+#define GALLOC_REPORT_STEPS 15
 #define GALLOC_REPORT_TEXT 8192 /* bytes for galloc_report_text */
 
 /* Free bytes that only the work of one stream keeps from the one that asked. */
@@ -1269,17 +1273,21 @@ static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
     X(MemFreeAsync, (CUdeviceptr, CUstream))                                                                           \
     X(UserObjectCreate, (CUuserObject *, void *, CUhostFn, unsigned int, unsigned int))                                \
     X(UserObjectRelease, (CUuserObject, unsigned int))                                                                 \
-    X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))
+    X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))                                      \
+    X(GraphNodeGetDependencies, GAI_NODE_AFTER)
 
-/* Since CUDA 12.3 there is a longer form of this function. Runtimes from there on to 12.4 give that one, later ones
-   what they are asked for (12.0). Of what a capture depends on nothing is asked: all of these arguments are NULL. */
+/* Since CUDA 12.3 there are longer forms of these two functions. Runtimes from there on to 12.4 give those, later ones
+   what they are asked for (12.0). An edge of a graph that means less than one after the other is an error for the short
+   forms, and for the long ones when they are given no place to tell of it. */
 #if CUDART_VERSION >= 12030 && CUDART_VERSION < 12050
 #define GAI_CAPTURE_INFO \
     (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, const void *, size_t *)
-#define GAI_CAPTURE_NO_MORE NULL, NULL, NULL
+#define GAI_NODE_AFTER (CUgraphNode, CUgraphNode *, void *, size_t *)
+#define GAI_NO_EDGES NULL,
 #else
 #define GAI_CAPTURE_INFO (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *)
-#define GAI_CAPTURE_NO_MORE NULL, NULL
+#define GAI_NODE_AFTER (CUgraphNode, CUgraphNode *, size_t *)
+#define GAI_NO_EDGES
 #endif
 
 #define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
@@ -1441,9 +1449,24 @@ static unsigned long long gai_stream_key(CUstream stream)
 static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, unsigned long long *id, CUgraph *graph)
 {
     cuuint64_t number = 0;
-    CUresult result = gai_cu.StreamGetCaptureInfo(stream, status, &number, graph, GAI_CAPTURE_NO_MORE);
+    CUresult result = gai_cu.StreamGetCaptureInfo(stream, status, &number, graph, NULL, GAI_NO_EDGES NULL);
     *id = !result && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
     return result;
+}
+
+/* The nodes that what is captured next on the stream will come after: all that it was given so far comes before them or
+   is one of them. Copies them. 0: they cannot be had, or are more than `most`, or the capture is not this one. */
+static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t id = 0;
+    CUgraph graph = NULL;
+    const CUgraphNode *found = NULL;
+    *n = 0;
+    if (gai_cu.StreamGetCaptureInfo(stream, &status, &id, &graph, &found, GAI_NO_EDGES n)) return 0;
+    if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || id != capture || *n > most) return 0;
+    if (*n) memcpy(nodes, found, *n * sizeof *nodes);
+    return 1;
 }
 
 /* Whether it is captured comes first: asking a captured stream for its id or flags, or the legacy stream for anything
@@ -1549,6 +1572,8 @@ static void gai_scope_leave(gai_scope *scope)
    life      lanes are used again for other streams, inside their pool; a number never given twice tells which
    capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a lane of
              its own for that time, whose work does not end before the graph, its instances and their launches are gone
+   spot      a position of a captured stream, in nodes of the graph; what an event is for others. No event can be
+             recorded there, and none is needed: the graph itself says what comes after
    outside   the lane of what was freed on captured streams, but used before on streams that nobody can name
    free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common)
    home      where like:pytorch: the segments that were made for requests of one kind, small or large, of one stream,
@@ -1678,6 +1703,16 @@ typedef struct gai_wait {
     uint64_t epoch;
 } gai_wait;
 
+#define GAI_SPOT_NODES 13
+
+/* All that the captured stream was given up to a position comes before these nodes of the graph or is one of them. */
+typedef struct gai_spot {
+    struct gai_spot *older;
+    uint64_t epoch; /* it stands for all frees stamped so or less */
+    size_t n;
+    CUgraphNode nodes[GAI_SPOT_NODES];
+} gai_spot;
+
 /* Two-level segregated fit. In units of 512 bytes: sizes below 32 have a bin each; above, every power of two is cut
    into 32 bins, so that neighbours are 1/32 = 3.1 % apart at most. */
 #define GAI_COLUMNS_LOG2 5
@@ -1783,8 +1818,10 @@ struct galloc_graph {
 #define GAI_OUTSIDE (~0ull)
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
+   epoch > spots->epoch > spots->older->epoch > ... > done;  spots: only while capture != NULL
    uses == marks that name it, in blocks of any kind, takers included
-   capture, outside: asked, so that its front is shut, and empty; it waits for nobody, no event is recorded for it
+   capture, outside: asked, so that its front is shut, and empty; no event is recorded for it; it waits for nobody, but
+   what it follows in its own capture, by the graph, is noted as if it did
    capture: its marks complete when the capture is forgotten, none does before;  a used block that was given to it has a
    mark of it over all its bytes */
 struct gai_lane {
@@ -1818,6 +1855,7 @@ struct gai_lane {
     gai_event *idle;
     gai_wait *waits;
     gai_home *home[2]; /* of large and of small blocks; NULL: none so far */
+    gai_spot *spots; /* captured; the newest first */
     gai_front front;
     gai_set free;
 };
@@ -1947,7 +1985,7 @@ struct galloc_pool {
     galloc_graph *graphs;
     gai_lane outside;             /* among the lanes once there is need for it */
     gai_set common, mixed;
-    gai_slab blocks, marks, pages, mappings, events, waits;
+    gai_slab blocks, marks, pages, mappings, events, waits, spots;
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either lets them be read */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
@@ -1976,7 +2014,9 @@ typedef struct gai_want {
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
+#ifndef GAI_CHUNK_BYTES
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
+#endif
 
 static void gai_slab_give(gai_slab *slab, void *descriptor)
 {
@@ -3524,13 +3564,26 @@ static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
     if (lane->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, lane);
 }
 
-/* The same as marking it, for what it has grown by. */
-static void gai_block_extend_captured(gai_block *block)
+/* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so
+   may what it has shrunk by. One stands for all of them. */
+static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
-    gai_mark *mark;
+    gai_mark **at = &block->marks, *own = NULL;
     if (!block->lane || !block->lane->capture) return;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (mark->lane == block->lane) mark->end = block->addr + block->bytes;
+    while (*at) {
+        gai_mark *mark = *at;
+        if (mark->lane != block->lane || !own) {
+            if (mark->lane == block->lane) own = mark;
+            at = &mark->next;
+        } else {
+            *at = mark->next;
+            gai_mark_end(pool, mark);
+        }
+    }
+    if (!own) return;
+    own->begin = block->addr;
+    own->end = block->addr + block->bytes;
+    own->epoch = block->lane->freed = block->lane->epoch;
 }
 
 /* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
@@ -4237,9 +4290,19 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     gai_lock_off(&pool->marking);
 }
 
-/* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
-static void gai_lane_end_capture(gai_lane *lane)
+static void gai_lane_forget_spots(galloc_pool *pool, gai_lane *lane)
 {
+    while (lane->spots) {
+        gai_spot *spot = lane->spots;
+        lane->spots = spot->older;
+        gai_slab_give(&pool->spots, spot);
+    }
+}
+
+/* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
+static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
+{
+    gai_lane_forget_spots(pool, lane);
     lane->done = lane->epoch++;
     lane->unmarked = 0;
     lane->retired = 1;
@@ -4254,7 +4317,7 @@ static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
     for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->capture == gone) gai_lane_end_capture(lane);
+        if (lane->capture == gone) gai_lane_end_capture(pool, lane);
     gai_capture_drop(gone);
 }
 
@@ -4637,6 +4700,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     *at = gone->next_indexed;
     gone->life = 0; /* who remembers it must not find it */
     gai_lane_leave_homes(pool, gone);
+    gai_lane_forget_spots(pool, gone);
     for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
     gai_lane_forget_waits(pool, gone, NULL);
 }
@@ -4792,10 +4856,62 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
     return result;
 }
 
+#define GAI_SPOTS 64 /* of a lane; when there are more, every second one goes: the next stands for its frees as well */
+
+static void gai_lane_thin_spots(galloc_pool *pool, gai_lane *lane)
+{
+    gai_spot *spot;
+    size_t n = 0;
+    for (spot = lane->spots; spot; spot = spot->older) n++;
+    if (n <= GAI_SPOTS) return;
+    for (spot = lane->spots; spot && spot->older; spot = spot->older) {
+        gai_spot *gone = spot->older;
+        spot->older = gone->older;
+        gai_slab_give(&pool->spots, gone);
+    }
+}
+
+/* Shows a spot, unless a later one stands for the same frees. One that is where the last one was takes its room. With
+   the lock held. */
+static void gai_lane_show_spot(galloc_pool *pool, gai_lane *lane, uint64_t epoch, const CUgraphNode *nodes, size_t n)
+{
+    gai_spot *spot = lane->spots;
+    if (!lane->capture || epoch <= lane->done || (spot && spot->epoch >= epoch)) return;
+    if (!spot || spot->n != n || memcmp(spot->nodes, nodes, n * sizeof *nodes)) {
+        if (!gai_slab_need(&pool->spots, 1)) return;
+        spot = (gai_spot *)gai_slab_take(&pool->spots);
+        spot->n = n;
+        memcpy(spot->nodes, nodes, n * sizeof *nodes);
+        spot->older = lane->spots;
+        lane->spots = spot;
+    }
+    spot->epoch = epoch;
+    gai_lane_thin_spots(pool, lane);
+}
+
+/* Notes where in the graph the stream is now: all that was freed on it so far is covered. In the order of a mark: the
+   epoch goes on, then the driver is asked, then the spot is shown. What cannot be noted is covered by the next spot.
+   Called with the lock held; lets it go meanwhile. */
+GAI_APART
+static void gai_lane_spot(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    CUgraphNode nodes[GAI_SPOT_NODES];
+    uint64_t epoch = lane->epoch++;
+    size_t n, unmarked = lane->unmarked;
+    int known;
+    lane->unmarked = 0;
+    gai_lock_off(&pool->lock);
+    known = gai_capture_nodes(site->stream, site->capture, nodes, &n, GAI_SPOT_NODES);
+    gai_lock_on(&pool->lock);
+    if (known) gai_lane_show_spot(pool, lane, epoch, nodes, n);
+    else if (lane->capture) lane->unmarked += unmarked;
+}
+
 /* The end of every call that held a lane: leaves a mark if one is due. Called with the lock held. */
 static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *site)
 {
     if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream, 0);
+    else if (lane->capture && lane->unmarked) gai_lane_spot(pool, lane, site);
     lane->busy--;
     gai_front_set(pool, lane);
 }
@@ -7087,7 +7203,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         gai_stat_used(pool, bytes, 0);
     }
     gai_marks_trim(pool, &block->marks);
-    gai_block_extend_captured(block);
+    gai_block_renew_captured(pool, block);
     gai_block_set_requested(pool, block, job->grow_to);
     gai_torch_count_resized(pool, block, before, requested);
     gai_block_let_go(block);
@@ -7661,7 +7777,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
         gai_stat_used(pool, block->bytes, 0);
         block->kind = GAI_USED;
         gai_block_absorb(pool, owner, block);
-        gai_block_extend_captured(owner);
+        gai_block_renew_captured(pool, owner);
     } else {
         (void)gai_block_file(pool, block, 0);
     }
@@ -8118,6 +8234,112 @@ static void gai_job_clear_behind(gai_job *job)
 
 /* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
 static int gai_job_is_captured(const gai_job *job) { return job->want.lane && job->want.lane->capture_id; }
+
+/* ---- the order that is captured ---- */
+
+#define GAI_WALK 512       /* nodes that are found at most, from a stream's present end backwards: the nearest */
+#define GAI_WALK_WIDTH 64  /* of those right before a node */
+#define GAI_WALK_INDEX 1024
+
+typedef struct gai_walk {
+    size_t n;
+    CUgraphNode nodes[GAI_WALK];
+    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
+} gai_walk;
+
+/* Where the index has the node, or would have it. */
+static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
+{
+    size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
+    while (walk->index[at] && walk->nodes[walk->index[at] - 1] != node) at = (at + 1) % GAI_WALK_INDEX;
+    return at;
+}
+
+static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
+{
+    for (; n > 0 && walk->n < GAI_WALK; n--, nodes++) {
+        size_t at = gai_walk_find(walk, *nodes);
+        if (!*nodes || walk->index[at]) continue;
+        walk->nodes[walk->n++] = *nodes;
+        walk->index[at] = (unsigned short)walk->n;
+    }
+}
+
+/* Finds nodes that everything comes after which is captured on the stream from now on. That they were all found is not
+   said: what could not be had, or is too far away, is not known to come before. */
+static void gai_walk_back(gai_walk *walk, CUstream stream, unsigned long long capture)
+{
+    CUgraphNode nodes[GAI_WALK_WIDTH];
+    size_t at, n;
+    if (!gai_capture_nodes(stream, capture, nodes, &n, GAI_WALK_WIDTH)) return;
+    gai_walk_add(walk, nodes, n);
+    for (at = 0; at < walk->n; at++) {
+        n = GAI_WALK_WIDTH;
+        if (gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n)) continue;
+        gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
+    }
+}
+
+static int gai_walk_covers(const gai_walk *walk, const gai_spot *spot)
+{
+    size_t i = 0;
+    while (i < spot->n && walk->index[gai_walk_find(walk, spot->nodes[i])]) i++;
+    return i == spot->n;
+}
+
+/* The lane's newest spot that the other lane does not follow yet; NULL: it does, or cannot by any graph. */
+static const gai_spot *gai_lane_ahead(const gai_lane *lane, const gai_lane *other)
+{
+    const gai_spot *spot = lane->spots;
+    if (lane == other || lane->capture != other->capture || !lane->uses || !spot) return NULL;
+    return spot->epoch > gai_lane_waited(other, lane) ? spot : NULL;
+}
+
+/* Could it be of use to know what comes before what? With the lock held. */
+static int gai_job_may_follow(const gai_job *job)
+{
+    const galloc_pool *pool = job->pool;
+    const gai_lane *lane = pool->lanes;
+    if (!job->want.lane || !job->want.lane->capture || !(pool->config.reuse & GALLOC_REUSE_FOLLOWED)) return 0;
+    for (; lane; lane = lane->next)
+        if (gai_lane_ahead(lane, job->want.lane) && lane->free.bytes + pool->mixed.bytes + pool->parked) return 1;
+    return 0;
+}
+
+/* Notes as waits up to where the stream follows others of its capture: the graph will have it wait. Lock held. */
+static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
+{
+    gai_lane *lane, *own = job->want.lane;
+    for (lane = own->capture ? job->pool->lanes : NULL; lane; lane = lane->next) {
+        const gai_spot *spot = gai_lane_ahead(lane, own);
+        gai_wait *wait;
+        while (spot && !gai_walk_covers(walk, spot)) spot = spot->older;
+        if (!spot || spot->epoch <= gai_lane_waited(own, lane)) continue;
+        wait = gai_lane_wait_on(job->pool, own, lane);
+        if (wait) wait->epoch = spot->epoch;
+    }
+}
+
+/* What other streams of the same capture freed before a point that this one comes after, by the graph: asked for only
+   here, where nothing at hand fits. What cannot be found out, for want of host memory or whatever the driver says, is
+   not followed. */
+static int gai_step_follow(gai_job *job)
+{
+    gai_walk *walk;
+    int useful;
+    gai_lock_on(&job->pool->lock);
+    useful = gai_job_may_follow(job);
+    gai_lock_off(&job->pool->lock);
+    walk = useful ? (gai_walk *)GALLOC_MALLOC(sizeof *walk) : NULL;
+    if (!walk) return 0;
+    memset(walk, 0, sizeof *walk);
+    gai_walk_back(walk, job->site.stream, job->want.lane->capture_id);
+    gai_lock_on(&job->pool->lock);
+    gai_job_note_followed(job, walk);
+    gai_lock_off(&job->pool->lock);
+    GALLOC_FREE(walk);
+    return gai_job_search(job, GAI_REACH_ALL);
+}
 
 /* What other streams have done with, if the pool may know. */
 static int gai_step_poll(gai_job *job)
@@ -8708,6 +8930,7 @@ static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
+    {"take what comes before it in the graph", 1, gai_step_follow},
     {"take what is finished", 1, gai_step_poll},
     {"collect what is idle", 0, gai_step_collect},
     {"move or create pages within the overhead", 1, gai_step_grow_within},
@@ -9418,6 +9641,19 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     gai_lane_ask(block->lane);
 }
 
+/* Bytes of a result that are freed on streams which are not of its graph: they follow nothing that is captured. So what
+   was captured up to now may use them, not just what was captured before they were given out. With the lock held. */
+GAI_APART
+static void gai_block_stamp_result(gai_block *block, gai_lane *lane, const gai_mark *users)
+{
+    gai_mark *mark;
+    for (; users; users = users->next)
+        if (users->lane->capture_id == lane->capture_id) return;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->lane == lane) mark->epoch = lane->freed = lane->epoch;
+    lane->unmarked += block->bytes;
+}
+
 /* A used block with all its marks becomes free, and is counted. With the lock held. */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
@@ -9433,6 +9669,7 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
+    if (block->lane && block->lane->capture) gai_block_stamp_result(block, block->lane, marks);
     if (marks) block->stream_id = marks->lane->stream_id;
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
         gai_block_stamp_front(pool, block);
@@ -9816,12 +10053,14 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane,
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
         tail->stream_id = lane->stream_id;
+        if (block->lane && block->lane->capture) gai_block_stamp_result(tail, block->lane, NULL);
         gai_block_stamp(pool, tail, gai_block_users(pool, block, lane));
         gai_stat_unused(pool, tail->bytes, 0);
         gai_block_give(pool, tail);
     }
     if (begin < gai_min(cut, end))
         gai_block_stamp_kept(pool, block, gai_block_users(pool, block, lane), begin, gai_min(cut, end));
+    gai_block_renew_captured(pool, block);
     for (taker = block->takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
     return 1;
 }
@@ -10811,19 +11050,28 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 
 /* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
 
-static int gai_check_bins(const gai_set *set)
+static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
+{
+    const gai_block *block;
+    int broken = 0;
+    for (block = set->bins[row][column]; block; block = block->next_bin) {
+        gai_bin bin = gai_bin_of(block->bytes);
+        broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
+        (*in_bins)++;
+    }
+    return broken;
+}
+
+static int gai_check_bins(const gai_set *set, size_t *in_bins)
 {
     int broken = 0, row, column;
     for (row = 0; row < GAI_ROWS; row++) {
-        broken += ((set->rows >> row & 1) != 0) != (set->columns[row] != 0);
-        for (column = 0; column < GAI_COLUMNS; column++) {
-            const gai_block *block = set->bins[row][column];
-            broken += ((set->columns[row] >> column & 1) != 0) != (block != NULL);
-            for (; block; block = block->next_bin) {
-                gai_bin bin = gai_bin_of(block->bytes);
-                broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
-            }
-        }
+        uint32_t columns = 0;
+        for (column = 0; column < GAI_COLUMNS; column++)
+            columns |= (uint32_t)(set->bins[row][column] != NULL) << column;
+        broken += columns != set->columns[row];
+        broken += ((set->rows >> row & 1) != 0) != (columns != 0);
+        for (; columns; columns &= columns - 1) broken += gai_check_bin(set, row, gai_lowest(columns), in_bins);
     }
     return broken;
 }
@@ -10832,15 +11080,12 @@ static int gai_check_set(const gai_set *set)
 {
     const gai_block *block, *older = NULL;
     size_t bytes = 0, in_list = 0, in_bins = 0;
-    int broken = gai_check_bins(set), row, column;
+    int broken = gai_check_bins(set, &in_bins);
     for (block = set->oldest; block; older = block, block = block->newer) {
         broken += block->set != set || block->older != older;
         bytes += block->bytes;
         in_list++;
     }
-    for (row = 0; row < GAI_ROWS; row++)
-        for (column = 0; column < GAI_COLUMNS; column++)
-            for (block = set->bins[row][column]; block; block = block->next_bin) in_bins++;
     return broken + (set->newest != older) + (bytes != set->bytes) + (in_list != in_bins);
 }
 
@@ -10860,8 +11105,21 @@ static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
     int broken = lane->free.lane != lane || (lane->due && !pool->due);
     while (other && other != lane) other = other->next_indexed;
     for (wait = lane->waits; wait; wait = wait->next)
-        broken += wait->epoch >= wait->on->epoch || (wait->epoch && !gai_lane_is_plain(wait->on));
+        broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != lane->capture_id &&
+                                                     !(gai_lane_is_plain(wait->on) && gai_lane_is_plain(lane)));
     return broken + (other == NULL && lane != &pool->outside);
+}
+
+static int gai_check_spots(const gai_lane *lane)
+{
+    const gai_spot *spot;
+    uint64_t newer = lane->epoch;
+    int broken = lane->spots && !lane->capture;
+    for (spot = lane->spots; spot; spot = spot->older) {
+        broken += spot->epoch >= newer || spot->epoch <= lane->done || spot->n > GAI_SPOT_NODES;
+        newer = spot->epoch;
+    }
+    return broken;
 }
 
 /* A lane of a captured stream, or of outside, is not used as others are. */
@@ -10869,9 +11127,10 @@ static int gai_check_captured(const galloc_pool *pool, const gai_lane *lane)
 {
     const gai_capture *capture = pool->captures;
     const gai_front *front = &lane->front;
-    if (gai_lane_is_plain(lane)) return lane->capture != NULL;
+    if (gai_lane_is_plain(lane)) return (lane->capture != NULL) + (lane->spots != NULL);
     while (capture && capture != lane->capture) capture = capture->next;
-    return !lane->asked + (front->blocks + front->fresh_blocks != 0) + (lane->waits != NULL) + lane->due +
+    return !lane->asked + (front->blocks + front->fresh_blocks != 0) + lane->due + gai_check_spots(lane) +
+           (lane == &pool->outside && lane->waits != NULL) +
            (lane->recorded != NULL || lane->idle != NULL) + (gai_lane_is_outside(lane) != (lane == &pool->outside)) +
            (lane->capture && (!capture || capture->id != lane->capture_id || lane->done)) +
            (lane != &pool->outside && !lane->capture && lane->done + 1 != lane->epoch);
@@ -11196,6 +11455,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
     broken += pool->marks.promised != census.promised;
+    broken += gai_check_slab(&pool->spots);
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
     broken += of_graphs != pool->of_graphs;
@@ -11300,6 +11560,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->mappings.size = sizeof(gai_mapping);
     pool->events.size = sizeof(gai_event);
     pool->waits.size = sizeof(gai_wait);
+    pool->spots.size = sizeof(gai_spot);
 }
 
 static void gai_lanes_end(gai_lane *lane)
@@ -11337,6 +11598,7 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_slab_end(&pool->mappings);
     gai_slab_end(&pool->events);
     gai_slab_end(&pool->waits);
+    gai_slab_end(&pool->spots);
     gai_lock_end(&pool->lock);
     gai_lock_end(&pool->growth);
     gai_lock_end(&pool->marking);

@@ -696,6 +696,304 @@ TEST(forked_streams_keep_their_own)
     }
 }
 
+/* ---- in captured order ------------------------------------------------------------------------------------------- */
+
+/* A capture on s, from which t and u fork, and a pool whose memory is 8 MiB. */
+typedef struct forked {
+    cudaStream_t s, t, u;
+    galloc_pool *pool;
+} forked;
+
+static forked forked_begin(int fixed, int reuse)
+{
+    forked f;
+    galloc_config config = config_limit(MIB(8));
+    config.expandable_segments = !fixed;
+    config.reuse = reuse;
+    begin_still();
+    f.s = stream_new();
+    f.t = stream_new();
+    f.u = stream_new();
+    f.pool = pool_new(&config);
+    capture_begin(f.s);
+    order(f.s, f.t);
+    order(f.s, f.u);
+    return f;
+}
+
+/* Work of its own on a stream, so that what it is given has a place in the graph. */
+static void step(forked *f, cudaStream_t stream, void *ptr, uint64_t tag)
+{
+    put(stream, ptr, 512, tag);
+    EXPECT_EQ(galloc_pool_check(f->pool), 0);
+}
+
+static void forked_end(forked *f)
+{
+    order(f->t, f->s);
+    order(f->u, f->s);
+    EXPECT_EQ(galloc_pool_check(f->pool), 0);
+    cudaGraphExec_t exec = capture_ready(f->s);
+    for (int i = 0; i < 3; i++) launch(exec, i % 2 ? f->s : f->u);
+    sim_run(-1);
+    exec_end(exec);
+    EXPECT_EQ(stats_of(f->pool).graph_bytes, 0);
+    pool_end(f->pool);
+    finish();
+}
+
+TEST(a_joined_stream_reuses_what_the_other_freed)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        forked f = forked_begin(fixed, ANY_REUSE);
+        void *p = pass(f.pool, MIB(6), f.t, 1);
+        refused(f.pool, MIB(6), f.s);
+        order(f.t, f.s);
+        refused(f.pool, MIB(6), f.u);
+        EXPECT(get_used(f.pool, MIB(6), f.s, 2) == p);
+        look(f.s, p, MIB(6), 2);
+        OK(galloc_free(p, f.s));
+        refused(f.pool, MIB(6), f.t); /* and not back, which s does not come before */
+        order(f.s, f.t);
+        EXPECT(pass(f.pool, MIB(6), f.t, 3) == p);
+        forked_end(&f);
+    }
+}
+
+TEST(a_part_of_a_stream_that_is_joined_is_not_all_of_it)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        forked f = forked_begin(fixed, ANY_REUSE);
+        void *p = get_used(f.pool, MIB(3), f.t, 1), *q = get_used(f.pool, MIB(4), f.t, 2);
+        OK(galloc_free(q, f.t));
+        order(f.t, f.s); /* after q, before the last use of p */
+        look(f.t, p, MIB(3), 1);
+        OK(galloc_free(p, f.t));
+        EXPECT(get_used(f.pool, MIB(4), f.s, 3) == q);
+        refused(f.pool, MIB(3), f.s);
+        order(f.t, f.s);
+        EXPECT(pass(f.pool, MIB(3), f.s, 4) == p);
+        OK(galloc_free(q, f.s));
+        forked_end(&f);
+    }
+}
+
+TEST(a_stream_that_forks_after_a_free_reuses_it)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        forked f = forked_begin(fixed, ANY_REUSE);
+        void *own = get_used(f.pool, 512, f.s, 9), *p = pass(f.pool, MIB(6), f.s, 1);
+        order(f.s, f.t);
+        step(&f, f.s, own, 10); /* the one goes on, which the other does not wait for */
+        EXPECT(get_used(f.pool, MIB(6), f.t, 2) == p);
+        look(f.t, p, MIB(6), 2);
+        OK(galloc_free(p, f.t));
+        refused(f.pool, MIB(6), f.s);
+        OK(galloc_free(own, f.s));
+        forked_end(&f);
+    }
+}
+
+TEST(what_two_streams_used_needs_both_of_them)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    cudaStream_t both[2] = {f.t, f.u};
+    void *p = get_used(f.pool, MIB(6), f.t, 1);
+    order(f.t, f.u);
+    look(f.u, p, MIB(6), 1);
+    look(f.t, p, MIB(6), 1);
+    OK(galloc_free_after(p, both, 2));
+    order(f.t, f.s);
+    refused(f.pool, MIB(6), f.s);
+    order(f.u, f.s);
+    p = get_used(f.pool, MIB(6), f.s, 2);
+    OK(galloc_record_stream(p, f.t));
+    order(f.s, f.t);
+    look(f.t, p, MIB(6), 2);
+    OK(galloc_free(p, f.s));
+    refused(f.pool, MIB(6), f.s); /* s has not come after t */
+    order(f.t, f.s);
+    OK(galloc_free(get_used(f.pool, 512, f.t, 5), f.t)); /* a call that is given t finds out where that is */
+    order(f.t, f.s);
+    (void)pass(f.pool, MIB(6), f.s, 3);
+    forked_end(&f);
+}
+
+/* The stream that allocated it has used it since, though it has not been given anything by this call. */
+TEST(a_result_freed_elsewhere_is_used_up_to_now)
+{
+    for (int shrunk = 0; shrunk < 2; shrunk++) {
+        forked f = forked_begin(0, ANY_REUSE);
+        cudaStream_t other = stream_new();
+        void *p = get(f.pool, MIB(6), f.t);
+        (void)pass(f.pool, 512, f.t, 7);
+        order(f.t, f.u);
+        put(f.t, p, MIB(6), 1);
+        if (shrunk) OK(galloc_resize(p, 512, other));
+        else OK(galloc_free(p, other));
+        EXPECT_EQ(galloc_pool_check(f.pool), 0);
+        sim_run(-1);
+        refused(f.pool, MIB(5), f.u);
+        if (shrunk) OK(galloc_free(p, other));
+        sim_run(-1);
+        (void)pass(f.pool, 512, f.t, 8);
+        order(f.t, f.u);
+        (void)pass(f.pool, MIB(5), f.u, 2);
+        forked_end(&f);
+    }
+}
+
+TEST(another_graph_is_not_followed)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    cudaStream_t other = stream_new();
+    void *p = pass(f.pool, MIB(6), f.t, 1);
+    capture_begin(other);
+    OK(galloc_free(get(f.pool, MIB(2), other), other)); /* nothing is captured before that */
+    order(f.t, f.s);
+    EXPECT(get_used(f.pool, MIB(6), f.s, 3) == p);
+    refused(f.pool, MIB(2), f.s);
+    refused(f.pool, MIB(6), other);
+    OK(galloc_free(p, f.s));
+    cudaGraphExec_t exec = capture_ready(other);
+    launch(exec, other);
+    sim_run(-1);
+    exec_end(exec);
+    forked_end(&f);
+}
+
+TEST(nothing_is_followed_where_that_is_switched_off)
+{
+    forked f = forked_begin(0, GALLOC_REUSE_COMPLETED | GALLOC_REUSE_WAIT);
+    (void)pass(f.pool, MIB(6), f.t, 1);
+    order(f.t, f.s);
+    refused(f.pool, MIB(6), f.s);
+    EXPECT_EQ(sim_calls("cuGraphNodeGetDependencies"), 0);
+    forked_end(&f);
+}
+
+/* The graph is looked at only when nothing fits, and what was found out is kept. */
+TEST(the_graph_is_not_asked_twice)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    void *p = NULL;
+    for (uint64_t i = 0; i < 10; i++) p = pass(f.pool, MIB(6), f.t, i);
+    EXPECT_EQ(sim_calls("cuGraphNodeGetDependencies"), 0);
+    order(f.t, f.s);
+    void *a = get_used(f.pool, MIB(3), f.s, 1);
+    long calls = sim_calls("cuGraphNodeGetDependencies");
+    EXPECT(a == p && calls > 0);
+    void *b = get_used(f.pool, MIB(3), f.s, 2);
+    EXPECT_EQ(sim_calls("cuGraphNodeGetDependencies"), calls);
+    OK(galloc_free(a, f.s));
+    OK(galloc_free(b, f.s));
+    forked_end(&f);
+}
+
+/* What cannot be found out is not followed, and can be found out the next time. */
+TEST(a_graph_that_cannot_be_asked_is_not_followed)
+{
+    static const char *const functions[] = {"cuGraphNodeGetDependencies", "cuStreamGetCaptureInfo"};
+    for (int i = 0; i < 4; i++) {
+        forked f = forked_begin(0, ANY_REUSE);
+        void *own = get_used(f.pool, 512, f.s, 9), *p = get_used(f.pool, MIB(6), f.t, 1);
+        if (i == 3) sim_fail(functions[1], 2, 0, 0); /* where the free was is not noted: the next free is later */
+        OK(galloc_free(p, f.t));
+        EXPECT_EQ(sim_failed(), i == 3);
+        order(f.t, f.s);
+        step(&f, f.s, own, 10);
+        if (i < 2) sim_fail(functions[i], i + 1, 1 - i, 0);
+        if (i == 2) sim_fail_malloc(1, 1);
+        refused(f.pool, MIB(6), f.s);
+        sim_fail_clear();
+        OK(galloc_free(NULL, f.t));
+        if (i == 3) OK(galloc_free(get(f.pool, 512, f.t), f.t));
+        if (i == 3) order(f.t, f.s);
+        EXPECT(pass(f.pool, MIB(6), f.s, 2) == p);
+        OK(galloc_free(own, f.s));
+        forked_end(&f);
+    }
+}
+
+/* The walk ends somewhere; frees without number leave a bounded number of places. */
+TEST(a_long_way_back)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    void *own = get_used(f.pool, 512, f.s, 9), *p = NULL;
+    for (uint64_t i = 0; i < 300; i++) {
+        p = pass(f.pool, MIB(6), f.t, i);
+        EXPECT_EQ(galloc_pool_check(f.pool), 0);
+    }
+    order(f.t, f.s);
+    for (uint64_t i = 0; i < 600; i++) step(&f, f.s, own, i);
+    refused(f.pool, MIB(6), f.s);
+    order(f.t, f.s);
+    EXPECT(pass(f.pool, MIB(6), f.s, 2) == p);
+    OK(galloc_free(own, f.s));
+    forked_end(&f);
+}
+
+/* Streams of one capture hand blocks on and wait for each other at random. */
+TEST(random_forks_and_joins)
+{
+    enum { STREAMS = 4, BLOCKS = 6 };
+    long asked = 0;
+    for (int round = 0; round < 300; round++) {
+        dice d = {test_seed() + (uint64_t)round};
+        cudaStream_t stream[STREAMS];
+        struct {
+            void *ptr;
+            size_t bytes;
+            int home;
+        } block[BLOCKS] = {{NULL, 0, 0}};
+        sim_options options = sim_defaults();
+        options.seed = test_seed() + (uint64_t)round;
+        begin_with(options);
+        galloc_pool *pool = pool_of(round % 5 == 4, round % 5 == 4 ? MIB(60) : MIB(12));
+        for (int i = 0; i < STREAMS; i++) stream[i] = stream_new();
+        capture_begin(stream[0]);
+        for (int i = 1; i < STREAMS; i++) order(stream[0], stream[i]);
+        for (int i = 0; i < 150; i++) {
+            uint32_t k = roll_below(&d, BLOCKS);
+            int a = (int)roll_below(&d, STREAMS), b = (int)roll_below(&d, STREAMS);
+            if (roll_below(&d, 3) == 0) {
+                order(stream[a], stream[b]);
+            } else if (!block[k].ptr) {
+                block[k].bytes = roll_bytes(&d, MIB(6));
+                block[k].home = a;
+                if (galloc_pool_malloc(pool, &block[k].ptr, block[k].bytes, stream[a])) continue;
+                put(stream[a], block[k].ptr, block[k].bytes, k + 1);
+            } else if (roll_below(&d, 3) == 0) {
+                order(stream[block[k].home], stream[a]);
+                block[k].home = a;
+                look(stream[a], block[k].ptr, block[k].bytes, k + 1);
+            } else {
+                look(stream[block[k].home], block[k].ptr, block[k].bytes, k + 1);
+                if (roll_below(&d, 4) == 0) {
+                    OK(galloc_record_stream(block[k].ptr, stream[a]));
+                    order(stream[block[k].home], stream[a]);
+                    look(stream[a], block[k].ptr, block[k].bytes, k + 1);
+                }
+                OK(galloc_free(block[k].ptr, stream[block[k].home]));
+                block[k].ptr = NULL;
+            }
+        }
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        for (uint32_t k = 0; k < BLOCKS; k++)
+            if (block[k].ptr) OK(galloc_free(block[k].ptr, stream[block[k].home]));
+        for (int i = 1; i < STREAMS; i++) order(stream[i], stream[0]);
+        cudaGraphExec_t exec = capture_ready(stream[0]);
+        for (int i = 0; i < 3; i++) launch(exec, stream[i]);
+        sim_run(-1);
+        exec_end(exec);
+        asked += sim_calls("cuGraphNodeGetDependencies");
+        if (!EXPECT_EQ(sim_findings(SIM_ANY), 0)) round = 300;
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(asked > 1000);
+}
+
 /* The stream's device is what counts, not the current one; a pool may serve another device's captures. */
 TEST(captures_on_two_devices)
 {
@@ -985,8 +1283,8 @@ TEST(a_stream_without_a_context_does_not_end_a_graph)
         galloc_pool *pool = pool_of(0, MIB(8));
         void *q = NULL;
         capture_begin(s);
-        void *p = pass(pool, MIB(4), s, 1);
         order(s, fork);
+        void *p = pass(pool, MIB(4), s, 1);
         sim_fail(calls[i], 1, 0, 0);
         EXPECT(galloc_pool_malloc(pool, &q, MIB(2), fork) != cudaSuccess);
         EXPECT_EQ(sim_failed(), 1);

@@ -36,6 +36,17 @@ typedef struct stamps {
     size_t n, cap;
 } stamps;
 
+/* Nodes that something comes after, each of them once. */
+typedef struct node_list {
+    CUgraphNode *at;
+    size_t n, cap;
+} node_list;
+
+/* A node of a captured graph, as far as the order of nodes goes. */
+struct CUgraphNode_st {
+    node_list after;
+};
+
 /* Lives as long as the graph's handle, an instance, or a launch that runs. */
 struct CUgraph_st {
     sm_graph *next;
@@ -44,6 +55,7 @@ struct CUgraph_st {
     item *items;
     size_t nitems, capitems;
     int lanes, marks;
+    node_list nodes; /* of a clone: none */
     held_object *objects;
     size_t nobjects, capobjects;
     stamps launches; /* their ends */
@@ -79,11 +91,76 @@ struct sm_capture {
     sm_stream *stream[SM_LANES];
     int lanes;
     seen at[SM_LANES]; /* the end of each lane */
+    node_list end[SM_LANES]; /* the same in nodes: what comes next on it comes after these */
     seen *mark;
     size_t nmarks, capmarks;
+    node_list *mark_end; /* by mark */
+    size_t capends;
 };
 
 static bool is_blocking(const sm_stream *s) { return !s->legacy && !(s->flags & CU_STREAM_NON_BLOCKING); }
+
+/* ---- nodes ----------------------------------------------------------------------------------------------------- */
+
+static void nodes_add(node_list *list, CUgraphNode node) {
+    for (size_t i = 0; i < list->n; i++)
+        if (list->at[i] == node) return;
+    list->at = sm_grow(list->at, list->n, &list->cap, sizeof *list->at);
+    list->at[list->n++] = node;
+}
+
+static void nodes_add_all(node_list *list, const node_list *more) {
+    for (size_t i = 0; i < more->n; i++) nodes_add(list, more->at[i]);
+}
+
+static void nodes_drop(node_list *list) {
+    free(list->at);
+    memset(list, 0, sizeof *list);
+}
+
+/* The stream's next node: it comes after what the stream's end was, and is that now. */
+static void add_node(sm_stream *s) {
+    node_list *end = &s->capture->end[s->lane];
+    node_list *all = &s->capture->graph->nodes;
+    CUgraphNode node = sm_alloc(sizeof *node);
+    nodes_add_all(&node->after, end);
+    end->n = 0;
+    nodes_add(end, node);
+    all->at = sm_grow(all->at, all->n, &all->cap, sizeof *all->at);
+    all->at[all->n++] = node;
+}
+
+static bool is_node(CUgraphNode node) {
+    for (sm_graph *g = sm.graphs; g; g = g->next)
+        for (size_t i = 0; i < g->nodes.n; i++)
+            if (g->nodes.at[i] == node) return true;
+    return false;
+}
+
+/* What the stream's next node will come after. The array is the capture's. */
+int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n) {
+    sm_stream *s;
+    int error = sm_stream_find(handle, &s);
+    if (error) return error;
+    if (nodes) *nodes = NULL;
+    if (n) *n = 0;
+    if (!s->capture || sm_capture_lost(s->capture)) return 0;
+    if (nodes) *nodes = s->capture->end[s->lane].at;
+    if (n) *n = s->capture->end[s->lane].n;
+    return 0;
+}
+
+/* With no array it says how many there are, else how many of them it gave; the rest of the array is cleared. */
+int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n) {
+    if (!node || !n) return E_VALUE;
+    if (!is_node(node)) {
+        sm_find(SIM_DEAD_HANDLE, "node %p is of no graph", (void *)node);
+        return E_VALUE;
+    }
+    for (size_t i = 0; nodes && i < *n; i++) nodes[i] = i < node->after.n ? node->after.at[i] : NULL;
+    if (!nodes || *n > node->after.n) *n = node->after.n;
+    return 0;
+}
 
 /* ---- user objects and graphs ----------------------------------------------------------------------------------- */
 
@@ -150,6 +227,11 @@ static void graph_free(sm_graph *g) {
     for (size_t i = 0; i < g->nitems; i++)
         if (g->items[i].kind == ITEM_WORK) sm_work_drop(&g->items[i].work);
     free(g->items);
+    for (size_t i = 0; i < g->nodes.n; i++) {
+        nodes_drop(&g->nodes.at[i]->after);
+        free(g->nodes.at[i]);
+    }
+    nodes_drop(&g->nodes);
     free(g->objects);
     stamps_drop(&g->launches);
     free(g);
@@ -298,6 +380,9 @@ static void capture_free(sm_capture *c) {
         c->stream[i]->capture = NULL;
         c->stream[i]->context->captures -= is_blocking(c->stream[i]);
     }
+    for (int i = 0; i < c->lanes; i++) nodes_drop(&c->end[i]);
+    for (size_t i = 0; i < c->nmarks; i++) nodes_drop(&c->mark_end[i]);
+    free(c->mark_end);
     free(c->mark);
     free(c);
 }
@@ -371,6 +456,7 @@ static item *add_item(sm_stream *s, item_kind kind) {
 
 void sm_capture_work(sm_stream *s, const sm_work *w) {
     sm_work_copy(&add_item(s, ITEM_WORK)->work, w);
+    add_node(s);
     s->capture->at[s->lane].work[s->lane]++;
 }
 
@@ -380,6 +466,7 @@ void sm_capture_value(sm_stream *s, uint32_t *word, uint32_t value, unsigned fla
     i->value = value;
     i->flags = flags;
     i->write = write;
+    add_node(s);
     s->capture->at[s->lane].work[s->lane]++;
 }
 
@@ -387,6 +474,7 @@ static int add_external(sm_stream *s, sm_event *e, item_kind kind) {
     item *i = add_item(s, kind);
     i->event = e;
     i->birth = e->birth;
+    add_node(s);
     return 0;
 }
 
@@ -395,6 +483,9 @@ int sm_capture_record(sm_stream *s, sm_event *e, bool external) {
     sm_capture *c = s->capture;
     c->mark = sm_grow(c->mark, c->nmarks, &c->capmarks, sizeof *c->mark);
     c->mark[c->nmarks] = c->at[s->lane];
+    c->mark_end = sm_grow(c->mark_end, c->nmarks, &c->capends, sizeof *c->mark_end);
+    memset(&c->mark_end[c->nmarks], 0, sizeof *c->mark_end);
+    nodes_add_all(&c->mark_end[c->nmarks], &c->end[s->lane]);
     sm_stamp_set(&e->stamp, (sm_stamp){NULL, 0, NULL});
     e->capture = c->id;
     e->mark = add_item(s, ITEM_MARK)->mark = (int)c->nmarks++;
@@ -405,6 +496,7 @@ int sm_capture_record(sm_stream *s, sm_event *e, bool external) {
 static void wait_for_mark(sm_stream *s, int mark) {
     sm_capture *c = s->capture;
     add_item(s, ITEM_WAIT)->mark = mark;
+    nodes_add_all(&c->end[s->lane], &c->mark_end[mark]);
     for (int i = 0; i < c->lanes; i++)
         if (c->at[s->lane].work[i] < c->mark[mark].work[i]) c->at[s->lane].work[i] = c->mark[mark].work[i];
 }

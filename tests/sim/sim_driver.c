@@ -8,6 +8,8 @@
 /* Functions that exist in several versions are defined by their full names, whatever the headers make of the short. */
 #undef cuStreamGetCaptureInfo
 #undef cuCtxCreate
+#undef cuGraphNodeGetDependencies
+CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *deps, size_t *n);
 
 /* ---- shared with the runtime ------------------------------------------------------------------------------------ */
 
@@ -407,6 +409,12 @@ static int capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64
     return 0;
 }
 
+static int capture_info_and_nodes(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                  const CUgraphNode **deps, size_t *ndeps) {
+    int error = capture_info(stream, status, id, graph);
+    return error ? error : sm_capture_end_nodes(looked_at(stream), deps, ndeps);
+}
+
 static int exchange_mode(CUstreamCaptureMode *mode) {
     int value = mode ? (int)*mode : -1;
     int error = sm_capture_mode(&value);
@@ -420,18 +428,14 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *sta
 
 CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                            CUgraph *graph, const CUgraphNode **deps, size_t *ndeps) {
-    if (deps) *deps = NULL;
-    if (ndeps) *ndeps = 0;
-    SM_DRIVER(cuStreamGetCaptureInfo, capture_info(stream, status, id, graph));
+    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, ndeps));
 }
 
 CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                            CUgraph *graph, const CUgraphNode **deps, const CUgraphEdgeData **edges,
                                            size_t *ndeps) {
-    if (deps) *deps = NULL;
     if (edges) *edges = NULL;
-    if (ndeps) *ndeps = 0;
-    SM_DRIVER(cuStreamGetCaptureInfo, capture_info(stream, status, id, graph));
+    SM_DRIVER(cuStreamGetCaptureInfo, capture_info_and_nodes(stream, status, id, graph, deps, ndeps));
 }
 
 CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
@@ -447,6 +451,15 @@ CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
 }
 
 CUresult CUDAAPI cuGraphDestroy(CUgraph graph) { SM_DRIVER(cuGraphDestroy, sm_graph_destroy(graph)); }
+
+CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *deps, size_t *n) {
+    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, n));
+}
+
+CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *deps, CUgraphEdgeData *edges, size_t *n) {
+    (void)edges; /* all edges are plain ones */
+    SM_DRIVER(cuGraphNodeGetDependencies, sm_node_after(node, deps, n));
+}
 
 CUresult CUDAAPI cuUserObjectCreate(struct CUuserObject_st **out, void *ptr, void (*destroy)(void *), unsigned int refs,
                                     unsigned int flags) {
@@ -585,7 +598,8 @@ static const entry entries[] = {
     ENTRY(cuEventCreate, 2000), ENTRY(cuEventQuery, 2000), ENTRY(cuEventSynchronize, 2000), ENTRY(cuEventDestroy, 4000),
     ENTRY(cuThreadExchangeStreamCaptureMode, 10010), ENTRY(cuGraphDestroy, 10000),
     ENTRY(cuUserObjectCreate, 11030), ENTRY(cuUserObjectRetain, 11030), ENTRY(cuUserObjectRelease, 11030),
-    ENTRY(cuGraphRetainUserObject, 11030),
+    ENTRY(cuGraphRetainUserObject, 11030), ENTRY(cuGraphNodeGetDependencies, 10000),
+    VERSION(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2),
     ENTRY(cuMemGetInfo, 3020), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),
     ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000),
     ENTRY(cuMemGetAllocationGranularity, 10020), ENTRY(cuMemAddressReserve, 10020), ENTRY(cuMemAddressFree, 10020),

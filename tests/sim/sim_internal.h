@@ -93,7 +93,7 @@ enum {
     X(cuEventQuery, F_LOOK, 257) X(cuEventSynchronize, F_LOOK, 257) X(cuEventDestroy, F_SURE, 100) \
     X(cuLaunchHostFunc, F_CTX, 4300) \
     X(cuUserObjectCreate, 0, 200) X(cuUserObjectRetain, 0, 50) X(cuUserObjectRelease, F_SURE, 50) \
-    X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) \
+    X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) X(cuGraphNodeGetDependencies, 0, 100) \
     X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
     X(cuMemHostAlloc, F_CTX | F_LOOK, 600000) X(cuMemFreeHost, F_CTX | F_LOOK, 10000) \
     X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) X(cuMemAllocFromPoolAsync, F_CTX, 600) \
@@ -504,6 +504,8 @@ int sm_capture_begin(CUstream handle, int mode);
 sm_graph *sm_capture_graph(const sm_capture *c);
 int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
+int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n);
+int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n);
 int sm_capture_mode(int *mode);
 int sm_capture_look(void);
 int sm_capture_touched(sm_stream *s);
@@ -603,6 +605,7 @@ CUresult CUDAAPI cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *st
                                            const CUgraphNode **deps, size_t *ndeps);
 CUresult CUDAAPI cuStreamGetCaptureInfo_v3(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                            const CUgraphNode **deps, const CUgraphEdgeData **edges, size_t *ndeps);
+CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *deps, CUgraphEdgeData *edges, size_t *n);
 CUresult CUDAAPI cuStreamGetDevice(CUstream s, CUdevice *device);
 cudaError_t CUDARTAPI cudaStreamGetDevice(cudaStream_t s, int *device);
 cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,

@@ -253,9 +253,7 @@ static int capture_info(CUstream stream, enum cudaStreamCaptureStatus *status, u
     int error = sm_capture_status(stream, &now, id, graph);
     if (error || !status) return error ? error : E_VALUE;
     *status = (enum cudaStreamCaptureStatus)now;
-    if (deps) *deps = NULL;
-    if (ndeps) *ndeps = 0;
-    return 0;
+    return deps || ndeps ? sm_capture_end_nodes(stream, deps, ndeps) : 0;
 }
 
 static int exchange_mode(enum cudaStreamCaptureMode *mode) {
