@@ -90,6 +90,24 @@
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
      memory itself is kept.
 
+   ON LIMITS AND COLLECTION
+     A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
+     device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
+     driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
+     let several pools grow. A pool that device_limit or a full device stops gets what other pools of the device do not
+     use; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
+     than that is left by a limit, it is used in smaller ones.
+     galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
+     where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
+     a 16th less is held; and with gc_age what was not used for so long goes. By pages, whatever was in them, if no work
+     can touch them any more, and never those of graphs that can still run. It waits for nothing and holds no stream up;
+     it costs some driver time, in calls that miss and in frees that the fronts do not take, in few of these.
+     Above gc_threshold pages move rather than that new ones are created. Where half of what was collected is created
+     again within 10 s collection rests, each time for twice as many frees. For both, streams record an event now and
+     then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
+     behind that calls nothing any more stays. Fixed segments are not collected, as cudaFree waits.
+     docs/tuning.md says which setting helps when, with measurements.
+
    LIKE PYTORCH
      A pool with like:pytorch holds what PyTorch's caching allocator would hold for the same calls: requests of up to
      1 MiB and larger ones have segments apart, each segment is one stream's, the smallest block that fits is taken, is
@@ -132,11 +150,12 @@
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
      create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
      memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
-     limit; give free pages back and map them in one piece; have the stream wait all the same; wait on the host for one
-     freed piece after the other, then for the device; give back all that is cached and try once more. Then
-     cudaErrorMemoryAllocation, with a message that says what was asked for, live, held, and what stood in the way. A
-     wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end.
+     limit; give free pages back and map them in one piece; have other pools of the device give theirs back; have the
+     stream wait all the same; wait on the host for one freed piece after the other, then for the device; give back all
+     that is cached, of other pools too, and try once more. Then cudaErrorMemoryAllocation, with a message that says
+     what was asked for, live, held, and what stood in the way. A wait on the host is a wait for your own queued work,
+     and other threads that need the driver for this pool wait along: if that work waits for something that one of them
+     does after its allocation, it does not end.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -279,7 +298,8 @@ typedef struct galloc_config {
     double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
                                 instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
     size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the
-                                size of the heap; see ON MEMORY */
+                                size of the heap. The overhead may be exceeded by as much; see ON LIMITS AND
+                                COLLECTION, as for device_limit, gc_threshold and gc_age */
     size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
                                   to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
@@ -393,6 +413,8 @@ typedef struct galloc_stats {
     uint64_t waits;        /* waits queued between streams */
     uint64_t moves;        /* pages moved to other addresses */
     uint64_t moved_bytes;  /* bytes of those pages */
+    uint64_t collections;  /* times that pages were given back for gc_threshold or gc_age */
+    uint64_t collected_bytes; /* bytes of those pages */
     size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
@@ -623,6 +645,15 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
      Device   waits for it if what is already known to be unused does not suffice */
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
 
+/* Says that the program has synchronised here: with the device, or with all streams that freed memory of the pool. What
+   is known to be unused goes back to the device until the pool holds no more than its release_threshold, as cudaMemPool
+   does it when the program synchronises. With the default threshold nothing goes.
+     released  receives how many bytes went, also after a failure; NULL if it is not wanted
+     Device   does not wait for work that is known to be unfinished, and leaves alone what that uses. Of what no event
+              stands for (one stream alone records none) it is not known: for that it waits for the device as
+              galloc_pool_trim does, which takes no time once the program has synchronised with it */
+GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released);
+
 /* The settings in effect: `device` is an ordinal, and expandable_segments is 0 where the device cannot do it. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
@@ -780,6 +811,7 @@ static void gai_lock_init(gai_lock *lock) { InitializeSRWLock(lock); }
 static void gai_lock_end(gai_lock *lock) { (void)lock; }
 static void gai_lock_on(gai_lock *lock) { AcquireSRWLockExclusive(lock); }
 static void gai_lock_off(gai_lock *lock) { ReleaseSRWLockExclusive(lock); }
+static int gai_lock_try(gai_lock *lock) { return TryAcquireSRWLockExclusive(lock) != 0; }
 #else
 #define GAI_LOCK_STATIC PTHREAD_MUTEX_INITIALIZER
 typedef pthread_mutex_t gai_lock;
@@ -788,6 +820,7 @@ static void gai_lock_init(gai_lock *lock) { (void)pthread_mutex_init(lock, NULL)
 static void gai_lock_end(gai_lock *lock) { (void)pthread_mutex_destroy(lock); }
 static void gai_lock_on(gai_lock *lock) { (void)pthread_mutex_lock(lock); }
 static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
+static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
 /* Pointers and counters that are read without a lock. A pointer is published after what it points to. */
@@ -1439,6 +1472,7 @@ typedef struct gai_page {
     struct gai_mapping *current; /* where its bytes belong to blocks, or did last; NULL: on its way in or out */
     struct gai_mapping *shown;
     struct gai_block *holder; /* planning: the free block that may give it up, or over which it is parked, or NULL */
+    uint64_t used;            /* when a part of it was freed last, or it was created, counted in frees; see collects */
     uint64_t looked;          /* planning: when `holder` was found out, counted in plans */
     size_t bytes;
     int mappings; /* ranges of addresses that show it */
@@ -1668,6 +1702,27 @@ typedef struct gai_diary {
     int agreed;
 } gai_diary;
 
+#define GAI_SAMPLES 16
+
+/* How many frees there had been at some time. */
+typedef struct gai_sample {
+    uint64_t frees, ns;
+} gai_sample;
+
+/* When free pages are given back without anybody's asking; see gai_pool_collect. */
+typedef struct gai_collector {
+    uint64_t look;     /* the pool's clock when it is to be seen whether something is due; UINT64_MAX: never */
+    uint64_t stride;   /* frees from one look to the next */
+    uint64_t sampled;  /* samples taken so far */
+    uint64_t aged;     /* pages that were not used since then, counted in frees, have been collected for their age */
+    uint64_t rest;     /* above gc_threshold nothing is collected before this free */
+    uint64_t patience; /* so many frees it rests */
+    uint64_t ns;       /* when that was changed last; */
+    size_t collected;  /* bytes collected above gc_threshold since then, */
+    size_t created;    /* and bytes of pages created */
+    gai_sample samples[GAI_SAMPLES]; /* in turn */
+} gai_collector;
+
 #define GAI_LANE_INDEX 64
 
 #define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
@@ -1701,6 +1756,7 @@ struct galloc_pool {
     gai_lock lock, growth, marking;
     int due; /* some lane is */
     int lost; /* segments that are */
+    int collects; /* pages note their use, for gc_threshold or gc_age */
     int unfronted;    /* no lane's front may be used: stats_exact, torch */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
     int oversize;     /* there are blocks that are never cut: max_split_size */
@@ -1711,7 +1767,8 @@ struct galloc_pool {
     size_t granularity, device_bytes;
     gai_budget *budget;  /* of its device */
     galloc_pool *next_sharing;
-    size_t taken;        /* from the budget, and guarded by its lock */
+    size_t taken;        /* from the budget, and guarded by its lock; so is */
+    int visitors;        /* threads of other pools that look for what is idle here */
     void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
     uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
@@ -1727,6 +1784,7 @@ struct galloc_pool {
     size_t old;           /* mappings that are away and not parked */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
+    gai_collector collector;
     gai_diary diary;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
@@ -1914,15 +1972,30 @@ static void gai_map_clear(gai_map *map, uintptr_t addr, const void *value)
     if (slot && gai_load_pointer(slot) == value) gai_store_pointer(slot, NULL);
 }
 
+/* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
+   eights. */
+static size_t gai_slots_last(void *const *slots, size_t n)
+{
+    while (n >= 8) {
+        void *const *at = &slots[n - 8];
+        uintptr_t low = (uintptr_t)gai_load_pointer(&at[0]) | (uintptr_t)gai_load_pointer(&at[1]) | (uintptr_t)gai_load_pointer(&at[2]) | (uintptr_t)gai_load_pointer(&at[3]);
+        uintptr_t high = (uintptr_t)gai_load_pointer(&at[4]) | (uintptr_t)gai_load_pointer(&at[5]) | (uintptr_t)gai_load_pointer(&at[6]) | (uintptr_t)gai_load_pointer(&at[7]);
+        if (low | high) break;
+        n -= 8;
+    }
+    while (n > 0 && !gai_load_pointer(&slots[n - 1])) n--;
+    return n;
+}
+
 /* The last entry at or before an address, below the node `slots`; `bounded` while the way is the address's own. */
 static void *gai_map_floor_at(gai_map *map, void **slots, int level, uintptr_t addr, int bounded)
 {
     size_t top = bounded ? gai_map_digit(map, level, addr) : ((size_t)1 << map->log2[level]) - 1;
-    size_t i;
-    for (i = top + 1; i-- > 0;) {
-        void *below = gai_load_pointer(&slots[i]);
+    size_t n;
+    for (n = gai_slots_last(slots, top + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
+        void *below = gai_load_pointer(&slots[n - 1]);
         if (below && level + 1 < map->levels)
-            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && i == top);
+            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && n - 1 == top);
         if (below) return below;
     }
     return NULL;
@@ -2860,12 +2933,30 @@ static void gai_budget_join(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* What the pool still had went with the driver. */
+/* The pool behind `pool` in the list of the device's, or with NULL the first; the visit to `pool` ends. */
+static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
+{
+    galloc_pool *next;
+    gai_lock_on(&gai_budget_lock);
+    next = pool ? pool->next_sharing : budget->pools;
+    if (pool) pool->visitors--;
+    if (next) next->visitors++;
+    gai_lock_off(&gai_budget_lock);
+    return next;
+}
+
+/* What the pool still had went with the driver. Visitors go before it does. */
 static void gai_budget_leave(galloc_pool *pool)
 {
     galloc_pool **at = &pool->budget->pools;
+    unsigned round;
     gai_budget_give(pool, pool->taken);
     gai_lock_on(&gai_budget_lock);
+    for (round = 0; pool->visitors; round++) {
+        gai_lock_off(&gai_budget_lock);
+        gai_latch_rest(round);
+        gai_lock_on(&gai_budget_lock);
+    }
     while (*at != pool) at = &(*at)->next_sharing;
     *at = pool->next_sharing;
     gai_budget_set_limit(pool->budget);
@@ -2901,6 +2992,8 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
     if (page->counted) return;
     page->counted = 1;
+    page->used = pool->clock + 1; /* no sample that was taken before says that it is old */
+    pool->collector.created += page->bytes;
     pages->count++;
     pages->bytes += page->bytes;
     gai_stat_add(&pool->stats.reserved, page->bytes);
@@ -3126,11 +3219,10 @@ static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block
 }
 
 /* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
-   place in the order of age and in memory that the host has at hand. */
+   place in the order of age and in memory that the host has at hand. What is cut off has no marks yet. */
 static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
-    gai_mark *mark = rest->marks;
     gai_bin_remove(rest->set, rest);
     block->age = rest->age;
     block->next = rest;
@@ -3141,16 +3233,24 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     rest->prev = block;
     rest->addr += bytes;
     rest->bytes -= bytes;
-    if (mark && mark->begin < rest->addr) {
-        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
-        mark->begin = rest->addr;
-    }
     block->slot = rest->slot;
     gai_store_pointer(block->slot, block);
     gai_block_show(rest);
     rest->set->bytes -= bytes;
     gai_bin_insert(rest->set, rest);
     pool->stats.splits++;
+    return block;
+}
+
+/* The same with its marks. */
+static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
+{
+    gai_block *block = gai_block_cut_off(pool, rest, bytes);
+    gai_mark *mark = rest->marks;
+    if (mark && mark->begin < rest->addr) {
+        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
+        mark->begin = rest->addr;
+    }
     return block;
 }
 
@@ -3163,7 +3263,7 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     gai_set *set = block->set;
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
         !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
-        return gai_block_cut_off(pool, block, bytes);
+        return gai_block_cut_off_marked(pool, block, bytes);
     if (set->counted) gai_torch_count_out(set, block);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
@@ -3217,11 +3317,16 @@ static void gai_block_extend_captured(gai_block *block)
 
 /* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
    only if another stream frees the block: as with blocks from a front, one is made then. */
+static GAI_INLINE void gai_lane_drops(gai_lane *lane, const gai_mark *mark)
+{
+    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+}
+
 static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
     gai_mark *mark = block->marks;
     if (!mark || mark->next || mark->lane != lane || !gai_lane_is_plain(lane)) return;
-    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+    gai_lane_drops(lane, mark);
     block->marks = NULL;
     block->tag |= GAI_SHELVED;
     gai_mark_end(pool, mark);
@@ -3252,15 +3357,28 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     return block;
 }
 
-/* The same for the beginning of a block that a search has found, which has merged with all that it can: so does its
-   rest. Without room. */
+/* The same for the beginning of a block that a search has found, which has merged with all that it can: so has its
+   rest. For a lane that is not captured, without room. Of what is cut off the lane's own mark is dropped at once. */
 static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_lane *lane,
                                                   size_t requested, uint64_t tag)
 {
     uintptr_t cut = block->addr + bytes;
+    gai_mark *mark = block->marks;
     if (!gai_block_need(pool, block, block->addr, bytes)) return NULL;
-    if (bytes < block->bytes && gai_block_is_even(pool, block, cut)) block = gai_block_cut_off(pool, block, bytes);
-    else block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
+    if (bytes < block->bytes && (!mark || mark->lane == lane) && gai_block_is_even(pool, block, cut)) {
+        block = gai_block_cut_off(pool, block, bytes);
+        if (mark && mark->begin < cut) {
+            gai_lane_drops(lane, mark);
+            mark->begin = cut;
+            tag |= GAI_SHELVED;
+        }
+    } else if (bytes < block->bytes) {
+        block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
+    } else {
+        gai_set_remove(block);
+        block->kind = GAI_USED;
+        gai_marks_prune(pool, &block->marks);
+    }
     gai_block_assign(pool, block, lane, requested, tag);
     return block;
 }
@@ -3612,12 +3730,24 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
+/* The block's pages have been in use until now. */
+static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
+{
+    uintptr_t at = block->addr, end = block->addr + block->bytes;
+    while (at < end) {
+        gai_mapping *mapping = (gai_mapping *)gai_map_get(&gai_page_map, gai_down(at, (size_t)1 << GAI_PAGE_LOG2));
+        mapping->page->used = pool->clock;
+        at = mapping->addr + mapping->bytes;
+    }
+}
+
 /* To the free blocks, or, where the memory itself is lost, to nowhere. */
 static void gai_block_give(galloc_pool *pool, gai_block *block)
 {
     block->age = ++pool->clock;
     block->kind = GAI_BUSY;
     if (!block->segment->lost) {
+        if (pool->collects) gai_block_touch(pool, block);
         (void)gai_block_file(pool, block, 0);
         return;
     }
@@ -5163,7 +5293,8 @@ typedef struct gai_quest {
     const gai_want *want;
     size_t wanted, most;
     int may_wait;
-    int one_place; /* planning: one place is looked at, not all of them */
+    int one_place;   /* planning: one place is looked at, not all of them */
+    uint64_t before; /* to be given back: only pages that have not been used since then, counted in frees */
 } gai_quest;
 
 /* Is the work done that used a page at its old addresses? */
@@ -5185,7 +5316,7 @@ static int gai_page_is_quiet(const gai_page *page)
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_quest *quest)
 {
-    if (!quest->want && !gai_page_is_quiet(mapping->page)) return 0;
+    if (!quest->want && (mapping->page->used > quest->before || !gai_page_is_quiet(mapping->page))) return 0;
     for (; mark; mark = mark->next) {
         if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
         if (gai_mark_allows(pool, mark, quest->want ? quest->want->lane : NULL)) continue;
@@ -5326,22 +5457,23 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Gives pages back that nobody uses and no unfinished work may touch, until `wanted` bytes are given or there are no
-   more. Returns the bytes given. */
-static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
+/* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
+   `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. */
+static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
 {
     gai_batch batch;
-    size_t before, after, given = 0;
+    size_t held, after, given = 0;
     int some;
     do {
         gai_quest quest;
         quest.want = NULL;
         quest.wanted = wanted - given;
-        quest.most = SIZE_MAX;
+        quest.most = most - gai_min(most, given);
         quest.may_wait = 0;
+        quest.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
-        before = pool->stats.reserved.current;
+        held = pool->stats.reserved.current;
         gai_pool_to_batch(pool, &quest, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
@@ -5350,9 +5482,14 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
         gai_lock_on(&pool->lock);
         after = pool->stats.reserved.current;
         gai_lock_off(&pool->lock);
-        given += before - after;
+        given += held - after;
     } while (some && given < wanted);
     return given;
+}
+
+static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
+{
+    return gai_pool_release_within(pool, wanted, SIZE_MAX, UINT64_MAX);
 }
 
 /* ---- moving ---- */
@@ -5840,7 +5977,7 @@ static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batc
 }
 
 /* Gives old segments back until `wanted` bytes are, if so many can be had. */
-static void gai_pool_collect(galloc_pool *pool, size_t wanted)
+static void gai_homes_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
     gai_ages ages;
@@ -5890,6 +6027,290 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
 
 /* ==== POLICY ==================================================================================================== */
 /* >>policy */
+
+/* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
+   cudaMalloc gave does not. */
+static cudaError_t gai_pool_check_context(galloc_pool *pool)
+{
+    CUcontext context = NULL;
+    unsigned long long id = 0;
+    CUresult result;
+    if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
+    result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
+    if (!result) result = gai_cu.CtxGetId(context, &id);
+    if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
+    gai_lock_on(&pool->lock);
+    pool->context = context;
+    pool->context_id = id;
+    gai_store(&pool->broken, 0);
+    gai_pool_lose_context(pool);
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+/* With the growth lock held, makes the pool's context current, and has all fronts show what they hold. On failure
+   neither is so, and the lock is let go. */
+static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
+{
+    CUresult result;
+    cudaError_t error = gai_pool_check_context(pool);
+    if (!error) {
+        result = gai_scope_enter(scope, pool->context);
+        if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
+    }
+    if (error) {
+        gai_lock_off(&pool->growth);
+        return error;
+    }
+    gai_lock_on(&pool->lock);
+    gai_pool_flush(pool);
+    gai_stat_peaks(pool);
+    gai_lock_off(&pool->lock);
+    gai_pool_bury(pool);
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
+{
+    gai_lock_on(&pool->growth);
+    return gai_pool_enter_locked(pool, scope);
+}
+
+/* ---- collection ---- */
+
+/* Above gc_threshold, or after gc_age with no use, free pages are given back, those first that were not used for
+   longest, if nothing that still runs can touch them: nobody waits and no stream is held up. Fixed segments are left
+   alone, since cudaFree waits for the device.
+   Age: a free notes its number in the pages that it was in, and now and then it is noted how many frees there had been
+   at what time. What was used last before a sample that is gc_age old is that old itself.
+   Threshold: down to a little less than where it begins. It rests for some frees then, and for longer each time that
+   half of what it gave back was soon created again: so a program that breathes is not made to pay for each breath. */
+#define GAI_COLLECT_BELOW 16 /* down to a 16th below gc_threshold */
+#define GAI_COLLECT_SOON 10000000000u /* 10 s */
+#define GAI_REST_LEAST 64
+#define GAI_REST_MOST ((uint64_t)1 << 20)
+#define GAI_SAMPLE_LEAST 1000000u /* 1 ms from one sample to the next */
+#define GAI_STRIDE_MOST 16
+
+static int gai_pool_has_age(const galloc_pool *pool) { return pool->config.gc_age != UINT64_MAX; }
+
+/* What may be held before collection begins. */
+static size_t gai_pool_threshold(const galloc_pool *pool)
+{
+    if (!pool->collects || !(pool->config.gc_threshold > 0)) return SIZE_MAX;
+    return (size_t)(pool->config.gc_threshold * (double)gai_pool_capacity(pool));
+}
+
+/* Bytes held above what is left by a collection, when one is due. Lock held. */
+static size_t gai_pool_excess(const galloc_pool *pool)
+{
+    size_t held = pool->stats.reserved.current, begin = gai_pool_threshold(pool);
+    if (held <= begin || pool->clock < pool->collector.rest) return 0;
+    return held - (begin - begin / GAI_COLLECT_BELOW);
+}
+
+/* Notes the time, and returns the number of the last free that is known to be gc_age old. Lock held. */
+static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
+{
+    gai_collector *collector = &pool->collector;
+    uint64_t age = pool->config.gc_age, aged = 0, i;
+    const gai_sample *last = &collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES];
+    if (!gai_pool_has_age(pool)) return 0;
+    for (i = 0; i < GAI_SAMPLES && i < collector->sampled; i++) {
+        const gai_sample *sample = &collector->samples[i];
+        if (now >= sample->ns && now - sample->ns >= age && sample->frees > aged) aged = sample->frees;
+    }
+    if (!collector->sampled || now - last->ns >= age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST) {
+        gai_sample *next = &collector->samples[collector->sampled++ % GAI_SAMPLES];
+        next->frees = pool->clock;
+        next->ns = now;
+    }
+    return aged;
+}
+
+static void gai_page_list(gai_page *page, gai_page **list)
+{
+    page->next_unused = *list; /* in use, it is free for this */
+    *list = page;
+}
+
+static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, const gai_quest *quest, gai_page **list)
+{
+    const gai_block *block;
+    for (block = set->oldest; block; block = block->newer) {
+        uintptr_t begin, at;
+        size_t bytes = block->bytes < GAI_FIXED_SMALL ? 0 : gai_block_whole_pages(block, UINTPTR_MAX, &begin);
+        for (at = bytes ? begin : 0; bytes && at < begin + bytes;) {
+            gai_mapping *mapping = gai_page_at(at);
+            at += mapping->bytes;
+            if (gai_mapping_is_spare(pool, mapping, block->marks, quest)) gai_page_list(mapping->page, list);
+        }
+    }
+}
+
+/* The pages that may be given back, in no order. Lock held. */
+static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_quest *quest)
+{
+    gai_page *list = NULL;
+    const gai_lane *lane;
+    const gai_mapping *mapping;
+    gai_set_list_spare(pool, &pool->common, quest, &list);
+    gai_set_list_spare(pool, &pool->mixed, quest, &list);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_set_list_spare(pool, &lane->free, quest, &list);
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest))
+            gai_page_list(mapping->page, &list);
+    return list;
+}
+
+/* By their last use, the oldest first: lists of one, two, four ... pages that are merged as they come. */
+static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
+{
+    gai_page *merged = NULL, **at = &merged;
+    while (a && b) {
+        gai_page **least = a->used <= b->used ? &a : &b;
+        *at = *least;
+        at = &(*at)->next_unused;
+        *least = *at;
+    }
+    *at = a ? a : b;
+    return merged;
+}
+
+static gai_page *gai_pages_sort(gai_page *list)
+{
+    gai_page *sorted[64] = {NULL}, *all = NULL;
+    int i;
+    while (list) {
+        gai_page *some = list;
+        list = list->next_unused;
+        some->next_unused = NULL;
+        for (i = 0; sorted[i]; i++) {
+            some = gai_pages_merge(sorted[i], some);
+            sorted[i] = NULL;
+        }
+        sorted[i] = some;
+    }
+    for (i = 0; i < 64; i++) all = gai_pages_merge(sorted[i], all);
+    return all;
+}
+
+/* Gives back up to `excess` bytes of the pages that were not used for longest, but leaves `leave` bytes of spare
+   pages: those can move to where they are wanted. */
+static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t leave)
+{
+    gai_quest quest;
+    gai_page *list, *page;
+    size_t spare = 0, chosen = 0;
+    uint64_t before = 0;
+    quest.want = NULL;
+    quest.wanted = quest.most = SIZE_MAX;
+    quest.may_wait = quest.one_place = 0;
+    quest.before = UINT64_MAX;
+    gai_lock_on(&pool->lock);
+    list = gai_pages_sort(gai_pool_list_spare(pool, &quest));
+    for (page = list; page; page = page->next_unused) spare += page->bytes;
+    spare = gai_left(spare, leave);
+    for (page = list; page && chosen + page->bytes <= spare; page = page->next_unused) {
+        if (chosen && chosen + page->bytes > excess) break;
+        chosen += page->bytes;
+        before = page->used;
+    }
+    gai_lock_off(&pool->lock);
+    return chosen ? gai_pool_release_within(pool, chosen, chosen, before) : 0;
+}
+
+/* How long it rests after a collection above the threshold. Lock held. */
+static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
+{
+    gai_collector *collector = &pool->collector;
+    uint64_t rest = GAI_STRIDE_MOST; /* what was free is perhaps not known to be done with yet */
+    if (given) {
+        int late = now - collector->ns >= GAI_COLLECT_SOON;
+        int soon = collector->collected && collector->created >= collector->collected / 2;
+        if (late) collector->patience = gai_max(collector->patience / 2, GAI_REST_LEAST);
+        else if (soon) collector->patience = gai_min(2 * collector->patience, GAI_REST_MOST);
+        if (late || soon) {
+            collector->collected = collector->created = 0;
+            collector->ns = now;
+        }
+        collector->collected += given;
+        rest = collector->patience;
+    }
+    collector->rest = pool->clock + rest;
+}
+
+/* Has streams record an event at their next call: one stream alone never does, and then nothing is known to be done
+   with. Not the legacy stream, where that makes blocking streams wait for each other, unless there is no other. Lock
+   held. */
+static void gai_pool_ask_lanes(galloc_pool *pool)
+{
+    gai_lane *lane;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->unmarked && (lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool))) gai_lane_ask(lane);
+}
+
+/* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
+   scope. */
+static void gai_pool_collect(galloc_pool *pool, size_t leave)
+{
+    gai_collector *collector = &pool->collector;
+    uint64_t now = GALLOC_CLOCK(), aged;
+    size_t excess, old = 0, given = 0;
+    if (!pool->collects) return;
+    gai_pool_poll(pool);
+    gai_lock_on(&pool->lock);
+    aged = gai_pool_aged(pool, now);
+    if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_lanes(pool);
+    gai_lock_off(&pool->lock);
+    if (aged > collector->aged) old = gai_pool_release_within(pool, SIZE_MAX, SIZE_MAX, aged);
+    gai_lock_on(&pool->lock);
+    if (aged > collector->aged) collector->aged = aged;
+    excess = gai_pool_excess(pool);
+    gai_lock_off(&pool->lock);
+    if (excess) given = gai_pool_collect_oldest(pool, excess, leave);
+    gai_lock_on(&pool->lock);
+    if (excess) gai_collector_rest(pool, given, now);
+    pool->stats.collections += old || given;
+    pool->stats.collected_bytes += old + given;
+    gai_lock_off(&pool->lock);
+}
+
+/* The next look: soon if a sample was taken late. Lock held. */
+static void gai_collector_stride(galloc_pool *pool, uint64_t now)
+{
+    gai_collector *collector = &pool->collector;
+    uint64_t step = pool->config.gc_age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST;
+    uint64_t last = collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES].ns;
+    collector->stride = gai_min(2 * collector->stride, GAI_STRIDE_MOST);
+    if (gai_pool_has_age(pool) && now - last > step) collector->stride = 1;
+    collector->look = pool->clock + collector->stride;
+}
+
+/* A free has come to the pool, and it is time to look whether something is due. Where another thread has the growth
+   lock, nobody waits for it. */
+GAI_APART
+static void gai_pool_tend(galloc_pool *pool)
+{
+    gai_scope scope;
+    uint64_t now = GALLOC_CLOCK();
+    int due;
+    gai_lock_on(&pool->lock);
+    gai_collector_stride(pool, now);
+    due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
+    gai_lock_off(&pool->lock);
+    if (!due || gai_load(&pool->broken) || !gai_lock_try(&pool->growth)) return;
+    if (gai_pool_enter_locked(pool, &scope)) return;
+    gai_pool_collect(pool, 0);
+    gai_lock_on(&pool->lock);
+    gai_stat_cached(pool);
+    gai_lock_off(&pool->lock);
+    gai_scope_leave(&scope);
+    gai_lock_off(&pool->growth);
+}
 
 /* One allocation, or the growth of a block where it stands, on its way through the heap. */
 typedef struct gai_job {
@@ -6631,25 +7052,29 @@ static int gai_plan_ends_in_hole(const gai_plan *plan)
 
 #define GAI_OVERHEAD_SPARED 0.02 /* left alone below the peak: what was enough there is enough here. Saves 0.3 % */
 
-/* Bytes that may be created before pages are moved instead. */
+/* Bytes that may be created before pages are moved instead. Above gc_threshold none. */
 static size_t gai_job_allowance(const gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + job->want.requested);
     double overhead = pool->config.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
     double most = (double)peak * (1 + (overhead > 0 ? overhead : 0)), held = (double)pool->stats.reserved.current;
+    double threshold = (double)gai_pool_threshold(pool);
+    if (most > threshold) most = threshold;
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
 
 /* Pages grow with the heap, so that their number does not; but only a page that is free as a whole can move, so that
    they are half of what may still be created, between an eighth of the overhead and twice the overhead (a 16th at most)
    as parts of the heap. Where every page counts, under a limit or with hardly any overhead, they are 1/1024 of it.
-   Small heaps take a few MiB at a time, very large pages are for heaps that leave room for several of them. */
+   Small heaps take a few MiB at a time, very large pages are for heaps that leave room for several of them. `growth`
+   says it instead. */
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
     double held = (double)(pool->stats.reserved.current + more), overhead = pool->config.overhead;
     int frugal = gai_pool_capacity(pool) < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
     size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
+    if (pool->config.growth) return gai_max(pool->config.growth, pool->granularity);
     if (!frugal) {
         finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
         coarsest = (size_t)(held * (overhead < 1.0 / 32 ? overhead * 2 : 1.0 / 16));
@@ -6936,8 +7361,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
 {
     galloc_pool *pool = job->pool;
     gai_quest quest;
-    size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job);
-    size_t fresh = job->frugal ? allowance : gai_pool_headroom(pool);
+    size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
+    int fits;
     int room = job->want.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     filling->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
@@ -6950,18 +7375,20 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     filling->moved = quest.most = room ? bytes : most;
     if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
     filling->moved -= quest.most;
-    if (room && (exact || bytes > filling->moved + gai_pool_headroom(pool))) {
+    if (room && (exact || bytes > filling->moved + headroom)) {
         quest.most = most - filling->moved;
         gai_pool_to_batch(pool, &quest, &filling->donors);
         filling->moved = most - quest.most;
     }
     if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
-    if (open && !filling->moved && !exact && !room) gai_plan_round(plan, filling->page_bytes, allowance);
+    fits = bytes <= filling->moved + (job->frugal ? allowance : headroom);
+    if (open && !filling->moved && !exact && !room)
+        gai_plan_round(plan, filling->page_bytes, pool->config.growth ? headroom : allowance);
     bytes = gai_plan_fresh(plan);
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
     if (job->want.room) plan->until = plan->end;
-    return filling->fresh <= fresh;
+    return fits;
 }
 
 static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
@@ -7158,6 +7585,13 @@ static int gai_step_poll(gai_job *job)
     gai_pool_limit_old(job->pool);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* What has not been used for long goes before new pages come. */
+static int gai_step_collect(gai_job *job)
+{
+    if (job->pool->collects) gai_pool_collect(job->pool, job->want.bytes);
+    return 0;
 }
 
 /* Parts of parked pages. */
@@ -7447,6 +7881,64 @@ static int gai_step_wait_device(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || (job->grows && gai_step_grow(job));
 }
 
+static size_t gai_pool_held(galloc_pool *pool)
+{
+    size_t held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    return held;
+}
+
+/* What other pools of the device keep and do not use is given back, when the device or the limit that they share has
+   no more. A pool that another thread is changing is left out; or at last, since two threads may want each other's,
+   this pool's growth lock is let go, and that one waited for, and the device for what it has freed. */
+static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
+{
+    galloc_pool *other = NULL;
+    size_t given = 0;
+    while ((other = gai_budget_visit(pool->budget, other)) != NULL) {
+        gai_scope scope;
+        if (other == pool || given >= wanted) continue;
+        if (last) {
+            gai_lock_off(&pool->growth);
+            gai_lock_on(&other->growth);
+        } else if (!gai_lock_try(&other->growth)) {
+            continue;
+        }
+        if (!gai_pool_enter_locked(other, &scope)) {
+            gai_pool_poll(other);
+            if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
+            if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
+                given += gai_pool_release(other, wanted - given);
+            gai_scope_leave(&scope);
+            gai_lock_off(&other->growth);
+        }
+        if (last) gai_lock_on(&pool->growth);
+    }
+    return given;
+}
+
+static int gai_job_borrow(gai_job *job, int last)
+{
+    galloc_pool *pool = job->pool;
+    size_t wanted = gai_up(job->want.bytes, pool->granularity) + pool->granularity, own;
+    if (!job->said) {
+        size_t headroom = gai_pool_headroom(pool);
+        gai_lock_on(&gai_budget_lock);
+        own = gai_left(gai_pool_share(pool), pool->taken);
+        gai_lock_off(&gai_budget_lock);
+        if (own <= headroom) return 0; /* others' memory would be of no use */
+        wanted = gai_left(wanted, headroom);
+    }
+    if (!wanted || !gai_pool_borrow(pool, wanted, last)) return 0;
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job);
+}
+
+static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, 0); }
+
+static int gai_step_borrow_last(gai_job *job) { return !gai_job_is_captured(job) && gai_job_borrow(job, 1); }
+
 /* ---- the ladder of like:pytorch ---- */
 
 /* What others have done with comes home. */
@@ -7480,7 +7972,7 @@ static int gai_step_torch_adopt(gai_job *job)
 }
 
 /* Bytes that are held beyond the threshold of collection, which is a part of what a limit allows. */
-static size_t gai_pool_excess(galloc_pool *pool)
+static size_t gai_torch_excess(galloc_pool *pool)
 {
     size_t limit = gai_pool_capacity(pool), held;
     double most = pool->config.gc_threshold * (double)limit;
@@ -7519,10 +8011,10 @@ static void gai_job_finish(gai_job *job, const gai_home *only, size_t bytes)
 static int gai_step_torch_collect(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    size_t excess = gai_job_is_captured(job) ? 0 : gai_pool_excess(pool);
+    size_t excess = gai_job_is_captured(job) ? 0 : gai_torch_excess(pool);
     if (!excess) return 0;
     gai_job_finish(job, NULL, 0);
-    if (!job->error) gai_pool_collect(pool, excess);
+    if (!job->error) gai_homes_collect(pool, excess);
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
@@ -7604,20 +8096,22 @@ static int (*const gai_torch_ladder[])(gai_job *) = {
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
 static int (*const gai_ladder[])(gai_job *) = {
-    gai_step_poll, gai_step_grow_within, gai_step_unpark, gai_step_wait_early, gai_step_addresses,   gai_step_grow,
-    gai_step_recycle, gai_step_wait,     gai_step_wait_host, gai_step_wait_device, gai_step_recycle,
+    gai_step_poll,      gai_step_collect, gai_step_grow_within, gai_step_unpark,    gai_step_wait_early,
+    gai_step_addresses, gai_step_grow,    gai_step_recycle,     gai_step_borrow,    gai_step_wait,
+    gai_step_wait_host, gai_step_wait_device, gai_step_recycle, gai_step_borrow_last,
 };
 
 /* Which limit stands in the way. */
 static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
 {
-    size_t share = gai_pool_share(pool), held;
+    size_t share = gai_pool_share(pool), held, limit, own;
     gai_lock_on(&gai_budget_lock);
     held = pool->budget->held;
+    limit = pool->budget->limit;
+    own = gai_left(share, pool->taken);
     gai_lock_off(&gai_budget_lock);
-    if (gai_pool_capacity(pool) < share || gai_left(share, pool->stats.reserved.current) > gai_pool_headroom(pool))
-        (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu",
-                       pool->budget->limit, held);
+    if (limit < share || own > gai_left(limit, held))
+        (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
     else
@@ -7645,53 +8139,6 @@ static void gai_job_say_no_memory(gai_job *job)
                           "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s; %s",
                           job->want.requested, job->grows ? "more " : "", pool->config.device, live, held, graphs,
                           reason);
-}
-
-/* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
-   cudaMalloc gave does not. */
-static cudaError_t gai_pool_check_context(galloc_pool *pool)
-{
-    CUcontext context = NULL;
-    unsigned long long id = 0;
-    CUresult result;
-    if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
-    result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
-    if (!result) result = gai_cu.CtxGetId(context, &id);
-    if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
-    gai_lock_on(&pool->lock);
-    pool->context = context;
-    pool->context_id = id;
-    gai_store(&pool->broken, 0);
-    gai_pool_lose_context(pool);
-    gai_lock_off(&pool->lock);
-    return cudaSuccess;
-}
-
-/* Takes the growth lock, makes the pool's context current, and has all fronts show what they hold. On failure neither
-   is so. */
-static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
-{
-    cudaError_t error;
-    CUresult result;
-    gai_lock_on(&pool->growth);
-    error = gai_pool_check_context(pool);
-    if (!error) {
-        result = gai_scope_enter(scope, pool->context);
-        if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
-    }
-    if (error) {
-        gai_lock_off(&pool->growth);
-        return error;
-    }
-    gai_lock_on(&pool->lock);
-    gai_pool_flush(pool);
-    gai_stat_peaks(pool);
-    gai_lock_off(&pool->lock);
-    gai_pool_bury(pool);
-    gai_lock_on(&pool->lock);
-    gai_pool_reap(pool);
-    gai_lock_off(&pool->lock);
-    return cudaSuccess;
 }
 
 /* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
@@ -8079,7 +8526,7 @@ static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai
 static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int bare)
 {
     gai_lane *lane = site->lane;
-    int own, changed;
+    int own, changed, due;
     gai_lock_on(&pool->lock);
     own = lane->life == site->life && gai_block_suits(block, lane->life) && !block->marks;
     if (own) {
@@ -8089,7 +8536,9 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
         gai_block_put(pool, block);
         gai_lane_pass(pool, lane, site, changed);
     }
+    due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
+    if (due) gai_pool_tend(pool);
     return own;
 }
 
@@ -8117,14 +8566,16 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 {
     gai_block *block = taken;
     gai_lane *lane;
-    int freed = 0;
+    int freed = 0, due;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
     if (!lane && block) gai_block_let_go(block);
     if (lane && block) freed = gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
+    due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
+    if (due) gai_pool_tend(pool);
     if (!lane) return gai_free_after_waiting(pool, ptr, site);
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
@@ -8172,6 +8623,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
+    int due;
     gai_lock_on(&pool->lock);
     if (!error) block = gai_block_claim(pool, ptr);
     if (block && !gai_marks_name_outside(pool, block, marks)) {
@@ -8187,7 +8639,9 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_slab_give(&pool->marks, mark);
     }
     for (; named > 0; named--) gai_lane_release(pool, sites[named - 1].lane, &sites[named - 1]);
+    due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
+    if (due) gai_pool_tend(pool);
     return error || block ? error : gai_pointer_refused(pool, ptr);
 }
 
@@ -9007,7 +9461,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
                                        "large_segment_size", "max_split_size", "max_non_split_rounding",
                                        "gc_threshold", "gc_age", "stream_check", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
-    static const char *const paged[] = {"overhead", "growth", NULL};
+    static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
+    static const char *const threshold[] = {"gc_threshold", NULL};
     static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
@@ -9024,6 +9479,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         gai_say_idle(seen, paged, "unless expandable_segments is True", message, size);
     if (!config->backend && !config->expandable_segments && config->max_split_size == SIZE_MAX)
         gai_say_idle(seen, oversize, "unless max_split_size is given", message, size);
+    if (!config->backend && !config->expandable_segments && !config->like)
+        gai_say_idle(seen, threshold, "on fixed segments, since cudaFree waits", message, size);
     if (!config->backend && config->like) gai_say_idle(seen, strategy, "with like:pytorch", message, size);
     if (!config->backend && config->like && !config->expandable_segments)
         gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
@@ -9609,6 +10066,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     memset(pool, 0, sizeof *pool);
     pool->config = *config;
     pool->rhythm.patience = 8;
+    pool->collector.look = UINT64_MAX;
     gai_lock_init(&pool->lock);
     gai_lock_init(&pool->growth);
     gai_lock_init(&pool->marking);
@@ -9661,6 +10119,16 @@ static void gai_pool_discard(galloc_pool *pool)
     GALLOC_FREE(pool);
 }
 
+static void gai_pool_start_collector(galloc_pool *pool)
+{
+    gai_collector *collector = &pool->collector;
+    pool->collects = pool->config.expandable_segments && !pool->config.backend &&
+                     (pool->config.gc_threshold > 0 || gai_pool_has_age(pool));
+    collector->patience = GAI_REST_LEAST;
+    collector->stride = 1;
+    if (pool->collects) collector->look = 0;
+}
+
 /* With the global lock held. */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
@@ -9681,6 +10149,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
         return error;
     }
     pool->is_default = is_default;
+    gai_pool_start_collector(pool);
     gai_budget_join(pool);
     pool->next = gai_pools;
     gai_pools = pool;
@@ -9698,18 +10167,19 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_generation_end();
 }
 
-static size_t gai_pool_held(galloc_pool *pool)
+/* Does an event of the pool's wait for work that is not done, or was not when the pool looked? */
+static int gai_pool_has_events_out(galloc_pool *pool)
 {
-    size_t held;
+    const gai_lane *lane;
     gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current;
+    for (lane = pool->lanes; lane && !lane->recorded; lane = lane->next) continue;
     gai_lock_off(&pool->lock);
-    return held;
+    return lane != NULL;
 }
 
-/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little. With `growth` held:
-   meanwhile nothing is created. */
-static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, size_t *released)
+/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little; if `synchronised`, only
+   where the pool knows of no work that it would wait for. With `growth` held: meanwhile nothing is created. */
+static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
     size_t before = gai_pool_held(pool), held = before;
@@ -9721,7 +10191,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, size_t *relea
     for (round = 0; round < 2; round++) {
         held = gai_pool_held(pool);
         if (held > keep) held -= gai_pool_release(pool, held - keep);
-        if (held <= keep || round) break;
+        if (held <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
         gai_torch_count_wait(pool);
     }
@@ -9753,7 +10223,7 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     gai_lane *lane;
     CUresult result;
     size_t gone;
-    cudaError_t error = gai_pool_shrink(pool, 0, &gone);
+    cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
     if (pool->stats.reserved.current)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
@@ -9809,7 +10279,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     if (!error) {
         error = gai_pool_is_used(pool);
         if (!error) error = gai_pool_is_captured(pool);
-        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, &gone);
+        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
         if (!error) error = gai_pool_close(pool);
         gai_scope_leave(&scope);
         gai_lock_off(&pool->growth);
@@ -10615,19 +11085,32 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     return gai_end(job.error);
 }
 
-GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released)
+static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int synchronised, size_t *released)
 {
     gai_scope scope;
     size_t gone = 0;
+    cudaError_t error = gai_pool_enter(pool, &scope);
+    if (error) return gai_end(error);
+    error = gai_pool_shrink(pool, keep_bytes, synchronised, &gone);
+    gai_pool_leave(pool, &scope, !synchronised);
+    if (released) *released = gone;
+    return gai_end(error);
+}
+
+GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released)
+{
     cudaError_t error = gai_begin();
     if (released) *released = 0;
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_trim: pool is NULL");
-    if (!error) error = gai_pool_enter(pool, &scope);
-    if (error) return gai_end(error);
-    error = gai_pool_shrink(pool, keep_bytes, &gone);
-    gai_pool_leave(pool, &scope, 1);
-    if (released) *released = gone;
-    return gai_end(error);
+    return error ? gai_end(error) : gai_pool_give_back(pool, keep_bytes, 0, released);
+}
+
+GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released)
+{
+    cudaError_t error = gai_begin();
+    if (released) *released = 0;
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_sync_point: pool is NULL");
+    return error ? gai_end(error) : gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
@@ -10753,6 +11236,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     stats->hits -= now.hits;
     stats->failures = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
+    stats->collections = stats->collected_bytes = 0;
     gai_torch_stats_reset(&pool->torch_stats);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);

@@ -37,6 +37,7 @@ static const char help[] =
     "\n"
     "Memory and calls are counted by the device, and galloc's own counters must agree.\n"
     "reserved_ratio is peak_reserved_bytes, and fit_ratio the limit found by --fit, over peak_live_bytes.\n"
+    "mean_reserved_bytes is what was held after each 64th call, on the average; collections are galloc's count.\n"
     "ns_per_op is the host time of a call in the first pass, ns_per_op_own without the time in the driver (as galloc\n"
     "measures it), ns_per_op_warm in the last.\n"
     "What async and torch hold is by their own account, and what peers call is not counted.\n"
@@ -191,6 +192,8 @@ static void print_json(const settings *s, const trace *t, const run_result *r)
     json_integer("moves_busy", r->moves_busy);
     json_integer("handovers", r->handovers);
     json_integer("handovers_busy", r->handovers_busy);
+    json_real("mean_reserved_bytes", r->mean_reserved, 0);
+    json_integer("collections", r->collections);
     puts("}");
 }
 

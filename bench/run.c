@@ -40,6 +40,8 @@ typedef struct run {
     int64_t moves_seen, moves_busy, handovers, handovers_busy; /* -1: the device cannot tell */
     size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
     double opened_ns;       /* when the pool was */
+    double held;            /* added up over so many looks */
+    size_t looks;
 } run;
 
 void run_progress(const char *format, ...)
@@ -189,6 +191,9 @@ static int replay_pass(run *r, double *ns)
         if (r->o->calls) device_sign();
         if (op->bytes) status = replay_alloc(r, op, &spent);
         else status = replay_free(r, &r->block[op->slot], freed_on(r, op), &spent);
+        if (i % 64) continue;
+        r->held += (double)account_held();
+        r->looks++;
     }
     *ns = works(r) ? spent : now_ns() - start;
     for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
@@ -256,6 +261,7 @@ static int read_pool(const run *r, run_result *result)
     if (error) return failed(r, "galloc_pool_stats", error);
     result->moves = (int64_t)stats.moves;
     result->waits = (int64_t)stats.waits;
+    result->collections = (int64_t)stats.collections;
     if (galloc_pool_check(pool)) return differ(r, "broken invariants", (uint64_t)galloc_pool_check(pool), 0);
     return agree(r, &stats);
 }
@@ -368,8 +374,8 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     if (!works(&r)) r.moves_seen = r.moves_busy = r.handovers = r.handovers_busy = -1;
     int status = RUN_FAILED;
     *result = (run_result){.ops = t->n, .peak_live = t->peak_live, .ns_per_op = NAN, .ns_per_op_warm = NAN,
-                           .ns_per_op_own = NAN, .driver_calls_warm = -1, .driver_us_warm = NAN, .looks_us_warm = NAN, .moves = -1,
-                           .waits = -1, .unfinished = NAN};
+                           .ns_per_op_own = NAN, .driver_calls_warm = -1, .driver_us_warm = NAN, .looks_us_warm = NAN,
+                           .moves = -1, .waits = -1, .collections = -1, .mean_reserved = NAN, .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
     if (r.stream && r.block) status = replay_device(&r, result);
@@ -381,6 +387,7 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     result->moves_busy = r.moves_busy;
     result->handovers = r.handovers;
     result->handovers_busy = r.handovers_busy;
+    if (r.looks && !o->allocator->peak) result->mean_reserved = r.held / (double)r.looks;
     if (o->busy && r.frees) result->unfinished = (double)r.unfinished / (double)r.frees;
     return status;
 }

@@ -35,7 +35,8 @@ typedef struct run_result {
     double driver_us_warm;  /* in the last pass */
     int64_t looks;          /* at a stream or context; to the pool's end */
     double looks_us, looks_us_warm;
-    int64_t moves, waits;
+    double mean_reserved;   /* held over the calls of all passes, looked at now and then */
+    int64_t moves, waits, collections;
     int64_t findings, races;
     double unfinished;      /* share of frees of blocks that queued work still used */
     int64_t moves_seen;     /* by the device: pages that a block was given at other addresses than they were used at */

@@ -44,10 +44,10 @@ count() { # case, pairs, bound, settings
 
 count hot 2000 240
 count hot 2000 195 stream_check:off
-count large 10000 1510
-count miss 10000 1390
-count churn 20000 2270
-count parked 4 9000000 memory_limit:120G
+count large 10000 1080
+count miss 10000 1180
+count churn 20000 1860
+count parked 4 8000000 memory_limit:120G
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]

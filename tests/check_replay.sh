@@ -38,12 +38,13 @@ says() { # pattern, what that means
 # ---- the ten traces -------------------------------------------------------------------------------------------------
 
 keys='trace allocator backend ops peak_live_bytes peak_reserved_bytes reserved_ratio fit_ratio oom ns_per_op'
-keys="$keys ns_per_op_warm driver_calls driver_us_model moves verify_errors conf driver_calls_warm waits findings races"
-keys="$keys unfinished_at_free looks looks_us_model driver_us_model_warm looks_us_model_warm moves_seen moves_busy"
-keys="$keys handovers ns_per_op_own"
+keys="$keys ns_per_op_warm ns_per_op_own driver_calls driver_us_model moves verify_errors conf driver_calls_warm waits"
+keys="$keys findings races unfinished_at_free looks looks_us_model driver_us_model_warm looks_us_model_warm moves_seen"
+keys="$keys moves_busy"
+keys="$keys handovers handovers_busy mean_reserved_bytes"
 pattern='^{'
 for key in $keys; do pattern="$pattern\"$key\": [^ ]*, "; done
-pattern="$pattern\"handovers_busy\": [^ ]*}$"
+pattern="$pattern\"collections\": [^ ]*}$"
 
 # Means that peers reach with expandable segments: 1.132, at worst 1.661.
 held() {

@@ -261,4 +261,569 @@ TEST(pools_that_grow_at_once_keep_to_the_limit)
     }
 }
 
+/* ---- what other pools of the device do not use ------------------------------------------------------------------- */
+
+TEST(a_pool_that_the_shared_limit_stops_gets_what_others_do_not_use)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        config.device_limit = MIB(64);
+        galloc_pool *a = pool_new(&config), *b = pool_new(&config);
+        void *kept = get(b, MIB(20), s), *idle = get(b, MIB(40), s);
+        put(s, kept, MIB(20), 1);
+        put(s, idle, MIB(40), 2);
+        OK(galloc_free(idle, s));
+        void *p = get(a, MIB(40), s);
+        put(s, p, MIB(40), 3);
+        EXPECT(sim_physical_peak(0) <= MIB(64));
+        expect_no_memory(a, MIB(6), s);
+        look(s, kept, MIB(20), 1);
+        look(s, p, MIB(40), 3);
+        OK(galloc_free(p, s));
+        OK(galloc_free(kept, s));
+        pool_end(a);
+        pool_end(b);
+        finish();
+    }
+}
+
+/* The same where it is the device that has no more. */
+TEST(a_pool_gets_what_others_do_not_use_of_a_full_device)
+{
+    begin_small(MIB(64));
+    cudaStream_t s = stream_new();
+    galloc_pool *a = pool_new(NULL), *b = pool_new(NULL);
+    OK(galloc_free(get(b, MIB(60), s), s));
+    OK(galloc_free(get(a, MIB(50), s), s));
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
+/* Its own limit is no reason to empty others. */
+TEST(others_keep_what_would_be_of_no_use)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(16));
+    galloc_pool *a = pool_new(&config), *b = pool_new(NULL);
+    void *p = get(a, MIB(14), s);
+    OK(galloc_free(get(b, MIB(60), s), s));
+    expect_no_memory(a, MIB(8), s);
+    EXPECT_EQ(stats_of(b).reserved.current, MIB(60));
+    OK(galloc_free(p, s));
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
+/* ---- the size of pages ------------------------------------------------------------------------------------------- */
+
+TEST(growth_is_the_size_of_pages)
+{
+    static const size_t sizes[] = {MIB(2), MIB(16), MIB(256)};
+    for (int i = 0; i < 3; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.growth = sizes[i];
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(1), s), *q = get(pool, MIB(300), s);
+        size_t bytes = (MIB(301) + sizes[i] - 1) / sizes[i] * sizes[i], held = stats_of(pool).reserved.current;
+        EXPECT(held >= bytes && held <= bytes + sizes[i]);
+        EXPECT_EQ(sim_calls("cuMemCreate"), (long)(held / sizes[i]));
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(growth_has_bounds)
+{
+    static const size_t bad[] = {1, MIB(1), MIB(3), GIB(2), SIZE_MAX};
+    begin();
+    for (int i = 0; i < 5; i++) {
+        galloc_config config = galloc_config_default();
+        galloc_pool *pool = NULL;
+        config.growth = bad[i];
+        EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+    }
+    finish();
+}
+
+/* Where the limit leaves less than a page, what is left is used all the same. */
+TEST(growth_does_not_stand_in_the_way_of_the_limit)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(100));
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(60), s), *q = get(pool, MIB(30), s), *r = get(pool, MIB(8), s);
+    EXPECT(sim_physical_peak(0) <= MIB(100));
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(r, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- collection -------------------------------------------------------------------------------------------------- */
+
+/* Calls that wait, or that hold up a stream. */
+static long waiting_calls(void)
+{
+    return sim_blocking_calls() + sim_calls("cuEventSynchronize") + sim_calls("cuMemHostAlloc") +
+           sim_calls("cuMemFreeHost") + sim_calls("cuStreamSynchronize") + sim_calls("cuStreamWaitEvent") +
+           sim_calls("cuMemFree");
+}
+
+static galloc_pool *pool_collecting(size_t limit, double threshold, unsigned long long age)
+{
+    galloc_config config = config_limit(limit);
+    config.gc_threshold = threshold;
+    config.gc_age = age;
+    config.growth = MIB(2);
+    config.reuse = GALLOC_REUSE_COMPLETED | GALLOC_REUSE_FOLLOWED; /* no waits but a collection's, if it made any */
+    now_ns = 1000000000;
+    return pool_new(&config);
+}
+
+/* Frees that come to the pool, so many, on a stream of their own. */
+static void pass_frees(galloc_pool *pool, int n, cudaStream_t stream)
+{
+    for (int i = 0; i < n; i++) {
+        void *p = get(pool, MIB(2), stream), *q = get(pool, MIB(2) + 512, stream);
+        OK(galloc_free(q, stream));
+        OK(galloc_free(p, stream));
+    }
+}
+
+enum { BLOCKS = 24 };
+
+static size_t held(galloc_pool *pool) { return stats_of(pool).reserved.current; }
+
+TEST(a_collection_begins_above_the_threshold_and_ends_a_little_below)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
+    void *p[BLOCKS];
+    long waits;
+    for (int i = 0; i < 16; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 16; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(held(pool), MIB(32)); /* the threshold itself is not above it */
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
+    OK(galloc_free(get(pool, MIB(2), t), t)); /* two streams: events tell what is done */
+    for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+    OK(cudaDeviceSynchronize());
+    waits = waiting_calls();
+    pass_frees(pool, 64, t);
+    EXPECT_EQ(held(pool), MIB(30));
+    EXPECT(stats_of(pool).collections >= 1);
+    EXPECT(stats_of(pool).collected_bytes >= MIB(18));
+    EXPECT_EQ(waiting_calls(), waits);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+TEST(nothing_is_collected_unless_it_is_asked_for)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0, UINT64_MAX);
+    OK(galloc_free(get(pool, MIB(60), s), s));
+    now_ns += 1000000000000;
+    pass_frees(pool, 300, s);
+    EXPECT_EQ(held(pool), MIB(60));
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Pages inside larger blocks, in blocks of small sizes, and those that are parked count alike: what was not used for
+   longest goes first, whatever has merged with it since. */
+TEST(what_was_not_used_for_longest_goes_first)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
+    void *p[BLOCKS], *own = get(pool, MIB(6), t), *wall = get(pool, MIB(2), s);
+    OK(galloc_free(own, t));
+    for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 2; i < BLOCKS; i++) { /* one free block, the oldest at its beginning */
+        put(s, p[i], MIB(2), 1);
+        OK(galloc_free(p[i], s));
+    }
+    EXPECT_EQ(held(pool), MIB(56));
+    OK(cudaDeviceSynchronize());
+    pass_frees(pool, 64, t);
+    EXPECT_EQ(held(pool), MIB(30));
+    for (int i = 2; i < BLOCKS; i++)
+        EXPECT_EQ(info_of(p[i]).state, i < 15 ? GALLOC_STATE_FOREIGN : GALLOC_STATE_FREE);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(idle_memory_goes_by_its_age)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+    void *p = get(pool, MIB(40), s), *q = get(pool, MIB(20), s), *keep = get(pool, MIB(2), s);
+    long waits;
+    pass_frees(pool, 1, t);
+    OK(galloc_free(p, s));
+    for (int i = 0; i < 20; i++) {
+        now_ns += 1000000000;
+        pass_frees(pool, 2, t);
+    }
+    OK(galloc_free(q, s));
+    OK(cudaDeviceSynchronize());
+    waits = waiting_calls();
+    EXPECT(held(pool) >= MIB(62));
+    now_ns += 8000000000; /* 28 s */
+    pass_frees(pool, 10, t);
+    EXPECT(held(pool) >= MIB(62));
+    now_ns += 10000000000; /* 38 s, but only 18 s since the second one was freed */
+    pass_frees(pool, 10, t);
+    EXPECT(held(pool) <= MIB(62) - MIB(40) + MIB(6));
+    EXPECT(held(pool) >= MIB(22));
+    for (int i = 0; i < 20; i++) {
+        now_ns += 1000000000;
+        pass_frees(pool, 2, t);
+    }
+    EXPECT(held(pool) <= MIB(10));
+    EXPECT_EQ(waiting_calls(), waits);
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
+}
+
+/* One stream alone records no events, but for a collection. */
+TEST(one_stream_alone_is_collected_too)
+{
+    for (int how = 0; how < 4; how++) {
+        begin();
+        cudaStream_t s = how & 1 ? stream_new() : cudaStreamLegacy;
+        galloc_pool *pool;
+        if (how & 2) pool = pool_collecting(GIB(1), 0, 1000000000);
+        else pool = pool_collecting(MIB(256), 0.25, UINT64_MAX);
+        long waits = waiting_calls();
+        OK(galloc_free(get(pool, MIB(200), s), s));
+        for (int i = 0; i < 60; i++) {
+            void *p = get(pool, MIB(24), s), *q = get(pool, MIB(30), s);
+            now_ns += 100000000;
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+        }
+        EXPECT(held(pool) <= MIB(64));
+        EXPECT(stats_of(pool).marks < 60);
+        EXPECT_EQ(waiting_calls(), waits);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A block that comes and goes at the edge of a large free one does not make that young. */
+TEST(use_beside_an_idle_page_does_not_keep_it)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 1000000000);
+    OK(galloc_free(get(pool, MIB(4), t), t));
+    OK(galloc_free(get(pool, MIB(200), s), s));
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 40; i++) {
+        now_ns += 100000000;
+        pass_frees(pool, 2, s);
+    }
+    EXPECT(held(pool) <= MIB(12));
+    pool_end(pool);
+    finish();
+}
+
+/* What is collected and at once created again is collected less and less often. */
+TEST(a_program_that_breathes_is_let_breathe)
+{
+    long collections[2];
+    for (int slow = 0; slow < 2; slow++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
+        for (int breath = 0; breath < 100; breath++) {
+            void *p[BLOCKS];
+            for (int i = 0; i < BLOCKS; i++) p[i] = get(pool, MIB(2), s);
+            for (int i = 0; i < BLOCKS; i++) OK(galloc_free(p[i], s));
+            OK(cudaDeviceSynchronize());
+            if (slow) now_ns += 60000000000;
+            pass_frees(pool, 40, t);
+        }
+        collections[slow] = (long)stats_of(pool).collections;
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(collections[0] >= 2 && collections[0] < 20);
+    EXPECT(collections[1] > 60);
+}
+
+/* Work that is not done, and what a graph owns, is no collection's. */
+TEST(what_is_not_done_with_is_not_collected)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.25, 1000000000);
+    long waits = waiting_calls();
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    void *p = get(pool, MIB(40), s);
+    put(s, p, MIB(40), 1);
+    OK(galloc_free(p, s));
+    now_ns += 10000000000;
+    pass_frees(pool, 100, t);
+    now_ns += 10000000000;
+    pass_frees(pool, 100, t);
+    EXPECT(held(pool) >= MIB(40));
+    EXPECT_EQ(sim_pending() > 0, 1);
+    EXPECT_EQ(waiting_calls(), waits);
+    sim_run(-1);
+    pass_frees(pool, 100, t);
+    EXPECT(held(pool) <= MIB(16));
+    EXPECT_EQ(waiting_calls(), waits);
+    pool_end(pool);
+    finish();
+}
+
+TEST(graphs_keep_their_memory_from_collections)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.25, 1000000000);
+    cudaGraph_t graph = NULL;
+    void *p;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    p = get(pool, MIB(40), s);
+    put(s, p, MIB(40), 1);
+    OK(galloc_free(p, s));
+    pass_frees(pool, 100, t); /* a collection beside it does not break the capture */
+    OK(cudaStreamEndCapture(s, &graph));
+    now_ns += 10000000000;
+    pass_frees(pool, 100, t);
+    EXPECT(held(pool) >= MIB(40));
+    OK(cudaGraphDestroy(graph));
+    pass_frees(pool, 100, t);
+    now_ns += 10000000000;
+    pass_frees(pool, 100, t);
+    EXPECT(held(pool) <= MIB(16));
+    EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* Above the threshold pages move to where they are wanted rather than that new ones come. */
+TEST(above_the_threshold_pages_move)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(100));
+    config.overhead = 1;
+    config.gc_threshold = 0.5;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *p[26];
+    for (int i = 0; i < 26; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 26; i += 2) OK(galloc_free(p[i], s));
+    void *q = get(pool, MIB(20), s);
+    EXPECT_EQ(held(pool), MIB(52));
+    EXPECT(stats_of(pool).moves >= 9);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 26; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* What a request that misses can use is not given back before it. */
+TEST(a_collection_leaves_what_is_asked_for)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(130), 0.5, UINT64_MAX);
+    void *p[34];
+    pool->collector.look = UINT64_MAX; /* not at frees */
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    for (int i = 0; i < 34; i++) p[i] = get(pool, MIB(2), s);
+    for (int i = 0; i < 34; i += 2) OK(galloc_free(p[i], s));
+    OK(cudaDeviceSynchronize());
+    long created = sim_calls("cuMemCreate");
+    void *q = get(pool, MIB(32), s);
+    EXPECT_EQ(sim_calls("cuMemCreate"), created);
+    EXPECT_EQ(held(pool), MIB(68));
+    EXPECT_EQ(stats_of(pool).collected_bytes, MIB(2));
+    OK(galloc_free(q, s));
+    for (int i = 1; i < 34; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* PyTorch's test_garbage_collect_expandable. */
+TEST(collection_and_pages_go_together)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(120)), fixed = config_fixed();
+    config.gc_threshold = 0.5;
+    fixed.memory_limit = MIB(120);
+    fixed.gc_threshold = 0.5;
+    galloc_pool *pool = pool_new(&config), *plain = pool_new(&fixed);
+    void *p = get(pool, MIB(40), s), *q = get(pool, MIB(40), t), *r = get(plain, MIB(40), s), *u;
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    OK(galloc_free(r, s));
+    u = get(pool, MIB(80), s);
+    put(s, u, MIB(80), 1);
+    OK(galloc_free(u, s));
+    OK(galloc_free(get(plain, MIB(80), s), s));
+    pool_end(pool);
+    pool_end(plain);
+    finish();
+}
+
+TEST(fixed_segments_are_not_collected)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    char message[256];
+    galloc_config config = config_fixed();
+    config.memory_limit = MIB(100);
+    config.gc_threshold = 0.25;
+    config.gc_age = 1000000000;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(pool, MIB(80), s), s));
+    now_ns += 100000000000;
+    pass_frees(pool, 200, s);
+    EXPECT_EQ(sim_calls("cuMemFree"), 0);
+    EXPECT_EQ(stats_of(pool).collections, 0);
+    pool_end(pool);
+    OK(galloc_config_parse(&config, "expandable_segments:False,gc_threshold:0.5,gc_age:5s", message, sizeof message));
+    EXPECT(strstr(message, "gc_threshold") && strstr(message, "gc_age"));
+    OK(galloc_config_parse(&config, "expandable_segments:True,gc_threshold:0.5,gc_age:5s", message, sizeof message));
+    EXPECT_EQ(message[0], 0);
+    finish();
+}
+
+/* ---- giving back by hand ----------------------------------------------------------------------------------------- */
+
+TEST(a_sync_point_leaves_the_release_threshold)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        size_t gone = 1;
+        config.growth = *kind ? MIB(2) : 0;
+        config.release_threshold = MIB(60);
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(20), s), *q = get(pool, MIB(20), s), *r = get(pool, MIB(60), s);
+        OK(galloc_pool_sync_point(pool, &gone));
+        EXPECT_EQ(gone, 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        OK(cudaStreamSynchronize(s));
+        long blocking = sim_blocking_calls();
+        OK(galloc_pool_sync_point(pool, &gone));
+        EXPECT_EQ(gone, MIB(40));
+        EXPECT_EQ(held(pool), MIB(60));
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        OK(galloc_free(r, s));
+        OK(galloc_pool_sync_point(pool, NULL));
+        EXPECT_EQ(held(pool), MIB(60));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(a_sync_point_keeps_all_by_default)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t gone = 1;
+    OK(galloc_free(get(pool, MIB(60), s), s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_sync_point(pool, &gone));
+    EXPECT_EQ(gone, 0);
+    EXPECT_EQ(held(pool), MIB(60));
+    EXPECT_EQ(galloc_pool_sync_point(NULL, &gone), cudaErrorInvalidValue);
+    pool_end(pool);
+    finish();
+}
+
+/* What an event says is not done is not waited for, though the program says that it has synchronised. */
+TEST(a_sync_point_does_not_wait_for_known_work)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.release_threshold = 0;
+    galloc_pool *pool = pool_new(&config);
+    size_t gone = 0;
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    void *p = get(pool, MIB(40), s), *q = get(pool, MIB(20), t);
+    put(s, p, MIB(40), 1);
+    put(t, q, MIB(20), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    sim_hold(s, 1);
+    OK(cudaStreamSynchronize(t));
+    long blocking = sim_blocking_calls();
+    OK(galloc_pool_sync_point(pool, &gone));
+    EXPECT(gone >= MIB(20) && held(pool) >= MIB(40));
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    EXPECT(sim_pending() > 0);
+    sim_hold(s, 0);
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_sync_point(pool, &gone));
+    EXPECT_EQ(held(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(trim_says_how_much_went)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        size_t gone = 1;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(20), s), *q = get(pool, MIB(20), s);
+        put(s, q, MIB(20), 1);
+        OK(galloc_pool_trim(pool, 0, &gone));
+        EXPECT_EQ(gone, 0);
+        OK(galloc_free(q, s));
+        OK(galloc_pool_trim(pool, MIB(40), &gone));
+        EXPECT_EQ(gone, 0);
+        OK(galloc_pool_trim(pool, 0, &gone));
+        EXPECT_EQ(gone, MIB(20));
+        EXPECT_EQ(galloc_pool_trim(NULL, 0, &gone), cudaErrorInvalidValue);
+        EXPECT_EQ(gone, 0);
+        OK(galloc_free(p, s));
+        gone = 0;
+        sim_fail(*kind ? "cuMemRelease" : "cuMemFree", 1, 0, (int)CUDA_ERROR_UNKNOWN);
+        (void)galloc_pool_trim(pool, 0, &gone);
+        sim_fail_clear();
+        EXPECT_EQ(gone + held(pool), MIB(20));
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST_MAIN()

@@ -452,17 +452,21 @@ TEST(a_third_stream_honours_what_was_handed_on)
    what the bytes were waiting for is still to come. */
 TEST(memory_that_was_not_used_may_be_freed_on_any_stream)
 {
-    for (int same = 0; same < 2; same++) { /* got by a wait for S, and by S itself */
+    for (int way = 0; way < 4; way++) { /* got by a wait for S, and by S itself; all of it, and a part */
+        int same = way % 2;
+        size_t bytes = way < 2 ? MIB(8) : MIB(4);
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
-        galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED | FOLLOWED | WAIT);
+        void *live = get(pool, MIB(2), t); /* or else all pages would be parked */
         come_into_play(pool, t);
         come_into_play(pool, u);
         OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
-        void *p = get(pool, MIB(8), same ? s : t);
+        void *p = get(pool, bytes, same ? s : t);
         OK(galloc_free(p, u));
-        p = get_used(pool, MIB(8), u, 2);
+        p = get_used(pool, bytes, u, 2);
         OK(galloc_free(p, u));
+        OK(galloc_free(live, t));
         pool_end(pool);
         finish();
     }
