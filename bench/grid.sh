@@ -6,10 +6,10 @@
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-grid.csv
 
-# For each trace: the best of the grid in either figure; what heuristic has; how far that is from the best in memory and
-# in driver time; from the least driver time of those of the grid that hold no more, and from the least memory of those
-# that take no more time, itself among them; and from the best in both weighed together: a percent of memory is worth the time of creating the peak of live bytes once, in pages of 64 MiB (2.37 us a
-# MiB with the model's costs).
+# For each trace: the best of the grid in either figure; what heuristic has; how far that is from the best in memory
+# (held), in driver time (time), in the time of those of the grid that hold no more (time so), in the memory of those
+# that take no more time (held so), and in both weighed together (both): a percent of memory is worth the time of
+# creating the peak of live bytes once, in pages of 64 MiB (2.37 us a MiB with the model's costs).
 table() {
     awk -F, '
         /^#/ || /^name,/ { next }
@@ -17,8 +17,7 @@ table() {
           both[NR] = held[NR] + ms[NR] / ($4 * 0.00237) / 100
           if (!($3 in seen)) { order[++rows] = $3; seen[$3] = 1 } }
         END {
-            print "| trace | least held | least driver time | heuristic | from least held | from least time" \
-                " | from least time at no more held | from least held at no more time | from best of both |"
+            print "| trace | least held | least time | heuristic | held | time | time so | held so | both |"
             print "|---|---|---|---|---|---|---|---|---|"
             for (i = 1; i <= rows; i++) {
                 t = order[i]
@@ -34,8 +33,9 @@ table() {
                     if (ms[l] <= ms[h] && held[l] < in_time) in_time = held[l]
                     if (both[l] < b) b = both[l]
                 }
-                printf "| %s | %.3f | %.1f ms | %.3f, %.1f ms | %+.1f %% | %+.0f %% | %+.0f %% | %+.1f %% | %+.1f %% |\n", t, m, d,
-                    held[h], ms[h], 100 * (held[h] / m - 1), 100 * (ms[h] / d - 1), 100 * (ms[h] / at - 1),
+                printf "| %s | %.3f | %.1f ms | %.3f, %.1f ms | ", t, m, d, held[h], ms[h]
+                printf "%+.1f %% | %+.0f %% | %+.0f %% | %+.1f %% | %+.1f %% |\n", 100 * (held[h] / m - 1),
+                    100 * (ms[h] / d - 1), 100 * (ms[h] / at - 1),
                     100 * (held[h] / in_time - 1), 100 * (both[h] / b - 1)
             }
         }' "$file"
