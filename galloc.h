@@ -80,6 +80,10 @@
      default) 1.029 and 0.4 s, 0.05 1.052 and 0.3 s, 0.2 1.087 and 0.2 s (bench/results/sim-overhead.csv). Under a
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
+     strategy:heuristic sets overhead and growth from what it sees at misses: more overhead once pages that moved have
+     cost more than the memory is worth, larger pages while a program only grows, none to spare when memory runs short.
+     It starts with the overhead and growth given, decides a few times in a run, and says why (galloc_pool_decisions);
+     galloc_pool_freeze ends it. A program that needs nothing else runs as with strategy:caching.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
      request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
@@ -294,7 +298,7 @@ enum {
 enum {
     GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, cut and merged */
     GALLOC_STRATEGY_POOLED = 1,   /* blocks of a few sizes, never cut or merged: for programs with few sizes */
-    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; overhead, growth and the like are set from what the program does */
+    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; overhead and growth are set from what the program does: ON MEMORY */
 };
 
 /* Whose rules the native heap follows. */
@@ -496,6 +500,16 @@ typedef struct galloc_torch_stats {
     uint64_t num_device_alloc;     /* segments made */
     uint64_t num_device_free;      /* segments given back */
 } galloc_torch_stats;
+
+#define GALLOC_DECISIONS 32 /* that a pool makes at most */
+
+/* One change of settings by strategy:heuristic. */
+typedef struct galloc_decision {
+    double overhead;    /* in effect from then on */
+    size_t growth;      /* likewise; 0: auto */
+    size_t live, held;  /* bytes at that time */
+    const char *reason; /* a text that is never freed */
+} galloc_decision;
 
 /* What a pool knows of one stream. */
 typedef struct galloc_stream_stats {
@@ -800,8 +814,19 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
 /* The settings in effect: `device` is an ordinal, expandable_segments is 0 where the device cannot do it and with other
-   backends, for which stats_exact is 1. */
+   backends, for which stats_exact is 1. With strategy:heuristic overhead and growth are what the pool has decided on
+   last. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
+
+/* What strategy:heuristic has decided so far, each with its reason; each was also one line for GALLOC_LOG, unless the
+   same call had an error to tell of.
+     array    receives the first `n` decisions, in order; may be NULL when n is 0
+     count    receives how many there are, at most GALLOC_DECISIONS; NULL if it is not wanted */
+GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count);
+
+/* Ends strategy:heuristic: the pool keeps the settings in effect, and its strategy is caching. What galloc_pool_config
+   then gives, and galloc_config_print writes, makes other pools behave like it. Does nothing with another strategy. */
+GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool);
 
 /* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
@@ -1915,6 +1940,22 @@ typedef struct gai_collector {
     gai_sample samples[GAI_SAMPLES]; /* in turn */
 } gai_collector;
 
+/* What strategy:heuristic has set and seen. Without it the settings are those of the configuration.
+   decided <= GALLOC_DECISIONS */
+typedef struct gai_tuning {
+    int watching;    /* settings may still change */
+    int frozen;      /* by galloc_pool_freeze */
+    double overhead; /* in effect */
+    size_t growth;
+    int pressed;     /* memory is nearly used up; `eased` is the overhead for better times */
+    double eased;
+    double asked;    /* bytes that misses asked for */
+    size_t moves;    /* pages that moved since the overhead was raised */
+    int churned;     /* the program has begun to free, too */
+    galloc_decision decisions[GALLOC_DECISIONS];
+    int decided;
+} gai_tuning;
+
 #define GAI_LANE_INDEX 64
 
 #define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
@@ -1979,6 +2020,7 @@ struct galloc_pool {
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_rhythm rhythm;
     gai_collector collector;
+    gai_tuning tuning;
     gai_diary diary;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
@@ -6154,6 +6196,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         for (mark = mapping->block->marks; mark; mark = mark->next)
             if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
         gai_away_add(pool, mapping);
+        pool->tuning.moves++;
         pool->stats.moves++;
         pool->stats.moved_bytes += mapping->bytes;
     }
@@ -7667,7 +7710,7 @@ static size_t gai_job_allowance(const gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + job->want.requested);
-    double overhead = pool->config.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
+    double overhead = pool->tuning.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
     double most = (double)peak * (1 + (overhead > 0 ? overhead : 0)), held = (double)pool->stats.reserved.current;
     double threshold = (double)gai_pool_threshold(pool);
     if (most > threshold) most = threshold;
@@ -7681,10 +7724,10 @@ static size_t gai_job_allowance(const gai_job *job)
    says it instead. */
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
-    double held = (double)(pool->stats.reserved.current + more), overhead = pool->config.overhead;
+    double held = (double)(pool->stats.reserved.current + more), overhead = pool->tuning.overhead;
     int frugal = gai_pool_capacity(pool) < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
     size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
-    if (pool->config.growth) return gai_max(pool->config.growth, pool->granularity);
+    if (pool->tuning.growth) return gai_max(pool->tuning.growth, pool->granularity);
     if (!frugal) {
         finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
         coarsest = (size_t)(held * (overhead < 1.0 / 32 ? overhead * 2 : 1.0 / 16));
@@ -7994,7 +8037,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
     fits = bytes <= filling->moved + (job->frugal ? allowance : headroom);
     if (open && !filling->moved && !exact && !room)
-        gai_plan_round(plan, filling->page_bytes, pool->config.growth ? headroom : allowance);
+        gai_plan_round(plan, filling->page_bytes, pool->tuning.growth ? headroom : allowance);
     bytes = gai_plan_fresh(plan);
     filling->fresh = bytes - gai_min(bytes, filling->moved);
     plan->end += filling->moved + filling->fresh - bytes;
@@ -9318,6 +9361,104 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
     }
 }
 
+/* ---- strategy:heuristic ---- */
+
+/* It looks at misses only, with `growth` and the lock held, and weighs memory against calls into the driver by one
+   rate: one percent of the peak of live bytes is worth the time that it takes to create the peak once, in pages of 64
+   MiB. Moving one costs about a quarter of creating such a page and giving it back, on an H200; only that ratio
+   counts. */
+#define GAI_TUNE_MOVES 4.0       /* moves that cost what a page of 64 MiB costs */
+#define GAI_TUNE_PAGES 64        /* smaller heaps are taken for one of so many: their moves say too little */
+#define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
+#define GAI_TUNE_CHURN 1.125     /* asked for over peak: up to here a program only grows */
+#define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
+#define GAI_TUNE_EASED 0.75
+
+/* New settings, with the reason. Once the list is full the last ones stay. */
+static void gai_pool_decide(galloc_pool *pool, double overhead, size_t growth, const char *reason)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision *decision = &tuning->decisions[tuning->decided++];
+    tuning->overhead = decision->overhead = overhead;
+    tuning->growth = decision->growth = growth;
+    tuning->watching = tuning->decided < GALLOC_DECISIONS;
+    tuning->moves = 0;
+    decision->live = gai_pool_live(pool);
+    decision->held = pool->stats.reserved.current;
+    decision->reason = reason;
+    gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
+             (unsigned)overhead, (unsigned)(overhead * 10000 + 0.5) % 10000, growth / GAI_MIB, decision->live,
+             decision->held, reason);
+}
+
+/* Near the end of memory all of it must be usable: small pages, and moves before pages. */
+static int gai_tune_pressure(galloc_pool *pool, int refused)
+{
+    gai_tuning *tuning = &pool->tuning;
+    double held = (double)pool->stats.reserved.current, most = (double)gai_pool_capacity(pool);
+    if (!tuning->pressed && (refused || held > most * GAI_TUNE_PRESSED)) {
+        tuning->pressed = 1;
+        tuning->eased = tuning->overhead;
+        gai_pool_decide(pool, 0, 0, refused ? "the device has no more memory" : "memory is nearly used up");
+    } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
+        tuning->pressed = 0;
+        gai_pool_decide(pool, tuning->eased, pool->config.growth, "there is memory again");
+    }
+    return tuning->pressed;
+}
+
+/* While a program only grows, each page is going to be full: large ones need fewer calls. */
+static void gai_tune_growth(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    double held = (double)pool->stats.reserved.current;
+    size_t page;
+    if (tuning->churned || tuning->overhead < GAI_OVERHEAD_FRUGAL) return;
+    if (tuning->asked > GAI_TUNE_CHURN * (double)pool->live_peak) {
+        tuning->churned = 1;
+        if (tuning->growth != pool->config.growth)
+            gai_pool_decide(pool, tuning->overhead, pool->config.growth, "blocks come and go: pages that can move");
+        return;
+    }
+    page = gai_power_below(gai_max((size_t)(held * tuning->overhead / 2), 1));
+    page = gai_min(page, 4 * GAI_PAGE_MAX);
+    if (page > gai_max(GAI_PAGE_MAX, tuning->growth))
+        gai_pool_decide(pool, tuning->overhead, page, "the program only grows: large pages will be full");
+}
+
+/* By so many percent what is held exceeds the peak of live bytes. */
+static unsigned gai_percents_above(const galloc_pool *pool)
+{
+    size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
+    return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
+}
+
+/* Renting or buying: once moves have cost what the memory is worth that would have spared them, have the memory. What
+   is held already costs nothing more. */
+static void gai_tune_moves(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    double peak = (double)pool->live_peak, most = (double)gai_pool_capacity(pool);
+    double pages = (double)gai_max(pool->live_peak / GAI_PAGE_MAX, GAI_TUNE_PAGES);
+    unsigned now = (unsigned)(tuning->overhead * 100 + 0.5), held = gai_percents_above(pool), from, to;
+    from = now > held ? now : held;
+    to = from + (now ? now : 1);
+    if (to > GAI_TUNE_OVERHEAD_MAX) to = GAI_TUNE_OVERHEAD_MAX;
+    if (to <= now || peak * (1 + to / 100.0) > most * GAI_TUNE_EASED) return;
+    if ((double)tuning->moves < GAI_TUNE_MOVES * pages * (to > from ? to - from : 1)) return;
+    gai_pool_decide(pool, to / 100.0, tuning->growth, "moves have cost more than the memory that spares them");
+}
+
+/* With `growth` and the lock held, after a miss; `refused`: the driver had no more memory. */
+static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
+{
+    if (!pool->tuning.watching) return;
+    pool->tuning.asked += (double)asked;
+    if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
+    gai_tune_growth(pool);
+    if (pool->tuning.watching) gai_tune_moves(pool);
+}
+
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
    first. Frees that the program made for this very call are found: its stream lives, so they were made on it. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
@@ -9338,6 +9479,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     gai_lock_on(&pool->lock);
     gai_job_count(job);
     gai_stat_cached(pool);
+    gai_pool_tune(pool, job->got ? job->want.requested : 0, job->said == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
     gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
 }
@@ -11532,6 +11674,8 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result)
         result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
     if (!mapping || pool->config.backend) pool->config.expandable_segments = 0;
+    pool->tuning.watching = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC && !pool->config.like &&
+                            pool->config.expandable_segments;
     gai_pool_choose_ways(pool);
     if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
     pool->granularity = GAI_FIXED_SMALL;
@@ -11551,6 +11695,8 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     if (config->backend) pool->config.stats_exact = 1; /* no front is ever open */
     pool->rhythm.patience = 8;
     pool->collector.look = UINT64_MAX;
+    pool->tuning.overhead = config->overhead;
+    pool->tuning.growth = config->growth;
     gai_lock_init(&pool->lock);
     gai_lock_init(&pool->growth);
     gai_lock_init(&pool->marking);
@@ -11653,6 +11799,15 @@ static void gai_pool_unlink(galloc_pool *pool)
     if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
     gai_generation_end();
+}
+
+/* The settings in effect. With the lock held. */
+static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
+{
+    *config = pool->config;
+    config->overhead = pool->tuning.overhead;
+    config->growth = pool->tuning.growth;
+    if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
 /* A range of addresses that has memory. */
@@ -12716,7 +12871,35 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
     if (!error && (!pool || !config))
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_config: pool and config must not be NULL");
     if (error) return gai_end(error);
-    *config = pool->config;
+    gai_lock_on(&pool->lock);
+    gai_pool_read_config(pool, config);
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count)
+{
+    int i;
+    cudaError_t error = gai_begin();
+    if (!error && (!pool || n < 0 || (n && !array)))
+        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_decisions: needs a pool, and an array for n decisions");
+    if (error) return gai_end(error);
+    gai_lock_on(&pool->lock);
+    for (i = 0; i < n && i < pool->tuning.decided; i++) array[i] = pool->tuning.decisions[i];
+    if (count) *count = pool->tuning.decided;
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
+{
+    cudaError_t error = gai_begin();
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_freeze: pool is NULL");
+    if (error) return gai_end(error);
+    gai_lock_on(&pool->lock);
+    pool->tuning.watching = 0;
+    pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
+    gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 

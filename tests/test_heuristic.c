@@ -1,0 +1,332 @@
+/* test_heuristic.c - strategy:heuristic: what it decides in clear cases, that it says why, how often it does, and that
+   what it has found can be kept as a configuration. */
+
+#include "setup.h"
+
+#define BLOCKS 4096
+
+static galloc_config heuristic(void)
+{
+    galloc_config config = galloc_config_default();
+    config.strategy = GALLOC_STRATEGY_HEURISTIC;
+    return config;
+}
+
+static galloc_config config_of(galloc_pool *pool)
+{
+    galloc_config config = galloc_config_default();
+    OK(galloc_pool_config(pool, &config));
+    return config;
+}
+
+static int decisions_of(galloc_pool *pool, galloc_decision *list)
+{
+    int count = -1;
+    memset(list, 0, GALLOC_DECISIONS * sizeof *list);
+    OK(galloc_pool_decisions(pool, list, GALLOC_DECISIONS, &count));
+    EXPECT(count >= 0 && count <= GALLOC_DECISIONS);
+    for (int i = 0; i < count; i++) EXPECT(list[i].reason && list[i].reason[0]);
+    return count;
+}
+
+/* How many decisions give a reason with this text in it. */
+static int decided(galloc_pool *pool, const char *text)
+{
+    galloc_decision list[GALLOC_DECISIONS];
+    int count = decisions_of(pool, list), n = 0;
+    for (int i = 0; i < count; i++) n += strstr(list[i].reason, text) != NULL;
+    return n;
+}
+
+/* Holds blocks until so much is live. */
+static int load(galloc_pool *pool, void **block, size_t bytes, size_t all, cudaStream_t s)
+{
+    int n = 0;
+    for (; n < BLOCKS && (size_t)n * bytes < all; n++) block[n] = get(pool, bytes, s);
+    return n;
+}
+
+static void unload(void **block, int n, cudaStream_t s)
+{
+    for (int i = 0; i < n; i++)
+        if (block[i]) OK(galloc_free(block[i], s));
+}
+
+/* Every second of n pages is freed, and blocks of two pages are wanted: with no overhead each takes two moves. */
+static void shuffle(galloc_pool *pool, cudaStream_t s, int n)
+{
+    static void *block[BLOCKS], *pair[BLOCKS];
+    for (int i = 0; i < n; i++) block[i] = get(pool, MIB(2), s);
+    for (int i = 1; i < n; i += 2) {
+        OK(galloc_free(block[i], s));
+        block[i] = NULL;
+    }
+    for (int i = 0; i < n / 4; i++) pair[i] = get(pool, MIB(4), s);
+    unload(pair, n / 4, s);
+    unload(block, n, s);
+}
+
+TEST(a_program_that_only_grows_gets_larger_pages)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config), *plain;
+    int n = load(pool, block, MIB(100), GIB(40), s);
+    EXPECT_EQ(decisions_of(pool, list), 2);
+    EXPECT_EQ(list[0].growth, MIB(128));
+    EXPECT_EQ(list[1].growth, MIB(256));
+    EXPECT(list[0].live >= GIB(12) && list[0].held >= list[0].live);
+    EXPECT_EQ(decided(pool, "only grows"), 2);
+    EXPECT_EQ(config_of(pool).growth, MIB(256));
+    uint64_t created = stats_of(pool).driver.create;
+    EXPECT(stats_of(pool).reserved.peak <= GIB(40) + GIB(40) / 50);
+    unload(block, n, s);
+    pool_end(pool);
+    config.strategy = GALLOC_STRATEGY_CACHING;
+    plain = pool_new(&config);
+    n = load(plain, block, MIB(100), GIB(40), s);
+    EXPECT(stats_of(plain).driver.create > created);
+    EXPECT_EQ(decisions_of(plain, list), 0);
+    unload(block, n, s);
+    pool_end(plain);
+    stream_end(s);
+    finish();
+}
+
+TEST(pages_are_small_again_once_blocks_come_and_go)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    int n = load(pool, block, MIB(100), GIB(16), s);
+    EXPECT_EQ(config_of(pool).growth, MIB(128));
+    for (int i = 0; i + 2 < n; i += 4) {
+        OK(galloc_free(block[i], s));
+        OK(galloc_free(block[i + 2], s));
+        block[i] = get(pool, MIB(200), s);
+        block[i + 2] = NULL;
+    }
+    EXPECT_EQ(decided(pool, "come and go"), 1);
+    EXPECT_EQ(config_of(pool).growth, 0);
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(moves_that_go_on_buy_overhead)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    shuffle(pool, s, 2048);
+    int count = decisions_of(pool, list);
+    EXPECT(count >= 1);
+    EXPECT_EQ(decided(pool, "moves have cost"), count);
+    for (int i = 1; i < count; i++) EXPECT(list[i].overhead > list[i - 1].overhead);
+    EXPECT(config_of(pool).overhead > 0 && config_of(pool).overhead <= 1);
+    EXPECT_EQ(log_lines, count);
+    EXPECT(strstr(log_text, "heuristic: overhead") && strstr(log_text, "moves have cost"));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(few_moves_decide_nothing)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    shuffle(pool, s, 256);
+    EXPECT(stats_of(pool).moves > 0);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    EXPECT_EQ(log_lines, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(near_the_limit_nothing_is_spared_and_the_limit_holds)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    begin();
+    cudaStream_t s = stream_new();
+    config.memory_limit = MIB(512);
+    galloc_pool *pool = pool_new(&config);
+    int n = load(pool, block, MIB(10), MIB(500), s);
+    EXPECT_EQ(decided(pool, "nearly used up"), 1);
+    EXPECT(config_of(pool).overhead == 0);
+    EXPECT(sim_physical(0) <= MIB(512));
+    unload(block, n, s);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    n = load(pool, block, MIB(10), MIB(100), s);
+    EXPECT_EQ(decided(pool, "memory again"), 1);
+    EXPECT(config_of(pool).overhead == 0.02);
+    EXPECT(stats_of(pool).reserved.peak <= MIB(512));
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_device_that_refuses_is_pressure)
+{
+    galloc_config config = heuristic();
+    void *ptr = NULL;
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *small = get(pool, MIB(8), s);
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(galloc_pool_malloc(pool, &ptr, MIB(64), s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    EXPECT_EQ(decided(pool, "no more memory"), 1);
+    EXPECT_EQ(log_lines, 1); /* of the failure */
+    OK(galloc_free(small, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(decisions_are_bounded)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < GALLOC_DECISIONS; round++) {
+        int n = load(pool, block, MIB(4), MIB(64), s);
+        unload(block, n, s);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(galloc_free(get(pool, MIB(4), s), s));
+    }
+    EXPECT_EQ(decisions_of(pool, list), GALLOC_DECISIONS);
+    EXPECT_EQ(log_lines, GALLOC_DECISIONS);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* What a pool of these settings holds at most, and how often it calls the driver. */
+static void measure(const galloc_config *config, cudaStream_t s, size_t *peak, long *calls)
+{
+    galloc_pool *pool = pool_new(config);
+    long before = memory_calls();
+    shuffle(pool, s, 1024);
+    *calls = memory_calls() - before;
+    *peak = stats_of(pool).reserved.peak;
+    pool_end(pool);
+}
+
+TEST(what_is_frozen_can_be_printed_and_read_back)
+{
+    galloc_config config = heuristic(), found, read = galloc_config_default();
+    char text[GALLOC_CONFIG_TEXT], message[300];
+    size_t peak[2];
+    long calls[2];
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    shuffle(pool, s, 2048);
+    int count = decisions_of(pool, list);
+    EXPECT(count > 0);
+    EXPECT_EQ(config_of(pool).strategy, GALLOC_STRATEGY_HEURISTIC);
+    OK(galloc_pool_freeze(pool));
+    found = config_of(pool);
+    EXPECT_EQ(found.strategy, GALLOC_STRATEGY_CACHING);
+    EXPECT(found.overhead == list[count - 1].overhead && found.growth == list[count - 1].growth);
+    shuffle(pool, s, 2048);
+    EXPECT_EQ(decisions_of(pool, list), count);
+    pool_end(pool);
+    OK(galloc_config_print(&found, text, sizeof text));
+    OK(galloc_config_parse(&read, text, message, sizeof message));
+    EXPECT(read.overhead == found.overhead && read.growth == found.growth && read.strategy == found.strategy);
+    measure(&found, s, &peak[0], &calls[0]);
+    measure(&read, s, &peak[1], &calls[1]);
+    EXPECT_EQ(peak[0], peak[1]);
+    EXPECT_EQ(calls[0], calls[1]);
+    stream_end(s);
+    finish();
+}
+
+/* A pool that is frozen before it has decided anything runs as one with strategy:caching. */
+TEST(a_frozen_pool_does_as_its_configuration)
+{
+    galloc_config config = heuristic(), found;
+    size_t peak = 0;
+    long calls = 0;
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_freeze(pool));
+    found = config_of(pool);
+    long before = memory_calls();
+    shuffle(pool, s, 1024);
+    long frozen = memory_calls() - before;
+    size_t held = stats_of(pool).reserved.peak;
+    EXPECT_EQ(decided(pool, ""), 0);
+    pool_end(pool);
+    measure(&found, s, &peak, &calls);
+    EXPECT_EQ(held, peak);
+    EXPECT_EQ(frozen, calls);
+    stream_end(s);
+    finish();
+}
+
+TEST(other_strategies_and_segments_decide_nothing)
+{
+    galloc_config config = galloc_config_default();
+    begin();
+    cudaStream_t s = stream_new();
+    for (int fixed = 0; fixed < 2; fixed++) {
+        config.overhead = 0;
+        config.strategy = fixed ? GALLOC_STRATEGY_HEURISTIC : GALLOC_STRATEGY_CACHING;
+        config.expandable_segments = !fixed;
+        galloc_pool *pool = pool_new(&config);
+        shuffle(pool, s, 1024);
+        EXPECT_EQ(decided(pool, ""), 0);
+        EXPECT(config_of(pool).overhead == 0);
+        pool_end(pool);
+    }
+    stream_end(s);
+    finish();
+}
+
+TEST(bad_arguments_are_refused)
+{
+    galloc_decision one;
+    int count = 0;
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    EXPECT_EQ(galloc_pool_decisions(NULL, &one, 1, &count), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_decisions(pool, NULL, 1, &count), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_decisions(pool, &one, -1, &count), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_freeze(NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(log_lines, 4);
+    OK(galloc_pool_decisions(pool, NULL, 0, NULL));
+    OK(galloc_pool_freeze(pool));
+    EXPECT_EQ(config_of(pool).strategy, GALLOC_STRATEGY_CACHING);
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
