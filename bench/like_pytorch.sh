@@ -11,7 +11,8 @@ conf=like:pytorch,expandable_segments:False
 "$build/replay" --conf $conf --json bench/traces/*.csv.gz >"$file.lines" || exit 1
 {
     echo "# bench/like_pytorch.sh: build/replay --json --conf $conf bench/traces/*.csv.gz, simulated device;" \
-        "torch_reserved: of bench/results/peers-h200.csv; $(date -u +%Y-%m-%d), commit $(git describe --always --dirty --abbrev=10 2>/dev/null)"
+        "torch_reserved: of bench/results/peers-h200.csv; $(date -u +%Y-%m-%d), commit" \
+        "$(git describe --always --dirty --abbrev=10 2>/dev/null)"
     echo "trace,galloc_reserved,torch_reserved"
     awk -F, '
         FNR == NR && !/^#/ { torch[$1] = $3 }
