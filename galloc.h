@@ -9654,7 +9654,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
     if (lane->life == site->life && !(pool->broken | pool->special)) {
-        int changed = !bare && gai_lane_see(pool, lane, site);
+        int changed = (!bare || lane->retired) && gai_lane_see(pool, lane, site);
         block = gai_find_plain(pool, lane, wanted);
         if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
@@ -9914,7 +9914,8 @@ static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai
 }
 
 /* The short way of a free of a block that was taken from the program: it was given to the lane that it is freed on, and
-   nothing else is to be noted. `bare`: its front was found so. 0: the long way must be taken. */
+   nothing else is to be noted. `bare`: its front was found so; the stream may have been retired since. 0: the long way
+   must be taken. */
 static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int bare)
 {
     gai_lane *lane = site->lane;
@@ -9922,7 +9923,7 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     gai_lock_on(&pool->lock);
     own = lane->life == site->life && gai_block_suits(block, lane->life) && !block->marks;
     if (own) {
-        changed = (!bare && gai_lane_see(pool, lane, site)) || !gai_pool_has_one_lane(pool);
+        changed = ((!bare || lane->retired) && gai_lane_see(pool, lane, site)) || !gai_pool_has_one_lane(pool);
         gai_block_stamp_own(pool, block, lane);
         gai_set_relaxed(&lane->spell, lane->spell + 1);
         gai_block_put(pool, block);
