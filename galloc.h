@@ -1640,7 +1640,7 @@ typedef struct gai_block {
     uintptr_t addr;
     size_t bytes;
     uint64_t requested;              /* in a front: as it was */
-    uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED, GAI_SPECIAL */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED to GAI_DROPPED */
     uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
     gai_lane *lane;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
     struct gai_block *prev_bin;
@@ -1653,7 +1653,7 @@ typedef struct gai_block {
     void *pool;                      /* read without a lock; a descriptor never changes its pool */
     void **slot;                     /* used, free: where the block map has it */
     uint64_t stream_id;
-    uint64_t age;                    /* time of the free, counted in frees */
+    uint64_t age;                    /* time of the free, counted in frees; used: see GAI_DROPPED */
     gai_segment *segment;
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
     struct gai_mapping *away; /* away: what is still mapped here */
@@ -1662,6 +1662,7 @@ typedef struct gai_block {
 
 #define GAI_SHELVED ((uint64_t)1 << 32) /* lane `life` used it before, and its marks do not speak of that stream */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
+#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_SHELVED: `age` is the stamp of the mark that did */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
    Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
@@ -3629,7 +3630,8 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 }
 
 /* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
-   only if another stream frees the block: as with blocks from a front, one is made then. */
+   only if another stream frees the block: then one is made, with the same stamp. (Of a block from a front the stamp is
+   not known, and it is that of now; a stream that does not come again may never have an event for it.) */
 static GAI_INLINE void gai_lane_drops(gai_lane *lane, const gai_mark *mark)
 {
     if (mark->epoch > lane->handed) lane->handed = mark->epoch;
@@ -3641,7 +3643,8 @@ static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, g
     if (!mark || mark->next || mark->lane != lane || !gai_lane_is_plain(lane)) return;
     gai_lane_drops(lane, mark);
     block->marks = NULL;
-    block->tag |= GAI_SHELVED;
+    block->tag |= GAI_SHELVED | GAI_DROPPED;
+    block->age = mark->epoch;
     gai_mark_end(pool, mark);
 }
 
@@ -3683,7 +3686,8 @@ static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *
         if (mark && mark->begin < cut) {
             gai_lane_drops(lane, mark);
             mark->begin = cut;
-            tag |= GAI_SHELVED;
+            tag |= GAI_SHELVED | GAI_DROPPED;
+            block->age = mark->epoch;
         }
     } else if (bytes < block->bytes) {
         block = gai_block_cut_out(pool, block, block->addr, bytes, GAI_USED);
@@ -4112,8 +4116,18 @@ static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
 static void gai_block_stamp_front(galloc_pool *pool, gai_block *block)
 {
     gai_lane *lane = gai_lane_of_life(pool, block->life);
-    if (!lane) return;
-    gai_block_stamp(pool, block, gai_mark_promised(pool, lane));
+    gai_mark *mark;
+    if (!lane || (block->tag & GAI_DROPPED && block->age <= lane->done)) return;
+    mark = gai_mark_promised(pool, lane);
+    if (block->tag & GAI_DROPPED) {
+        lane->uses++;
+        mark->epoch = block->age;
+        mark->begin = block->addr;
+        mark->end = block->addr + block->bytes;
+        gai_marks_add(pool, &block->marks, mark);
+        return;
+    }
+    gai_block_stamp(pool, block, mark);
     gai_front_set(pool, lane); /* there is more unmarked */
 }
 
@@ -9679,7 +9693,6 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
 }
 
 static uint64_t gai_given_pools; /* pools of other backends */
-static galloc_pool *gai_pools;   /* all of them; guarded by the global lock */
 
 /* Other backends' blocks are in no map of pages. An address inside one is looked for in all of these pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
@@ -10217,7 +10230,7 @@ static int gai_block_leave_front(galloc_pool *pool, gai_block *block, const gai_
         if (!gai_slab_need(&pool->marks, 1)) return 0;
         gai_block_stamp_front(pool, block);
     }
-    gai_set_relaxed(&block->tag, (block->tag & ~GAI_SHELVED) | GAI_SPECIAL);
+    gai_set_relaxed(&block->tag, (block->tag & ~(GAI_SHELVED | GAI_DROPPED)) | GAI_SPECIAL);
     return 1;
 }
 

@@ -472,6 +472,32 @@ TEST(memory_that_was_not_used_may_be_freed_on_any_stream)
     }
 }
 
+/* S gets its own memory again, does nothing with it, and never comes back; another stream frees it. What S did before
+   has an event: nobody need wait for the device to know that it is done. */
+TEST(memory_that_a_stream_got_again_does_not_need_it_back)
+{
+    for (int part = 0; part < 2; part++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        galloc_pool *pool = tight_pool(MIB(10), COMPLETED);
+        void *live = get(pool, MIB(2), t);
+        come_into_play(pool, t);
+        come_into_play(pool, u);
+        OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+        void *p = get(pool, part ? MIB(4) : MIB(8), s);
+        OK(galloc_free(p, u));
+        OK(cudaStreamSynchronize(s));
+        OK(cudaStreamSynchronize(u));
+        uint64_t waits = stats_of(pool).driver.host_free;
+        p = get_used(pool, MIB(8), t, 2);
+        EXPECT_EQ(stats_of(pool).driver.host_free, waits);
+        OK(galloc_free(p, t));
+        OK(galloc_free(live, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* What T took by a wait and kept a part of: the rest, once free again, still lies behind S and T. */
 TEST(the_rest_of_a_handed_on_block_keeps_its_marks)
 {
