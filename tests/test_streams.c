@@ -498,6 +498,26 @@ TEST(memory_that_a_stream_got_again_does_not_need_it_back)
     }
 }
 
+/* The same, but S is retired meanwhile: what it did before it got its memory again has an event from then on. */
+TEST(memory_that_a_stream_got_again_has_an_event_when_it_is_gone)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
+    void *p = get(pool, MIB(8), s);
+    OK(galloc_stream_retire(s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamDestroy(s));
+    cudaStream_t u = stream_new();
+    OK(galloc_free(p, u));
+    p = get_used(pool, MIB(8), u, 2);
+    EXPECT_EQ(stats_of(pool).driver.host_free, 0);
+    OK(galloc_free(p, u));
+    pool_end(pool);
+    finish();
+}
+
 /* What T took by a wait and kept a part of: the rest, once free again, still lies behind S and T. */
 TEST(the_rest_of_a_handed_on_block_keeps_its_marks)
 {
