@@ -5,7 +5,8 @@
 # ...` with the programs, and perhaps the tests, one of which must notice, or a line `each: ...`, all of which must; a
 # line `--- old`, the lines to replace, exactly as they stand once in galloc.h; a line `--- new`, what to put there;
 # perhaps more such pairs; and a line `---` at the end. A program notices when it fails, crashes or does not end.
-# Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH.
+# Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH,
+# PART (of all: 2/4 is the second of every four).
 
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc}
@@ -62,7 +63,11 @@ done
 wait
 
 if [ $# -eq 0 ]; then
-    for file in tests/mutants/*.txt; do set -- "$@" "$(basename "$file" .txt)"; done
+    part=${PART:-1/1} n=0
+    for file in tests/mutants/*.txt; do
+        n=$((n + 1))
+        [ $((n % ${part#*/})) -ne $((${part%/*} % ${part#*/})) ] || set -- "$@" "$(basename "$file" .txt)"
+    done
 fi
 
 passed=0 failed=0 running=0
