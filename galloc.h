@@ -1632,11 +1632,11 @@ typedef struct gai_mark {
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
-   kind == GAI_FREE || kind == GAI_CELL  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped; in a
-   home: gai_home_set
+   (kind == GAI_FREE || kind == GAI_CELL)  ==  (set != NULL)
+   set == gai_set_of(marks), as far as completed marks have been dropped; in a home: gai_home_set
    kind == GAI_CELL implies cell != 0;  cell != 0: bytes are those of a class
-   used, free, cell: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
-   has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
+   used, free, cell: found in the block map under addr and nowhere else, and every byte has a page
+   holes and rooms: no byte has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
    used: lane->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
@@ -1653,7 +1653,8 @@ typedef struct gai_block {
     gai_set *set;
     gai_mark *marks;
     enum gai_kind kind;
-    unsigned char row, column, cell; /* in a set: its bin; whether it is of a strip (GAI_STRIP_...). The line ends here: what merges touches no more of others */
+    unsigned char row, column;       /* in a set: its bin */
+    unsigned char cell;              /* GAI_STRIP_...; the line ends here: what merges touches no more of others */
     void *pool;                      /* read without a lock; a descriptor never changes its pool */
     void **slot;                     /* used, free: where the block map has it */
     uint64_t stream_id;
@@ -2010,7 +2011,7 @@ struct galloc_pool {
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
     int pooled;       /* strategy:pooled: small requests have cells */
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
-    int melts;        /* cells have been freed since strips were looked at */
+    uint64_t melts;   /* cells that became free since strips were looked at */
     int oversize;     /* there are blocks that are never cut: max_split_size */
     uint64_t special; /* what is asked for is not served in the short way: torch, oversize, pooled, or rounded */
     size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
@@ -3052,7 +3053,7 @@ static gai_block *gai_block_file_cell(galloc_pool *pool, gai_block *block)
     set->bytes += block->bytes;
     gai_cell_insert(set, block);
     gai_age_insert(set, block);
-    pool->melts = 1;
+    pool->melts++;
     return block;
 }
 
@@ -7254,6 +7255,7 @@ static size_t gai_strip_need(galloc_pool *pool, const gai_block *block, uintptr_
 static gai_block *gai_cell_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
 {
     size_t i, n;
+    uint64_t melts = pool->melts;
     if (block->kind == GAI_CELL) return gai_block_take(pool, block, at, want);
     n = gai_strip_need(pool, block, at, want->bytes);
     if (!n) return NULL;
@@ -7263,6 +7265,7 @@ static gai_block *gai_cell_take(galloc_pool *pool, gai_block *block, uintptr_t a
         cell->cell = GAI_STRIP_CELL;
         (void)gai_block_file(pool, cell, 0);
     }
+    pool->melts = melts;
     block->cell = GAI_STRIP_CELL | GAI_STRIP_FIRST;
     gai_block_assign(pool, block, want->lane, want->requested, want->tag);
     return block;
@@ -8583,6 +8586,10 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* To look at all strips takes time for each block that there is: at a miss it is not done before a part as many cells
+   have become free. */
+#define GAI_MELT_PART 16
+
 /* What other streams have done with, if the pool may know; and strips of cells that are all free. */
 static int gai_step_poll(gai_job *job)
 {
@@ -8593,7 +8600,7 @@ static int gai_step_poll(gai_job *job)
     gai_pool_limit_old(job->pool);
     if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
     gai_lock_on(&job->pool->lock);
-    gai_pool_melt(job->pool);
+    if (job->pool->melts > job->pool->stats.blocks.current / GAI_MELT_PART) gai_pool_melt(job->pool);
     gai_lock_off(&job->pool->lock);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
