@@ -84,6 +84,10 @@
      cost more than the memory is worth, larger pages while a program only grows, none to spare when memory runs short.
      It starts with the overhead and growth given, decides a few times in a run, and says why (galloc_pool_decisions);
      galloc_pool_freeze ends it. A program that needs nothing else runs as with strategy:caching.
+     strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
+     4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
+     for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
+     before more is created or anything is given back. Not so blocks with room, alignment or a long lifetime.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
      request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
