@@ -84,6 +84,10 @@
      cost more than the memory is worth, larger pages while a program only grows, none to spare when memory runs short.
      It starts with the overhead and growth given, decides a few times in a run, and says why (galloc_pool_decisions);
      galloc_pool_freeze ends it. A program that needs nothing else runs as with strategy:caching.
+     strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
+     4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
+     for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
+     before more is created or anything is given back. Not so blocks with room, alignment or a long lifetime.
      With expandable_segments:False, or where the device has no virtual memory management, segments of
      cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
      request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
@@ -1581,6 +1585,8 @@ static void gai_scope_leave(gai_scope *scope)
    block     a tile of a segment:
                used     the program's
                free     mapped, in exactly one free set
+               cell     the same, where strategy:pooled: cut with others of its size out of one free block (a strip of
+                        cells), and kept as it is for the next request of that size
                hole     addresses without a page
                room     a hole kept for the used block before it, which may grow into it: with other rooms, and what
                         the driver would not undo, all of the block's room that is not yet the block itself
@@ -1605,7 +1611,8 @@ static void gai_scope_leave(gai_scope *scope)
              or of one stream in the captures of a group. A free block is in its home's set, or while somebody else may
              still use it in `mixed` */
 
-enum gai_kind { GAI_USED, GAI_FREE, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
+/* Those up to GAI_CELL are mapped. */
+enum gai_kind { GAI_USED, GAI_FREE, GAI_CELL, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
 
 typedef struct gai_lane gai_lane;
 typedef struct gai_set gai_set;
@@ -1629,10 +1636,11 @@ typedef struct gai_mark {
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
-   kind == GAI_FREE  ==  (set != NULL);  set == gai_set_of(marks), as far as completed marks have been dropped; in a
-   home: gai_home_set
-   used, free: found in the block map under addr and nowhere else, and every byte has a page; holes and rooms: no byte
-   has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
+   (kind == GAI_FREE || kind == GAI_CELL)  ==  (set != NULL)
+   set == gai_set_of(marks), as far as completed marks have been dropped; in a home: gai_home_set
+   kind == GAI_CELL implies cell != 0;  cell != 0: bytes are those of a class
+   used, free, cell: found in the block map under addr and nowhere else, and every byte has a page
+   holes and rooms: no byte has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
    used: lane->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
@@ -1649,7 +1657,8 @@ typedef struct gai_block {
     gai_set *set;
     gai_mark *marks;
     enum gai_kind kind;
-    unsigned char row, column;       /* in a set: its bin. The line ends here: what merges touches no more of others */
+    unsigned char row, column;       /* in a set: its bin */
+    unsigned char cell;              /* GAI_STRIP_...; the line ends here: what merges touches no more of others */
     void *pool;                      /* read without a lock; a descriptor never changes its pool */
     void **slot;                     /* used, free: where the block map has it */
     uint64_t stream_id;
@@ -1659,6 +1668,9 @@ typedef struct gai_block {
     struct gai_mapping *away; /* away: what is still mapped here */
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
 } gai_block;
+
+#define GAI_STRIP_CELL 1  /* a block that was cut as a cell, and has kept its size */
+#define GAI_STRIP_FIRST 2 /* the first of its strip */
 
 #define GAI_SHELVED ((uint64_t)1 << 32) /* lane `life` used it before, and its marks do not speak of that stream */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
@@ -1745,12 +1757,18 @@ typedef struct gai_spot {
 #define GAI_COLUMNS 32
 #define GAI_ROWS (GAI_ADDRESS_BITS - GAI_UNIT_LOG2 - GAI_COLUMNS_LOG2 + 1)
 
-/* bit r of rows == (columns[r] != 0);  bit c of columns[r] == (bins[r][c] != NULL);  bytes == sum of the blocks' */
+/* Cells have rows of their own, behind the others, in which no search comes to a larger block. In each bin there they
+   are of one size. */
+#define GAI_CELL_MOST GAI_MIB /* the largest class: no cell has a page of its own */
+#define GAI_CELL_ROWS 8
+
+/* bit r of rows == (columns[r] != 0), but for cells' rows, where it is 0;  bit c of columns[r] == (bins[r][c] != NULL)
+   bytes == sum of the blocks' */
 struct gai_set {
     gai_lane *lane; /* NULL: common or mixed */
     uint64_t rows;
-    uint32_t columns[GAI_ROWS];
-    gai_block *bins[GAI_ROWS][GAI_COLUMNS];
+    uint32_t columns[GAI_ROWS + GAI_CELL_ROWS];
+    gai_block *bins[GAI_ROWS + GAI_CELL_ROWS][GAI_COLUMNS];
     gai_block *oldest, *newest;
     size_t bytes;
     int counted; /* what comes and goes is counted in torch_stats */
@@ -1995,8 +2013,11 @@ struct galloc_pool {
     int collects; /* pages note their use, for gc_threshold or gc_age */
     int unfronted;    /* no lane's front may be used: stats_exact, torch */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
+    int pooled;       /* strategy:pooled: small requests have cells */
+    int sorts;        /* torch or pooled: not every free block merges with its neighbours */
+    uint64_t melts;   /* cells that became free since strips were looked at */
     int oversize;     /* there are blocks that are never cut: max_split_size */
-    uint64_t special; /* what is asked for is not served in the short way: torch, oversize, or rounded */
+    uint64_t special; /* what is asked for is not served in the short way: torch, oversize, pooled, or rounded */
     size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
     CUcontext context;
     unsigned long long context_id;
@@ -2051,6 +2072,7 @@ typedef struct gai_want {
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int far;        /* place it at the far end of a free block */
     int small;      /* like:pytorch: it is one for small segments */
+    int cell;       /* it has a class */
     gai_lane *lane; /* NULL: for nobody in particular, so only what anybody may have */
 } gai_want;
 
@@ -2316,6 +2338,25 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
+/* Where the cells of a size are. */
+static GAI_INLINE gai_block **gai_cell_bin(gai_set *set, gai_bin bin)
+{
+    return &set->bins[GAI_ROWS + bin.row][bin.column];
+}
+
+static void gai_cell_insert(gai_set *set, gai_block *block)
+{
+    gai_bin bin = gai_bin_of(block->bytes);
+    gai_block **head = gai_cell_bin(set, bin);
+    block->row = (unsigned char)(GAI_ROWS + bin.row);
+    block->column = (unsigned char)bin.column;
+    block->prev_bin = NULL;
+    block->next_bin = *head;
+    if (*head) (*head)->prev_bin = block;
+    *head = block;
+    set->columns[block->row] |= (uint32_t)1 << bin.column;
+}
+
 static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
 {
     int row = block->row, column = block->column;
@@ -2513,7 +2554,9 @@ static size_t gai_set_largest(const gai_set *set)
     const gai_block *block;
     size_t largest = 0;
     int row, looks;
-    if (!set->rows) return 0;
+    for (row = GAI_ROWS; row < GAI_ROWS + GAI_CELL_ROWS; row++)
+        if (set->columns[row]) largest = set->bins[row][gai_log2(set->columns[row])]->bytes;
+    if (!set->rows) return largest;
     row = gai_log2(set->rows);
     block = set->bins[row][gai_log2(set->columns[row])];
     for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin)
@@ -2826,6 +2869,7 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     block->slot = NULL;
     block->away = NULL;
     block->kind = kind;
+    block->cell = 0;
     block->room = 0;
     return block;
 }
@@ -2837,7 +2881,9 @@ static void gai_block_show(gai_block *block)
     gai_store_pointer(block->slot, block);
 }
 
-static int gai_block_is_mapped(const gai_block *block) { return block->kind == GAI_USED || block->kind == GAI_FREE; }
+static int gai_block_is_free(const gai_block *block) { return block->kind == GAI_FREE || block->kind == GAI_CELL; }
+
+static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_CELL; }
 
 static int gai_block_is_parked(const gai_block *block)
 {
@@ -2879,7 +2925,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
-    GALLOC_ASSERT(block->next == right && !right->set && !right->takers);
+    GALLOC_ASSERT(block->next == right && !right->set && !right->takers && !right->cell);
     if (right->slot && gai_load_pointer(right->slot) == right) gai_store_pointer(right->slot, NULL);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
@@ -2983,7 +3029,6 @@ static void gai_segment_note_search(const galloc_pool *pool, const gai_block *bl
 }
 
 /* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
-GAI_APART
 static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_home_set(pool, block);
@@ -3003,14 +3048,22 @@ static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
-   block that it has become part of. */
-static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
+/* Files a cell, which merges with nothing. */
+static gai_block *gai_block_file_cell(galloc_pool *pool, gai_block *block)
+{
+    gai_set *set = gai_set_of(pool, block->marks);
+    block->kind = GAI_CELL;
+    block->set = set;
+    set->bytes += block->bytes;
+    gai_cell_insert(set, block);
+    gai_age_insert(set, block);
+    pool->melts++;
+    return block;
+}
+
+static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block *block, int all)
 {
     gai_block *partner;
-    block->kind = GAI_FREE;
-    gai_marks_prune(pool, &block->marks);
-    if (pool->torch) return gai_block_file_home(pool, block);
     while ((partner = gai_block_partner(pool, block, all)) != NULL) {
         gai_block *left = partner == block->prev ? partner : block;
         gai_set_remove(partner);
@@ -3020,6 +3073,22 @@ static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
     }
     gai_set_insert(gai_set_of(pool, block->marks), block);
     return block;
+}
+
+GAI_APART
+static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int all)
+{
+    if (pool->torch) return gai_block_file_home(pool, block);
+    return block->cell ? gai_block_file_cell(pool, block) : gai_block_file_merged(pool, block, all);
+}
+
+/* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
+   block that it has become part of. */
+static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
+{
+    block->kind = GAI_FREE;
+    gai_marks_prune(pool, &block->marks);
+    return pool->sorts ? gai_block_file_sorted(pool, block, all) : gai_block_file_merged(pool, block, all);
 }
 
 static void gai_hole_link(galloc_pool *pool, gai_block *hole)
@@ -4427,7 +4496,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     pool->lost++;
     if (segment->of_graph) pool->of_graphs -= segment->bytes;
     for (block = segment->first; block; block = block->next) {
-        if (block->kind != GAI_FREE) continue;
+        if (!gai_block_is_free(block)) continue;
         gai_set_remove(block);
         block->kind = GAI_BUSY;
         gai_stat_page_gone(pool, segment->whole->page, block->bytes, 0);
@@ -4533,12 +4602,17 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
-/* A call was given the lane's stream. Its front is emptied, so that the call sees all that is free. Returns whether it
-   held anything. */
-static int gai_lane_see(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+/* A call was given the lane's stream. */
+static GAI_INLINE void gai_lane_note(gai_lane *lane, const gai_site *site)
 {
     if (lane->stream != site->stream) lane->stream = site->stream;
     lane->retired = 0;
+}
+
+/* The same, and its front is emptied, so that the call sees all that is free. Returns whether it held anything. */
+static int gai_lane_see(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    gai_lane_note(lane, site);
     return gai_lane_flush(pool, lane, 1);
 }
 
@@ -6107,6 +6181,43 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     return before > after ? before - after : 0;
 }
 
+/* Is the block the first of a strip, or of what is left of one, whose cells are all free? */
+static int gai_strip_is_idle(const gai_block *block)
+{
+    if (!(block->cell & GAI_STRIP_FIRST) && block->prev && block->prev->cell) return 0;
+    do {
+        if (block->kind != GAI_CELL) return 0;
+        block = block->next;
+    } while (block && block->cell && !(block->cell & GAI_STRIP_FIRST));
+    return 1;
+}
+
+/* The cells of such a strip become free blocks as others are. Returns the last that they are part of. */
+static gai_block *gai_strip_melt(galloc_pool *pool, gai_block *block)
+{
+    gai_block *next = block;
+    do {
+        block = next;
+        gai_set_remove(block);
+        block->cell = 0;
+        block = gai_block_file(pool, block, 0);
+        next = block->next;
+    } while (next && next->kind == GAI_CELL && !(next->cell & GAI_STRIP_FIRST));
+    return block;
+}
+
+/* Lets strips whose cells are all free be of use for other sizes. With the lock held. */
+static void gai_pool_melt(galloc_pool *pool)
+{
+    gai_segment *segment;
+    gai_block *block;
+    if (!pool->melts) return;
+    pool->melts = 0;
+    for (segment = pool->segments; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next)
+            if (block->kind == GAI_CELL && gai_strip_is_idle(block)) block = gai_strip_melt(pool, block);
+}
+
 /* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
    `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. Lets `growth`
    go while the program is told. */
@@ -6126,6 +6237,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         quest.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
+        gai_pool_melt(pool);
         gai_pool_to_batch(pool, &quest, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
@@ -6254,6 +6366,7 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
     for (block = set->oldest; block; block = newer) {
         const gai_block *first = block, *last = block;
         newer = block->newer;
+        if (block->kind == GAI_CELL) continue;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
         if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
@@ -6270,6 +6383,7 @@ static void gai_pool_join(galloc_pool *pool)
 {
     const gai_set *largest = &pool->mixed;
     gai_lane *lane;
+    gai_pool_melt(pool);
     for (lane = pool->lanes; lane; lane = lane->next)
         if (largest == &pool->mixed || lane->free.bytes > largest->bytes) largest = &lane->free;
     gai_set_join(pool, &pool->mixed);
@@ -6429,6 +6543,15 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 #define GAI_TORCH_SMALL GAI_MIB  /* requests up to here, rounded, get small segments */
 #define GAI_TORCH_REMAINS GAI_MIB /* no more than this stays with a block of a large segment */
 
+#define GAI_CELL_DIVISIONS 8
+
+/* Classes between two powers of two. With more than there are bins, two of them would share one. */
+static size_t gai_cell_divisions(const galloc_config *config)
+{
+    unsigned divisions = config->roundup_power2_divisions[0];
+    return divisions < 2 ? GAI_CELL_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
+}
+
 /* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
 static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
@@ -6437,15 +6560,16 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return gai_up(bytes, GAI_UNIT);
     at = gai_log2(bytes) - 20;
     divisions = pool->config.roundup_power2_divisions[at < 0 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
+    if (pool->pooled && bytes <= GAI_CELL_MOST) divisions = gai_cell_divisions(&pool->config);
     if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
     step = gai_power_below(bytes) / divisions;
     return gai_up(bytes, step);
 }
 
 /* Up to here rounding is to 512 bytes only. */
-static size_t gai_rounded_plainly(const galloc_config *config)
+static size_t gai_rounded_plainly(const galloc_config *config, int pooled)
 {
-    size_t plain = SIZE_MAX;
+    size_t plain = pooled ? GAI_UNIT * gai_cell_divisions(config) : SIZE_MAX;
     int i;
     for (i = 0; i < GALLOC_DIVISIONS; i++)
         if (config->roundup_power2_divisions[i] > 1)
@@ -7043,10 +7167,28 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_l
     return best;
 }
 
+/* A cell that the lane may have at once; the one that was freed last. */
+static gai_block *gai_find_cell(galloc_pool *pool, gai_lane *lane, size_t bytes)
+{
+    gai_bin bin = gai_bin_of(bytes);
+    gai_block *block = lane ? *gai_cell_bin(&lane->free, bin) : NULL;
+    gai_lane *other;
+    if (!block) block = *gai_cell_bin(&pool->common, bin);
+    if (block || !lane || !lane->blocking) return block;
+    for (other = pool->lanes; other && !block; other = other->next)
+        if (other != lane && gai_lane_is_ordered(lane, other)) block = *gai_cell_bin(&other->free, bin);
+    return block;
+}
+
 static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 {
     gai_found best = {NULL, 0};
     gai_lane *lane;
+    if (want->cell) best.block = gai_find_cell(pool, want->lane, want->bytes);
+    if (best.block) {
+        best.at = best.block->addr;
+        return best;
+    }
     if (want->alignment <= GAI_UNIT) {
         best.block = gai_find_plain(pool, want->lane, want->bytes);
         if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, want);
@@ -7063,13 +7205,19 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
 
 #define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are looked at one by one */
 
+static int gai_block_is_for(const gai_block *block, const gai_want *want)
+{
+    if (block->kind == GAI_CELL) return want->cell && block->bytes == want->bytes;
+    return block->bytes >= want->bytes;
+}
+
 static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_want *want,
                                int may_wait)
 {
     gai_block *block = set->oldest;
     int looks;
     for (looks = 0; block && looks < GAI_SCAN; looks++, block = block->newer)
-        if (block->bytes >= want->bytes) gai_found_add(best, block, gai_block_place(pool, block, want, may_wait));
+        if (gai_block_is_for(block, want)) gai_found_add(best, block, gai_block_place(pool, block, want, may_wait));
 }
 
 static gai_found gai_find_all(galloc_pool *pool, const gai_want *want, int may_wait)
@@ -7088,6 +7236,45 @@ static void gai_job_took(gai_job *job, gai_block *block)
     if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
+/* A strip: so many cells, and no more bytes. Measured: docs/design.md. */
+#define GAI_STRIP_CELLS 16
+#define GAI_STRIP_BYTES GAI_MIB
+
+/* How many cells are cut at once from `at` on; host memory for them is made sure of. 0: there is none. */
+static size_t gai_strip_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+{
+    size_t i, n = gai_min(GAI_STRIP_CELLS, gai_min(GAI_STRIP_BYTES, block->addr + block->bytes - at) / bytes);
+    size_t marks = gai_marks_count(block->marks);
+    if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
+    for (i = 1; i < n; i++)
+        if (!gai_map_need(&gai_block_map, at + i * bytes)) n = 1;
+    if (n > 1 && gai_block_need(pool, block, at, n * bytes) && gai_slab_need(&pool->blocks, n + 2) &&
+        gai_slab_need(&pool->marks, (n + 2) * marks + 3))
+        return n;
+    return (size_t)gai_block_need(pool, block, at, bytes);
+}
+
+/* Gives a cell to the program: a free one, or the first of a strip that is cut out of a free block. NULL: no host
+   memory, nothing changed. */
+static gai_block *gai_cell_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
+{
+    size_t i, n;
+    uint64_t melts = pool->melts;
+    if (block->kind == GAI_CELL) return gai_block_take(pool, block, at, want);
+    n = gai_strip_need(pool, block, at, want->bytes);
+    if (!n) return NULL;
+    block = gai_block_cut_out(pool, block, at, n * want->bytes, GAI_USED);
+    for (i = n - 1; i > 0; i--) {
+        gai_block *cell = gai_block_split(pool, block, at + i * want->bytes, GAI_FREE);
+        cell->cell = GAI_STRIP_CELL;
+        (void)gai_block_file(pool, cell, 0);
+    }
+    pool->melts = melts;
+    block->cell = GAI_STRIP_CELL | GAI_STRIP_FIRST;
+    gai_block_assign(pool, block, want->lane, want->requested, want->tag);
+    return block;
+}
+
 /* Where there are blocks that are never cut: the request gets all of one, if it may have it. What was made for it just
    now it may; if the alignment wants that, cut. */
 static void gai_job_take_uncut(gai_job *job, gai_found found)
@@ -7103,7 +7290,9 @@ static void gai_job_take_uncut(gai_job *job, gai_found found)
         if (at) found.at = at;
         else want.bytes = job->want.bytes;
     }
-    gai_job_took(job, want.just_ready ? found.block : gai_block_take(pool, found.block, found.at, &want));
+    if (want.just_ready) job->got = found.block;
+    else if (want.cell) gai_job_took(job, gai_cell_take(pool, found.block, found.at, &want));
+    else gai_job_took(job, gai_block_take(pool, found.block, found.at, &want));
 }
 
 static void gai_job_take(gai_job *job, gai_found found)
@@ -7111,6 +7300,7 @@ static void gai_job_take(gai_job *job, gai_found found)
     if (!found.block) return;
     if (job->pool->oversize) gai_job_take_uncut(job, found);
     else if (job->want.just_ready) job->got = found.block;
+    else if (job->want.cell) gai_job_took(job, gai_cell_take(job->pool, found.block, found.at, &job->want));
     else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->want));
 }
 
@@ -7142,7 +7332,7 @@ enum gai_hurdle {
     GAI_HURDLE_NONE,   /* nothing */
     GAI_HURDLE_HOLE,   /* holes, beside free memory that may be had */
     GAI_HURDLE_MARKED, /* memory that another stream has not done with */
-    GAI_HURDLE_BUSY,   /* old mappings of pages, what the driver would not unmap, or what a front holds */
+    GAI_HURDLE_BUSY,   /* old mappings of pages, what the driver would not unmap, what a front holds, or cells */
     GAI_HURDLE_SHUT    /* a used block, the room of one, the end of the segment */
 };
 
@@ -7193,6 +7383,7 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
         if (!stretch->hole || stretch->hole->kind == GAI_ROOM) stretch->hole = piece;
         job->want.bytes += end - piece->addr;
         return way < GAI_HURDLE_HOLE ? GAI_HURDLE_HOLE : way;
+    case GAI_CELL:
     case GAI_BUSY:
     case GAI_AWAY:
         stretch->alien |= !own;
@@ -7259,6 +7450,7 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         gai_block_absorb(pool, block, piece);
         gai_stat_used(pool, bytes, 0);
     }
+    if (block->bytes != before) block->cell = 0;
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
     gai_block_set_requested(pool, block, job->grow_to);
@@ -8398,7 +8590,11 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* What other streams have done with, if the pool may know. */
+/* To look at all strips takes time for each block that there is: at a miss it is not done before a part as many cells
+   have become free. */
+#define GAI_MELT_PART 16
+
+/* What other streams have done with, if the pool may know; and strips of cells that are all free. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -8407,6 +8603,9 @@ static int gai_step_poll(gai_job *job)
         gai_pool_poll(job->pool);
     gai_pool_limit_old(job->pool);
     if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
+    gai_lock_on(&job->pool->lock);
+    if (job->pool->melts > job->pool->stats.blocks.current / GAI_MELT_PART) gai_pool_melt(job->pool);
+    gai_lock_off(&job->pool->lock);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
 }
@@ -9598,6 +9797,7 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
     want->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
     want->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
     want->small = want->bytes <= GAI_TORCH_SMALL && want->alignment <= GAI_FIXED_SMALL;
+    want->cell = pool->pooled && !room && !want->far && want->alignment <= GAI_UNIT && want->bytes <= GAI_CELL_MOST;
     return cudaSuccess;
 }
 
@@ -9657,6 +9857,25 @@ static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const ga
     gai_lane_release(pool, lane, site);
 }
 
+/* The same where strategy:pooled, with the lock held. What the front holds is of other sizes, and stays there; only for
+   what has no class the front is emptied. */
+GAI_APART
+static gai_block *gai_pool_take_cell(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+{
+    gai_lane *lane = site->lane;
+    size_t wanted = gai_rounded(pool, bytes);
+    gai_block *block = NULL;
+    int changed = 0;
+    if (pool->broken || pool->oversize || lane->life != site->life) return NULL;
+    if (wanted > GAI_CELL_MOST) changed = gai_lane_see(pool, lane, site);
+    else gai_lane_note(lane, site);
+    block = wanted > GAI_CELL_MOST ? gai_find_plain(pool, lane, wanted) : gai_find_cell(pool, lane, wanted);
+    if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
+    if (block) gai_block_count(pool, block, 1);
+    gai_lane_pass(pool, lane, site, changed);
+    return block;
+}
+
 /* The short way of a plain request, for a call that knows its lane: what is at hand there, with the lock taken once and
    nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the lane's front
    is empty. `bare`: it was found so. */
@@ -9673,6 +9892,8 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
         gai_lane_pass(pool, lane, site, changed);
+    } else if (pool->pooled) {
+        block = gai_pool_take_cell(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
     return block;
@@ -10204,7 +10425,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane,
     uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
     size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->takers) + 4;
     if (begin == end || block->segment->lost) return 1;
-    if (!block->room) cut = block->addr + gai_up(bytes, GAI_UNIT);
+    if (!block->room && !block->cell) cut = block->addr + gai_up(bytes, GAI_UNIT);
     if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
@@ -10363,7 +10584,7 @@ static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_
 static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_lane *to)
 {
     gai_mark **at = &block->takers, *marks = block->marks;
-    int is_free = block->kind == GAI_FREE, some = 0;
+    int is_free = gai_block_is_free(block), some = 0;
     while (*at) {
         gai_mark *taker = *at;
         if (!gai_lane_is_graphs(taker->lane, graph)) {
@@ -11209,10 +11430,12 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
     const gai_block *block;
+    enum gai_kind kind = row < GAI_ROWS ? GAI_FREE : GAI_CELL;
     int broken = 0;
     for (block = set->bins[row][column]; block; block = block->next_bin) {
         gai_bin bin = gai_bin_of(block->bytes);
-        broken += bin.row != row || bin.column != column || block->set != set || block->kind != GAI_FREE;
+        broken += bin.row != row % GAI_ROWS || bin.column != column || block->set != set || block->kind != kind;
+        broken += kind == GAI_CELL && block->next_bin && block->next_bin->bytes != block->bytes;
         (*in_bins)++;
     }
     return broken;
@@ -11221,12 +11444,12 @@ static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bin
 static int gai_check_bins(const gai_set *set, size_t *in_bins)
 {
     int broken = 0, row, column;
-    for (row = 0; row < GAI_ROWS; row++) {
+    for (row = 0; row < GAI_ROWS + GAI_CELL_ROWS; row++) {
         uint32_t columns = 0;
         for (column = 0; column < GAI_COLUMNS; column++)
             columns |= (uint32_t)(set->bins[row][column] != NULL) << column;
         broken += columns != set->columns[row];
-        broken += ((set->rows >> row & 1) != 0) != (columns != 0);
+        broken += ((set->rows >> row & 1) != 0) != (columns != 0 && row < GAI_ROWS);
         for (; columns; columns &= columns - 1) broken += gai_check_bin(set, row, gai_lowest(columns), in_bins);
     }
     return broken;
@@ -11423,6 +11646,14 @@ static int gai_check_at_home(galloc_pool *pool, const gai_block *block)
     return home->lane && block->set != gai_home_set(pool, block);
 }
 
+/* A free cell is whole and in its set; of a used block only the program knows whether it is one. */
+static int gai_check_cell(galloc_pool *pool, const gai_block *block)
+{
+    int broken = block->cell && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
+    if (block->kind == GAI_CELL) broken += !block->cell + (block->set != gai_set_of(pool, block->marks));
+    return broken + (block->kind == GAI_FREE && block->cell);
+}
+
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next, *inside = NULL;
@@ -11430,7 +11661,8 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
-    broken += (block->kind == GAI_FREE) != (block->set != NULL);
+    broken += gai_block_is_free(block) != (block->set != NULL);
+    broken += gai_check_cell(pool, block);
     broken += block->kind == GAI_USED && block->requested > block->bytes;
     broken += held && (block->kind != GAI_USED || !block->lane);
     broken += gai_block_is_mapped(block) && block->slot != gai_map_slot(&gai_block_map, block->addr);
@@ -11471,10 +11703,10 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
         if (!segment->lost) broken += gai_check_block(pool, block);
         if (!segment->lost) gai_check_mapped(block, census);
         bytes += block->bytes;
-        broken += segment->lost && block->kind == GAI_FREE;
+        broken += segment->lost && gai_block_is_free(block);
         census->holes += block->kind == GAI_HOLE;
-        census->free += block->kind == GAI_FREE ? block->bytes : 0;
-        if (block->kind == GAI_FREE) census->largest = gai_max(census->largest, block->bytes);
+        census->free += gai_block_is_free(block) ? block->bytes : 0;
+        if (gai_block_is_free(block)) census->largest = gai_max(census->largest, block->bytes);
         if (block->kind != GAI_USED) continue;
         census->promised += GAI_FREE_MARKS;
         if (segment->lost) gai_census_page(census, segment->whole->page, block->bytes, 0);
@@ -11658,7 +11890,9 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     int fixed = !config->expandable_segments && config->backend == GALLOC_BACKEND_NATIVE;
     pool->torch = fixed && config->like == GALLOC_LIKE_PYTORCH;
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
-    pool->plain = gai_rounded_plainly(config);
+    pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
+    pool->sorts = pool->torch || pool->pooled;
+    pool->plain = gai_rounded_plainly(config, pool->pooled);
     pool->special = (uint64_t)(pool->torch || pool->oversize || pool->plain != SIZE_MAX);
     pool->unfronted = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;

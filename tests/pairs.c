@@ -120,6 +120,13 @@ static void prepare_churn(cudaStream_t stream)
     for (int i = 0; i < LIVE; i++) live[i] = get(size[roll() % SIZES], stream);
 }
 
+/* A few sizes of 200 bytes to 400 KB. */
+static void prepare_few(cudaStream_t stream)
+{
+    for (int i = 0; i < SIZES; i++) size[i] = ((size_t)200 << i % 12) + 3 * (size_t)(i % 12);
+    for (int i = 0; i < LIVE; i++) live[i] = get(size[roll() % SIZES], stream);
+}
+
 static void prepare_parked(cudaStream_t stream)
 {
     for (int i = 0; i < LIVE; i++) live[i] = get((size_t)20 << 20, stream);
@@ -143,6 +150,7 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "large")) count_large(n, stream);
     if (!strcmp(argv[1], "miss")) prepare_miss(stream), count_miss(n, stream);
     if (!strcmp(argv[1], "churn")) prepare_churn(stream), count_churn(n, stream);
+    if (!strcmp(argv[1], "few")) prepare_few(stream), count_churn(n, stream);
     if (!strcmp(argv[1], "parked")) prepare_parked(stream), count_parked(n, stream);
     return 0;
 }

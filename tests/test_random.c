@@ -192,6 +192,7 @@ static void play_round(uint64_t seed)
         config.expandable_segments = i != 1;
         config.reuse = i == 0 ? (int)(seed % 8) : 7;
         config.overhead = i == 2 ? 0 : 0.1 * (double)(seed % 3);
+        if (i == 0 && seed % 3 == 0) config.strategy = GALLOC_STRATEGY_POOLED;
         p->pool[i] = pool_new(&config);
     }
     for (int i = 0; i < 500; i++) {

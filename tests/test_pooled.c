@@ -1,0 +1,293 @@
+/* test_pooled.c - strategy:pooled: classes, strips of cells that are never cut, when they are given back, and that the
+   order of streams holds as without it. */
+
+#include "setup.h"
+
+static galloc_config pooled(size_t limit)
+{
+    galloc_config config = config_limit(limit);
+    config.strategy = GALLOC_STRATEGY_POOLED;
+    return config;
+}
+
+static galloc_pool *pooled_new(size_t limit)
+{
+    galloc_config config = pooled(limit);
+    return pool_new(&config);
+}
+
+static size_t usable(galloc_pool *pool, size_t bytes, cudaStream_t s)
+{
+    void *ptr = get(pool, bytes, s);
+    galloc_pointer info = info_of(ptr);
+    EXPECT_EQ(info.requested, bytes);
+    EXPECT_EQ(stats_of(pool).live.current, bytes);
+    OK(galloc_free(ptr, s));
+    return info.usable;
+}
+
+TEST(sizes_are_rounded_to_classes_and_live_bytes_are_exact)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    EXPECT_EQ(usable(pool, 1, s), 512);
+    EXPECT_EQ(usable(pool, 1025, s), 1536);
+    EXPECT_EQ(usable(pool, KIB(4), s), KIB(4));
+    EXPECT_EQ(usable(pool, KIB(4) + 1, s), KIB(4) + 512);
+    EXPECT_EQ(usable(pool, KIB(8) + 1, s), KIB(9));
+    EXPECT_EQ(usable(pool, KIB(512) + 1, s), KIB(576));
+    EXPECT_EQ(usable(pool, MIB(1), s), MIB(1));
+    EXPECT_EQ(usable(pool, MIB(1) + 1, s), MIB(1) + 512);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    galloc_config config = pooled(GIB(1));
+    config.roundup_power2_divisions[0] = 2;
+    pool = pool_new(&config);
+    EXPECT_EQ(usable(pool, KIB(8) + 1, s), KIB(12));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* What is freed waits for its class: no other size takes of it, and the next of its size gets it at once. */
+TEST(a_cell_is_kept_for_its_class)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    void *large = get(pool, KIB(64), s), *keep = get(pool, KIB(64), s);
+    char *small[64];
+    OK(galloc_free(large, s));
+    for (int i = 0; i < 64; i++) {
+        small[i] = (char *)get(pool, KIB(1), s);
+        EXPECT(small[i] + KIB(1) <= (char *)large || small[i] >= (char *)large + KIB(64));
+    }
+    EXPECT_EQ(get(pool, KIB(64) - 100, s), large);
+    expect_healthy(pool, 1);
+    for (int i = 0; i < 64; i++) OK(galloc_free(small[i], s));
+    OK(galloc_free(large, s));
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Cells of one class lie side by side, and those that are free are all served again without any new memory. */
+TEST(a_class_does_not_fragment)
+{
+    enum { N = 4096 };
+    static void *block[N];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    for (int i = 0; i < N; i++) block[i] = get(pool, i % 2 ? KIB(3) : KIB(40), s);
+    size_t held = stats_of(pool).reserved.current;
+    for (int round = 0; round < 4; round++) {
+        for (int i = round % 2; i < N; i += 3) OK(galloc_free(block[i], s));
+        long calls = memory_calls();
+        for (int i = round % 2; i < N; i += 3) block[i] = get(pool, i % 2 ? KIB(3) : KIB(40), s);
+        EXPECT_EQ(memory_calls(), calls);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT_EQ(stats_of(pool).reserved.current, held);
+    for (int i = 0; i < N; i++) OK(galloc_free(block[i], s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Fills a pool with small blocks up to its limit. */
+static int fill(galloc_pool *pool, void **block, int most, size_t bytes, cudaStream_t s)
+{
+    int n = 0;
+    while (n < most && galloc_pool_malloc(pool, &block[n], bytes, s) == cudaSuccess) n++;
+    return n;
+}
+
+TEST(strips_that_are_free_serve_a_large_request_under_a_limit)
+{
+    enum { N = 8192 };
+    static void *block[N];
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = pooled(MIB(32));
+        config.expandable_segments = !fixed;
+        galloc_pool *pool = pool_new(&config);
+        int n = fill(pool, block, N, KIB(24), s);
+        EXPECT(n > 1000 && n < N);
+        for (int i = 0; i < n; i++) OK(galloc_free(block[i], s));
+        void *large = get(pool, MIB(30), s);
+        expect_healthy(pool, 1);
+        OK(galloc_free(large, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Of a size that has gone, another size has the memory. */
+TEST(strips_of_one_class_serve_another)
+{
+    enum { N = 8192 };
+    static void *block[N];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(MIB(32));
+    int n = fill(pool, block, N, KIB(24), s), m;
+    for (int i = 0; i < n; i++) OK(galloc_free(block[i], s));
+    m = fill(pool, block, N, KIB(48), s);
+    EXPECT(m >= n / 2 - 16);
+    for (int i = 0; i < m; i++) OK(galloc_free(block[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(trim_gives_free_strips_back)
+{
+    enum { N = 1024 };
+    static void *block[N];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    for (int i = 0; i < N; i++) block[i] = get(pool, KIB(32), s);
+    void *last = get(pool, 512, s);
+    for (int i = 0; i < N; i++) OK(galloc_free(block[i], s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT(stats_of(pool).reserved.current <= MIB(4));
+    expect_healthy(pool, 1);
+    OK(galloc_free(last, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Another stream has a cell only when the stream that freed it has done. */
+TEST(other_streams_have_cells_as_the_marks_allow)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    void *one[40], *p;
+    for (int i = 0; i < 40; i++) put(s, one[i] = get(pool, KIB(100), s), KIB(100), 1);
+    for (int i = 0; i < 40; i++) OK(galloc_free(one[i], s));
+    for (int i = 0; i < 40; i++) put(t, p = get(pool, KIB(100), t), KIB(100), 2), OK(galloc_free(p, t));
+    p = get(pool, KIB(100), s);
+    put(s, p, KIB(100), 3);
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Resizing within a class changes nothing else; out of it, the block is a cell no more, or stays as it is. */
+TEST(resize_growable_and_aligned)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    void *p = get(pool, KIB(60), s), *q = get(pool, KIB(60), s);
+    galloc_request request = {0};
+    OK(galloc_resize(p, KIB(10), s));
+    EXPECT_EQ(info_of(p).usable, KIB(60));
+    EXPECT_EQ(info_of(p).requested, KIB(10));
+    OK(galloc_resize(p, KIB(60), s));
+    EXPECT_EQ(galloc_resize(p, KIB(100), s), cudaErrorNotSupported);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    request.bytes = KIB(3);
+    request.alignment = KIB(64);
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc(&q, &request));
+    EXPECT_EQ((uintptr_t)q % KIB(64), 0);
+    OK(galloc_free(q, s));
+    request.alignment = 0;
+    request.max_bytes = MIB(20);
+    OK(galloc_alloc(&q, &request));
+    OK(galloc_resize(q, MIB(20), s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A graph's cells are nobody else's while it can be launched. */
+TEST(cells_of_a_graph_are_its_own)
+{
+    begin();
+    cudaStream_t s = stream_new(), other = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    void *own[8], *p, *kept[64];
+    int n = 0, again = 0;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < 8; i++) put(s, own[i] = get(pool, KIB(20), s), KIB(20), 7);
+    for (int i = 0; i < 8; i++) OK(galloc_free(own[i], s));
+    p = get(pool, KIB(20), s);
+    for (int i = 0; i < 8; i++) again |= p == own[i];
+    EXPECT(again);
+    OK(galloc_free(p, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 64; i++) {
+        OK(cudaGraphLaunch(exec, s));
+        put(other, p = get(pool, KIB(20), other), KIB(20), 8);
+        for (int k = 0; k < 8; k++) EXPECT(p != own[k]);
+        if (i % 3) OK(galloc_free(p, other));
+        else kept[n++] = p;
+    }
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    while (n > 0) OK(galloc_free(kept[--n], other));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(other);
+    finish();
+}
+
+/* A few sizes on three streams at random: the ledger finds any race. */
+TEST(streams_at_random)
+{
+    enum { N = 400, STREAMS = 3 };
+    static struct { void *ptr; size_t bytes; int home; uint64_t tag; } block[N];
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        sim_options options = sim_defaults();
+        dice d = {seed};
+        cudaStream_t s[STREAMS];
+        options.seed = seed;
+        options.pace = seed % 2 ? 0 : -1;
+        begin_with(options);
+        for (int i = 0; i < STREAMS; i++) s[i] = stream_new();
+        galloc_pool *pool = pooled_new(MIB(24));
+        for (uint64_t step = 1; step < 6000; step++) {
+            uint32_t i = roll_below(&d, N), t = roll_below(&d, STREAMS);
+            if (block[i].ptr) {
+                look(s[block[i].home], block[i].ptr, block[i].bytes, block[i].tag);
+                OK(galloc_free(block[i].ptr, s[block[i].home]));
+                block[i].ptr = NULL;
+            } else if (!galloc_pool_malloc(pool, &block[i].ptr, block[i].bytes = KIB(1) << roll_below(&d, 9), s[t])) {
+                block[i].home = (int)t;
+                put(s[t], block[i].ptr, block[i].bytes, block[i].tag = step);
+            }
+            if (step % 1000 == 0) EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        for (int i = 0; i < N; i++)
+            if (block[i].ptr) OK(galloc_free(block[i].ptr, s[block[i].home]));
+        memset(block, 0, sizeof block);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST_MAIN()
