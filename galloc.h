@@ -1755,7 +1755,8 @@ struct gai_set {
     int counted; /* what comes and goes is counted in torch_stats */
 };
 
-/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0
+/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0, or
+   `awaited` is not
    Lanes that share one are ordered with each other. When the last of them is forgotten, whoever lacks memory takes over
    the segments that are free as a whole, unless they were a graph's. */
 struct gai_home {
@@ -1763,6 +1764,7 @@ struct gai_home {
     gai_lane *lane; /* one of them; NULL: it is gone */
     int small, captured;
     size_t lanes, segments;
+    size_t awaited; /* segments on their way to it, while `growth` may be let go */
     gai_set free;
 };
 
@@ -4661,7 +4663,7 @@ static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_l
 static void gai_home_end(galloc_pool *pool, gai_home *home)
 {
     gai_home **at = &pool->homes;
-    if (home->lanes || home->segments) return;
+    if (home->lanes || home->segments || home->awaited) return;
     while (*at != home) at = &(*at)->next;
     *at = home->next;
     GALLOC_FREE(home);
@@ -6628,12 +6630,14 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
     gai_batch batch;
     gai_ages ages;
     size_t taken = 0, more;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     ages = gai_pool_ages(pool);
     while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
     gai_batch_undo(pool, &batch);
 }
 
@@ -6656,6 +6660,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     gai_batch batch;
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     block = gai_home_whole(home, wanted, 0);
@@ -6668,6 +6673,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     }
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
     gai_batch_undo(pool, &batch);
 }
 
@@ -8759,14 +8765,16 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     size_t given = 0;
     while ((other = gai_budget_visit(pool->budget, other)) != NULL) {
         gai_scope scope;
-        if (other == pool || given >= wanted || (!last && other->callbacks.on_unmap)) continue;
+        if (other == pool || given >= wanted) continue;
         if (last) {
             gai_lock_off(&pool->growth);
             gai_lock_on(&other->growth);
         } else if (!gai_lock_try(&other->growth)) {
             continue;
         }
-        if (gai_pool_enter_locked(other, &scope)) {
+        if (!last && other->callbacks.on_unmap) {
+            gai_lock_off(&other->growth);
+        } else if (gai_pool_enter_locked(other, &scope)) {
             gai_message_is_new = 0; /* that is no reason of this pool's */
         } else {
             gai_pool_poll(other);
@@ -8900,13 +8908,16 @@ static int gai_step_torch_grow(gai_job *job)
     size_t bytes = gai_fixed_bytes(pool, space);
     CUresult result;
     job->said = CUDA_SUCCESS;
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
     home = gai_home_for(pool, job->want.lane, job->want.small);
+    if (home) home->awaited++;
     gai_lock_off(&pool->lock);
     if (!home) gai_budget_give(pool, bytes);
     result = home ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
+    if (home) home->awaited--;
     if (!result) {
         gai_segment_enter_home(pool, block->segment, home);
         job->grown = 1;
@@ -11546,7 +11557,7 @@ static int gai_check_torch(galloc_pool *pool, const gai_home *home)
     broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
     broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
     return broken + gai_check_set(&home->free) + (segments != home->segments) + (lanes != home->lanes) +
-           (!segments && !lanes);
+           (!segments && !lanes && !home->awaited);
 }
 
 static int gai_check_pool(galloc_pool *pool)

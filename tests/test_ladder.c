@@ -678,6 +678,105 @@ TEST(a_pool_that_is_used_does_not_part_with_anything)
 }
 
 /* What the driver refuses in the middle is never told of, or told of to the end. */
+/* ---- like:pytorch ---- */
+
+static int nested;
+
+static void allocate_in_a_callback(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p = NULL;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (nested++ > 3) return;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), NULL), cudaErrorMemoryAllocation);
+    if (p) OK(galloc_free(p, NULL));
+}
+
+static void *reserve_too_much(void *pool)
+{
+    sim_fail("cuMemAlloc", 1, 1, 0);
+    EXPECT_EQ(galloc_pool_reserve((galloc_pool *)pool, MIB(20)), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    return NULL;
+}
+
+static void reserve_in_another_thread(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    pthread_t thread;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    EXPECT_EQ(pthread_create(&thread, NULL, reserve_too_much, pool), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* PyTorch's own steps give segments back too: above the threshold, and those that only large requests can use. */
+TEST(segments_that_pytorchs_steps_give_back_are_told_of)
+{
+    for (int oversize = 0; oversize < 2; oversize++) {
+        galloc_config config = galloc_config_default();
+        galloc_callbacks calls;
+        map m;
+        memset(&m, 0, sizeof m);
+        begin();
+        config.like = GALLOC_LIKE_PYTORCH;
+        config.expandable_segments = 0;
+        config.memory_limit = MIB(100);
+        if (oversize) config.max_split_size = MIB(24);
+        else config.gc_threshold = 0.5;
+        m.pool = pool_new(&config);
+        m.s = stream_new();
+        calls = map_calls(&m);
+        OK(galloc_pool_set_callbacks(m.pool, &calls));
+        OK(galloc_free(get(m.pool, MIB(60), m.s), m.s));
+        void *p = get(m.pool, MIB(90), m.s);
+        EXPECT_EQ(m.unmaps, 1);
+        EXPECT_EQ(m.bytes, MIB(90));
+        OK(galloc_free(p, m.s));
+        pool_end(m.pool);
+        EXPECT_EQ(m.maps, m.unmaps);
+        stream_end(m.s);
+        finish();
+    }
+}
+
+/* A callback's own request is served from what there is: a new segment would be told of by another callback. */
+TEST(pytorchs_segments_are_not_made_in_a_callback)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, allocate_in_a_callback, NULL, NULL};
+    begin();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    nested = 0;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(30), NULL), NULL));
+    EXPECT_EQ(nested, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* Memory is made for nobody in particular, and while the program is told of it the same fails once more. */
+TEST(what_is_on_its_way_to_nobody_keeps_its_place)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, reserve_in_another_thread, NULL, NULL};
+    begin();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_pool_reserve(pool, MIB(40)));
+    expect_healthy(pool, 1);
+    OK(galloc_free(get(pool, MIB(40), NULL), NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+    pool_end(pool);
+    finish();
+}
+
 TEST(mappings_that_fail_are_not_told_of)
 {
     static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
