@@ -749,8 +749,9 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
-     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, and for
-              default pools, and whatever error the driver gave when it would not take something back: the pool goes on
+     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, for
+              default pools, and in on_map or on_unmap for one that has either and holds memory; and whatever error the
+              driver gave when it would not take something back: the pool goes on
      Threads  no other thread may be using this pool
      Device   waits for it */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
@@ -11964,6 +11965,9 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
+    if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
+        return gai_fail(cudaErrorNotPermitted, "in on_map or on_unmap a pool that has them does not end: it holds %zu "
+                        "bytes that are not unmapped there", pool->stats.reserved.current);
     if (pool->stats.reserved.current > pool->kept)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
                         pool->config.device, pool->stats.reserved.current);
@@ -12011,6 +12015,18 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
                     pool->config.device);
 }
 
+/* Another pool that is short may have this one tell of what goes: what is out of sight then has to have gone before the
+   pool ends. A thread in a callback does not wait for itself. With `growth` held. */
+static void gai_pool_await_told(galloc_pool *pool)
+{
+    unsigned round;
+    for (round = 0; pool->telling && !gai_in_mapping; round++) {
+        gai_lock_off(&pool->growth);
+        gai_latch_rest(round);
+        gai_lock_on(&pool->growth);
+    }
+}
+
 /* Gives back what a pool has that is about to end, while no lock keeps the program from being told. */
 static void gai_pool_part(galloc_pool *pool)
 {
@@ -12020,6 +12036,7 @@ static void gai_pool_part(galloc_pool *pool)
     if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
     if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    if (ends) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->growth);
 }

@@ -777,6 +777,82 @@ TEST(what_is_on_its_way_to_nobody_keeps_its_place)
     finish();
 }
 
+/* ---- a pool that ends ---- */
+
+static galloc_pool *ending;
+static pthread_t ender;
+static int enders;
+
+static void *end_it(void *pool)
+{
+    EXPECT_EQ(galloc_pool_destroy((galloc_pool *)pool), cudaSuccess);
+    return NULL;
+}
+
+static void end_meanwhile(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (enders++) return;
+    EXPECT_EQ(pthread_create(&ender, NULL, end_it, pool), 0);
+    usleep(50000);
+}
+
+/* Another pool borrows from one, and while the program is told it ends that. */
+TEST(a_pool_ends_while_another_has_it_tell_of_what_goes)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, NULL, end_meanwhile, NULL};
+    begin();
+    cudaStream_t s = stream_new();
+    config.device_limit = MIB(64);
+    galloc_pool *lender = pool_new(&config), *pool = pool_new(&config);
+    enders = 0;
+    OK(galloc_free(get(lender, MIB(40), s), s));
+    OK(galloc_pool_set_callbacks(lender, &calls));
+    void *p = get(pool, MIB(60), s);
+    EXPECT(enders > 0);
+    EXPECT_EQ(pthread_join(ender, NULL), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+static void end_in_a_callback(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    EXPECT_EQ(galloc_pool_destroy(ending), cudaErrorNotPermitted);
+    EXPECT(strstr(galloc_last_message(), "on_map or on_unmap") != NULL);
+}
+
+/* In a callback nothing is unmapped that the program would have to be told of: the pool stays, and is told why. */
+TEST(a_pool_with_callbacks_does_not_end_in_one)
+{
+    galloc_callbacks calls = {NULL, NULL, end_in_a_callback, NULL, NULL}, told;
+    map m;
+    begin();
+    memset(&m, 0, sizeof m);
+    ending = m.pool = pool_new(NULL);
+    m.s = stream_new();
+    told = map_calls(&m);
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_set_callbacks(ending, &told));
+    OK(galloc_free(get(ending, MIB(40), m.s), m.s));
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(4), m.s), m.s));
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    pool_end(ending);
+    EXPECT_EQ(m.maps, m.unmaps);
+    stream_end(m.s);
+    finish();
+}
+
 TEST(mappings_that_fail_are_not_told_of)
 {
     static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
