@@ -99,7 +99,7 @@
      device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
      driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
      let several pools grow. A pool that device_limit or a full device stops gets what other pools of the device do not
-     use; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
+     use, unless it keeps PyTorch's order; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
      than that is left by a limit, it is used in smaller ones.
      galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
      where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
@@ -11166,14 +11166,15 @@ static void gai_report_advise_device(gai_paper *paper, const galloc_report *repo
 {
     size_t beyond = report->device_free - gai_min(report->device_free, report->room);
     int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
+    int full = report->device_known && report->device_free < report->rounded && !limited;
+    int shared = report->held < report->limit && report->room < report->limit - report->held; /* with other pools */
     if (limited)
         gai_print(paper, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
                   report->device_free);
-    if (limited || !report->device_known || report->device_free >= report->rounded) return;
-    if (report->others_cached)
+    if (report->others_cached && (full || shared))
         gai_print(paper, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
                   report->others_cached);
-    if (report->outside >= report->device_total / 16)
+    if (full && report->outside >= report->device_total / 16)
         gai_print(paper, "- %zu bytes are held outside galloc: by other processes, CUDA, or cudaMalloc\n",
                   report->outside);
 }

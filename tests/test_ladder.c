@@ -1015,6 +1015,29 @@ TEST(the_report_knows_the_device_and_other_pools)
     finish();
 }
 
+/* PyTorch's order knows of no other pools, but a limit is shared with them. */
+TEST(advice_names_pools_that_share_a_limit)
+{
+    char text[GALLOC_REPORT_TEXT];
+    galloc_config config = galloc_config_default();
+    galloc_report report;
+    void *p = NULL;
+    begin();
+    config.device_limit = MIB(64);
+    galloc_pool *other = pool_new(&config);
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(other, MIB(40), NULL), NULL));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), NULL), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(strstr(text, "- other pools of galloc hold 41943040 bytes that they do not use") != NULL);
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
 TEST(the_largest_possible_block_is_possible)
 {
     for (int fixed = 0; fixed < 2; fixed++) {
