@@ -9691,7 +9691,6 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
 }
 
 static uint64_t gai_given_pools; /* pools of other backends */
-static galloc_pool *gai_pools;   /* all of them; guarded by the global lock */
 
 /* Other backends' blocks are in no map of pages. An address inside one is looked for in all of these pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
