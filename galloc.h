@@ -103,7 +103,7 @@
      device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
      driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
      let several pools grow. A pool that device_limit or a full device stops gets what other pools of the device do not
-     use; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
+     use, unless it keeps PyTorch's order; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
      than that is left by a limit, it is used in smaller ones.
      galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
      where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
@@ -753,8 +753,9 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
 /* Ends a pool and gives its memory back.
-     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, and for
-              default pools, and whatever error the driver gave when it would not take something back: the pool goes on
+     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, for
+              default pools, and in on_map or on_unmap for one that has either and holds memory; and whatever error the
+              driver gave when it would not take something back: the pool goes on
      Threads  no other thread may be using this pool
      Device   waits for it */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
@@ -1774,7 +1775,8 @@ struct gai_set {
     int counted; /* what comes and goes is counted in torch_stats */
 };
 
-/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0
+/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0, or
+   `awaited` is not
    Lanes that share one are ordered with each other. When the last of them is forgotten, whoever lacks memory takes over
    the segments that are free as a whole, unless they were a graph's. */
 struct gai_home {
@@ -1782,6 +1784,7 @@ struct gai_home {
     gai_lane *lane; /* one of them; NULL: it is gone */
     int small, captured;
     size_t lanes, segments;
+    size_t awaited; /* segments on their way to it, while `growth` may be let go */
     gai_set free;
 };
 
@@ -4749,7 +4752,7 @@ static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_l
 static void gai_home_end(galloc_pool *pool, gai_home *home)
 {
     gai_home **at = &pool->homes;
-    if (home->lanes || home->segments) return;
+    if (home->lanes || home->segments || home->awaited) return;
     while (*at != home) at = &(*at)->next;
     *at = home->next;
     GALLOC_FREE(home);
@@ -6766,12 +6769,14 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
     gai_batch batch;
     gai_ages ages;
     size_t taken = 0, more;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     ages = gai_pool_ages(pool);
     while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
     gai_batch_undo(pool, &batch);
 }
 
@@ -6794,6 +6799,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     gai_batch batch;
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     block = gai_home_whole(home, wanted, 0);
@@ -6806,6 +6812,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     }
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
     gai_batch_undo(pool, &batch);
 }
 
@@ -8972,14 +8979,16 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     size_t given = 0;
     while ((other = gai_budget_visit(pool->budget, other)) != NULL) {
         gai_scope scope;
-        if (other == pool || given >= wanted || (!last && other->callbacks.on_unmap)) continue;
+        if (other == pool || given >= wanted) continue;
         if (last) {
             gai_lock_off(&pool->growth);
             gai_lock_on(&other->growth);
         } else if (!gai_lock_try(&other->growth)) {
             continue;
         }
-        if (gai_pool_enter_locked(other, &scope)) {
+        if (!last && other->callbacks.on_unmap) {
+            gai_lock_off(&other->growth);
+        } else if (gai_pool_enter_locked(other, &scope)) {
             gai_message_is_new = 0; /* that is no reason of this pool's */
         } else {
             gai_pool_poll(other);
@@ -9113,13 +9122,16 @@ static int gai_step_torch_grow(gai_job *job)
     size_t bytes = gai_fixed_bytes(pool, space);
     CUresult result;
     job->said = CUDA_SUCCESS;
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
     home = gai_home_for(pool, job->want.lane, job->want.small);
+    if (home) home->awaited++;
     gai_lock_off(&pool->lock);
     if (!home) gai_budget_give(pool, bytes);
     result = home ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
+    if (home) home->awaited--;
     if (!result) {
         gai_segment_enter_home(pool, block->segment, home);
         job->grown = 1;
@@ -11389,14 +11401,15 @@ static void gai_report_advise_device(gai_paper *paper, const galloc_report *repo
 {
     size_t beyond = report->device_free - gai_min(report->device_free, report->room);
     int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
+    int full = report->device_known && report->device_free < report->rounded && !limited;
+    int shared = report->held < report->limit && report->room < report->limit - report->held; /* with other pools */
     if (limited)
         gai_print(paper, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
                   report->device_free);
-    if (limited || !report->device_known || report->device_free >= report->rounded) return;
-    if (report->others_cached)
+    if (report->others_cached && (full || shared))
         gai_print(paper, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
                   report->others_cached);
-    if (report->outside >= report->device_total / 16)
+    if (full && report->outside >= report->device_total / 16)
         gai_print(paper, "- %zu bytes are held outside galloc: by other processes, CUDA, or cudaMalloc\n",
                   report->outside);
 }
@@ -11792,7 +11805,7 @@ static int gai_check_torch(galloc_pool *pool, const gai_home *home)
     broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
     broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
     return broken + gai_check_set(&home->free) + (segments != home->segments) + (lanes != home->lanes) +
-           (!segments && !lanes);
+           (!segments && !lanes && !home->awaited);
 }
 
 static int gai_check_pool(galloc_pool *pool)
@@ -12201,6 +12214,9 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
+    if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
+        return gai_fail(cudaErrorNotPermitted, "in on_map or on_unmap a pool that has them does not end: it holds %zu "
+                        "bytes that are not unmapped there", pool->stats.reserved.current);
     if (pool->stats.reserved.current > pool->kept)
         return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
                         pool->config.device, pool->stats.reserved.current);
@@ -12248,6 +12264,18 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
                     pool->config.device);
 }
 
+/* Another pool that is short may have this one tell of what goes: what is out of sight then has to have gone before the
+   pool ends. A thread in a callback does not wait for itself. With `growth` held. */
+static void gai_pool_await_told(galloc_pool *pool)
+{
+    unsigned round;
+    for (round = 0; pool->telling && !gai_in_mapping; round++) {
+        gai_lock_off(&pool->growth);
+        gai_latch_rest(round);
+        gai_lock_on(&pool->growth);
+    }
+}
+
 /* Gives back what a pool has that is about to end, while no lock keeps the program from being told. */
 static void gai_pool_part(galloc_pool *pool)
 {
@@ -12257,6 +12285,7 @@ static void gai_pool_part(galloc_pool *pool)
     if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
     if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    if (ends) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->growth);
 }

@@ -678,6 +678,181 @@ TEST(a_pool_that_is_used_does_not_part_with_anything)
 }
 
 /* What the driver refuses in the middle is never told of, or told of to the end. */
+/* ---- like:pytorch ---- */
+
+static int nested;
+
+static void allocate_in_a_callback(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p = NULL;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (nested++ > 3) return;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), NULL), cudaErrorMemoryAllocation);
+    if (p) OK(galloc_free(p, NULL));
+}
+
+static void *reserve_too_much(void *pool)
+{
+    sim_fail("cuMemAlloc", 1, 1, 0);
+    EXPECT_EQ(galloc_pool_reserve((galloc_pool *)pool, MIB(20)), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    return NULL;
+}
+
+static void reserve_in_another_thread(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    pthread_t thread;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    EXPECT_EQ(pthread_create(&thread, NULL, reserve_too_much, pool), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* PyTorch's own steps give segments back too: above the threshold, and those that only large requests can use. */
+TEST(segments_that_pytorchs_steps_give_back_are_told_of)
+{
+    for (int oversize = 0; oversize < 2; oversize++) {
+        galloc_config config = galloc_config_default();
+        galloc_callbacks calls;
+        map m;
+        memset(&m, 0, sizeof m);
+        begin();
+        config.like = GALLOC_LIKE_PYTORCH;
+        config.expandable_segments = 0;
+        config.memory_limit = MIB(100);
+        if (oversize) config.max_split_size = MIB(24);
+        else config.gc_threshold = 0.5;
+        m.pool = pool_new(&config);
+        m.s = stream_new();
+        calls = map_calls(&m);
+        OK(galloc_pool_set_callbacks(m.pool, &calls));
+        OK(galloc_free(get(m.pool, MIB(60), m.s), m.s));
+        void *p = get(m.pool, MIB(90), m.s);
+        EXPECT_EQ(m.unmaps, 1);
+        EXPECT_EQ(m.bytes, MIB(90));
+        OK(galloc_free(p, m.s));
+        pool_end(m.pool);
+        EXPECT_EQ(m.maps, m.unmaps);
+        stream_end(m.s);
+        finish();
+    }
+}
+
+/* A callback's own request is served from what there is: a new segment would be told of by another callback. */
+TEST(pytorchs_segments_are_not_made_in_a_callback)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, allocate_in_a_callback, NULL, NULL};
+    begin();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    nested = 0;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(30), NULL), NULL));
+    EXPECT_EQ(nested, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* Memory is made for nobody in particular, and while the program is told of it the same fails once more. */
+TEST(what_is_on_its_way_to_nobody_keeps_its_place)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, reserve_in_another_thread, NULL, NULL};
+    begin();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_pool_reserve(pool, MIB(40)));
+    expect_healthy(pool, 1);
+    OK(galloc_free(get(pool, MIB(40), NULL), NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- a pool that ends ---- */
+
+static galloc_pool *ending;
+static pthread_t ender;
+static int enders;
+
+static void *end_it(void *pool)
+{
+    EXPECT_EQ(galloc_pool_destroy((galloc_pool *)pool), cudaSuccess);
+    return NULL;
+}
+
+static void end_meanwhile(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (enders++) return;
+    EXPECT_EQ(pthread_create(&ender, NULL, end_it, pool), 0);
+    usleep(50000);
+}
+
+/* Another pool borrows from one, and while the program is told it ends that. */
+TEST(a_pool_ends_while_another_has_it_tell_of_what_goes)
+{
+    galloc_config config = galloc_config_default();
+    galloc_callbacks calls = {NULL, NULL, NULL, end_meanwhile, NULL};
+    begin();
+    cudaStream_t s = stream_new();
+    config.device_limit = MIB(64);
+    galloc_pool *lender = pool_new(&config), *pool = pool_new(&config);
+    enders = 0;
+    OK(galloc_free(get(lender, MIB(40), s), s));
+    OK(galloc_pool_set_callbacks(lender, &calls));
+    void *p = get(pool, MIB(60), s);
+    EXPECT(enders > 0);
+    EXPECT_EQ(pthread_join(ender, NULL), 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+static void end_in_a_callback(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    EXPECT_EQ(galloc_pool_destroy(ending), cudaErrorNotPermitted);
+    EXPECT(strstr(galloc_last_message(), "on_map or on_unmap") != NULL);
+}
+
+/* In a callback nothing is unmapped that the program would have to be told of: the pool stays, and is told why. */
+TEST(a_pool_with_callbacks_does_not_end_in_one)
+{
+    galloc_callbacks calls = {NULL, NULL, end_in_a_callback, NULL, NULL}, told;
+    map m;
+    begin();
+    memset(&m, 0, sizeof m);
+    ending = m.pool = pool_new(NULL);
+    m.s = stream_new();
+    told = map_calls(&m);
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_set_callbacks(ending, &told));
+    OK(galloc_free(get(ending, MIB(40), m.s), m.s));
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(4), m.s), m.s));
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    pool_end(ending);
+    EXPECT_EQ(m.maps, m.unmaps);
+    stream_end(m.s);
+    finish();
+}
+
 TEST(mappings_that_fail_are_not_told_of)
 {
     static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
@@ -837,6 +1012,29 @@ TEST(the_report_knows_the_device_and_other_pools)
     pool_end(pool);
     pool_end(other);
     stream_end(s);
+    finish();
+}
+
+/* PyTorch's order knows of no other pools, but a limit is shared with them. */
+TEST(advice_names_pools_that_share_a_limit)
+{
+    char text[GALLOC_REPORT_TEXT];
+    galloc_config config = galloc_config_default();
+    galloc_report report;
+    void *p = NULL;
+    begin();
+    config.device_limit = MIB(64);
+    galloc_pool *other = pool_new(&config);
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_free(get(other, MIB(40), NULL), NULL));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), NULL), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(strstr(text, "- other pools of galloc hold 41943040 bytes that they do not use") != NULL);
+    pool_end(pool);
+    pool_end(other);
     finish();
 }
 

@@ -350,6 +350,55 @@ TEST(pools_come_and_go_beside_others_that_are_short)
     finish();
 }
 
+static galloc_pool *asker;
+static long told;
+
+/* Whoever asks for what is idle here holds nothing of its own while the program is told. */
+static void tell(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    __atomic_fetch_add(&told, 1, __ATOMIC_RELAXED);
+    EXPECT_EQ(galloc_pool_check(asker), 0);
+}
+
+static void *set_callbacks(void *pool)
+{
+    galloc_callbacks calls = {NULL, NULL, NULL, tell, NULL};
+    for (int i = 0; i < 500; i++) {
+        (void)galloc_pool_set_callbacks((galloc_pool *)pool, i % 2 ? NULL : &calls);
+        usleep(10);
+    }
+    return NULL;
+}
+
+TEST(callbacks_are_set_while_others_ask)
+{
+    begin_small(GIB(1));
+    galloc_config config = galloc_config_default();
+    pthread_t thread;
+    cudaStream_t s = stream_new();
+    config.device_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    asker = pool_new(&config);
+    told = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, set_callbacks, pool), 0);
+    for (int i = 0; i < 200; i++) {
+        OK(galloc_free(get(pool, MIB(40), s), s));
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_free(get(asker, MIB(40), s), s));
+        OK(cudaStreamSynchronize(s));
+    }
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    pool_end(asker);
+    stream_end(s);
+    finish();
+}
+
 static int ended;
 
 static void *end_pool(void *pool)
