@@ -1756,14 +1756,15 @@ struct gai_set {
     int counted; /* what comes and goes is counted in torch_stats */
 };
 
-/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0
+/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  coming: segments that
+   calls are making for it, which may let `growth` go meanwhile;  one of the three is not 0
    Lanes that share one are ordered with each other. When the last of them is forgotten, whoever lacks memory takes over
    the segments that are free as a whole, unless they were a graph's. */
 struct gai_home {
     gai_home *next; /* of the pool */
     gai_lane *lane; /* one of them; NULL: it is gone */
     int small, captured;
-    size_t lanes, segments;
+    size_t lanes, segments, coming;
     gai_set free;
 };
 
@@ -4675,7 +4676,7 @@ static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_l
 static void gai_home_end(galloc_pool *pool, gai_home *home)
 {
     gai_home **at = &pool->homes;
-    if (home->lanes || home->segments) return;
+    if (home->lanes || home->segments || home->coming) return;
     while (*at != home) at = &(*at)->next;
     *at = home->next;
     GALLOC_FREE(home);
@@ -5714,16 +5715,17 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
         {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
         {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
     cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
+    size_t share = gai_pool_share(pool), i;
     CUmemPoolProps properties;
     CUmemoryPool made = NULL;
     CUresult result;
-    size_t i;
     memset(&properties, 0, sizeof properties);
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) properties.maxSize = gai_up(gai_pool_share(pool), GAI_FIXED_SMALL);
+    if (share < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
+        properties.maxSize = gai_max(gai_down(share, GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
     if (result) return result;
@@ -6636,19 +6638,27 @@ static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batc
     return taken;
 }
 
+/* Gives back what is out of sight. Lets `growth` go while the program is told. */
+static void gai_torch_release(galloc_pool *pool, gai_batch *batch)
+{
+    gai_pool_tell_unmap(pool, batch);
+    gai_batch_undo(pool, batch);
+}
+
 /* Gives old segments back until `wanted` bytes are, if so many can be had. */
 static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
     gai_ages ages;
     size_t taken = 0, more;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     ages = gai_pool_ages(pool);
     while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
-    gai_batch_undo(pool, &batch);
+    gai_torch_release(pool, &batch);
 }
 
 /* The smallest segment of a home that is free as a whole, has no less than `bytes`, and whose work is done; with
@@ -6670,6 +6680,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     gai_batch batch;
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
+    if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     block = gai_home_whole(home, wanted, 0);
@@ -6682,7 +6693,7 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     }
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
-    gai_batch_undo(pool, &batch);
+    gai_torch_release(pool, &batch);
 }
 
 /* ==== POLICY ==================================================================================================== */
@@ -8914,13 +8925,16 @@ static int gai_step_torch_grow(gai_job *job)
     size_t bytes = gai_fixed_bytes(pool, space);
     CUresult result;
     job->said = CUDA_SUCCESS;
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
     home = gai_home_for(pool, job->want.lane, job->want.small);
+    if (home) home->coming++;
     gai_lock_off(&pool->lock);
     if (!home) gai_budget_give(pool, bytes);
     result = home ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
+    if (home) home->coming--;
     if (!result) {
         gai_segment_enter_home(pool, block->segment, home);
         job->grown = 1;
@@ -11560,7 +11574,7 @@ static int gai_check_torch(galloc_pool *pool, const gai_home *home)
     broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
     broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
     return broken + gai_check_set(&home->free) + (segments != home->segments) + (lanes != home->lanes) +
-           (!segments && !lanes);
+           (!segments && !lanes && !home->coming);
 }
 
 static int gai_check_pool(galloc_pool *pool)
