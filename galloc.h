@@ -119,7 +119,8 @@
      PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
      segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
      collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
-     after each, so that what the wait sets free is found. Other than there
+     after each, so that what the wait sets free is found. At last other pools of the device are asked. With
+     wait_limit_ms, whatever it is, none of what waits is done. Other than there
        - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
          that one's work is done. So it is with record_stream, also there;
        - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
@@ -138,8 +139,9 @@
      cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
      driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
-     counted as held and free, as it was at the last allocation or trim. In a capture allocations and frees are nodes of
-     the graph; a block that is not freed there is the program's to free after the graph has run, or when it never
+     counted as held and free, as it was at the last allocation or trim. It grows unasked: device_limit can be passed for
+     as long as it takes to see that and have it trimmed. In a capture allocations and frees are nodes of the graph; a
+     block that is not freed there is the program's to free after the graph has run, or when it never
      will, and before the graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is
      captured (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
@@ -8806,10 +8808,11 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     return given;
 }
 
-static int gai_job_borrow(gai_job *job, int last)
+/* Has other pools give back what stands in the way of so many bytes. 0: they gave nothing. */
+static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
-    size_t wanted = gai_up(job->want.bytes, pool->granularity) + pool->granularity, own;
+    size_t own;
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         gai_lock_on(&gai_budget_lock);
@@ -8818,7 +8821,13 @@ static int gai_job_borrow(gai_job *job, int last)
         if (own <= headroom) return gai_job_leave_out(job, "no other pool stands in the way");
         wanted = gai_left(wanted, headroom);
     }
-    if (!wanted || !gai_pool_borrow(pool, wanted, last)) return 0;
+    return wanted && gai_pool_borrow(pool, wanted, last);
+}
+
+static int gai_job_borrow(gai_job *job, int last)
+{
+    size_t granularity = job->pool->granularity, wanted = gai_up(job->want.bytes, granularity) + granularity;
+    if (!gai_job_have_others_give(job, wanted, last)) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job);
 }
 
@@ -8915,14 +8924,20 @@ static int gai_step_torch_collect(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* Bytes of a segment for the request. */
+static size_t gai_torch_bytes(const gai_job *job)
+{
+    size_t alignment = job->want.alignment;
+    return gai_fixed_bytes(job->pool, job->want.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
+}
+
 /* A segment for the request, filed at home. Its size does not give way to the limit. */
 static int gai_step_torch_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
     gai_home *home;
-    size_t space = job->want.bytes + (job->want.alignment > GAI_FIXED_SMALL ? job->want.alignment : 0);
-    size_t bytes = gai_fixed_bytes(pool, space);
+    size_t bytes = gai_torch_bytes(job);
     CUresult result;
     job->said = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
@@ -8985,6 +9000,18 @@ static int gai_step_torch_empty(gai_job *job)
     return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* PyTorch has no other pools: they come after all else. */
+static int gai_step_torch_borrow(gai_job *job)
+{
+    return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
+}
+
+static int gai_step_torch_borrow_last(gai_job *job)
+{
+    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_torch_bytes(job), 1)) return 0;
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
+}
+
 /* In PyTorch's order, with a search after each step. */
 static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
@@ -8994,6 +9021,8 @@ static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
     {"wait for the device", 0, gai_step_torch_wait},
     {"give all cached segments back", 0, gai_step_torch_empty},
+    {"have other pools give back", 0, gai_step_torch_borrow},
+    {"have other pools give back, with a wait", 0, gai_step_torch_borrow_last},
 };
 
 /* ---- galloc's own ---- */
@@ -10931,7 +10960,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 {
     static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
                                        "large_segment_size", "max_split_size", "max_non_split_rounding",
-                                       "gc_threshold", "gc_age", "stream_check", NULL};
+                                       "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check", NULL};
     static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
     static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
@@ -11672,7 +11701,7 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     int fixed = !config->expandable_segments && config->backend == GALLOC_BACKEND_NATIVE;
     pool->torch = fixed && config->like == GALLOC_LIKE_PYTORCH;
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
-    pool->plain = gai_rounded_plainly(config);
+    pool->plain = config->backend ? SIZE_MAX : gai_rounded_plainly(config);
     pool->special = (uint64_t)(pool->torch || pool->oversize || pool->plain != SIZE_MAX);
     pool->unfronted = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;

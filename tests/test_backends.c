@@ -230,6 +230,28 @@ TEST(requests_under_other_backends)
     }
 }
 
+/* Rounding to steps would hide from a memory checker where a block ends. */
+TEST(only_the_bytes_asked_for)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        char text[96], message[512];
+        snprintf(text, sizeof text, "%s,roundup_power2_divisions:4", settings[i]);
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, text, message, sizeof message));
+        EXPECT(strstr(message, "roundup_power2_divisions"));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p = get(pool, 5000000, s);
+        EXPECT_EQ(info_of(p).usable, 5000000);
+        EXPECT_EQ(stats_of(pool).allocated.current, 5000192);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Which pool an address belongs to is found out also where two of them share a page. */
 TEST(pools_side_by_side)
 {
