@@ -140,10 +140,10 @@
      driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
      counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
-     and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block that
-     is not freed there is the program's to free after the graph has run, or when it never will, and before the graph is
-     destroyed. On the legacy stream nothing can be allocated while a blocking stream is
-     captured (cudaErrorStreamCaptureImplicit).
+     and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
+     that is not freed there is the program's to free after the graph has run, or when it never will, and before the
+     graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is captured
+     (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
