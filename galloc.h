@@ -102,9 +102,10 @@
      A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
      device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
      driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
-     let several pools grow. A pool that device_limit or a full device stops gets what other pools of the device do not
-     use, unless it keeps PyTorch's order; as the last step their freed memory is waited for. `growth` sets the size of the pages that are created; less
-     than that is left by a limit, it is used in smaller ones.
+     let several pools grow. (Of other backends' memory the driver alone knows how it rounds.) A pool that device_limit
+     or a full device stops gets what other pools of the device do not use; as the last step their freed memory is
+     waited for. `growth` sets the size of the pages that are created; less than that is left by a limit, it is used in
+     smaller ones.
      galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
      where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
      a 16th less is held; and with gc_age what was not used for so long goes. By pages, whatever was in them, if no work
@@ -123,7 +124,8 @@
      PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
      segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
      collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
-     after each, so that what the wait sets free is found. Other than there
+     after each, so that what the wait sets free is found. At last other pools of the device are asked. With
+     wait_limit_ms, whatever it is, none of what waits is done. Other than there
        - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
          that one's work is done. So it is with record_stream, also there;
        - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
@@ -142,10 +144,11 @@
      cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
      driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
-     counted as held and free, as it was at the last allocation or trim. In a capture allocations and frees are nodes of
-     the graph; a block that is not freed there is the program's to free after the graph has run, or when it never
-     will, and before the graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is
-     captured (cudaErrorStreamCaptureImplicit).
+     counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
+     and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
+     that is not freed there is the program's to free after the graph has run, or when it never will, and before the
+     graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is captured
+     (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
@@ -160,7 +163,8 @@
          it. What else is captured into the graph may not. A block that was used before the capture is not reused in it
          either: nobody knows where that work stands;
        - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
-         then the graph's again: a launch writes to it;
+         then the graph's again: a launch writes to it. Freed on a stream that is not of the graph it counts as used by
+         the stream that allocated it, and those that it was recorded for;
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
          capture) and not be freed before the capture has ended, or else what is captured later may write to it; or it
          must be freed only when the graph is gone;
@@ -187,11 +191,11 @@
      holds; galloc_report_text puts them into words, with what would help.
      A wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
      along: if that work waits for something that one of them does after its allocation, it does not end. wait_limit_ms
-     bounds it, for one allocation in all: then events are looked at until the time is up, to a millisecond or two, and
-     what nobody can end is left out. That is the wait for the device, so that what streams freed last and have no event
-     for is out of reach while they live; giving back fixed segments, since cudaFree waits; and forgetting streams that
-     were never retired, which galloc_pool_trim does. throw_on_cudamalloc_oom takes only those steps that wait for
-     nothing and give nothing back.
+     bounds it, for one allocation in all, but for other threads' turn in the driver: then events are looked at until
+     the time is up, to a millisecond or two, and what nobody can end is left out. That is the wait for the device, so
+     that what streams freed last and have no event for is out of reach while they live; giving back fixed segments,
+     since cudaFree waits; and forgetting streams that were never retired, which galloc_pool_trim does.
+     throw_on_cudamalloc_oom takes only those steps that wait for nothing and give nothing back.
 
    ON THREADS
      Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
@@ -348,8 +352,8 @@ typedef struct galloc_config {
                                 [i] for those from 2^i MiB, [15] from 32 GiB on */
     double gc_threshold;     /* collection begins when more than this fraction of what the pool may hold is held; 0
                                 (default): never; below 1. In a text also garbage_collection_threshold */
-    uint64_t gc_age;         /* free memory that was idle for so many nanoseconds is collected; UINT64_MAX (default):
-                                none. In a text with a unit: 500ms, 30s, 5m */
+    uint64_t gc_age;         /* free memory that was idle for so many nanoseconds, whole milliseconds, is collected;
+                                UINT64_MAX (default): none. In a text with a unit: 500ms, 30s, 5m */
     size_t release_threshold; /* bytes that galloc_pool_sync_point leaves the pool; default SIZE_MAX: all */
     uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory, 0: none; default
                                 UINT64_MAX: as long as it takes. See ON RUNNING OUT */
@@ -4795,6 +4799,22 @@ static void gai_lane_leave_homes(galloc_pool *pool, gai_lane *lane)
     }
 }
 
+/* Another lane has come to a home: what was kept from it for the sake of lanes that this one is ordered with comes
+   back. Lock held. */
+static void gai_home_gather(galloc_pool *pool, const gai_home *home)
+{
+    gai_block *block = pool->mixed.oldest;
+    while (block) {
+        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
+            block = block->newer;
+        } else {
+            gai_set_remove(block);
+            (void)gai_block_file(pool, block, 0);
+            block = pool->mixed.oldest; /* others may have merged with it */
+        }
+    }
+}
+
 /* Where the lane's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A lane of
    NULL: where those are that were reserved for nobody. Lock held. */
 static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
@@ -4808,8 +4828,11 @@ static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
     if (lane->home[small] || !lane->capture) return lane->home[small];
     for (other = pool->lanes; other; other = other->next)
         if (other->home[small] && other->key == lane->key && gai_captures_share(other->capture, lane->capture))
-            return gai_home_enter(other->home[small], lane);
-    return NULL;
+            break;
+    if (!other) return NULL;
+    home = gai_home_enter(other->home[small], lane);
+    gai_home_gather(pool, home);
+    return home;
 }
 
 /* The same, made if there is none. NULL: no host memory. Lock held. */
@@ -5791,16 +5814,17 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
         {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
         {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
     cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
+    size_t share = gai_pool_share(pool), i;
     CUmemPoolProps properties;
     CUmemoryPool made = NULL;
     CUresult result;
-    size_t i;
     memset(&properties, 0, sizeof properties);
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) properties.maxSize = gai_up(gai_pool_share(pool), GAI_FIXED_SMALL);
+    if (share < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
+        properties.maxSize = gai_max(gai_down(share, GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
     if (result) return result;
@@ -9003,10 +9027,11 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     return given;
 }
 
-static int gai_job_borrow(gai_job *job, int last)
+/* Has other pools give back what stands in the way of so many bytes. 0: they gave nothing. */
+static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
-    size_t wanted = gai_up(job->want.bytes, pool->granularity) + pool->granularity, own;
+    size_t own;
     if (!job->said) {
         size_t headroom = gai_pool_headroom(pool);
         gai_lock_on(&gai_budget_lock);
@@ -9015,7 +9040,13 @@ static int gai_job_borrow(gai_job *job, int last)
         if (own <= headroom) return gai_job_leave_out(job, "no other pool stands in the way");
         wanted = gai_left(wanted, headroom);
     }
-    if (!wanted || !gai_pool_borrow(pool, wanted, last)) return 0;
+    return wanted && gai_pool_borrow(pool, wanted, last);
+}
+
+static int gai_job_borrow(gai_job *job, int last)
+{
+    size_t granularity = job->pool->granularity, wanted = gai_up(job->want.bytes, granularity) + granularity;
+    if (!gai_job_have_others_give(job, wanted, last)) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job);
 }
 
@@ -9112,14 +9143,20 @@ static int gai_step_torch_collect(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* Bytes of a segment for the request. */
+static size_t gai_torch_bytes(const gai_job *job)
+{
+    size_t alignment = job->want.alignment;
+    return gai_fixed_bytes(job->pool, job->want.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
+}
+
 /* A segment for the request, filed at home. Its size does not give way to the limit. */
 static int gai_step_torch_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
     gai_home *home;
-    size_t space = job->want.bytes + (job->want.alignment > GAI_FIXED_SMALL ? job->want.alignment : 0);
-    size_t bytes = gai_fixed_bytes(pool, space);
+    size_t bytes = gai_torch_bytes(job);
     CUresult result;
     job->said = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
@@ -9182,6 +9219,18 @@ static int gai_step_torch_empty(gai_job *job)
     return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
+/* PyTorch has no other pools: they come after all else. */
+static int gai_step_torch_borrow(gai_job *job)
+{
+    return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
+}
+
+static int gai_step_torch_borrow_last(gai_job *job)
+{
+    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_torch_bytes(job), 1)) return 0;
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
+}
+
 /* In PyTorch's order, with a search after each step. */
 static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
@@ -9191,6 +9240,8 @@ static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
     {"wait for the device", 0, gai_step_torch_wait},
     {"give all cached segments back", 0, gai_step_torch_empty},
+    {"have other pools give back", 0, gai_step_torch_borrow},
+    {"have other pools give back, with a wait", 0, gai_step_torch_borrow_last},
 };
 
 /* ---- galloc's own ---- */
@@ -10756,6 +10807,9 @@ static void gai_config_like(galloc_config *config, int like)
 
 /* ---- what is right ---- */
 
+static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
+static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
+
 static gai_text gai_text_of(const char *string)
 {
     gai_text text;
@@ -10817,6 +10871,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     }
     n = gai_key_number(config, key);
     if (key->at == GAI_MEMBER(growth) && n && !gai_is_power_of_two((size_t)n)) return 0;
+    if (key->form == GAI_TIME && n != key->odd && n % gai_time_units[0]) return 0;
     return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
 }
 
@@ -10848,9 +10903,6 @@ static int gai_config_is_right(const galloc_config *config, char *message, size_
 }
 
 /* ---- reading ---- */
-
-static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
-static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
 
 /* Digits, and nothing else; up to `most`. */
 static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
@@ -11150,7 +11202,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 {
     static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
                                        "large_segment_size", "max_split_size", "max_non_split_rounding",
-                                       "gc_threshold", "gc_age", "stream_check", NULL};
+                                       "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check", NULL};
     static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
     static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
@@ -11905,7 +11957,7 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
     pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
     pool->sorts = pool->torch || pool->pooled;
-    pool->plain = gai_rounded_plainly(config, pool->pooled);
+    pool->plain = config->backend ? SIZE_MAX : gai_rounded_plainly(config, pool->pooled);
     pool->special = (uint64_t)(pool->torch || pool->oversize || pool->plain != SIZE_MAX);
     pool->unfronted = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;

@@ -108,6 +108,30 @@ TEST(limits_hold_under_each_backend)
     }
 }
 
+/* Nor does the driver's pool pass a limit that is no multiple of what it grows by. */
+TEST(no_limit_is_passed_by_rounding)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        begin_still();
+        char text[96];
+        snprintf(text, sizeof text, "%s,memory_limit:9M", settings[i]);
+        galloc_pool *pool = pool_of(text);
+        cudaStream_t s = stream_new();
+        void *p = get(pool, MIB(8), s);
+        put(s, p, MIB(8), 1);
+        OK(galloc_free(p, s));
+        (void)galloc_pool_malloc(pool, &p, MIB(8) + KIB(512), s);
+        if (i != 2) EXPECT(p == NULL);
+        if (i != 2) EXPECT(sim_physical_peak(0) <= MIB(9)); /* cudaMalloc shares 2 MiB with others */
+        EXPECT(stats_of(pool).reserved.peak <= MIB(9));
+        expect_healthy(pool, 0);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* What the pools of a device hold together counts what each kind of pool holds, and what the driver keeps for one. */
 TEST(pools_of_all_kinds_share_a_limit)
 {
@@ -200,6 +224,28 @@ TEST(requests_under_other_backends)
         OK(galloc_free(r, s));
         OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Rounding to steps would hide from a memory checker where a block ends. */
+TEST(only_the_bytes_asked_for)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin();
+        char text[96], message[512];
+        snprintf(text, sizeof text, "%s,roundup_power2_divisions:4", settings[i]);
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, text, message, sizeof message));
+        EXPECT(strstr(message, "roundup_power2_divisions"));
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p = get(pool, 5000000, s);
+        EXPECT_EQ(info_of(p).usable, 5000000);
+        EXPECT_EQ(stats_of(pool).allocated.current, 5000192);
+        OK(galloc_free(p, s));
         pool_end(pool);
         stream_end(s);
         finish();

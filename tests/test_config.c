@@ -307,7 +307,7 @@ TEST(what_is_wrong_is_said_with_its_place_and_what_would_be_right)
 TEST(members_out_of_range_are_refused)
 {
     begin();
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < 25; i++) {
         galloc_config c = galloc_config_default();
         galloc_pool *pool = NULL;
         char text[GALLOC_CONFIG_TEXT];
@@ -335,6 +335,7 @@ TEST(members_out_of_range_are_refused)
         case 20: c.wait_limit_ms = 1000000001; break;
         case 21: c.max_retries = 1001; break;
         case 22: c.throw_on_cudamalloc_oom = 2; break;
+        case 23: c.gc_age = 1500001; break;
         default: c.overhead = strtod("nan", NULL); break;
         }
         EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);

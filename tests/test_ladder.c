@@ -439,7 +439,7 @@ typedef struct map {
         char *addr;
         size_t bytes;
     } range[RANGES];
-    int n, maps, unmaps;
+    int n, maps, unmaps, unmaps_seen;
     size_t bytes;
     size_t more; /* another thread allocates so much while on_map is under way */
     int allocate, reenter;
@@ -464,8 +464,10 @@ static void in_a_callback(map *m)
     EXPECT(stats_of(m->pool).reserved.current >= sim_physical(0));
     memset(&none, 0, sizeof none);
     if (m->reenter) EXPECT_EQ(galloc_pool_set_callbacks(m->pool, &none), cudaErrorNotPermitted);
+    long changes = memory_calls();
     if (m->allocate && galloc_pool_malloc(m->pool, &p, m->allocate == 1 ? 4096 : MIB(3), m->s) == cudaSuccess)
         OK(galloc_free(p, m->s));
+    EXPECT_EQ(memory_calls(), changes); /* it makes do with what there is */
     if (m->more) {
         pthread_t other;
         pthread_create(&other, NULL, allocate_meanwhile, m);
@@ -510,17 +512,22 @@ static galloc_callbacks map_calls(map *m)
 /* What the program was told is what the device says. */
 static void expect_told(const map *m) { EXPECT_EQ(m->bytes, sim_mapped(0)); }
 
+static void map_open(map *m, const galloc_config *config)
+{
+    galloc_callbacks calls = map_calls(m);
+    memset(m, 0, sizeof *m);
+    m->pool = pool_new(config);
+    m->s = stream_new();
+    OK(galloc_pool_set_callbacks(m->pool, &calls));
+}
+
 static void map_start(map *m, int fixed, size_t limit)
 {
     galloc_config config = config_limit(limit);
-    galloc_callbacks calls = map_calls(m);
-    memset(m, 0, sizeof *m);
     begin();
     config.expandable_segments = !fixed;
     config.overhead = 0;
-    m->pool = pool_new(&config);
-    m->s = stream_new();
-    OK(galloc_pool_set_callbacks(m->pool, &calls));
+    map_open(m, &config);
 }
 
 static void map_end(map *m)
@@ -569,6 +576,73 @@ TEST(the_program_is_told_of_all_mappings)
             map_end(&m);
         }
     }
+}
+
+/* Pools like PyTorch's as well: what they collect, and what they give back for a segment of another size. */
+TEST(segments_like_pytorchs_are_told_of)
+{
+    for (int allocate = 0; allocate < 3; allocate++) {
+        map m;
+        galloc_config config = config_limit(MIB(96));
+        begin();
+        config.like = GALLOC_LIKE_PYTORCH;
+        config.expandable_segments = 0;
+        config.gc_threshold = 0.3;
+        config.max_split_size = MIB(20);
+        map_open(&m, &config);
+        m.allocate = allocate;
+        void *p = get(m.pool, MIB(24), m.s), *q = get(m.pool, MIB(30), m.s);
+        OK(galloc_free(p, m.s));
+        OK(galloc_free(q, m.s));
+        p = get(m.pool, MIB(14), m.s); /* 30 MiB are collected, or both */
+        EXPECT(m.unmaps > 0);
+        expect_told(&m);
+        m.unmaps_seen = m.unmaps;
+        OK(galloc_free(get(m.pool, MIB(60), m.s), m.s));
+        q = get(m.pool, MIB(80), m.s); /* not beside the 60 */
+        EXPECT(m.unmaps > m.unmaps_seen);
+        expect_told(&m);
+        OK(galloc_free(p, m.s));
+        OK(galloc_free(q, m.s));
+        map_end(&m);
+    }
+}
+
+static void *reserve_in_vain(void *user)
+{
+    map *m = user;
+    sim_fail("cuMemAlloc", 1, 1, 0);
+    EXPECT_EQ(galloc_pool_reserve(m->pool, MIB(2)), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    return NULL;
+}
+
+static void on_map_and_reserve(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    pthread_t other;
+    on_map(pool, addr, bytes, user);
+    pthread_create(&other, NULL, reserve_in_vain, user);
+    pthread_join(other, NULL);
+}
+
+/* Of two threads that reserve memory nobody has asked for yet, one is told of its segment while the other fails. */
+TEST(reserved_while_another_fails_to)
+{
+    map m;
+    galloc_config config = config_limit(MIB(96));
+    begin();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    map_open(&m, &config);
+    galloc_callbacks calls = map_calls(&m);
+    calls.on_map = on_map_and_reserve;
+    OK(galloc_pool_set_callbacks(m.pool, &calls));
+    OK(galloc_pool_reserve(m.pool, MIB(30)));
+    EXPECT_EQ(galloc_pool_check(m.pool), 0);
+    expect_told(&m);
+    OK(galloc_free(get(m.pool, MIB(30), m.s), m.s));
+    EXPECT_EQ(m.maps, 1);
+    map_end(&m);
 }
 
 /* A block grows to where pages were that have moved: they are unmapped there. */
@@ -1027,6 +1101,7 @@ TEST(advice_names_pools_that_share_a_limit)
     galloc_pool *other = pool_new(&config);
     config.like = GALLOC_LIKE_PYTORCH;
     config.expandable_segments = 0;
+    config.throw_on_cudamalloc_oom = 1; /* or it would take it */
     galloc_pool *pool = pool_new(&config);
     OK(galloc_free(get(other, MIB(40), NULL), NULL));
     EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), NULL), cudaErrorMemoryAllocation);

@@ -581,6 +581,35 @@ TEST(what_was_freed_makes_room)
     end(pool, s);
 }
 
+/* What other pools of the device keep is had at last, be it the device that is full or the limit that they share. */
+TEST(other_pools_give_way)
+{
+    static const char *const others[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
+                                         "backend:cudaMalloc", "backend:cudaMallocAsync"};
+    for (int i = 0; i < 10; i++) {
+        sim_options options = sim_defaults();
+        options.memory = i < 5 ? MIB(64) : MIB(256);
+        begin_with(options);
+        galloc_pool *pool, *other;
+        galloc_config config = torch_config();
+        config.device_limit = i < 5 ? SIZE_MAX : MIB(64);
+        pool = pool_new(&config);
+        config = with(galloc_config_default(), others[i % 5]);
+        other = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p = get(other, MIB(40), s);
+        put(s, p, MIB(40), 1);
+        give(p, s);
+        p = get(pool, MIB(40), s);
+        put(s, p, MIB(40), 2);
+        give(p, s);
+        pool_end(pool);
+        pool_end(other);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* test_set_per_process_memory_fraction: under half of the memory 0.499 of it is had, and half of it more is not. A
    segment is not made smaller for a limit. */
 TEST(the_limit_counts_whole_segments)
