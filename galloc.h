@@ -5814,7 +5814,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
         {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
         {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
     cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
-    size_t share = gai_pool_share(pool), i;
+    size_t i;
     CUmemPoolProps properties;
     CUmemoryPool made = NULL;
     CUresult result;
@@ -5823,8 +5823,8 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (share < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
-        properties.maxSize = gai_max(gai_down(share, GAI_FIXED_SMALL), GAI_FIXED_SMALL);
+    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
+        properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
     if (result) return result;
