@@ -76,8 +76,8 @@
      The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
      repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
      about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
-     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.028 and 0.6 s, 0.02 (the
-     default) 1.029 and 0.4 s, 0.05 1.052 and 0.3 s, 0.2 1.087 and 0.2 s (bench/results/sim-overhead.csv). Under a
+     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.026 and 0.6 s, 0.02 (the
+     default) 1.028 and 0.4 s, 0.05 1.053 and 0.3 s, 0.2 1.084 and 0.2 s (bench/results/sim-overhead.csv). Under a
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
      strategy:heuristic sets overhead and growth from what it sees at misses: more overhead once pages that moved have
@@ -305,7 +305,7 @@ enum {
 /* How the native heap serves. */
 enum {
     GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, cut and merged */
-    GALLOC_STRATEGY_POOLED = 1,   /* blocks of a few sizes, never cut or merged: for programs with few sizes */
+    GALLOC_STRATEGY_POOLED = 1,   /* small blocks of a few sizes, kept as they are cut: for programs with few sizes */
     GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; overhead and growth are set from what the program does: ON MEMORY */
 };
 
@@ -593,7 +593,7 @@ typedef struct galloc_report {
     size_t other_pools, others_held, others_cached; /* galloc's other pools on the device */
     size_t outside; /* held by others: other processes, CUDA itself, what the program has from cudaMalloc */
 
-    int expandable_segments, reuse; /* settings of the pool that bear on it */
+    int backend, expandable_segments, reuse; /* settings of the pool that bear on it */
     uint64_t wait_limit_ms;
     int steps_taken; /* 0: none, for it could not have helped */
     galloc_step steps[GALLOC_REPORT_STEPS]; /* in order; what each gained in all rounds; after the last the name is
@@ -9530,6 +9530,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
     report->rejected = job->rejected;
+    report->backend = pool->config.backend;
     report->expandable_segments = pool->config.expandable_segments;
     report->reuse = pool->config.reuse;
     report->wait_limit_ms = pool->config.wait_limit_ms;
@@ -11428,14 +11429,14 @@ static void gai_report_advise_pool(gai_paper *paper, const galloc_report *report
     if (report->stranded >= lacks && report->captured)
         gai_print(paper, "- a captured stream waits for nobody, and %zu bytes wait for other streams: run the "
                          "work before the capture, or reserve memory for it\n", report->stranded);
-    else if (report->stranded >= lacks && !(report->reuse & GALLOC_REUSE_WAIT))
+    else if (report->stranded >= lacks && !report->backend && !(report->reuse & GALLOC_REUSE_WAIT))
         gai_print(paper, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
     if (report->stranded >= lacks && !report->captured && report->wait_limit_ms != UINT64_MAX)
         gai_print(paper, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
                   (unsigned long long)report->wait_limit_ms, report->stranded);
     if (report->stranded && report->more_streams)
         gai_print(paper, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
-    if (!report->expandable_segments && report->usable >= report->rounded)
+    if (!report->backend && !report->expandable_segments && report->usable >= report->rounded)
         gai_print(paper, "- expandable_segments is off: %zu bytes are free, but the largest piece has %zu\n",
                   report->usable, report->largest_usable);
     if (report->expandable_segments && report->usable_in_pages >= lacks)

@@ -598,4 +598,29 @@ TEST(legacy_while_a_stream_is_captured)
     finish();
 }
 
+/* What a setting would do that has no effect there is no advice. */
+TEST(advice_leaves_out_what_other_backends_ignore)
+{
+    static char text[GALLOC_REPORT_TEXT];
+    galloc_config config = config_of("backend:cudaMalloc,reuse:none,wait_limit_ms:0,memory_limit:64M");
+    galloc_report report;
+    void *p = NULL;
+    begin_still();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *busy = get(pool, MIB(48), s);
+    put(s, busy, MIB(48), 1);
+    OK(galloc_free(busy, s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(48), t), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(report.stranded >= MIB(48));
+    EXPECT(strstr(text, "- wait_limit_ms is 0") != NULL);
+    EXPECT(strstr(text, "- reuse:wait is off") == NULL);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()
