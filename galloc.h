@@ -206,9 +206,10 @@
      child of a fork gets cudaErrorInitializationError.
      A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
      handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
-     looks, but for the current context. It is a promise: nothing is captured while galloc is in use, and each stream is
-     retired (galloc_stream_retire) before it is destroyed, the default streams before cudaDeviceReset. A promise that
-     is broken is a race, or a call on a stream that is gone.
+     looks; where the program sees several devices, not that at the current context. It is a promise: nothing is
+     captured while galloc is in use; each stream is retired (galloc_stream_retire) before it is destroyed, the default
+     streams before cudaDeviceReset; and of one device the default streams of one context only are named. A promise
+     that is broken is a race, or a call on a stream that is gone.
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
@@ -2012,6 +2013,7 @@ static gai_budget gai_budgets[GAI_DEVICES];
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed any more, and read without a lock */
     int is_default;
+    int one_context; /* by promise all calls with default streams are made in it */
     char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
@@ -11925,14 +11927,13 @@ static int gai_check_pool(galloc_pool *pool)
 
 static void *gai_default_pool[GAI_DEVICES];
 
-static cudaError_t gai_config_check(const galloc_config *config)
+static cudaError_t gai_config_check(const galloc_config *config, int *devices)
 {
     char message[GAI_MESSAGE];
-    int devices = 0;
-    CUresult result = gai_cu.DeviceGetCount(&devices);
+    CUresult result = gai_cu.DeviceGetCount(devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
-    if (config->device < -1 || config->device >= devices)
-        return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, devices);
+    if (config->device < -1 || config->device >= *devices)
+        return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, *devices);
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_fail(cudaErrorInvalidValue, "config: %s", message);
     return cudaSuccess;
@@ -12080,7 +12081,8 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
 {
     CUresult result;
     galloc_pool *pool;
-    cudaError_t error = gai_config_check(config);
+    int devices = 0;
+    cudaError_t error = gai_config_check(config, &devices);
     if (error) return error;
     pool = (galloc_pool *)GALLOC_MALLOC(sizeof *pool);
     if (!pool) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a pool");
@@ -12095,6 +12097,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
         return error;
     }
     pool->is_default = is_default;
+    pool->one_context = !pool->config.stream_check && devices == 1;
     gai_pool_start_collector(pool);
     gai_budget_join(pool);
     pool->next = gai_pools;
@@ -12515,6 +12518,7 @@ typedef struct gai_way {
     const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
     int looks; /* stream_check */
+    int asks;  /* for the current context: of a default stream, unless by promise that is always the same */
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
@@ -12528,6 +12532,13 @@ typedef struct gai_way {
 
 static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
 static GAI_THREAD_LOCAL gai_way *gai_way_last; /* on which `last` was given out; NULL: none since it was noted */
+static GAI_THREAD_LOCAL int gai_one_context; /* there is a way to a pool of which this is so, or was */
+
+/* Stream 0 is the legacy one, of which the handle is 1. */
+static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
+{
+    return (CUstream)((uintptr_t)stream + (stream == NULL));
+}
 
 static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -12556,29 +12567,31 @@ static gai_way *gai_way_search(uint64_t generation, CUstream stream, CUcontext c
     return NULL;
 }
 
+static GAI_INLINE gai_way *gai_way_look_up(uint64_t generation, CUstream stream, CUcontext context,
+                                           const galloc_pool *key)
+{
+    gai_way *way = &gai_ways[gai_way_at(stream, context, key)];
+    return gai_way_is(way, generation, stream, context, key) ? way : gai_way_search(generation, stream, context, key);
+}
+
 /* The default streams are their context's: it is asked which one is current. */
 GAI_APART
 static gai_way *gai_way_find_default(CUstream stream, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
     CUcontext context = NULL;
-    gai_way *way;
-    if (!stream) stream = CU_STREAM_LEGACY;
+    gai_way *way = gai_one_context ? gai_way_look_up(generation, stream, NULL, key) : NULL;
+    if (way && !way->asks) return way;
     if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
-    way = &gai_ways[gai_way_at(stream, context, key)];
-    return gai_way_is(way, generation, stream, context, key) ? way : gai_way_search(generation, stream, context, key);
+    return gai_way_look_up(generation, stream, context, key);
 }
 
 /* The way that this thread remembers, or NULL. */
 static GAI_INLINE gai_way *gai_way_find(cudaStream_t named, const galloc_pool *key)
 {
     CUstream stream = (CUstream)named;
-    uint64_t generation;
-    gai_way *way;
-    if (gai_is_default_stream(stream)) return gai_way_find_default(stream, key);
-    generation = gai_load(&gai_generation);
-    way = &gai_ways[gai_way_at(stream, NULL, key)];
-    return gai_way_is(way, generation, stream, NULL, key) ? way : gai_way_search(generation, stream, NULL, key);
+    if (gai_is_default_stream(stream)) return gai_way_find_default(gai_named_stream(named), key);
+    return gai_way_look_up(gai_load(&gai_generation), stream, NULL, key);
 }
 
 /* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
@@ -12664,7 +12677,8 @@ static void gai_threads_forget(void)
 static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
-    CUcontext context = gai_is_default_stream(site->stream) ? site->context : NULL;
+    int asks = gai_is_default_stream(site->stream) && !pool->one_context;
+    CUcontext context = asks ? site->context : NULL;
     size_t at = gai_way_at(site->stream, context, key), probes;
     gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
     if (!site->life || site->capture || site->broken || pool->config.backend) return;
@@ -12677,18 +12691,35 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     way->key = key;
     way->pool = pool;
     way->looks = pool->config.stream_check;
+    way->asks = asks;
+    gai_one_context |= pool->one_context;
     way->most = way->looks ? gai_min(pool->plain, GAI_MARK_BYTES) : pool->plain;
     way->site = *site;
+    way->site.hands_off = 0; /* of that moment; see gai_way_may_act */
     if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
 /* ---- the fast path ---- */
 
-/* What is known of the stream when a front has not served: on legacy it is still to be seen whether anything may be
-   called on it; and where there are no looks only an open front says that the stream has not been retired. */
+/* May anything be called on legacy? Fronts serve it unasked, but nothing may while a blocking stream is captured. */
+GAI_APART
+static int gai_legacy_may_act(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!way->looks) return 1;
+    return !gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static GAI_INLINE int gai_way_may_act(const gai_way *way)
+{
+    return way->site.stream != CU_STREAM_LEGACY || gai_legacy_may_act(way);
+}
+
+/* What is known of the stream when a front has not served. Where there are no looks only an open front says that the
+   stream has not been retired. */
 static enum gai_passage gai_way_passage(const gai_way *way, enum gai_state state)
 {
-    if (way->site.stream == CU_STREAM_LEGACY || (state == GAI_SHUT && !way->looks)) return GAI_LONG;
+    if ((state == GAI_SHUT && !way->looks) || !gai_way_may_act(way)) return GAI_LONG;
     return state == GAI_BARE ? GAI_KNOWN_BARE : GAI_KNOWN;
 }
 
@@ -12771,7 +12802,7 @@ static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *bloc
     if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
     if (passage == GAI_DONE) return GAI_DONE;
     taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
-    if (taken && vouches && way->site.stream != CU_STREAM_LEGACY) return passage;
+    if (taken && vouches && gai_way_may_act(way)) return passage;
     if (taken) gai_store_pointer(&block->held, way->site.lane);
     return vouches ? gai_way_passage(way, GAI_SHUT) : GAI_LONG;
 }
@@ -12783,8 +12814,8 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     gai_way *way = *found = gai_way_last;
     const galloc_pool *pool;
     gai_block *block;
-    if (way && way->last_ptr == (uintptr_t)ptr && !gai_is_default_stream((CUstream)stream) &&
-        gai_way_leads(way, gai_load(&gai_generation), (CUstream)stream))
+    if (way && way->last_ptr == (uintptr_t)ptr && !way->asks &&
+        gai_way_leads(way, gai_load(&gai_generation), gai_named_stream(stream)))
         return way->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);

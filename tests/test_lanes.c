@@ -69,27 +69,50 @@ TEST(a_hot_pair_takes_no_lock_that_others_share)
     }
 }
 
-/* Calls of CUDA that a pair makes, by kind of stream: the looks, and none of them when they are switched off but the
-   question whose default stream it is. */
+/* Calls of CUDA that a pair makes, by kind of stream: the looks, and none of them when they are switched off, but with
+   several devices the question whose default stream it is. */
 TEST(a_hot_pair_calls_nothing_but_the_looks)
 {
-    static const long calls[2][STREAM_KINDS] = {{2, 0, 2}, {4, 3, 6}};
-    for (int check = 0; check < 2; check++) {
-        for (int i = 0; i < 2 * STREAM_KINDS; i++) {
-            int kind = i / 2, large = i % 2;
-            size_t bytes = large ? MIB(1) : KIB(4);
-            begin();
-            cudaStream_t s = stream_of_kind(kind);
-            galloc_config config = galloc_config_default();
-            config.stream_check = check;
-            galloc_pool *pool = pool_new(&config);
-            warm(pool, bytes, s);
-            long before = sim_calls(NULL);
-            for (int k = 0; k < 10; k++) OK(galloc_free(get(pool, bytes, s), s));
-            EXPECT_EQ(sim_calls(NULL) - before, 10 * calls[check][kind]);
-            pool_end(pool);
-            finish();
-        }
+    static const long calls[2][2][STREAM_KINDS] = {{{0, 0, 0}, {4, 3, 6}}, {{2, 0, 2}, {4, 3, 6}}};
+    for (int i = 0; i < 8 * STREAM_KINDS; i++) {
+        int kind = i / 8, large = i % 2, check = i / 2 % 2, devices = 1 + i / 4 % 2;
+        size_t bytes = large ? MIB(1) : KIB(4);
+        sim_options options = sim_defaults();
+        options.devices = devices;
+        begin_with(options);
+        cudaStream_t s = stream_of_kind(kind);
+        galloc_config config = galloc_config_default();
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        warm(pool, bytes, s);
+        long before = sim_calls(NULL);
+        for (int k = 0; k < 10; k++) OK(galloc_free(get(pool, bytes, s), s));
+        EXPECT_EQ(sim_calls(NULL) - before, 10 * calls[devices - 1][check][kind]);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What the front has not is asked of the pool with no more than that: on legacy, whether anything may be called on it
+   at all. */
+TEST(a_miss_calls_nothing_but_the_looks)
+{
+    static const long calls[2][STREAM_KINDS] = {{0, 0, 0}, {6, 4, 6}};
+    for (int i = 0; i < 2 * STREAM_KINDS; i++) {
+        int kind = i / 2, check = i % 2;
+        begin();
+        cudaStream_t s = stream_of_kind(kind);
+        galloc_config config = galloc_config_default();
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        void *held = get(pool, MIB(4), s); /* so that the stream is never seen to have given everything back */
+        warm(pool, MIB(20), s);
+        long before = sim_calls(NULL);
+        for (int k = 0; k < 10; k++) OK(galloc_free(get(pool, MIB(20) - KIB(4) * (size_t)k, s), s));
+        EXPECT_EQ(sim_calls(NULL) - before, 10 * calls[check][kind]);
+        OK(galloc_free(held, s));
+        pool_end(pool);
+        finish();
     }
 }
 
@@ -716,6 +739,41 @@ TEST(every_pool_and_device_has_its_own_way)
     finish();
 }
 
+/* Where no context is asked for, a default stream still leads to each pool's own lane, in every thread. */
+static void *use_default_streams(void *arg)
+{
+    galloc_pool **pool = (galloc_pool **)arg;
+    for (int i = 0; i < 60; i++) {
+        for (int kind = 0; kind < 2; kind++) {
+            cudaStream_t s = kind ? cudaStreamPerThread : (cudaStream_t)0;
+            void *p = get(pool[i % 8], KIB(4), s);
+            EXPECT(info_of(p).pool == pool[i % 8]);
+            if (kind) EXPECT_EQ(info_of(p).stream_id, stream_id(s));
+            put(s, p, KIB(4), (uint64_t)i);
+            OK(galloc_free(p, i % 3 || kind ? s : cudaStreamLegacy));
+        }
+    }
+    return NULL;
+}
+
+TEST(without_looks_default_streams_lead_to_every_pool)
+{
+    begin();
+    galloc_pool *pool[8];
+    pthread_t thread;
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    for (int i = 0; i < 8; i++) pool[i] = pool_new(&config);
+    use_default_streams(pool);
+    EXPECT_EQ(pthread_create(&thread, NULL, use_default_streams, pool), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 8; i++) {
+        EXPECT_EQ(galloc_pool_check(pool[i]), 0);
+        pool_end(pool[i]);
+    }
+    finish();
+}
+
 /* A new pool where an old one was is not the old one. */
 TEST(ways_end_with_their_pool)
 {
@@ -907,8 +965,6 @@ TEST(without_looks_a_retired_stream_is_still_another_one)
     finish();
 }
 
-/* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
-   bytes: what had these before may still be under way. */
 /* Nor by the free of a block that no front would have: it is not asked, so it says nothing. */
 TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
 {
@@ -941,6 +997,8 @@ TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
     finish();
 }
 
+/* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
+   bytes: what had these before may still be under way. */
 TEST(what_a_front_gave_grows_on_another_stream)
 {
     begin_still();
