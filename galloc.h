@@ -1711,6 +1711,7 @@ typedef struct gai_mapping {
     gai_block *block; /* over the same addresses: busy while it comes or goes, away while its page is elsewhere */
     uintptr_t addr;   /* 0: unmapped */
     size_t bytes;
+    uintptr_t within; /* where the free block began that it was in when it was last looked for; a guess, or 0 */
     uint64_t number; /* mappings are numbered as they are made */
     int standing;    /* in a batch: it was away before, and is again if the batch comes to nothing */
 } gai_mapping;
@@ -5613,7 +5614,7 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     mapping->segment = block->segment;
     mapping->page = page;
     mapping->block = NULL;
-    mapping->addr = 0;
+    mapping->addr = mapping->within = 0;
     mapping->bytes = page->bytes;
     mapping->standing = 0;
     mapping->number = ++pool->numbers;
@@ -7690,13 +7691,20 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* Is the whole mapping in a free block that can give up its page? The block, or NULL. */
-static gai_block *gai_mapping_lender(const galloc_pool *pool, const gai_mapping *mapping, const gai_quest *quest)
+static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *mapping, const gai_block *block)
 {
-    gai_block *block = gai_block_before(mapping->addr);
-    uintptr_t end = mapping->addr + mapping->bytes;
-    if (!block || block->kind != GAI_FREE || block->segment->pool != pool || block->addr + block->bytes < end)
-        return NULL;
+    return block && gai_load_pointer(&block->pool) == pool && block->kind == GAI_FREE &&
+           block->addr <= mapping->addr && block->addr + block->bytes >= mapping->addr + mapping->bytes;
+}
+
+/* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
+   the block mostly begins where it did the last time. */
+static gai_block *gai_mapping_lender(const galloc_pool *pool, gai_mapping *mapping, const gai_quest *quest)
+{
+    gai_block *block = gai_block_at(mapping->within);
+    if (!gai_mapping_is_within(pool, mapping, block)) block = gai_block_before(mapping->addr);
+    if (!gai_mapping_is_within(pool, mapping, block)) return NULL;
+    mapping->within = block->addr;
     return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
 }
 
