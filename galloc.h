@@ -1937,7 +1937,7 @@ typedef struct gai_memo {
     size_t bytes;
 } gai_memo;
 
-#define GAI_MEMOS 512
+#define GAI_MEMOS 2048
 
 /* The last plans, in turn. As long as a program repeats itself, what comes next is what came after the same plan the
    last time: `next` is where that stands, and `agreed` how often in a row it was right. */
