@@ -2149,10 +2149,15 @@ static void gai_slab_end(gai_slab *slab)
 
 /* Two maps for all pools, read without a lock: from the address of a block to its descriptor, and from any address,
    cut to 2 MiB, to the page that is mapped there. Radix trees of fixed depth; inner nodes stay until galloc_shutdown.
-   Entries are written under the lock of the pool that owns the address. */
-#define GAI_MAP_LEVELS 5
+   Entries are written under the lock of the pool that owns the address.
+   The map of blocks has an entry for 64 KiB: nothing, or the one block that begins there, or, told apart by its lowest
+   bit, a leaf with a slot for every 512 bytes. Large blocks do without leaves, which are a KiB each. So do only
+   expandable segments: the addresses of others may be given to another pool before it is known that they are lost. */
+#define GAI_MAP_LEVELS 4
 #define GAI_MAP_ROOT_LOG2 14
 #define GAI_PAGE_LOG2 21
+#define GAI_LEAF_LOG2 16
+#define GAI_LEAF_SLOTS (1 << (GAI_LEAF_LOG2 - GAI_UNIT_LOG2))
 
 typedef struct gai_map {
     int levels;                    /* below the root */
@@ -2162,13 +2167,13 @@ typedef struct gai_map {
     void *nodes;                   /* all inner nodes, linked by their first word */
 } gai_map;
 
-static gai_map gai_block_map = {5, {GAI_MAP_ROOT_LOG2, 13, 9, 5, 7}, {43, 30, 21, 16, 9}, {NULL}, NULL};
-static gai_map gai_page_map = {3, {GAI_MAP_ROOT_LOG2, 13, 9, 0, 0}, {43, 30, 21, 0, 0}, {NULL}, NULL};
+static gai_map gai_block_map = {4, {GAI_MAP_ROOT_LOG2, 13, 9, 5}, {43, 30, 21, GAI_LEAF_LOG2}, {NULL}, NULL};
+static gai_map gai_page_map = {3, {GAI_MAP_ROOT_LOG2, 13, 9, 0}, {43, 30, 21, 0}, {NULL}, NULL};
 
 /* The node's slots begin behind its link. */
-static void **gai_map_node_new(gai_map *map, int level)
+static void **gai_map_node_new(gai_map *map, size_t slots)
 {
-    size_t bytes = ((size_t)1 + ((size_t)1 << map->log2[level])) * sizeof(void *);
+    size_t bytes = (1 + slots) * sizeof(void *);
     void **node = (void **)GALLOC_MALLOC(bytes);
     if (!node) return NULL;
     memset(node, 0, bytes);
@@ -2201,23 +2206,41 @@ static void *gai_map_get(gai_map *map, uintptr_t addr)
     return slot ? gai_load_pointer(slot) : NULL;
 }
 
-/* gai_map_slot for the map of blocks, with the numbers written out: most calls come by here. */
-static GAI_INLINE void **gai_block_slot(uintptr_t addr)
+static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
+
+static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
+
+static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_LOG2) & (GAI_LEAF_SLOTS - 1); }
+
+/* The entry of an address in the map of blocks, or NULL: gai_map_slot with the numbers written out, since most calls
+   come by here. */
+static GAI_INLINE void **gai_block_entry(uintptr_t addr)
 {
     void **slots;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
     slots = (void **)gai_load_pointer(&gai_block_map.root[addr >> 43]);
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 21 & 0x1ff]);
-    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 16 & 0x1f]);
-    return slots ? &slots[addr >> 9 & 0x7f] : NULL;
+    return slots ? &slots[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
 
-/* The descriptor of the used or free block that starts in the 512 bytes at an address, or NULL. */
+/* Its address, for who has no lock. */
+static uintptr_t gai_block_addr(const gai_block *block)
+{
+    return (uintptr_t)gai_counted((const uint64_t *)&block->addr);
+}
+
+static GAI_INLINE void gai_block_set_addr(gai_block *block, uintptr_t addr)
+{
+    gai_set_relaxed((uint64_t *)&block->addr, addr);
+}
+
+/* The only used or free block that may start at an address, or NULL; where it does start is for the caller to
+   compare. */
 static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
 {
-    void **slot = gai_block_slot(addr);
-    return slot ? (gai_block *)gai_load_pointer(slot) : NULL;
+    void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
+    return (gai_block *)(gai_is_leaf(in) ? gai_load_pointer(&gai_leaf(in)[gai_leaf_digit(addr)]) : in);
 }
 
 /* Makes the nodes on the way to an address; the only step of the map that can fail. */
@@ -2230,7 +2253,7 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     gai_lock_on(&gai_map_lock);
     for (level = 0; level < map->levels - 1 && slots; level++) {
         void **slot = &slots[gai_map_digit(map, level, addr)];
-        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, level + 1));
+        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, (size_t)1 << map->log2[level + 1]));
         slots = (void **)*slot;
     }
     gai_lock_off(&gai_map_lock);
@@ -2269,24 +2292,87 @@ static size_t gai_slots_last(void *const *slots, size_t n)
     return n;
 }
 
-/* The last entry at or before an address, below the node `slots`; `bounded` while the way is the address's own. */
-static void *gai_map_floor_at(gai_map *map, void **slots, int level, uintptr_t addr, int bounded)
+/* The last block of an entry that begins at or before an address. */
+static gai_block *gai_entry_last(void *in, uintptr_t addr)
 {
-    size_t top = bounded ? gai_map_digit(map, level, addr) : ((size_t)1 << map->log2[level]) - 1;
     size_t n;
-    for (n = gai_slots_last(slots, top + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
-        void *below = gai_load_pointer(&slots[n - 1]);
-        if (below && level + 1 < map->levels)
-            below = gai_map_floor_at(map, (void **)below, level + 1, addr, bounded && n - 1 == top);
-        if (below) return below;
+    if (!in) return NULL;
+    if (!gai_is_leaf(in)) return gai_block_addr((gai_block *)in) <= addr ? (gai_block *)in : NULL;
+    n = gai_slots_last(gai_leaf(in), gai_leaf_digit(addr) + 1);
+    return n ? (gai_block *)gai_load_pointer(&gai_leaf(in)[n - 1]) : NULL;
+}
+
+/* The same below a node of the map of blocks. Beside the address's own way all of an entry lies before it. */
+static gai_block *gai_block_floor(void **slots, int level, uintptr_t addr)
+{
+    size_t own = gai_map_digit(&gai_block_map, level, addr), n;
+    for (n = gai_slots_last(slots, own + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
+        uintptr_t last = n - 1 == own ? addr : ~(uintptr_t)0;
+        void *in = gai_load_pointer(&slots[n - 1]);
+        gai_block *block = NULL;
+        if (level == gai_block_map.levels - 1) block = gai_entry_last(in, last);
+        else if (in) block = gai_block_floor((void **)in, level + 1, last);
+        if (block) return block;
     }
     return NULL;
 }
 
 static gai_block *gai_block_before(uintptr_t addr)
 {
-    if (addr >> GAI_ADDRESS_BITS) return NULL;
-    return (gai_block *)gai_map_floor_at(&gai_block_map, gai_block_map.root, 0, addr, 1);
+    return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_block_map.root, 0, addr);
+}
+
+/* A leaf for an entry; the block that was alone there goes into it. Not in other pools' addresses. 0: no host memory. */
+static int gai_leaf_new(void **entry)
+{
+    void *in;
+    gai_lock_on(&gai_map_lock);
+    in = gai_load_pointer(entry);
+    if (!gai_is_leaf(in)) {
+        gai_block *block = (gai_block *)in;
+        void **leaf = gai_map_node_new(&gai_block_map, GAI_LEAF_SLOTS);
+        if (leaf && block) {
+            block->slot = &leaf[gai_leaf_digit(block->addr)];
+            *block->slot = block;
+        }
+        if (leaf) gai_store_pointer(entry, (void *)((uintptr_t)leaf + 1));
+    }
+    gai_lock_off(&gai_map_lock);
+    return gai_is_leaf(gai_load_pointer(entry));
+}
+
+/* Makes sure that a block can be shown at an address, whatever else begins in the 64 KiB around it. 0: no host
+   memory. */
+static int gai_block_map_need(uintptr_t addr)
+{
+    void **entry;
+    if (!gai_map_need(&gai_block_map, addr)) return 0;
+    entry = gai_block_entry(addr);
+    return gai_is_leaf(gai_load_pointer(entry)) || gai_leaf_new(entry);
+}
+
+/* The same for a block that is shown before the pool's lock is let go, with at most one more, at `other`: in an
+   expandable segment it may be alone. */
+static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr_t addr, uintptr_t other)
+{
+    void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
+    if (gai_is_leaf(in)) return 1;
+    if (entry && !in && !segment->fixed && addr >> GAI_LEAF_LOG2 != other >> GAI_LEAF_LOG2) return 1;
+    return gai_block_map_need(addr);
+}
+
+/* The block is found by its address from now on. The map has room for it. */
+static GAI_INLINE void gai_block_show(gai_block *block)
+{
+    void **entry = gai_block_entry(block->addr), *in = gai_load_pointer(entry);
+    block->slot = gai_is_leaf(in) ? &gai_leaf(in)[gai_leaf_digit(block->addr)] : entry;
+    gai_store_pointer(block->slot, block);
+}
+
+/* Not any more, unless somebody else has taken its place already. */
+static GAI_INLINE void gai_block_hide(const gai_block *block)
+{
+    if (block->slot && gai_load_pointer(block->slot) == block) gai_store_pointer(block->slot, NULL);
 }
 
 static void gai_map_end(gai_map *map)
@@ -2869,7 +2955,7 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     GALLOC_ASSERT(!block->held);
     gai_store_pointer(&block->pool, pool);
     block->next_bin = block->prev_bin = block->next = block->prev = block->newer = block->older = NULL;
-    block->addr = addr;
+    gai_block_set_addr(block, addr);
     block->bytes = bytes;
     block->requested = block->tag = block->life = block->stream_id = block->age = 0;
     block->lane = NULL;
@@ -2882,13 +2968,6 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     block->cell = 0;
     block->room = 0;
     return block;
-}
-
-/* From now on it is found by its address; the map has the nodes. */
-static void gai_block_show(gai_block *block)
-{
-    block->slot = gai_block_slot(block->addr);
-    gai_store_pointer(block->slot, block);
 }
 
 static int gai_block_is_free(const gai_block *block) { return block->kind == GAI_FREE || block->kind == GAI_CELL; }
@@ -2936,7 +3015,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
     GALLOC_ASSERT(block->next == right && !right->set && !right->takers && !right->cell);
-    if (right->slot && gai_load_pointer(right->slot) == right) gai_store_pointer(right->slot, NULL);
+    gai_block_hide(right);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
     if (right->age > block->age && block->kind != GAI_USED) {
@@ -3129,7 +3208,7 @@ static gai_block *gai_room_owner(const gai_block *block)
 static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 {
     enum gai_kind kind = gai_room_owner(block) ? GAI_ROOM : GAI_HOLE;
-    gai_map_clear(&gai_block_map, block->addr, block);
+    gai_block_hide(block);
     gai_marks_end(pool, &block->marks);
     block->kind = kind;
     if (block->next && block->next->kind == kind) {
@@ -3178,8 +3257,8 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
     uintptr_t end = at + bytes;
     if (at == block->addr && bytes == block->bytes) return gai_slab_need(&pool->marks, 3);
     return gai_slab_need(&pool->blocks, 2) && gai_slab_need(&pool->marks, 2 * gai_marks_count(block->marks) + 3) &&
-           (at == block->addr || gai_map_need(&gai_block_map, at)) &&
-           (gai_block_slot(end) || gai_map_need(&gai_block_map, end));
+           (at == block->addr || gai_block_map_need_for(block->segment, at, end)) &&
+           gai_block_map_need_for(block->segment, end, at);
 }
 
 /* ---- what is held ---- */
@@ -3611,7 +3690,7 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     else rest->segment->first = block;
     rest->kind = GAI_FREE;
     rest->prev = block;
-    rest->addr += bytes;
+    gai_block_set_addr(rest, rest->addr + bytes);
     rest->bytes -= bytes;
     block->slot = rest->slot;
     gai_store_pointer(block->slot, block);
@@ -5660,7 +5739,7 @@ static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintp
     for (donor = filling->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
            gai_slab_need(&pool->blocks, n + moved + 6) && gai_slab_need(&pool->marks, 4 * marks + 1) &&
-           gai_page_map_need(addr, filling->moved + filling->fresh) && gai_map_need(&gai_block_map, addr);
+           gai_page_map_need(addr, filling->moved + filling->fresh) && gai_block_map_need(addr);
 }
 
 /* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
@@ -5934,7 +6013,7 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
-             !gai_map_need(&gai_block_map, (uintptr_t)addr))
+             !gai_block_map_need((uintptr_t)addr))
         result = GAI_NO_HOST_MEMORY;
     else if (*held && !gai_budget_raise(pool, *held + pool->of_graphs))
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -6069,7 +6148,7 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     for (at = gai_page_at(begin)->bytes + begin; at < end; at += gai_page_at(at)->bytes) cuts++;
     if (!gai_slab_has(&pool->blocks, cuts) || !gai_slab_has(&pool->marks, (cuts + 1) * gai_marks_count(block->marks)))
         return 0;
-    if (end < block->addr + block->bytes && !gai_map_need(&gai_block_map, end)) return 0;
+    if (end < block->addr + block->bytes && !gai_block_map_need(end)) return 0;
     block = gai_block_cut_out(pool, block, begin, bytes, GAI_BUSY);
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(begin);
@@ -6087,7 +6166,7 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
 static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
                               size_t bytes, gai_batch *batch)
 {
-    if (quest->want && !gai_map_need(&gai_block_map, begin)) return 0;
+    if (quest->want && !gai_block_map_need(begin)) return 0;
     return gai_block_to_batch(pool, block, begin, bytes, batch);
 }
 
@@ -6325,8 +6404,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     gai_batch_start(&back);
     for (mapping = donors->first; mapping; mapping = next) {
         next = mapping->next;
-        if (bytes + mapping->bytes <= surplus && gai_map_need(&gai_block_map, mapping->addr) &&
-            (!next || gai_map_need(&gai_block_map, next->addr))) {
+        if (bytes + mapping->bytes <= surplus && gai_block_map_need(mapping->addr) &&
+            (!next || gai_block_map_need(next->addr))) {
             bytes += mapping->bytes;
             gai_batch_add(&back, mapping, mapping->block);
         } else {
@@ -6347,7 +6426,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         gai_mapping *mapping = donors->first;
         gai_mark *mark;
         donors->first = mapping->next;
-        gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
+        gai_block_hide(mapping->block);
         gai_mapping_show(mapping, 0);
         for (mark = mapping->block->marks; mark; mark = mark->next)
             if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
@@ -6381,7 +6460,7 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     while (batch.first) {
         gai_mapping *mapping = batch.first;
         batch.first = mapping->next;
-        gai_map_clear(&gai_block_map, mapping->addr, mapping->block);
+        gai_block_hide(mapping->block);
         gai_mapping_show(mapping, 1);
         gai_away_add(pool, mapping);
         block = mapping->block;
@@ -6462,7 +6541,7 @@ static void gai_pool_unpark(galloc_pool *pool)
     for (mapping = pool->away_oldest; mapping; mapping = newer) {
         gai_block *block = mapping->block;
         newer = mapping->newer;
-        if (!gai_block_is_parked(block) || !gai_map_need(&gai_block_map, mapping->addr)) continue;
+        if (!gai_block_is_parked(block) || !gai_block_map_need(mapping->addr)) continue;
         gai_away_remove(pool, mapping);
         mapping->block = NULL;
         gai_block_show(block);
@@ -6537,7 +6616,7 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
     uintptr_t at;
     for (block = segment->first; block; block = block->next) {
         gai_marks_end(pool, &block->marks);
-        gai_map_clear(&gai_block_map, block->addr, block);
+        gai_block_hide(block);
         for (at = block->addr; gai_block_has_pages(block) && at < block->addr + block->bytes;) {
             gai_mapping *mapping = gai_page_at(at);
             if (!mapping || mapping->segment != segment) break;
@@ -7281,7 +7360,7 @@ static size_t gai_strip_need(galloc_pool *pool, const gai_block *block, uintptr_
     size_t marks = gai_marks_count(block->marks);
     if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
     for (i = 1; i < n; i++)
-        if (!gai_map_need(&gai_block_map, at + i * bytes)) n = 1;
+        if (!gai_block_map_need(at + i * bytes)) n = 1;
     if (n > 1 && gai_block_need(pool, block, at, n * bytes) && gai_slab_need(&pool->blocks, n + 2) &&
         gai_slab_need(&pool->marks, (n + 2) * marks + 3))
         return n;
@@ -8187,8 +8266,8 @@ static int gai_block_lend_need(galloc_pool *pool, const gai_block *block)
     for (at = block->addr; at < end;) {
         const gai_mapping *mapping = gai_page_at(at);
         at = mapping->addr + mapping->bytes;
-        if (mapping->page->taken && !gai_map_need(&gai_block_map, mapping->addr)) return 0;
-        if (mapping->page->taken && at < end && !gai_map_need(&gai_block_map, at)) return 0;
+        if (mapping->page->taken && !gai_block_map_need(mapping->addr)) return 0;
+        if (mapping->page->taken && at < end && !gai_block_map_need(at)) return 0;
         n += (size_t)mapping->page->taken;
     }
     return gai_slab_has(&pool->blocks, 2 * n) && gai_slab_has(&pool->marks, 2 * n * gai_marks_count(block->marks));
@@ -8239,7 +8318,7 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *
     for (block = plan->first; block && block->addr < plan->end; block = block->next) {
         mapping = block->kind == GAI_AWAY ? block->away : NULL;
         if (!mapping) continue;
-        ready &= gai_map_need(&gai_block_map, block->addr);
+        ready &= gai_block_map_need(block->addr);
         gai_away_remove(pool, mapping);
         mapping->standing = 1;
         mapping->page->taken = mapping->page->current != mapping;
@@ -8330,8 +8409,8 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *f
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
     return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 2) &&
-           gai_map_need(&gai_block_map, plan->begin) && gai_map_need(&gai_block_map, plan->at) &&
-           gai_map_need(&gai_block_map, plan->until) && gai_filling_need(pool, filling, addr);
+           gai_block_map_need(plan->begin) && gai_block_map_need(plan->at) &&
+           gai_block_map_need(plan->until) && gai_filling_need(pool, filling, addr);
 }
 
 /* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
@@ -11741,8 +11820,8 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += gai_check_cell(pool, block);
     broken += block->kind == GAI_USED && block->requested > block->bytes;
     broken += held && (block->kind != GAI_USED || !block->lane);
-    broken += gai_block_is_mapped(block) && block->slot != gai_map_slot(&gai_block_map, block->addr);
-    broken += gai_block_is_mapped(block) && gai_map_get(&gai_block_map, block->addr) != block;
+    broken += gai_block_is_mapped(block) && (!block->slot || gai_load_pointer(block->slot) != block);
+    broken += gai_block_is_mapped(block) && gai_block_at(block->addr) != block;
     broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
     if (block->kind == GAI_FREE) {
         broken += pool->torch ? gai_check_at_home(pool, block) : block->set != gai_set_of(pool, block->marks);
