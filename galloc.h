@@ -2200,27 +2200,28 @@ static void **gai_map_slot(gai_map *map, uintptr_t addr)
     return &slots[gai_map_digit(map, level, addr)];
 }
 
-static void *gai_map_get(gai_map *map, uintptr_t addr)
-{
-    void **slot = gai_map_slot(map, addr);
-    return slot ? gai_load_pointer(slot) : NULL;
-}
-
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
 
 static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
 
 static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_LOG2) & (GAI_LEAF_SLOTS - 1); }
 
-/* The entry of an address in the map of blocks, or NULL: gai_map_slot with the numbers written out, since most calls
+/* What a map has for the 2 MiB around an address, or NULL: gai_map_slot with the numbers written out, since most calls
    come by here. */
-static GAI_INLINE void **gai_block_entry(uintptr_t addr)
+static GAI_INLINE void **gai_map_slot_at(gai_map *map, uintptr_t addr)
 {
     void **slots;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
-    slots = (void **)gai_load_pointer(&gai_block_map.root[addr >> 43]);
+    slots = (void **)gai_load_pointer(&map->root[addr >> 43]);
     if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
-    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 21 & 0x1ff]);
+    return slots ? &slots[addr >> GAI_PAGE_LOG2 & 0x1ff] : NULL;
+}
+
+/* The entry of an address in the map of blocks, or NULL. */
+static GAI_INLINE void **gai_block_entry(uintptr_t addr)
+{
+    void **slots = gai_map_slot_at(&gai_block_map, addr);
+    if (slots) slots = (void **)gai_load_pointer(slots);
     return slots ? &slots[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
 
@@ -2258,19 +2259,6 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     }
     gai_lock_off(&gai_map_lock);
     return slots != NULL;
-}
-
-/* Needs the nodes. */
-static void gai_map_set(gai_map *map, uintptr_t addr, void *value)
-{
-    gai_store_pointer(gai_map_slot(map, addr), value);
-}
-
-/* Takes an entry out, unless it is somebody else's by now. */
-static void gai_map_clear(gai_map *map, uintptr_t addr, const void *value)
-{
-    void **slot = gai_map_slot(map, addr);
-    if (slot && gai_load_pointer(slot) == value) gai_store_pointer(slot, NULL);
 }
 
 /* Not 0 when one of two slots is in use. */
@@ -4206,12 +4194,19 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
+/* The page that is mapped at an address, or NULL. */
+static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
+{
+    void **slot = gai_map_slot_at(&gai_page_map, addr);
+    return slot ? (gai_mapping *)gai_load_pointer(slot) : NULL;
+}
+
 /* The block's pages have been in use until now. */
 static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
     while (at < end) {
-        gai_mapping *mapping = (gai_mapping *)gai_map_get(&gai_page_map, gai_down(at, (size_t)1 << GAI_PAGE_LOG2));
+        gai_mapping *mapping = gai_page_at(at);
         mapping->page->used = pool->clock;
         at = mapping->addr + mapping->bytes;
     }
@@ -5455,10 +5450,12 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
     return result;
 }
 
+/* Makes sure that what is mapped there can be found. 0: no host memory. */
 static int gai_page_map_need(uintptr_t addr, size_t bytes)
 {
+    const uintptr_t node = (uintptr_t)1 << gai_page_map.shift[1];
     uintptr_t at;
-    for (at = addr; at < addr + bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2)
+    for (at = gai_down(addr, node); at < addr + bytes; at += node)
         if (!gai_map_need(&gai_page_map, at)) return 0;
     return 1;
 }
@@ -5466,11 +5463,14 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
 /* Lets the mapping be found by its addresses, or no longer. */
 static void gai_mapping_show(gai_mapping *mapping, int show)
 {
-    uintptr_t at;
+    const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
+    uintptr_t at, end = mapping->addr + mapping->bytes;
+    void **slot = NULL;
     if (mapping->segment->given) return;
-    for (at = mapping->addr; at < mapping->addr + mapping->bytes; at += (uintptr_t)1 << GAI_PAGE_LOG2) {
-        if (show) gai_map_set(&gai_page_map, at, mapping);
-        else gai_map_clear(&gai_page_map, at, mapping);
+    for (at = mapping->addr; at < end; at += page) {
+        slot = slot && gai_map_digit(&gai_page_map, 2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
+        if (show) gai_store_pointer(slot, mapping);
+        else if (slot && gai_load_pointer(slot) == mapping) gai_store_pointer(slot, NULL);
     }
 }
 
@@ -6072,11 +6072,6 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 }
 
 /* The page at an address of a pool's heap. */
-static gai_mapping *gai_page_at(uintptr_t addr)
-{
-    return (gai_mapping *)gai_map_get(&gai_page_map, gai_down(addr, (size_t)1 << GAI_PAGE_LOG2));
-}
-
 /* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
    used by a request, whose stream may have to wait for recorded events; or with no request to be given back. */
 typedef struct gai_quest {
