@@ -2310,7 +2310,8 @@ static gai_block *gai_block_before(uintptr_t addr)
     return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_block_map.root, 0, addr);
 }
 
-/* A leaf for an entry; the block that was alone there goes into it. Not in other pools' addresses. 0: no host memory. */
+/* A leaf for an entry; the block that was alone there goes into it. Not in other pools' addresses. 0: no host
+   memory. */
 static int gai_leaf_new(void **entry)
 {
     void *in;
