@@ -175,6 +175,8 @@
      stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
      stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
      after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
+     Calls of galloc on captured streams read the graph that is made: threads that capture into one graph must take
+     turns with them, as CUDA demands of all calls on one graph (CUDA Runtime API, "Graph object thread safety").
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
      cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
 
