@@ -2300,7 +2300,7 @@ static gai_block *gai_block_floor(void **slots, int level, uintptr_t addr)
         uintptr_t last = n - 1 == own ? addr : ~(uintptr_t)0;
         void *in = gai_load_pointer(&slots[n - 1]);
         gai_block *block = NULL;
-        if (level == gai_block_map.levels - 1) block = gai_entry_last(in, last);
+        if (level >= GAI_MAP_LEVELS - 1) block = gai_entry_last(in, last);
         else if (in) block = gai_block_floor((void **)in, level + 1, last);
         if (block) return block;
     }

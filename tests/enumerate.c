@@ -39,8 +39,8 @@
 
    Each run checks: no finding (race, stale byte, hole, dead handle, ...), no call refused but for want of memory, the
    heap's invariants, nothing leaked. After a failure the run is made again and told. By itself it is quick; with
-   ENUMERATE=full in the environment it goes as far as an hour allows (`make enumerate`); what that found stands in
-   bench/results/sim-enumerate.txt. */
+   ENUMERATE=full in the environment it goes as far as an hour allows (`make enumerate`), with SLICE in parts that
+   several processors share; what that found stands in bench/results/sim-enumerate.txt. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -133,10 +133,18 @@ static int choose(int of)
     return path[path_at++].taken;
 }
 
+/* SLICE=k/n in the environment leaves all to other processes but the k-th of every n beginnings of SLICED choices. */
+enum { SLICED = 5 };
+static unsigned long slice, slices, beginning;
+
+static int is_ours(void) { return !slices || beginning % slices == slice; }
+
 static int next_path(void)
 {
+    if (!is_ours() && path_length > SLICED) path_length = SLICED;
     while (path_length && path[path_length - 1].taken + 1 == path[path_length - 1].of) path_length--;
     if (path_length) path[path_length - 1].taken++;
+    beginning += path_length <= SLICED;
     return path_length > 0;
 }
 
@@ -175,9 +183,11 @@ static cudaGraphExec_t exec;
 static int blocks, left, preempted, answered, unswitched, running, program_ended, refused;
 static __thread int me;
 
-static struct {
+typedef struct counts {
     unsigned long long programs, schedules, points, failed_mallocs;
-} count;
+} counts;
+
+static counts count;
 
 static int tracing;
 static char trace_text[TRACE];
@@ -793,9 +803,13 @@ static int explore(bounds within)
     int well;
     memset(&count, 0, sizeof count);
     path_length = 0;
+    beginning = 0;
     most = within;
-    do well = run_once();
-    while (well && next_path());
+    do {
+        counts before = count;
+        well = run_once();
+        if (!is_ours()) count = before;
+    } while (well && next_path());
     if (!well) say_what_failed();
     printf("    %2d operations, %d preemptions, %d answers: %llu programs, %llu schedules, %llu points, %llu mallocs "
            "had no memory, %.0f s of a processor\n",
@@ -806,10 +820,14 @@ static int explore(bounds within)
 
 static void enumerate(const char *what, scope where, const bounds *quick, const bounds *full)
 {
-    const char *text = getenv("ENUMERATE");
+    const char *text = getenv("ENUMERATE"), *part = getenv("SLICE");
     const bounds *list = text && !strcmp(text, "full") ? full : quick;
     pthread_t second;
     cpu_set_t all;
+    if (part && (sscanf(part, "%lu/%lu", &slice, &slices) != 2 || slice >= slices)) {
+        printf("SLICE=%s: say which of how many, from 0/4 to 3/4, say\n", part);
+        exit(2);
+    }
     printf("%s\n", what);
     now = &where;
     if (!sched_getaffinity(0, sizeof all, &all)) stay_on_one_processor(&all);
