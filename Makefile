@@ -102,7 +102,7 @@ test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundl
 	@tests/run.sh $(CHECKS) $(filter-out build/replay build/adversary,$^)
 
 enumerate: build/bundled/enumerate
-	@$< --list | ENUMERATE=full xargs -P $(JOBS) -n 1 $<
+	@ENUMERATOR=$< tests/enumerate.sh $(PARTS)
 
 soak-oom: build/bundled/test_exhaust
 	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
