@@ -384,6 +384,11 @@ TEST(callbacks_are_set_while_others_ask)
     galloc_pool *pool = pool_new(&config);
     asker = pool_new(&config);
     told = 0;
+    galloc_callbacks calls = {NULL, NULL, NULL, tell, NULL};
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(galloc_free(get(asker, MIB(40), s), s));
+    EXPECT(told > 0);
     EXPECT_EQ(pthread_create(&thread, NULL, set_callbacks, pool), 0);
     for (int i = 0; i < 200; i++) {
         OK(galloc_free(get(pool, MIB(40), s), s));
