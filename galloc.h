@@ -767,8 +767,9 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
-   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first, and what it
-   says of pinned host memory is left out.
+   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first (or, where it is
+   not set, PYTORCH_ALLOC_CONF); what it says of pinned host memory, of addresses reserved by class and of reuse in
+   captures is left out.
      device   ordinal; -1: the current device
      Returns  also cudaErrorInvalidDevice, cudaErrorInvalidValue for a GALLOC_CONF that is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
@@ -11225,8 +11226,10 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     return 0;
 }
 
-/* Reads a text; `config` is changed only if nothing is wrong with it. */
-static int gai_parse(galloc_config *config, const char *text, uint64_t *seen, char *message, size_t size)
+/* Reads a text; `config` is changed only if nothing is wrong with it. stood: where each character and the end stood in
+   what the program's user wrote; NULL: where they are. */
+static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
+                     size_t size)
 {
     gai_parsing parsing;
     gai_text rest = gai_text_of(text), pair;
@@ -11237,7 +11240,7 @@ static int gai_parse(galloc_config *config, const char *text, uint64_t *seen, ch
     parsing.message = message;
     parsing.size = size;
     while (more) {
-        size_t place = (size_t)(rest.at - text) + 1;
+        size_t at = (size_t)(rest.at - text), place = (stood ? stood[at] : at) + 1;
         more = gai_text_cut(&rest, ',', &pair);
         if (!gai_parse_pair(&parsing, pair, place)) return 0;
     }
@@ -12434,23 +12437,31 @@ static int gai_is_foreign_setting(gai_text pair)
     return 0;
 }
 
-/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign. 0: too long. */
-static int gai_text_of_torch(const char *from, char *text, size_t size)
+/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign; `stood` says where each
+   character stood, and the end. 0: too long. */
+static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size_t size)
 {
     gai_text rest = gai_text_of(text), pair;
     size_t n = 0, i;
     int more = 1;
-    for (; *from; from++) {
+    for (i = 0; from[i]; i++) {
         if (n + 1 >= size) return 0;
-        if (!strchr(" \t\r\n", *from)) text[n++] = *from;
+        if (strchr(" \t\r\n", from[i])) continue;
+        stood[n] = (uint32_t)i;
+        text[n++] = from[i];
     }
+    stood[n] = (uint32_t)i;
     rest.length = n;
     for (n = 0; more;) {
         more = gai_text_cut(&rest, ',', &pair);
         if (gai_is_foreign_setting(pair)) continue;
         if (n) text[n++] = ',';
-        for (i = 0; i < pair.length; i++) text[n++] = pair.at[i];
+        for (i = 0; i < pair.length; i++, n++) {
+            stood[n] = stood[(size_t)(pair.at - text) + i];
+            text[n] = pair.at[i];
+        }
     }
+    stood[n] = stood[rest.at - text];
     text[n] = 0;
     return 1;
 }
@@ -12459,13 +12470,14 @@ static int gai_text_of_torch(const char *from, char *text, size_t size)
 static cudaError_t gai_config_of_torch(galloc_config *config)
 {
     char message[GAI_MESSAGE], text[1024] = "";
+    uint32_t stood[sizeof text];
     uint64_t seen;
     const char *name = "PYTORCH_CUDA_ALLOC_CONF", *said = getenv(name);
     if (!said) said = getenv(name = "PYTORCH_ALLOC_CONF");
     if (!said) return cudaSuccess;
-    if (!gai_text_of_torch(said, text, sizeof text))
+    if (!gai_text_of_torch(said, text, stood, sizeof text))
         return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
-    if (gai_parse(config, text, &seen, message, sizeof message)) return cudaSuccess;
+    if (gai_parse(config, text, stood, &seen, message, sizeof message)) return cudaSuccess;
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
 }
 
@@ -12479,12 +12491,12 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     int right;
     *config = gai_config_default();
     if (!text) return cudaSuccess;
-    right = gai_parse(config, text, &seen, message, sizeof message);
+    right = gai_parse(config, text, NULL, &seen, message, sizeof message);
     if (right && config->like == GALLOC_LIKE_PYTORCH) {
         *config = gai_config_default();
         gai_config_like(config, GALLOC_LIKE_PYTORCH);
         error = gai_config_of_torch(config);
-        if (!error) right = gai_parse(config, text, &seen, message, sizeof message);
+        if (!error) right = gai_parse(config, text, NULL, &seen, message, sizeof message);
     }
     if (error) return error;
     if (!right) return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
@@ -13007,7 +13019,7 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_parse: config and text must not be NULL"));
-    right = gai_parse(config, text, &seen, said, sizeof said);
+    right = gai_parse(config, text, NULL, &seen, said, sizeof said);
     if (right) gai_config_say_idle(config, seen, said, sizeof said);
     if (message && size) (void)snprintf(message, size, "%s", said);
     return right ? cudaSuccess : gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));

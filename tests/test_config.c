@@ -543,6 +543,7 @@ TEST(pytorchs_variable_is_read_only_where_it_was_asked_for)
         {"like:pytorch,expandable_segments:False", "expandable_segments:True", SIZE_MAX, 0, 0},
         {"like:pytorch", "pinned_use_cuda_host_register:True,max_split_size_mb:64,pinned_num_register_threads:8",
          MIB(64), 0, 0},
+        {"like:pytorch", "graph_capture_record_stream_reuse:True", SIZE_MAX, 0, 0},
         {"like:pytorch", "expandable_segments_reserve_by_class:[a:0.5,b:40G],garbage_collection_threshold:0.5",
          SIZE_MAX, 0.5, 0},
         {"like:pytorch", "", SIZE_MAX, 0, 0},
@@ -580,13 +581,21 @@ TEST(pytorchs_newer_variable_comes_second)
 
 TEST(an_error_in_pytorchs_variable_is_one)
 {
-    static const char *const bad[] = {"max_split_size_mb:none:x", "max_split_size_mb:2", "unknown:1", "backend:cuda",
-                                      "garbage_collection_threshold:1.2", "backend"};
+    static const struct { const char *text, *says; } bad[] = {
+        {"max_split_size_mb:none:x", "at 1: 'none:x' is no value for max_split_size_mb"},
+        {"max_split_size_mb:2", "at 1: max_split_size is 2M: must be at least"},
+        {"unknown:1", "at 1: unknown key 'unknown'"}, {"backend:cuda", "at 1: 'cuda' is no value for backend"},
+        {"garbage_collection_threshold:1.2", "at 1: '1.2' is out of range"}, {"backend", "at 1: 'backend' needs ':'"},
+        {"  max_split_size_mb : 64,\tunknown:1", "at 27: unknown key 'unknown'"},
+        {"pinned_num_register_threads:8,unknown:1", "at 31: unknown key 'unknown'"},
+        {"backend:native, pinned_num_register_threads:8, max_split_size_mb: 2", "at 48: max_split_size is 2M"},
+        {"backend:native, ", "at 17: a key is missing"},
+        {NULL, "longer than 1023 characters"}};
     char wide[3000];
     memset(wide, 'x', sizeof wide);
     wide[sizeof wide - 1] = 0;
-    for (size_t i = 0; i <= sizeof bad / sizeof *bad; i++) {
-        const char *text = i < sizeof bad / sizeof *bad ? bad[i] : wide;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *text = bad[i].text ? bad[i].text : wide;
         galloc_pool *pool = NULL;
         begin();
         setenv("GALLOC_CONF", "like:pytorch", 1);
@@ -595,6 +604,7 @@ TEST(an_error_in_pytorchs_variable_is_one)
         EXPECT(pool == NULL);
         EXPECT_EQ(log_lines, 1);
         EXPECT(strstr(log_text, "PYTORCH_CUDA_ALLOC_CONF: ") != NULL);
+        if (!EXPECT(strstr(log_text, bad[i].says) != NULL)) printf("    %s\n", log_text);
         setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", 1);
         OK(galloc_pool_default(&pool, 0));
         finish();
