@@ -113,8 +113,9 @@ awk '/adversaries:begin/ { inside = 1; next } /adversaries:end/ { exit } inside 
 bench/adversaries.sh --table | diff "$work/adversaries" - >"$work/out" && [ -s "$work/adversaries" ]
 verdict $? "the table of adversaries in docs/design.md is not that of its file:" "$work/out"
 
-# Tests that the design names, in the rows of its table.
-sed -n 's/^| [a-z0-9 ]* | `\([a-z0-9_]*\)` |$/\1/p' docs/design.md >"$work/tests.named"
+# Tests that the design names, one or several in a row of its tables of rules.
+awk '/^\| rule \| test \|$/ { inside = 1; next } !/^\|/ { inside = 0 } inside' docs/design.md | sed 's/^| [^|]*|//' |
+    grep -oE '`[a-z0-9_]+`' | tr -d '`' >"$work/tests.named"
 [ -s "$work/tests.named" ]
 verdict $? "docs/design.md names no tests"
 while read -r name; do
