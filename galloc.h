@@ -9277,8 +9277,8 @@ static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- the report ---- */
 
-/* Which limit stands in the way. */
-static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
+/* Which limit stands in the way of so many bytes. */
+static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
     size_t share = gai_pool_share(pool), held, limit, own;
     gai_lock_on(&gai_budget_lock);
@@ -9286,7 +9286,7 @@ static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
     limit = pool->budget->limit;
     own = gai_left(share, pool->taken);
     gai_lock_off(&gai_budget_lock);
-    if (limit < share || own > gai_left(limit, held))
+    if (limit < share || (bytes <= share && own > gai_left(limit, held)))
         (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
@@ -9474,7 +9474,7 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     else if (gai_pool_is_still(pool))
         (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
     else
-        gai_pool_say_limit(pool, text + length, size - length);
+        gai_pool_say_limit(pool, job->want.bytes, text + length, size - length);
 }
 
 static void gai_report_pool(galloc_report *report, gai_job *job)
