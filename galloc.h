@@ -11990,7 +11990,8 @@ static cudaError_t gai_config_check(const galloc_config *config)
     CUresult result = gai_cu.DeviceGetCount(&devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
     if (config->device < -1 || config->device >= devices)
-        return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, devices);
+        return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1, or below the number of devices, "
+                        "which is %d", config->device, devices);
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_fail(cudaErrorInvalidValue, "config: %s", message);
     return cudaSuccess;
@@ -12358,8 +12359,8 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
     blocks = now.blocks.current;
     bytes = now.live.current;
     if (!blocks) return cudaSuccess;
-    return gai_fail(cudaErrorNotPermitted, "the pool of device %d has %zu blocks in use, %zu bytes: free them first",
-                    pool->config.device, blocks, bytes);
+    return gai_fail(cudaErrorNotPermitted, "blocks of the pool of device %d are in use: %zu, of %zu bytes; free them "
+                    "first", pool->config.device, blocks, bytes);
 }
 
 /* What graphs may use yet must not be unmapped. */
