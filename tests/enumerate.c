@@ -38,9 +38,9 @@
    ledger finds two accesses that are not ordered, whatever the order in which they happened to run (sim.h).
 
    Each run checks: no finding (race, stale byte, hole, dead handle, ...), no call refused but for want of memory, the
-   heap's invariants, nothing leaked. After a failure what was wrong is told, and the run is made again and told, whether
-   it fails again or not. By itself it is quick; with ENUMERATE=full in the environment it goes as far as an hour allows
-   (`make enumerate`); what that found stands in bench/results/sim-enumerate.txt. */
+   heap's invariants, nothing leaked. After a failure what was wrong is told, and the run is made once more and told,
+   whether it fails again or not. By itself it is quick; with ENUMERATE=full in the environment it goes as far as an hour
+   allows (`make enumerate`); what that found stands in bench/results/sim-enumerate.txt. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -700,9 +700,9 @@ static void run_begin(void)
 }
 
 /* Galloc is not shut down after each run: nine tenths of that would be looking for the driver's functions and making
-   the maps of addresses anew. The maps' nodes stay, which looks like a leak of the run that made them: where nothing but
-   host memory is left the run is made once more, and if some is left again, by a run that begins with nothing and is
-   shut down. Anything else is a failure, whether it comes again or not. */
+   the maps of addresses anew. The maps' nodes stay, which looks like a leak of the run that made them: where nothing
+   but host memory is left the run is made once more, and if some is left again, from the beginning and with a shutdown.
+   Anything else is a failure, whether it comes again or not. */
 enum verdict { WELL, KEPT_MEMORY, WRONG };
 
 static int is_shut_down(int thoroughly)
