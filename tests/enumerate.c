@@ -39,8 +39,8 @@
 
    Each run checks: no finding (race, stale byte, hole, dead handle, ...), no call refused but for want of memory, the
    heap's invariants, nothing leaked. After a failure what was wrong is told, and the run is made once more and told,
-   whether it fails again or not. By itself it is quick; with ENUMERATE=full in the environment it goes as far as an hour
-   allows (`make enumerate`); what that found stands in bench/results/sim-enumerate.txt. */
+   whether it fails again or not. By itself it is quick; with ENUMERATE=full in the environment it goes as far as an
+   hour allows (`make enumerate`); what that found stands in bench/results/sim-enumerate.txt. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
