@@ -114,7 +114,8 @@
      Above gc_threshold pages move rather than that new ones are created. Where half of what was collected is created
      again within 10 s collection rests, each time for twice as many frees. For both, streams record an event now and
      then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
-     behind that calls nothing any more stays. Fixed segments are not collected, as cudaFree waits.
+     behind that calls nothing any more stays, and so it does while the fronts serve all that is called (small blocks of
+     few sizes; stats:exact has no fronts). Fixed segments are not collected, as cudaFree waits.
      docs/tuning.md says which setting helps when, with measurements.
 
    LIKE PYTORCH
@@ -322,7 +323,7 @@ enum {
 #define GALLOC_CONFIG_TEXT 2048 /* bytes for galloc_config_print */
 
 /* Settings of a pool. Start from galloc_config_default() and change members: 0 is a value like any other. Each member
-   but `device` is the key of the same name in GALLOC_CONF, see galloc_config_parse. */
+   but `device` is the key of the same name in GALLOC_CONF (stats_exact: stats), see galloc_config_parse. */
 typedef struct galloc_config {
     int device;              /* ordinal; -1 (default): the current device */
     int like;                /* GALLOC_LIKE_...; in a text it must come first, and changes other settings' defaults */
@@ -330,7 +331,8 @@ typedef struct galloc_config {
     int strategy;            /* GALLOC_STRATEGY_... */
     int expandable_segments; /* 1 (default): pages mapped into one address range; 0: segments of cudaMalloc */
     int reuse;               /* GALLOC_REUSE_... or-ed together; default: all three */
-    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS */
+    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS. What
+                                no front serves asks all the same */
     int stats_exact;         /* 1: peaks in galloc_stats are exact, for which every call takes the pool's lock; 0
                                 (default): they may miss what the streams' caches give out again between two looks.
                                 In a text: stats:exact, stats:fast */
@@ -768,8 +770,9 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
-   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first, and what it
-   says of pinned host memory is left out.
+   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first (or, where it is
+   not set, PYTORCH_ALLOC_CONF); what it says of pinned host memory, of addresses reserved by class and of reuse in
+   captures is left out.
      device   ordinal; -1: the current device
      Returns  also cudaErrorInvalidDevice, cudaErrorInvalidValue for a GALLOC_CONF that is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
@@ -1175,7 +1178,7 @@ static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread
 
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
    ends, with no lock held, so that GALLOC_LOG may do what it likes. */
-static GAI_THREAD_LOCAL char gai_message[320];
+static GAI_THREAD_LOCAL char gai_message[512];
 static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
 
 #define GAI_NOTE 2
@@ -8694,6 +8697,7 @@ static int gai_step_follow(gai_job *job)
 {
     gai_walk *walk;
     int useful;
+    if (!gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is not captured");
     gai_lock_on(&job->pool->lock);
     useful = gai_job_may_follow(job);
     gai_lock_off(&job->pool->lock);
@@ -8731,7 +8735,8 @@ static int gai_step_poll(gai_job *job)
 /* What has not been used for long goes before new pages come. */
 static int gai_step_collect(gai_job *job)
 {
-    if (job->pool->collects) gai_pool_collect(job->pool, job->want.bytes);
+    if (!job->pool->collects) return gai_job_leave_out(job, "neither gc_threshold nor gc_age is in effect");
+    gai_pool_collect(job->pool, job->want.bytes);
     return 0;
 }
 
@@ -8769,7 +8774,9 @@ static int gai_job_can_wait(const gai_job *job)
 static int gai_step_addresses(gai_job *job)
 {
     gai_stretch stretch;
-    enum gai_hurdle way = job->grows ? gai_job_way(job, &stretch) : GAI_HURDLE_NONE;
+    enum gai_hurdle way;
+    if (!job->grows) return gai_job_leave_out(job, "no block is to grow");
+    way = gai_job_way(job, &stretch);
     if (way == GAI_HURDLE_SHUT || (way > GAI_HURDLE_HOLE && stretch.alien))
         job->error = gai_job_say_not_there(job);
     else if (way == GAI_HURDLE_BUSY)
@@ -9224,6 +9231,7 @@ static int gai_step_torch_collect(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t excess = gai_torch_excess(pool);
+    if (!(pool->config.gc_threshold > 0)) return gai_job_leave_out(job, "gc_threshold is 0");
     if (!excess || !gai_job_can_wait_for_devices(job)) return 0;
     gai_job_finish(job, NULL, 0);
     if (!job->error) gai_torch_collect(pool, excess);
@@ -9273,7 +9281,8 @@ static int gai_step_torch_oversize(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_home *home;
-    if (!pool->oversize || !gai_job_can_wait_for_devices(job)) return 0;
+    if (!pool->oversize) return gai_job_leave_out(job, "max_split_size is none");
+    if (!gai_job_can_wait_for_devices(job)) return 0;
     gai_lock_on(&pool->lock);
     home = gai_home_of(pool, job->want.lane, job->want.small);
     gai_lock_off(&pool->lock);
@@ -9355,8 +9364,8 @@ static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- the report ---- */
 
-/* Which limit stands in the way. */
-static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
+/* Which limit stands in the way of so many bytes. */
+static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
     size_t share = gai_pool_share(pool), held, limit, own;
     gai_lock_on(&gai_budget_lock);
@@ -9364,7 +9373,7 @@ static void gai_pool_say_limit(const galloc_pool *pool, char *text, size_t size)
     limit = pool->budget->limit;
     own = gai_left(share, pool->taken);
     gai_lock_off(&gai_budget_lock);
-    if (limit < share || own > gai_left(limit, held))
+    if (limit < share || (bytes <= share && own > gai_left(limit, held)))
         (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
@@ -9552,7 +9561,7 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     else if (gai_pool_is_still(pool))
         (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
     else
-        gai_pool_say_limit(pool, text + length, size - length);
+        gai_pool_say_limit(pool, job->want.bytes, text + length, size - length);
 }
 
 static void gai_report_pool(galloc_report *report, gai_job *job)
@@ -10788,7 +10797,7 @@ static cudaError_t gai_graph_release(galloc_graph *graph, gai_site *site)
 
 #define GAI_OVERHEAD_MAX 100
 #define GAI_MILLION ((uint64_t)1000000) /* fractions have six digits behind the point */
-#define GAI_MESSAGE 280
+#define GAI_MESSAGE 480 /* what galloc_config_parse says, all of it */
 
 /* A piece of the text that is being parsed. */
 typedef struct gai_text {
@@ -10893,10 +10902,48 @@ static void gai_config_like(galloc_config *config, int like)
     config->reuse = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.reuse;
 }
 
-/* ---- what is right ---- */
+/* ---- writing ---- */
 
 static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
+
+/* Where a text is being written. */
+typedef struct gai_paper {
+    char *at;
+    size_t left; /* the ending 0 included; 0: it was too little */
+} gai_paper;
+
+GAI_FORMAT(2, 3)
+static void gai_print(gai_paper *paper, const char *format, ...)
+{
+    va_list arguments;
+    int length;
+    va_start(arguments, format);
+    length = vsnprintf(paper->at, paper->left, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length >= paper->left) {
+        paper->left = 0;
+    } else {
+        paper->at += length;
+        paper->left -= (size_t)length;
+    }
+}
+
+/* The largest unit of which n is a multiple; names[i] is that of units[i]. */
+static void gai_print_units(gai_paper *paper, uint64_t n, const char *const *names, const uint64_t *units, int count)
+{
+    int i = count - 1;
+    while (i && (!n || n % units[i])) i--;
+    gai_print(paper, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
+}
+
+static void gai_print_bytes(gai_paper *paper, uint64_t bytes)
+{
+    static const char *const names[] = {"", "K", "M", "G"};
+    gai_print_units(paper, bytes, names, gai_byte_units, 4);
+}
+
+/* ---- what is right ---- */
 
 static gai_text gai_text_of(const char *string)
 {
@@ -10963,31 +11010,55 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
 }
 
-/* Bounds that settings are to each other. */
-static int gai_config_fits(const galloc_config *config, char *message, size_t size)
+/* The number of the first key of the same setting. */
+static int gai_key_index(const gai_key *key)
+{
+    int i = 0;
+    while (gai_keys[i].form != key->form || gai_keys[i].at != key->at) i++;
+    return i;
+}
+
+static const gai_key *gai_key_at(size_t member)
+{
+    const gai_key *key = gai_keys;
+    while (key->at != member) key++;
+    return key;
+}
+
+/* The setting that is less than another one, large_segment_size, allows; NULL: none is. */
+static const gai_key *gai_config_misfit(const galloc_config *config)
 {
     size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
-    if (config->max_split_size < least)
-        (void)snprintf(message, size, "max_split_size %zu: must be at least large_segment_size, which is %zu",
-                       config->max_split_size, least);
-    else if (rounding && rounding < least)
-        (void)snprintf(message, size, "max_non_split_rounding %zu: must be at least large_segment_size, which is %zu",
-                       rounding, least);
-    else
-        return 1;
-    return 0;
+    if (config->max_split_size < least) return gai_key_at(GAI_MEMBER(max_split_size));
+    return rounding && rounding < least ? gai_key_at(GAI_MEMBER(max_non_split_rounding)) : NULL;
+}
+
+/* place: where the text names the later one of the two; 0: it names neither. */
+static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
+{
+    gai_paper paper;
+    paper.at = message;
+    paper.left = size;
+    if (place) gai_print(&paper, "at %zu: ", place);
+    gai_print(&paper, "%s is ", key->name);
+    gai_print_bytes(&paper, gai_key_number(config, key));
+    gai_print(&paper, ": must be at least large_segment_size, which is ");
+    gai_print_bytes(&paper, config->large_segment_size);
 }
 
 /* Are all settings in their ranges? Says which is not. */
 static int gai_config_is_right(const galloc_config *config, char *message, size_t size)
 {
+    const gai_key *misfit;
     int i;
     for (i = 0; i < GAI_KEYS; i++) {
         if (gai_key_is_right(config, &gai_keys[i])) continue;
         (void)snprintf(message, size, "%s is out of its range: must be %s", gai_keys[i].name, gai_keys[i].values);
         return 0;
     }
-    return gai_config_fits(config, message, size);
+    misfit = gai_config_misfit(config);
+    if (misfit) gai_say_misfit(config, misfit, 0, message, size);
+    return !misfit;
 }
 
 /* ---- reading ---- */
@@ -11202,16 +11273,12 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
 typedef struct gai_parsing {
     galloc_config config;
     uint64_t seen; /* bit i: gai_keys[i], or another key of the same setting */
+    size_t places[GAI_KEYS]; /* and where, counted from 1 */
     char *message;
     size_t size;
 } gai_parsing;
 
-static uint64_t gai_key_bit(const gai_key *key)
-{
-    int i = 0;
-    while (gai_keys[i].form != key->form || gai_keys[i].at != key->at) i++;
-    return (uint64_t)1 << i;
-}
+static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
 
 /* One key:value pair. Writes what is wrong into the message and returns 0 if something is. */
 static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
@@ -11220,11 +11287,14 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     int mib, has_value = gai_text_cut(&pair, ':', &name), shown = (int)gai_min(pair.length, 40);
     const gai_key *key = gai_key_find(name, &mib);
     const char *values = mib ? "a whole number of MiB" : key ? key->values : "";
-    if (!key)
+    if (!name.length)
+        (void)snprintf(parsing->message, parsing->size, "at %zu: a key is missing; settings are key:value pairs with "
+                       "commas between", place);
+    else if (!key)
         gai_say_unknown(name, place, parsing->message, parsing->size);
     else if (!has_value)
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' needs ':' and a value: %s", place, key->name,
-                       values);
+        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' needs ':' and a value: %s", place,
+                       (int)name.length, name.at, values);
     else if (parsing->seen & gai_key_bit(key))
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
     else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && parsing->seen)
@@ -11237,27 +11307,37 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
                        shown, pair.at, (int)name.length, name.at, key->values);
     else {
         parsing->seen |= gai_key_bit(key);
+        parsing->places[gai_key_index(key)] = place;
         return 1;
     }
     return 0;
 }
 
-/* Reads a text; `config` is changed only if nothing is wrong with it. */
-static int gai_parse(galloc_config *config, const char *text, uint64_t *seen, char *message, size_t size)
+/* Reads a text; `config` is changed only if nothing is wrong with it. stood: where each character and the end stood in
+   what the program's user wrote; NULL: where they are. */
+static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
+                     size_t size)
 {
     gai_parsing parsing;
     gai_text rest = gai_text_of(text), pair;
+    const gai_key *misfit;
     int more = text[0] != 0;
+    memset(&parsing, 0, sizeof parsing);
     parsing.config = *config;
-    parsing.seen = 0;
     parsing.message = message;
     parsing.size = size;
     while (more) {
-        size_t place = (size_t)(rest.at - text) + 1;
+        size_t at = (size_t)(rest.at - text), place = (stood ? stood[at] : at) + 1;
         more = gai_text_cut(&rest, ',', &pair);
         if (!gai_parse_pair(&parsing, pair, place)) return 0;
     }
-    if (!gai_config_fits(&parsing.config, message, size)) return 0;
+    misfit = gai_config_misfit(&parsing.config);
+    if (misfit) {
+        size_t place = parsing.places[gai_key_index(misfit)];
+        place = gai_max(place, parsing.places[gai_key_index(gai_key_at(GAI_MEMBER(large_segment_size)))]);
+        gai_say_misfit(&parsing.config, misfit, place, message, size);
+        return 0;
+    }
     *config = parsing.config;
     *seen = parsing.seen;
     return 1;
@@ -11294,11 +11374,14 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
     static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
+    static const char *const tuned[] = {"strategy", "overhead", "growth", "gc_age", NULL};
+    static const char *const waits[] = {"wait_limit_ms", "max_retries", NULL};
+    static const char *const looks[] = {"stream_check", NULL};
     static const char *const threshold[] = {"gc_threshold", NULL};
     static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
-    static const char *const streams[] = {"reuse", "stats", NULL};
+    static const char *const streams[] = {"reuse", "stats", "stream_check", NULL};
     static const char *const collection[] = {"gc_threshold", NULL};
     int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
                   config->per_process_memory_fraction < 1;
@@ -11308,7 +11391,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     else if (config->expandable_segments)
         gai_say_idle(seen, fixed, "unless expandable_segments is False", message, size);
     else
-        gai_say_idle(seen, paged, "unless expandable_segments is True", message, size);
+        gai_say_idle(seen, config->strategy == GALLOC_STRATEGY_HEURISTIC && !config->like ? tuned : paged,
+                     "unless expandable_segments is True", message, size);
     if (config->backend == GALLOC_BACKEND_CUDA_MALLOC)
         gai_say_idle(seen, driver, "with backend:cudaMalloc", message, size);
     if (!config->backend && !config->expandable_segments && config->max_split_size == SIZE_MAX)
@@ -11320,40 +11404,14 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
     if (!config->backend && config->like && !config->expandable_segments && !limited)
         gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
+    if (!config->backend && config->stats_exact && (!config->like || config->expandable_segments))
+        gai_say_idle(seen, looks, "with stats:exact, since every call looks then", message, size);
+    if (config->throw_on_cudamalloc_oom)
+        gai_say_idle(seen, waits, "with throw_on_cudamalloc_oom:True", message, size);
     gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
 }
 
 /* ---- printing ---- */
-
-/* Where a text is being written. */
-typedef struct gai_paper {
-    char *at;
-    size_t left; /* the ending 0 included; 0: it was too little */
-} gai_paper;
-
-GAI_FORMAT(2, 3)
-static void gai_print(gai_paper *paper, const char *format, ...)
-{
-    va_list arguments;
-    int length;
-    va_start(arguments, format);
-    length = vsnprintf(paper->at, paper->left, format, arguments);
-    va_end(arguments);
-    if (length < 0 || (size_t)length >= paper->left) {
-        paper->left = 0;
-    } else {
-        paper->at += length;
-        paper->left -= (size_t)length;
-    }
-}
-
-/* The largest unit of which n is a multiple; names[i] is that of units[i]. */
-static void gai_print_units(gai_paper *paper, uint64_t n, const char *const *names, const uint64_t *units, int count)
-{
-    int i = count - 1;
-    while (i && (!n || n % units[i])) i--;
-    gai_print(paper, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
-}
 
 static void gai_print_fraction(gai_paper *paper, double x)
 {
@@ -11401,7 +11459,7 @@ static void gai_print_flags(gai_paper *paper, const char *words, int flags)
 
 static void gai_print_value(gai_paper *paper, const galloc_config *config, const gai_key *key)
 {
-    static const char *const bytes_names[] = {"", "K", "M", "G"}, *const time_names[] = {"ms", "s", "m", "h"};
+    static const char *const time_names[] = {"ms", "s", "m", "h"};
     uint64_t n = 0;
     if (key->form == GAI_FRACTION) {
         gai_print_fraction(paper, gai_key_fraction(config, key));
@@ -11415,7 +11473,7 @@ static void gai_print_value(gai_paper *paper, const galloc_config *config, const
     if (key->form == GAI_WORDS) gai_print_word(paper, key->words, (int)n);
     else if (key->form == GAI_FLAGS) gai_print_flags(paper, key->words, (int)n);
     else if (key->words[0] && n == key->odd) gai_print(paper, "%s", key->words);
-    else if (key->form == GAI_BYTES) gai_print_units(paper, n, bytes_names, gai_byte_units, 4);
+    else if (key->form == GAI_BYTES) gai_print_bytes(paper, n);
     else if (key->form == GAI_TIME) gai_print_units(paper, n, time_names, gai_time_units, 4);
     else gai_print(paper, "%llu", (unsigned long long)n);
 }
@@ -12018,7 +12076,8 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
     CUresult result = gai_cu.DeviceGetCount(devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
     if (config->device < -1 || config->device >= *devices)
-        return gai_fail(cudaErrorInvalidDevice, "config.device %d: there are %d devices", config->device, *devices);
+        return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1, or below the number of devices, "
+                        "which is %d", config->device, *devices);
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_fail(cudaErrorInvalidValue, "config: %s", message);
     return cudaSuccess;
@@ -12388,8 +12447,8 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
     blocks = now.blocks.current;
     bytes = now.live.current;
     if (!blocks) return cudaSuccess;
-    return gai_fail(cudaErrorNotPermitted, "the pool of device %d has %zu blocks in use, %zu bytes: free them first",
-                    pool->config.device, blocks, bytes);
+    return gai_fail(cudaErrorNotPermitted, "blocks of the pool of device %d are in use: %zu, of %zu bytes; free them "
+                    "first", pool->config.device, blocks, bytes);
 }
 
 /* What graphs may use yet must not be unmapped. */
@@ -12467,23 +12526,31 @@ static int gai_is_foreign_setting(gai_text pair)
     return 0;
 }
 
-/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign. 0: too long. */
-static int gai_text_of_torch(const char *from, char *text, size_t size)
+/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign; `stood` says where each
+   character stood, and the end. 0: too long. */
+static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size_t size)
 {
     gai_text rest = gai_text_of(text), pair;
     size_t n = 0, i;
     int more = 1;
-    for (; *from; from++) {
+    for (i = 0; from[i]; i++) {
         if (n + 1 >= size) return 0;
-        if (!strchr(" \t\r\n", *from)) text[n++] = *from;
+        if (strchr(" \t\r\n", from[i])) continue;
+        stood[n] = (uint32_t)i;
+        text[n++] = from[i];
     }
+    stood[n] = (uint32_t)i;
     rest.length = n;
     for (n = 0; more;) {
         more = gai_text_cut(&rest, ',', &pair);
         if (gai_is_foreign_setting(pair)) continue;
         if (n) text[n++] = ',';
-        for (i = 0; i < pair.length; i++) text[n++] = pair.at[i];
+        for (i = 0; i < pair.length; i++, n++) {
+            stood[n] = stood[(size_t)(pair.at - text) + i];
+            text[n] = pair.at[i];
+        }
     }
+    stood[n] = stood[rest.at - text];
     text[n] = 0;
     return 1;
 }
@@ -12492,13 +12559,14 @@ static int gai_text_of_torch(const char *from, char *text, size_t size)
 static cudaError_t gai_config_of_torch(galloc_config *config)
 {
     char message[GAI_MESSAGE], text[1024] = "";
+    uint32_t stood[sizeof text];
     uint64_t seen;
     const char *name = "PYTORCH_CUDA_ALLOC_CONF", *said = getenv(name);
     if (!said) said = getenv(name = "PYTORCH_ALLOC_CONF");
     if (!said) return cudaSuccess;
-    if (!gai_text_of_torch(said, text, sizeof text))
+    if (!gai_text_of_torch(said, text, stood, sizeof text))
         return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
-    if (gai_parse(config, text, &seen, message, sizeof message)) return cudaSuccess;
+    if (gai_parse(config, text, stood, &seen, message, sizeof message)) return cudaSuccess;
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
 }
 
@@ -12512,12 +12580,12 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     int right;
     *config = gai_config_default();
     if (!text) return cudaSuccess;
-    right = gai_parse(config, text, &seen, message, sizeof message);
+    right = gai_parse(config, text, NULL, &seen, message, sizeof message);
     if (right && config->like == GALLOC_LIKE_PYTORCH) {
         *config = gai_config_default();
         gai_config_like(config, GALLOC_LIKE_PYTORCH);
         error = gai_config_of_torch(config);
-        if (!error) right = gai_parse(config, text, &seen, message, sizeof message);
+        if (!error) right = gai_parse(config, text, NULL, &seen, message, sizeof message);
     }
     if (error) return error;
     if (!right) return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
@@ -13068,7 +13136,7 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_parse: config and text must not be NULL"));
-    right = gai_parse(config, text, &seen, said, sizeof said);
+    right = gai_parse(config, text, NULL, &seen, said, sizeof said);
     if (right) gai_config_say_idle(config, seen, said, sizeof said);
     if (message && size) (void)snprintf(message, size, "%s", said);
     return right ? cudaSuccess : gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));

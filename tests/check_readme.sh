@@ -113,8 +113,31 @@ awk '/adversaries:begin/ { inside = 1; next } /adversaries:end/ { exit } inside 
 bench/adversaries.sh --table | diff "$work/adversaries" - >"$work/out" && [ -s "$work/adversaries" ]
 verdict $? "the table of adversaries in docs/design.md is not that of its file:" "$work/out"
 
-# Tests that the design names, in the rows of its table.
-sed -n 's/^| [a-z0-9 ]* | `\([a-z0-9_]*\)` |$/\1/p' docs/design.md >"$work/tests.named"
+# So is that of strategy:heuristic.
+awk '/grid:begin/ { inside = 1; next } /grid:end/ { exit } inside && /^\|/' docs/design.md >"$work/grid"
+bench/grid.sh --table | diff "$work/grid" - >"$work/out" && [ -s "$work/grid" ]
+verdict $? "the table of the grid in docs/design.md is not that of its file:" "$work/out"
+
+# And those of the tuning page, which leave columns out: moves in the first, collections in the second.
+bench/tuning.sh --table | awk -F ' *\\| *' '{ print $2 "|" $3 "|" $4 "|" $5 "|" ($2 ~ /^limit/ ? $9 : $7) }' \
+    >"$work/tuning.file"
+awk -F ' *\\| *' '
+    /^\| settings \|/ { table++; next }
+    !/^\|/ { if (table) after = table }
+    table > after && NF == 7 && !/^\|-/ {
+        name = $2
+        gsub(/`/, "", name)
+        gsub(/,/, " ", name)
+        if (name == "the defaults" || name == "the limit alone") name = "default"
+        print (table == 2 ? "limit " : "") name "|" $3 "|" $4 "|" $5 "|" $6
+    }' docs/tuning.md >"$work/tuning"
+grep -vxFf "$work/tuning.file" "$work/tuning" >"$work/out"
+[ ! -s "$work/out" ] && [ "$(wc -l <"$work/tuning")" -ge 14 ]
+verdict $? "figures of docs/tuning.md that its file does not have:" "$work/out"
+
+# Tests that the design names, one or several in a row of its tables of rules.
+awk '/^\| rule \| test \|$/ { inside = 1; next } !/^\|/ { inside = 0 } inside' docs/design.md | sed 's/^| [^|]*|//' |
+    grep -oE '`[a-z0-9_]+`' | tr -d '`' >"$work/tests.named"
 [ -s "$work/tests.named" ]
 verdict $? "docs/design.md names no tests"
 while read -r name; do

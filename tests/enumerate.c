@@ -38,9 +38,10 @@
    ledger finds two accesses that are not ordered, whatever the order in which they happened to run (sim.h).
 
    Each run checks: no finding (race, stale byte, hole, dead handle, ...), no call refused but for want of memory, the
-   heap's invariants, nothing leaked. After a failure the run is made again and told. By itself it is quick; with
-   ENUMERATE=full in the environment it goes as far as an hour allows (`make enumerate`), with SLICE in parts that
-   several processors share; what that found stands in bench/results/sim-enumerate.txt. */
+   heap's invariants, nothing leaked. After a failure what was wrong is told, and the run is made once more and told,
+   whether it fails again or not. By itself it is quick; with ENUMERATE=full in the environment it goes as far as an
+   hour allows (`make enumerate`), with SLICE in parts that several processors share; what that found stands in
+   bench/results/sim-enumerate.txt. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -180,6 +181,7 @@ static host slot[SLOTS];
 static galloc_pool *pool;
 static int capturing, launchable; /* for the program: from the begin of what makes it so */
 static cudaGraphExec_t exec;
+static size_t kept; /* blocks of host memory that galloc had when the last run ended */
 static int blocks, left, preempted, answered, unswitched, running, program_ended, refused;
 static __thread int me;
 
@@ -709,8 +711,11 @@ static void run_begin(void)
 }
 
 /* Galloc is not shut down after each run: nine tenths of that would be looking for the driver's functions and making
-   the maps of addresses anew. The maps' nodes stay, which looks like a leak of the run that made them: it is made once
-   more, and a failure that stays is told by a run that begins with nothing and is shut down. */
+   the maps of addresses anew. The maps' nodes stay, which looks like a leak of the run that made them: where nothing
+   but host memory is left the run is made once more, and if some is left again, from the beginning and with a shutdown.
+   Anything else is a failure, whether it comes again or not. */
+enum verdict { WELL, KEPT_MEMORY, WRONG };
+
 static int is_shut_down(int thoroughly)
 {
     if (!thoroughly) return 1;
@@ -728,9 +733,9 @@ static void launch_what_is_left(void)
 }
 
 /* What is left is given back, and all must be well. */
-static int run_end(int thoroughly)
+static enum verdict run_end(int thoroughly)
 {
-    int well;
+    int broken, well;
     char text[512] = "";
     running = 0;
     sim_hook(NULL, NULL);
@@ -740,17 +745,22 @@ static int run_end(int thoroughly)
         if (galloc_free(block[i].ptr, stream[block[i].home < 0 ? 0 : block[i].home].handle)) refused = 1;
     }
     launch_what_is_left();
-    well = !refused && !galloc_pool_check(pool) && !sim_findings(SIM_ANY);
-    if (galloc_pool_destroy(pool)) well = 0;
+    broken = galloc_pool_check(pool);
+    well = !galloc_pool_destroy(pool);
     if (!is_shut_down(thoroughly)) well = 0;
     sim_run(-1);
-    well = well && !sim_leaks(text, sizeof text) && !sim_malloc_live() && !sim_findings(SIM_ANY);
-    if (tracing) print_findings();
+    well = well && !refused && !broken && !sim_leaks(text, sizeof text) && !sim_findings(SIM_ANY);
+    kept = sim_malloc_live();
+    if (!well) {
+        printf("    found wrong: %d calls refused, %d invariants broken, leaked: %s\n", refused, broken,
+               text[0] ? text : "nothing");
+        print_findings();
+    }
     sim_stop();
-    return well;
+    return !well ? WRONG : kept ? KEPT_MEMORY : WELL;
 }
 
-static int run(int thoroughly)
+static enum verdict run(int thoroughly)
 {
     run_begin();
     me = 0;
@@ -758,25 +768,28 @@ static int run(int thoroughly)
     return run_end(thoroughly);
 }
 
-static int is_well_from_the_beginning(void)
-{
-    abandon_pools();
-    return run(1);
-}
-
 static int run_once(void)
 {
+    enum verdict said = run(0);
     count.schedules++;
-    if (!run(0) && !run(0) && !is_well_from_the_beginning()) return 0;
+    if (said == KEPT_MEMORY) said = run(0);
+    if (said == KEPT_MEMORY) {
+        abandon_pools();
+        said = run(1);
+        if (said == KEPT_MEMORY) printf("    %zu blocks of host memory stay after galloc_shutdown\n", kept);
+    }
     count.programs += !preempted && !answered;
-    return 1;
+    return said == WELL;
 }
 
 static void say_what_failed(void)
 {
+    enum verdict said;
+    abandon_pools();
     tracing = 1;
-    (void)run(1);
+    said = run(1);
     tracing = 0;
+    if (said == WELL) printf("    made once more, from the beginning, all was well: it depends on what ran before\n");
     printf("%s", trace_text);
 }
 

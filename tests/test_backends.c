@@ -467,12 +467,17 @@ TEST(the_driver_reuses_in_stream_order)
 /* The settings are said in the driver's terms. */
 TEST(reuse_is_what_the_driver_is_told)
 {
-    static const struct { const char *text; int follow, any; } cases[] = {
-        {"backend:cudaMallocAsync,reuse:none", 0, 0}, {"backend:cudaMallocAsync,reuse:completed", 0, 1},
-        {"backend:cudaMallocAsync,reuse:followed", 1, 0}, {"backend:cudaMallocAsync", 1, 1}};
-    for (int i = 0; i < 4; i++) {
+    static const struct { const char *text; int follow, any, wait; } cases[] = {
+        {"backend:cudaMallocAsync,reuse:none", 0, 0, 0}, {"backend:cudaMallocAsync,reuse:completed", 0, 1, 0},
+        {"backend:cudaMallocAsync,reuse:followed", 1, 0, 0}, {"backend:cudaMallocAsync,reuse:wait", 0, 0, 1},
+        {"backend:cudaMallocAsync", 1, 1, 1}};
+    for (int i = 0; i < 5; i++) {
         begin_still();
         galloc_pool *pool = pool_of(cases[i].text);
+        int waits = -1; /* the simulated device keeps this one, and never waits */
+        EXPECT_EQ(gai_cu.MemPoolGetAttribute(pool->driver_pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+                                             &waits), CUDA_SUCCESS);
+        EXPECT_EQ(waits, cases[i].wait);
         cudaStream_t s = stream_new(), t = stream_new();
         void *p = get(pool, MIB(4), s), *q;
         put(s, p, MIB(4), 1);

@@ -119,6 +119,7 @@ static const value_case values[] = {
     {"gc_age:90s", NULL},
     {"gc_age:5m", NULL},
     {"gc_age:24h", NULL},
+    {"gc_age:18446744073709ms", NULL},
     {"release_threshold:0", NULL},
     {"release_threshold:none", NULL},
     {"release_threshold_mb:7", "release_threshold:7M"},
@@ -219,7 +220,14 @@ static const wrong_case wrong[] = {
     {"zzz:1", {"at 1:", "'zzz'", "the keys are the members of galloc_config"}},
     {"overhead_mb:1", {"at 1:", "unknown key 'overhead_mb'", NULL}},
     {"_mb:1", {"at 1:", "unknown key '_mb'", NULL}},
-    {"memory_limit", {"at 1:", "'memory_limit' needs ':'", "K, M or G, or none"}},
+    {"memory_limit", {"at 1:", "'memory_limit' needs ':'", "bytes, or a number with K, M or G, or none"}},
+    {"overhead:0,memory_limit_mb", {"at 12:", "'memory_limit_mb' needs ':'", "a whole number of MiB"}},
+    {",", {"at 1:", "a key is missing", "key:value pairs with commas between"}},
+    {"memory_limit:1G,", {"at 17:", "a key is missing", NULL}},
+    {"memory_limit:1G,,overhead:0", {"at 17:", "a key is missing", NULL}},
+    {":1", {"at 1:", "a key is missing", NULL}},
+    {"memory_limit=1G", {"at 1:", "unknown key 'memory_limit=1G'", "perhaps memory_limit?"}},
+    {" overhead:0", {"at 1:", "unknown key ' overhead'", "perhaps overhead?"}},
     {"reuse:wait,reuse:wait", {"at 12:", "'reuse' is given twice", NULL}},
     {"memory_limit:1G,memory_limit_mb:5", {"at 17:", "'memory_limit' is given twice", NULL}},
     {"gc_threshold:0.5,garbage_collection_threshold:0.6", {"at 18:", "'garbage_collection_threshold' is given twice"}},
@@ -237,11 +245,11 @@ static const wrong_case wrong[] = {
     {"memory_limit:18446744073709551616", {"no value for memory_limit", NULL, NULL}},
     {"memory_limit_mb:17592186044416", {"no value for memory_limit_mb", "a whole number of MiB", NULL}},
     {"memory_limit_mb:5M", {"'5M' is no value for memory_limit_mb", "a whole number of MiB", NULL}},
-    {"memory_limit:auto", {"'auto'", "or none", NULL}},
+    {"memory_limit:auto", {"'auto'", "must be bytes, or a number with K, M or G, or none", NULL}},
     {"per_process_memory_fraction:-0.1", {"'-0.1'", "per_process_memory_fraction", "from 0 to 1"}},
     {"per_process_memory_fraction:1.1", {"'1.1' is out of range", "per_process_memory_fraction", "from 0 to 1"}},
     {"per_process_memory_fraction:1.000001", {"is out of range", "from 0 to 1", NULL}},
-    {"device_limit:lots", {"'lots'", "device_limit", NULL}},
+    {"device_limit:lots", {"'lots'", "device_limit", "must be bytes, or a number with K, M or G, or none"}},
     {"overhead:100.000001", {"is out of range for overhead", "from 0 to 100", NULL}},
     {"overhead:nan", {"'nan'", "overhead", "a fraction"}},
     {"growth:1M", {"'1M' is out of range for growth", "a power of two from 2M to 1G, or auto", NULL}},
@@ -251,9 +259,16 @@ static const wrong_case wrong[] = {
     {"large_segment_size:10M", {"out of range for large_segment_size", "more than 10M", NULL}},
     {"large_segment_size_mb:10", {"out of range for large_segment_size_mb", "more than 10M", NULL}},
     {"large_segment_size:1025G", {"out of range for large_segment_size", "at most 1024G", NULL}},
-    {"max_split_size_mb:19", {"max_split_size 19922944", "at least large_segment_size", "20971520"}},
-    {"max_split_size:20M,large_segment_size:21M", {"max_split_size 20971520", "large_segment_size", "22020096"}},
-    {"max_non_split_rounding:19M", {"max_non_split_rounding 19922944", "at least large_segment_size", NULL}},
+    {"max_split_size:auto", {"'auto'", "max_split_size", "must be bytes, or a number with K, M or G, or none"}},
+    {"max_split_size_mb:19", {"at 1:", "max_split_size is 19M", "at least large_segment_size, which is 20M"}},
+    {"max_split_size:0", {"at 1:", "max_split_size is 0:", "at least large_segment_size, which is 20M"}},
+    {"overhead:0,max_split_size:20M,large_segment_size:21M",
+     {"at 31:", "max_split_size is 20M", "large_segment_size, which is 21M"}},
+    {"large_segment_size:21M,max_split_size:20971521", {"at 24:", "max_split_size is 20971521:", NULL}},
+    {"max_non_split_rounding:none",
+     {"'none'", "max_non_split_rounding", "must be bytes, or a number with K, M or G, or auto"}},
+    {"max_non_split_rounding:19M",
+     {"at 1:", "max_non_split_rounding is 19M", "at least large_segment_size, which is 20M"}},
     {"roundup_power2_divisions:3", {"out of range for roundup_power2_divisions", "a power of two or 0", NULL}},
     {"roundup_power2_divisions:-4", {"no value for roundup_power2_divisions", NULL, NULL}},
     {"roundup_power2_divisions:2147483648", {"no value for roundup_power2_divisions", NULL, NULL}},
@@ -270,13 +285,17 @@ static const wrong_case wrong[] = {
     {"roundup_power2_divisions:[256:1,]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[[256:1]]", {"no value for", NULL, NULL}},
     {"gc_threshold:1", {"'1' is out of range for gc_threshold", "from 0 to below 1", NULL}},
+    {"garbage_collection_threshold:1", {"'1' is out of range for garbage_collection_threshold", "below 1", NULL}},
     {"garbage_collection_threshold:1.2", {"'1.2' is out of range for garbage_collection_threshold", "below 1", NULL}},
     {"gc_age:5", {"'5' is no value for gc_age", "ms, s, m or h, or none", NULL}},
     {"gc_age:5 s", {"no value for gc_age", NULL, NULL}},
     {"gc_age:s", {"no value for gc_age", NULL, NULL}},
     {"gc_age:1.5s", {"no value for gc_age", NULL, NULL}},
+    {"gc_age:0", {"'0' is no value for gc_age", "a whole number with ms, s, m or h, or none", NULL}},
+    {"gc_age:18446744073710ms", {"no value for gc_age", NULL, NULL}},
     {"gc_age:99999999999h", {"no value for gc_age", NULL, NULL}},
-    {"release_threshold:-1", {"no value for release_threshold", NULL, NULL}},
+    {"release_threshold:-1",
+     {"'-1'", "no value for release_threshold", "must be bytes, or a number with K, M or G, or none"}},
     {"wait_limit_ms:1000000001", {"out of range for wait_limit_ms", "at most 1000000000", NULL}},
     {"wait_limit_ms:5s", {"no value for wait_limit_ms", NULL, NULL}},
     {"max_retries:1001", {"out of range for max_retries", "from 0 to 1000", NULL}},
@@ -291,7 +310,7 @@ TEST(what_is_wrong_is_said_with_its_place_and_what_would_be_right)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         galloc_config config = galloc_config_default();
         const galloc_config before = config;
-        char message[400] = "";
+        char message[600] = "";
         EXPECT_EQ(galloc_config_parse(&config, wrong[i].text, message, sizeof message), cudaErrorInvalidValue);
         for (int k = 0; k < 3 && wrong[i].says[k]; k++) {
             int said = strstr(message, wrong[i].says[k]) != NULL;
@@ -306,8 +325,13 @@ TEST(what_is_wrong_is_said_with_its_place_and_what_would_be_right)
 /* The same bounds hold for members that are set by hand. */
 TEST(members_out_of_range_are_refused)
 {
+    static const char *const says[] = {"like", "like", "backend", "strategy", "expandable_segments", "reuse",
+        "stream_check", "stats", "per_process_memory_fraction", "per_process_memory_fraction", "overhead", "overhead",
+        "growth", "growth", "large_segment_size", "max_split_size is 19M: must be at least large_segment_size",
+        "max_non_split_rounding is 19M: must be", "roundup_power2_divisions", "gc_threshold", "gc_threshold",
+        "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead", "stream_check"};
     begin();
-    for (int i = 0; i < 25; i++) {
+    for (int i = 0; i < 26; i++) {
         galloc_config c = galloc_config_default();
         galloc_pool *pool = NULL;
         char text[GALLOC_CONFIG_TEXT];
@@ -336,10 +360,14 @@ TEST(members_out_of_range_are_refused)
         case 21: c.max_retries = 1001; break;
         case 22: c.throw_on_cudamalloc_oom = 2; break;
         case 23: c.gc_age = 1500001; break;
-        default: c.overhead = strtod("nan", NULL); break;
+        case 24: c.overhead = strtod("nan", NULL); break;
+        default: c.stream_check = 2; break;
         }
         EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);
         EXPECT(pool == NULL);
+        if (!EXPECT(!strncmp(log_text, "config: ", 8) && !strncmp(log_text + 8, says[i], strlen(says[i]))))
+            printf("    %d: %s\n", i, log_text);
+        EXPECT(strstr(log_text, "must be ") != NULL);
         EXPECT_EQ(galloc_config_print(&c, text, sizeof text), cudaErrorInvalidValue);
         EXPECT_EQ(text[0], 0);
     }
@@ -348,6 +376,7 @@ TEST(members_out_of_range_are_refused)
 
 /* ---- settings that stand in each other's way */
 
+/* All that is said, each time: `says` is the whole message. */
 TEST(settings_without_effect_are_named)
 {
     static const struct {
@@ -359,22 +388,76 @@ TEST(settings_without_effect_are_named)
         {"max_split_size_mb:128", "max_split_size: no effect unless expandable_segments is False"},
         {"expandable_segments:True,large_segment_size_mb:40,max_split_size:64M",
          "large_segment_size, max_split_size: no effect unless expandable_segments is False"},
-        {"expandable_segments:False,overhead:0.1", "overhead: no effect unless expandable_segments is True"},
+        {"expandable_segments:False,overhead:0.1,gc_age:5s",
+         "overhead, gc_age: no effect unless expandable_segments is True"},
+        {"expandable_segments:False,gc_threshold:0.5",
+         "gc_threshold: no effect on fixed segments, since cudaFree waits"},
         {"expandable_segments:False,max_non_split_rounding:40M",
          "max_non_split_rounding: no effect unless max_split_size is given"},
+        {"strategy:heuristic,expandable_segments:False,growth:4M",
+         "strategy, growth: no effect unless expandable_segments is True"},
+        {"strategy:heuristic,overhead:0.1,growth:4M", ""},
+        {"strategy:pooled,expandable_segments:False,roundup_power2_divisions:4", ""},
         {"backend:cudaMalloc,overhead:0.1,memory_limit:1G", "overhead: no effect unless backend is native"},
+        {"backend:cudaMalloc,reuse:none,release_threshold:0",
+         "reuse, release_threshold: no effect with backend:cudaMalloc"},
+        {"backend:cudaMallocAsync,reuse:none,release_threshold:0", ""},
         {"like:pytorch,strategy:pooled", "strategy: no effect with like:pytorch"},
+        {"like:pytorch,strategy:heuristic", "strategy: no effect with like:pytorch"},
+        {"like:pytorch,reuse:wait,stats:exact,stream_check:off",
+         "reuse, stats, stream_check: no effect with like:pytorch unless expandable_segments is True"},
+        {"like:pytorch,expandable_segments:True,reuse:wait,stream_check:off", ""},
+        {"like:pytorch,gc_threshold:0.5", "gc_threshold: no effect with like:pytorch unless there is a limit"},
+        {"like:pytorch,gc_threshold:0.5,memory_limit:1G", ""},
+        {"like:pytorch,gc_threshold:0.5,per_process_memory_fraction:0.5", ""},
+        {"stats:exact,stream_check:off", "stream_check: no effect with stats:exact, since every call looks then"},
+        {"like:pytorch,expandable_segments:True,stats:exact,stream_check:off",
+         "stream_check: no effect with stats:exact, since every call looks then"},
+        {"stats:fast,stream_check:off", ""},
+        {"throw_on_cudamalloc_oom:True,wait_limit_ms:5,max_retries:2",
+         "wait_limit_ms, max_retries: no effect with throw_on_cudamalloc_oom:True"},
+        {"throw_on_cudamalloc_oom:False,wait_limit_ms:5,max_retries:2", ""},
         {"release_lock_on_cudamalloc:True",
          "release_lock_on_cudamalloc: no effect since such a lock is never held there"},
+        {"backend:cudaMalloc,strategy:pooled,expandable_segments:True,stats:exact,overhead:1,growth:2M,"
+         "large_segment_size:20M,max_split_size:20M,max_non_split_rounding:20M,roundup_power2_divisions:4,"
+         "gc_threshold:0.5,gc_age:5s,stream_check:off,reuse:none,release_threshold:5,"
+         "throw_on_cudamalloc_oom:True,wait_limit_ms:3,max_retries:4,release_lock_on_cudamalloc:True",
+         "strategy, expandable_segments, stats, overhead, growth, large_segment_size, max_split_size, "
+         "max_non_split_rounding, roundup_power2_divisions, gc_threshold, gc_age, stream_check: no effect unless "
+         "backend is native; reuse, release_threshold: no effect with backend:cudaMalloc; wait_limit_ms, max_retries: "
+         "no effect with throw_on_cudamalloc_oom:True; release_lock_on_cudamalloc: no effect since such a lock is "
+         "never held there"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         galloc_config config = galloc_config_default();
-        char message[400] = "x";
+        char message[600] = "x";
         EXPECT_EQ(galloc_config_parse(&config, cases[i].text, message, sizeof message), cudaSuccess);
-        if (!strstr(message, cases[i].says) || (!cases[i].says[0] && message[0]))
-            printf("    \"%s\": \"%s\"\n", cases[i].text, message);
-        EXPECT(strstr(message, cases[i].says) != NULL);
-        EXPECT((message[0] == 0) == (cases[i].says[0] == 0));
+        if (!EXPECT(!strcmp(message, cases[i].says))) printf("    \"%s\": \"%s\"\n", cases[i].text, message);
+    }
+}
+
+/* What is said to have no effect has none: with each of these no call asks less about its stream. */
+TEST(settings_that_are_called_idle_are)
+{
+    static const char *const texts[] = {"stats:exact", "like:pytorch", "backend:cudaMalloc"};
+    for (int i = 0; i < 3; i++) {
+        long looks[2];
+        for (int off = 0; off < 2; off++) {
+            char text[100];
+            begin();
+            snprintf(text, sizeof text, "%s%s", texts[i], off ? ",stream_check:off" : "");
+            galloc_config config = parsed(text);
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new();
+            for (int k = 0; k < 20; k++) OK(galloc_free(get(pool, 4096, s), s));
+            looks[off] = sim_calls("cuStreamGetId");
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+        EXPECT(looks[0] >= 40);
+        EXPECT_EQ(looks[0], looks[1]);
     }
 }
 
@@ -460,6 +543,7 @@ TEST(pytorchs_variable_is_read_only_where_it_was_asked_for)
         {"like:pytorch,expandable_segments:False", "expandable_segments:True", SIZE_MAX, 0, 0},
         {"like:pytorch", "pinned_use_cuda_host_register:True,max_split_size_mb:64,pinned_num_register_threads:8",
          MIB(64), 0, 0},
+        {"like:pytorch", "graph_capture_record_stream_reuse:True", SIZE_MAX, 0, 0},
         {"like:pytorch", "expandable_segments_reserve_by_class:[a:0.5,b:40G],garbage_collection_threshold:0.5",
          SIZE_MAX, 0.5, 0},
         {"like:pytorch", "", SIZE_MAX, 0, 0},
@@ -497,13 +581,21 @@ TEST(pytorchs_newer_variable_comes_second)
 
 TEST(an_error_in_pytorchs_variable_is_one)
 {
-    static const char *const bad[] = {"max_split_size_mb:none:x", "max_split_size_mb:2", "unknown:1", "backend:cuda",
-                                      "garbage_collection_threshold:1.2", "backend"};
+    static const struct { const char *text, *says; } bad[] = {
+        {"max_split_size_mb:none:x", "at 1: 'none:x' is no value for max_split_size_mb"},
+        {"max_split_size_mb:2", "at 1: max_split_size is 2M: must be at least"},
+        {"unknown:1", "at 1: unknown key 'unknown'"}, {"backend:cuda", "at 1: 'cuda' is no value for backend"},
+        {"garbage_collection_threshold:1.2", "at 1: '1.2' is out of range"}, {"backend", "at 1: 'backend' needs ':'"},
+        {"  max_split_size_mb : 64,\tunknown:1", "at 27: unknown key 'unknown'"},
+        {"pinned_num_register_threads:8,unknown:1", "at 31: unknown key 'unknown'"},
+        {"backend:native, pinned_num_register_threads:8, max_split_size_mb: 2", "at 48: max_split_size is 2M"},
+        {"backend:native, ", "at 17: a key is missing"},
+        {NULL, "longer than 1023 characters"}};
     char wide[3000];
     memset(wide, 'x', sizeof wide);
     wide[sizeof wide - 1] = 0;
-    for (size_t i = 0; i <= sizeof bad / sizeof *bad; i++) {
-        const char *text = i < sizeof bad / sizeof *bad ? bad[i] : wide;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *text = bad[i].text ? bad[i].text : wide;
         galloc_pool *pool = NULL;
         begin();
         setenv("GALLOC_CONF", "like:pytorch", 1);
@@ -512,6 +604,7 @@ TEST(an_error_in_pytorchs_variable_is_one)
         EXPECT(pool == NULL);
         EXPECT_EQ(log_lines, 1);
         EXPECT(strstr(log_text, "PYTORCH_CUDA_ALLOC_CONF: ") != NULL);
+        if (!EXPECT(strstr(log_text, bad[i].says) != NULL)) printf("    %s\n", log_text);
         setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", 1);
         OK(galloc_pool_default(&pool, 0));
         finish();

@@ -298,6 +298,11 @@ TEST(memory_runs_out_again_and_again)
         }
         if (sum.rounds % 50000 == 0) fprintf(stderr, "%ld rounds\n", sum.rounds);
     }
+    EXPECT(sum.refused > sum.rounds / 2); /* memory did run out, and each thing that is to be seen did happen */
+    if (sum.rounds >= 2000) {
+        EXPECT(sum.reports > sum.refused / 2 && sum.rejections > 0 && sum.asked > sum.rounds / 10);
+        EXPECT(sum.maps > sum.rounds / 10 && sum.unmaps == sum.maps && sum.failed_calls > sum.rounds / 100);
+    }
     printf("%ld rounds, %ld allocations, %ld refused: %ld reports, %ld for other reasons; %ld refused at once\n",
            sum.rounds, sum.served, sum.refused, sum.reports, sum.odd, sum.rejections);
     printf("on_oom %ld, on_map %ld, on_unmap %ld times; %ld calls into the driver failed\n", sum.asked, sum.maps,

@@ -46,9 +46,16 @@ static void expect_refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 static const galloc_step *step_of(const galloc_report *report, const char *name)
 {
     static const galloc_step none = {"", "there is no such step", 0};
-    for (int i = 0; i < GALLOC_REPORT_STEPS; i++)
+    for (int i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++)
         if (!strcmp(report->steps[i].name, name)) return &report->steps[i];
     return EXPECT(0) ? NULL : &none;
+}
+
+/* Was the step left out, for a reason with this in it? */
+static int left_out(const galloc_report *report, const char *name, const char *why)
+{
+    const char *said = step_of(report, name)->left_out;
+    return said && strstr(said, why);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------------------------- */
@@ -110,8 +117,8 @@ TEST(a_wait_limit_of_0_never_waits)
     EXPECT_EQ(sim_calls("cuEventSynchronize"), 0);
     expect_sums(&r);
     EXPECT_EQ(r.stranded, MIB(16));
-    EXPECT(strstr(step_of(&r, "wait on the host for events")->left_out, "wait_limit_ms is 0") != NULL);
-    EXPECT(step_of(&r, "wait for the device")->left_out != NULL);
+    EXPECT(left_out(&r, "wait on the host for events", "wait_limit_ms is 0"));
+    EXPECT(left_out(&r, "wait for the device", "wait_limit_ms is set"));
     sim_run(-1);
     OK(galloc_free(get(b.pool, MIB(4), b.s[1]), b.s[1])); /* what is finished is had without a wait */
     busy_end(&b);
@@ -130,7 +137,7 @@ TEST(a_wait_ends_with_its_limit)
     EXPECT_EQ(sim_blocking_calls(), blocking);
     galloc_report r = report_of_failure();
     expect_sums(&r);
-    EXPECT(strstr(step_of(&r, "wait on the host for events")->left_out, "wait_limit_ms was over") != NULL);
+    EXPECT(left_out(&r, "wait on the host for events", "wait_limit_ms was over"));
     busy_end(&b);
 }
 
@@ -217,7 +224,7 @@ TEST(the_device_is_waited_for_only_without_a_limit)
         if (limited) {
             expect_refused(pool, MIB(2), s[1]);
             galloc_report r = report_of_failure();
-            EXPECT(strstr(step_of(&r, "wait for the device")->left_out, "wait_limit_ms") != NULL);
+            EXPECT(left_out(&r, "wait for the device", "wait_limit_ms"));
         } else {
             OK(galloc_free(get(pool, MIB(2), s[1]), s[1]));
         }
@@ -248,7 +255,7 @@ TEST(fixed_segments_are_not_given_back_within_a_wait_limit)
             expect_refused(pool, MIB(50), s);
             galloc_report r = report_of_failure();
             expect_sums(&r);
-            EXPECT(strstr(step_of(&r, "give pages back for new ones")->left_out, "wait_limit_ms") != NULL);
+            EXPECT(left_out(&r, "give pages back for new ones", "wait_limit_ms"));
             EXPECT_EQ(r.usable, MIB(40));
             EXPECT_EQ(r.largest_usable, MIB(20));
         } else {
@@ -416,7 +423,7 @@ TEST(throw_refuses_at_once)
     EXPECT_EQ(stats_of(a.pool).rejections, 2); /* with the one in the callback */
     EXPECT(strstr(log_text, "refused at once") != NULL);
     galloc_report r = report_of_failure();
-    EXPECT(strstr(step_of(&r, "give pages back for new ones")->left_out, "throw_on_cudamalloc_oom") != NULL);
+    EXPECT(left_out(&r, "give pages back for new ones", "throw_on_cudamalloc_oom"));
     OK(galloc_free(a.give[0], a.s));
     OK(galloc_free(a.give[2], a.s));
     a.give[0] = get(a.pool, MIB(4), a.s); /* pages still move */
@@ -439,7 +446,7 @@ typedef struct map {
         char *addr;
         size_t bytes;
     } range[RANGES];
-    int n, maps, unmaps, unmaps_seen;
+    int n, maps, unmaps;
     size_t bytes;
     size_t more; /* another thread allocates so much while on_map is under way */
     int allocate, reenter;
@@ -575,36 +582,6 @@ TEST(the_program_is_told_of_all_mappings)
             EXPECT(m.maps > 0 && m.unmaps > 0);
             map_end(&m);
         }
-    }
-}
-
-/* Pools like PyTorch's as well: what they collect, and what they give back for a segment of another size. */
-TEST(segments_like_pytorchs_are_told_of)
-{
-    for (int allocate = 0; allocate < 3; allocate++) {
-        map m;
-        galloc_config config = config_limit(MIB(96));
-        begin();
-        config.like = GALLOC_LIKE_PYTORCH;
-        config.expandable_segments = 0;
-        config.gc_threshold = 0.3;
-        config.max_split_size = MIB(20);
-        map_open(&m, &config);
-        m.allocate = allocate;
-        void *p = get(m.pool, MIB(24), m.s), *q = get(m.pool, MIB(30), m.s);
-        OK(galloc_free(p, m.s));
-        OK(galloc_free(q, m.s));
-        p = get(m.pool, MIB(14), m.s); /* 30 MiB are collected, or both */
-        EXPECT(m.unmaps > 0);
-        expect_told(&m);
-        m.unmaps_seen = m.unmaps;
-        OK(galloc_free(get(m.pool, MIB(60), m.s), m.s));
-        q = get(m.pool, MIB(80), m.s); /* not beside the 60 */
-        EXPECT(m.unmaps > m.unmaps_seen);
-        expect_told(&m);
-        OK(galloc_free(p, m.s));
-        OK(galloc_free(q, m.s));
-        map_end(&m);
     }
 }
 
@@ -751,7 +728,6 @@ TEST(a_pool_that_is_used_does_not_part_with_anything)
     map_end(&m);
 }
 
-/* What the driver refuses in the middle is never told of, or told of to the end. */
 /* ---- like:pytorch ---- */
 
 static int nested;
@@ -767,51 +743,26 @@ static void allocate_in_a_callback(galloc_pool *pool, void *addr, size_t bytes, 
     if (p) OK(galloc_free(p, NULL));
 }
 
-static void *reserve_too_much(void *pool)
-{
-    sim_fail("cuMemAlloc", 1, 1, 0);
-    EXPECT_EQ(galloc_pool_reserve((galloc_pool *)pool, MIB(20)), cudaErrorMemoryAllocation);
-    sim_fail_clear();
-    return NULL;
-}
-
-static void reserve_in_another_thread(galloc_pool *pool, void *addr, size_t bytes, void *user)
-{
-    pthread_t thread;
-    (void)addr;
-    (void)bytes;
-    (void)user;
-    EXPECT_EQ(pthread_create(&thread, NULL, reserve_too_much, pool), 0);
-    EXPECT_EQ(pthread_join(thread, NULL), 0);
-}
-
 /* PyTorch's own steps give segments back too: above the threshold, and those that only large requests can use. */
 TEST(segments_that_pytorchs_steps_give_back_are_told_of)
 {
-    for (int oversize = 0; oversize < 2; oversize++) {
-        galloc_config config = galloc_config_default();
-        galloc_callbacks calls;
+    for (int how = 0; how < 6; how++) {
+        galloc_config config = config_limit(MIB(100));
         map m;
-        memset(&m, 0, sizeof m);
         begin();
         config.like = GALLOC_LIKE_PYTORCH;
         config.expandable_segments = 0;
-        config.memory_limit = MIB(100);
-        if (oversize) config.max_split_size = MIB(24);
+        if (how % 2) config.max_split_size = MIB(24);
         else config.gc_threshold = 0.5;
-        m.pool = pool_new(&config);
-        m.s = stream_new();
-        calls = map_calls(&m);
-        OK(galloc_pool_set_callbacks(m.pool, &calls));
+        map_open(&m, &config);
+        m.allocate = how / 2;
         OK(galloc_free(get(m.pool, MIB(60), m.s), m.s));
         void *p = get(m.pool, MIB(90), m.s);
         EXPECT_EQ(m.unmaps, 1);
         EXPECT_EQ(m.bytes, MIB(90));
+        expect_told(&m);
         OK(galloc_free(p, m.s));
-        pool_end(m.pool);
-        EXPECT_EQ(m.maps, m.unmaps);
-        stream_end(m.s);
-        finish();
+        map_end(&m);
     }
 }
 
@@ -828,25 +779,6 @@ TEST(pytorchs_segments_are_not_made_in_a_callback)
     OK(galloc_pool_set_callbacks(pool, &calls));
     OK(galloc_free(get(pool, MIB(30), NULL), NULL));
     EXPECT_EQ(nested, 1);
-    pool_end(pool);
-    finish();
-}
-
-/* Memory is made for nobody in particular, and while the program is told of it the same fails once more. */
-TEST(what_is_on_its_way_to_nobody_keeps_its_place)
-{
-    galloc_config config = galloc_config_default();
-    galloc_callbacks calls = {NULL, NULL, reserve_in_another_thread, NULL, NULL};
-    begin();
-    config.like = GALLOC_LIKE_PYTORCH;
-    config.expandable_segments = 0;
-    config.memory_limit = MIB(64);
-    galloc_pool *pool = pool_new(&config);
-    OK(galloc_pool_set_callbacks(pool, &calls));
-    OK(galloc_pool_reserve(pool, MIB(40)));
-    expect_healthy(pool, 1);
-    OK(galloc_free(get(pool, MIB(40), NULL), NULL));
-    EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
     pool_end(pool);
     finish();
 }
@@ -927,10 +859,12 @@ TEST(a_pool_with_callbacks_does_not_end_in_one)
     finish();
 }
 
+/* What the driver refuses in the middle is never told of, or told of to the end. */
 TEST(mappings_that_fail_are_not_told_of)
 {
     static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
     for (int i = 0; i < 5; i++) {
+        long failed = 0;
         for (long nth = 1; nth < 6; nth++) {
             map m;
             void *p = NULL;
@@ -940,11 +874,13 @@ TEST(mappings_that_fail_are_not_told_of)
             if (galloc_pool_malloc(m.pool, &p, MIB(20), m.s) == cudaSuccess) OK(galloc_free(p, m.s));
             OK(galloc_free(keep, m.s));
             (void)galloc_pool_trim(m.pool, 0, NULL);
+            failed += sim_failed();
             sim_fail_clear();
             (void)galloc_pool_trim(m.pool, 0, NULL);
             EXPECT_EQ(stats_of(m.pool).quarantined, 0);
             map_end(&m);
         }
+        EXPECT(failed > 0);
     }
 }
 
@@ -1016,6 +952,50 @@ TEST(the_report_says_which_streams_strand_what)
     OK(galloc_free(p[0], s[0]));
     pool_end(pool);
     for (int i = 0; i < MANY; i++) stream_end(s[i]);
+    finish();
+}
+
+/* A step that could do nothing here is not said to have been tried. */
+TEST(steps_that_do_not_apply_are_left_out)
+{
+    galloc_config config = config_limit(MIB(16));
+    cudaGraph_t graph = NULL;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    galloc_request request = {.bytes = MIB(12), .max_bytes = MIB(16), .pool = pool, .stream = s};
+    void *p = NULL, *q = get(pool, MIB(2), s);
+    OK(galloc_alloc(&p, &request));
+    expect_refused(pool, MIB(8), s);
+    galloc_report r = report_of_failure();
+    EXPECT(left_out(&r, "take what comes before it in the graph", "not captured"));
+    EXPECT(left_out(&r, "collect what is idle", "neither gc_threshold nor gc_age"));
+    EXPECT(left_out(&r, "look what stands behind the block", "no block is to grow"));
+    EXPECT(!step_of(&r, "take what is finished")->left_out);
+    EXPECT_EQ(galloc_resize(p, MIB(16), s), cudaErrorMemoryAllocation);
+    r = report_of_failure();
+    EXPECT(r.grows && !step_of(&r, "look what stands behind the block")->left_out);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    expect_refused(pool, MIB(8), s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    r = report_of_failure();
+    EXPECT(!step_of(&r, "take what comes before it in the graph")->left_out);
+    EXPECT(left_out(&r, "wait for the device", "captured"));
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    pool = pool_new(&config);
+    p = get(pool, MIB(12), s);
+    expect_refused(pool, MIB(12), s);
+    r = report_of_failure();
+    EXPECT(left_out(&r, "collect what is idle", "gc_threshold is 0"));
+    EXPECT(left_out(&r, "give oversize segments back for a new one", "max_split_size is none"));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
     finish();
 }
 

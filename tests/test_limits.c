@@ -98,6 +98,17 @@ TEST(the_lowest_limit_counts)
     EXPECT(strstr(galloc_last_message(), "device_limit is 33554432") != NULL);
     OK(galloc_free(get(pool, MIB(32), s), s));
     pool_end(pool);
+    config.memory_limit = MIB(24);
+    pool = pool_new(&config);
+    galloc_pool *other = pool_new(&config);
+    void *p = get(other, MIB(20), s);
+    expect_no_memory(pool, MIB(20), s);
+    EXPECT(strstr(galloc_last_message(), "device_limit is 33554432") != NULL);
+    expect_no_memory(pool, MIB(26), s); /* that it could not have without the other either */
+    EXPECT(strstr(galloc_last_message(), "memory_limit is 25165824") != NULL);
+    OK(galloc_free(p, s));
+    pool_end(other);
+    pool_end(pool);
     finish();
 }
 
@@ -384,6 +395,11 @@ TEST(callbacks_are_set_while_others_ask)
     galloc_pool *pool = pool_new(&config);
     asker = pool_new(&config);
     told = 0;
+    galloc_callbacks calls = {NULL, NULL, NULL, tell, NULL};
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(galloc_free(get(asker, MIB(40), s), s));
+    EXPECT(told > 0);
     EXPECT_EQ(pthread_create(&thread, NULL, set_callbacks, pool), 0);
     for (int i = 0; i < 200; i++) {
         OK(galloc_free(get(pool, MIB(40), s), s));

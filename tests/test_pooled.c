@@ -172,13 +172,31 @@ TEST(other_streams_have_cells_as_the_marks_allow)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pooled_new(GIB(1));
-    void *one[40], *p;
+    void *one[40], *own[20], *p;
+    int again = 0;
     for (int i = 0; i < 40; i++) put(s, one[i] = get(pool, KIB(100), s), KIB(100), 1);
     for (int i = 0; i < 40; i++) OK(galloc_free(one[i], s));
-    for (int i = 0; i < 40; i++) put(t, p = get(pool, KIB(100), t), KIB(100), 2), OK(galloc_free(p, t));
-    p = get(pool, KIB(100), s);
-    put(s, p, KIB(100), 3);
-    OK(galloc_free(p, s));
+    for (int i = 0; i < 40; i++) {
+        put(t, p = get(pool, KIB(100), t), KIB(100), 2);
+        for (int k = 0; k < 40; k++) EXPECT(p != one[k]);
+        OK(galloc_free(p, t));
+    }
+    for (int i = 0; i < 20; i++) {
+        put(s, own[i] = get(pool, KIB(100), s), KIB(100), 3);
+        for (int k = 0; k < 40; k++) again |= own[i] == one[k];
+    }
+    EXPECT(again); /* s has its own at once, beside those that nobody has used yet */
+    for (int i = 0; i < 20; i++) OK(galloc_free(own[i], s));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* it is noticed that s has done */
+    long calls = memory_calls();
+    for (int i = again = 0; i < 20; i++) {
+        put(t, own[i] = get(pool, KIB(100), t), KIB(100), 4);
+        for (int k = 0; k < 40; k++) again |= own[i] == one[k];
+    }
+    EXPECT(again); /* and now t has them */
+    EXPECT_EQ(memory_calls(), calls);
+    for (int i = 0; i < 20; i++) OK(galloc_free(own[i], t));
     expect_healthy(pool, 1);
     pool_end(pool);
     stream_end(s);

@@ -181,30 +181,32 @@ TEST(forbidden_waits_are_not_queued)
     }
 }
 
-/* A wait for a later point of S covers what S freed before it. */
+/* A wait for a later point of S covers what S freed before it, if reuse:followed is on. */
 TEST(what_a_stream_waited_for_it_need_not_wait_for_again)
 {
-    begin_still();
-    cudaStream_t s = stream_new(), t = stream_new();
-    galloc_pool *pool = tight_pool(MIB(16), FOLLOWED | WAIT);
-    void *small = get_used(pool, MIB(4), s, 1), *wall = get(pool, 512, s), *large = get_used(pool, MIB(8), s, 2);
-    void *rest = get(pool, MIB(3), s);
-    come_into_play(pool, t);
-    OK(galloc_free(small, s));
-    OK(galloc_free(large, s));
-    void *p = get_used(pool, MIB(8), t, 3);
-    EXPECT(p == large);
-    EXPECT_EQ(stats_of(pool).waits, 1);
-    void *q = get_used(pool, MIB(4), t, 4);
-    EXPECT(q == small);
-    EXPECT_EQ(stats_of(pool).waits, 1);
-    EXPECT_EQ(sim_blocking_calls(), 0);
-    OK(galloc_free(p, t));
-    OK(galloc_free(q, t));
-    OK(galloc_free(wall, s));
-    OK(galloc_free(rest, s));
-    pool_end(pool);
-    finish();
+    for (int followed = 0; followed < 2; followed++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = tight_pool(MIB(16), followed ? FOLLOWED | WAIT : WAIT);
+        void *small = get_used(pool, MIB(4), s, 1), *wall = get(pool, 512, s), *large = get_used(pool, MIB(8), s, 2);
+        void *rest = get(pool, MIB(3), s);
+        come_into_play(pool, t);
+        OK(galloc_free(small, s));
+        OK(galloc_free(large, s));
+        void *p = get_used(pool, MIB(8), t, 3);
+        EXPECT(p == large);
+        EXPECT_EQ(stats_of(pool).waits, 1);
+        void *q = get_used(pool, MIB(4), t, 4);
+        EXPECT(q == small);
+        EXPECT_EQ(stats_of(pool).waits, followed ? 1 : 2);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_free(p, t));
+        OK(galloc_free(q, t));
+        OK(galloc_free(wall, s));
+        OK(galloc_free(rest, s));
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* A wait for an earlier point does not cover what S freed after it. */

@@ -683,6 +683,7 @@ TEST(failures_change_nothing)
     static const char *const functions[] = {"cuMemAlloc", "cuMemFree", "cuEventCreate", "cuEventRecord",
                                             "cuEventQuery"};
     for (int which = 0; which < 6; which++) {
+        long failed = 0;
         for (long nth = 1; nth < 24; nth++) {
             begin();
             cudaStream_t s = stream_new(), t = stream_new();
@@ -700,6 +701,7 @@ TEST(failures_change_nothing)
                 if (p[i]) give(p[i], stream);
                 EXPECT_EQ(galloc_pool_check(pool), 0);
             }
+            failed += sim_failed() + sim_failed_mallocs();
             sim_fail_clear();
             sim_fail_malloc(0, 0);
             empty(pool);
@@ -709,6 +711,7 @@ TEST(failures_change_nothing)
             pool_end(pool);
             finish();
         }
+        EXPECT(failed > 0);
     }
 }
 
