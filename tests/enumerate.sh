@@ -28,15 +28,21 @@ for part in "$@"; do
         /operations,/ {
             key = $1 " operations, " $3 " preemptions, " $5 " answers"
             if (!(key in n)) order[++keys] = key
-            n[key]++; programs[key] += $7; schedules[key] += $9; points[key] += $11; refused[key] += $13; time[key] += $18
+            n[key]++
+            programs[key] += $7
+            schedules[key] += $9
+            points[key] += $11
+            refused[key] += $13
+            time[key] += $18
         }
         /^status/ && $2 != 0 && $2 != 124 { wrong++ }
         END {
             for (k = 1; k <= keys; k++) {
                 key = order[k]
                 if (n[key] < jobs) continue
-                printf "    %s: %.0f programs, %.0f schedules, %.0f points, %.0f mallocs had no memory, %.0f s of a processor\n",
-                    key, programs[key], schedules[key], points[key], refused[key], time[key]
+                printf "    %s: %.0f programs, %.0f schedules, %.0f points, %.0f mallocs had no memory, ", key,
+                    programs[key], schedules[key], points[key], refused[key]
+                printf "%.0f s of a processor\n", time[key]
             }
             exit wrong > 0
         }' "$out/$part".*
