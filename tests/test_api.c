@@ -1579,7 +1579,7 @@ TEST(messages_belong_to_threads_and_last)
 {
     begin();
     EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
-    char first[GAI_MESSAGE];
+    char first[512];
     snprintf(first, sizeof first, "%s", galloc_last_message());
     EXPECT(first[0] != 0);
     EXPECT(strstr(log_text, first) != NULL);
