@@ -93,14 +93,20 @@ floor_table() {
         }' "$hotpath"
 }
 
-# One figure of every allocator on every trace, without those that were verified.
+# One figure of every allocator on every trace, without those that were verified: the median of the rounds.
 replay_figure() { # title, key, digits
     awk -v title="$1" -v key="$2" -v digits="$3" "$common"'
+        function note(row, name, value, at) {
+            at = ++rounds[row, name]
+            for (; at > 1 && said[row, name, at - 1] > value; at--) said[row, name, at] = said[row, name, at - 1]
+            said[row, name, at] = value
+            figure[row, name] = said[row, name, int((rounds[row, name] + 1) / 2)]
+        }
         field("verify_errors") == "null" && field(key) != "null" {
             row = field("trace")
             if (field("oom") > 0 || (field("allocator") == "galloc" && field("conf") != "")) next
             if (!(row in seen)) { order[++rows] = row; seen[row] = 1 }
-            figure[row, column(field("allocator"), field("conf"))] = field(key) + 0
+            note(row, column(field("allocator"), field("conf")), field(key) + 0)
         }
         END {
             printf "%-24s %10s", title, "galloc"
@@ -152,7 +158,7 @@ calls_table() {
             printf "%-24s %-10s %8s %9s %9s %8s %12s %12s %6s %6s\n", "calls", "allocator", "calls", "ns, first",
                 "ns, last", "held", "driver calls", "in last pass", "oom", "wrong"
         }
-        field("driver_calls") != "null" {
+        field("driver_calls") != "null" && !seen[field("trace"), field("allocator"), field("verify_errors")]++ {
             wrong = field("verify_errors") == "null" ? "-" : field("verify_errors")
             warm = field("driver_calls_warm") == "null" ? "-" : field("driver_calls_warm")
             last = field("ns_per_op_warm") == "null" ? "-" : field("ns_per_op_warm")

@@ -9,6 +9,7 @@
 #   VERIFY=1     also replays with queued work that writes and checks every byte of every block
 #   CONFS        settings that galloc's pairs are measured with, with blanks between; "default" stands for none. Unset:
 #                default, and stream_check:off where galloc knows it
+#   ROUNDS       of replays, of which the tables have the median (3; 1 on the simulated device)
 #   MINUTES      for everything together (8)
 #   MAKE, NVCC, ARCH, PYTHON, GALLOC_COMMIT
 
@@ -22,12 +23,14 @@ if [ "$backend" = sim ]; then
     device=sim
     variables=NVCC=
     peers=
+    rounds=${ROUNDS:-1}
     devices="--devices 2"
 else
     device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 |
         tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' -)
     variables=${NVCC:+NVCC=$NVCC}
     peers="async cub torch expandable"
+    rounds=${ROUNDS:-3}
     devices=
     [ -n "$device" ] || { echo "no GPU: nothing was measured"; exit 2; }
 fi
@@ -101,9 +104,21 @@ has_peer() {
     build/hotpath-cuda --list | grep "^ *$1 " | grep -qv 'not built\|without'
 }
 
-# All allocators on a trace, one right after the other.
+# All allocators on a trace, one right after the other; all of it so many times, for other work on the machine disturbs
+# some of them.
 replay_all() {
     : >"$replay_file"
+    for round in $(seq "$rounds"); do replay_round; done
+    for trace in $small; do
+        replay "$(basename "$trace" .csv.gz), cudamalloc" --repeat 2 --allocator cudamalloc "$trace"
+    done
+    [ -n "$VERIFY" ] || return 0
+    for trace in $traces; do
+        replay "$(basename "$trace" .csv.gz), verified" --busy --verify "$trace"
+    done
+}
+
+replay_round() {
     for trace in $traces; do
         name=$(basename "$trace" .csv.gz)
         replay "$name" --repeat 3 "$trace"
@@ -116,13 +131,6 @@ replay_all() {
             *) replay "$name, $peer" --repeat 3 --allocator "$peer" "$trace" ;;
             esac
         done
-    done
-    for trace in $small; do
-        replay "$(basename "$trace" .csv.gz), cudamalloc" --repeat 2 --allocator cudamalloc "$trace"
-    done
-    [ -n "$VERIFY" ] || return 0
-    for trace in $traces; do
-        replay "$(basename "$trace" .csv.gz), verified" --busy --verify "$trace"
     done
 }
 

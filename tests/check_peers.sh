@@ -125,6 +125,14 @@ says '^b  *10.0 *- *- *20.0 *50.0 *2.00$' 'the last pass; what ran out of memory
 says '^b  *1.2000 .* 0.92  LOSS to expandable$' 'memory that is lost'
 says '^geometric mean  *10.0 *- *- *40.0 *67.1 *4.00$' 'geometric means'
 says '^worst  *1.2000 *- *- *1.5000 *1.1000 *0.92$' 'worst figures'
+{
+    cat "$work/traces"
+    trace a galloc '' 900 9 1.02 0
+    trace a galloc '' 200 8 1.02 0
+} >"$work/rounds"
+ends 0 bench/compare.sh "$work/pairs" "$work/rounds"
+says '^a  *200.0 *- *- *400.0 *900.0 *2.00$' 'the median of three rounds'
+says '^a  *9.0 *- *- *80.0 *90.0 *8.89$' 'each figure its own'
 head -n 5 "$work/traces" >"$work/short"
 ends 0 bench/compare.sh "$work/nothing" "$work/short"
 says '^no pair was measured' 'no pairs'
