@@ -6550,8 +6550,8 @@ static void gai_pool_unpark(galloc_pool *pool)
     }
 }
 
-/* Old mappings and addresses in all that are kept, in parts of the memory held, and how many mappings at most. More
-   spare no more calls, and each costs some host memory, and some time in every plan. */
+/* Old mappings and addresses in all that are kept, in parts of the memory held, and how many mappings at most, unless
+   there are many pages. More spare no more calls, and each costs some host memory, and some time in every plan. */
 #define GAI_OLD_KEPT 8
 #define GAI_OLD_MAX 2048
 #define GAI_ADDRESSES_KEPT 12
@@ -6581,12 +6581,16 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
 
 static void gai_pool_limit_old(galloc_pool *pool)
 {
-    size_t held;
+    /* A program that repeats itself comes back to all of them in turn: with a few less than it needs, each would go just
+       before it is wanted, pass after pass. How many it needs grows with its pages. */
+    size_t held, pages = 0;
+    int i;
     gai_lock_on(&pool->lock);
     held = pool->stats.reserved.current;
+    for (i = 0; i < GALLOC_PAGE_SIZES; i++) pages += pool->stats.pages[i].count;
     gai_lock_off(&pool->lock);
     gai_pool_drop_old(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_OLD_KEPT ? SIZE_MAX : GAI_OLD_KEPT * held,
-                      GAI_OLD_MAX);
+                      gai_max(GAI_OLD_MAX, pages + pages / 2));
 }
 
 /* Tries again what the driver refused to undo. */

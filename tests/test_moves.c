@@ -1213,6 +1213,45 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
+/* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice as
+   large. At the end nothing is live. */
+static void halving(galloc_pool *pool, cudaStream_t s, int pages, int rounds)
+{
+    void **block = (void **)calloc((size_t)pages, sizeof *block);
+    int n = 0;
+    for (int round = 0; round < rounds; round++) {
+        int kept = 0, more = round ? pages / 2 >> round : pages;
+        for (int i = 0; i < n; i++) {
+            if (i % 2) OK(galloc_free(block[i], s));
+            else block[kept++] = block[i];
+        }
+        for (n = kept; n < kept + more; n++) block[n] = get(pool, (size_t)PAGE << round, s);
+    }
+    for (int i = 0; i < n; i++) OK(galloc_free(block[i], s));
+    free(block);
+}
+
+TEST(a_heap_of_many_pages_repeats_itself_too)
+{
+    enum { PAGES = 2560 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    long calls = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        if (pass == 2) calls = memory_calls();
+        halving(pool, s, PAGES, 4);
+    }
+    EXPECT_EQ(memory_calls(), calls);
+    EXPECT(stats_of(pool).moves > PAGES);
+    EXPECT(pool->old > GAI_OLD_MAX);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Pieces of one stream become larger blocks of another, and so on, each time the same. */
 static void round_of(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
 {
