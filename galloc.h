@@ -59,8 +59,9 @@
      after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
      only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
-     more, and when a busy stream has given everything back. On the legacy stream only when somebody waits for it, since
-     an event there makes all blocking streams wait for each other.
+     more, and when a busy stream has given everything back. In a program that repeats itself those are left out from
+     which nobody learnt anything the last time, until a stream's share of half of the heap is freed. On the legacy
+     stream only when somebody waits for it, since an event there makes all blocking streams wait for each other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
@@ -693,8 +694,8 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
-   two MiB, or its share of a 128th of the heap, is found again only when memory runs out, or after a thousand such
-   streams.
+   two MiB, or its share of a 128th of the heap (of half of it in a program that repeats itself), is found again only
+   when memory runs out, or after a thousand such streams.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -1744,6 +1745,7 @@ typedef struct gai_event {
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     uint64_t clock; /* when it was recorded, counted in frees */
+    uint64_t occasion; /* its number; 0: none */
 } gai_event;
 
 /* "`lane` has a wait in its queue for everything that `on` freed up to `epoch`" */
@@ -1904,7 +1906,9 @@ struct gai_lane {
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     uint64_t life;       /* never changes while the lane is in the pool; 0: unused */
-    size_t unmarked;     /* bytes freed since the last mark, but for those in the front */
+    size_t unmarked;     /* bytes freed since the last mark or occasion, but for those in the front */
+    size_t passed;       /* bytes freed between the last mark and the last occasion */
+    uint64_t occasion;   /* the number of that one, if there was no mark; else 0 */
     uint64_t blocks;     /* used ones that the pool gave to it, those in fronts among them; read without a lock */
     uint64_t spell;      /* with the front's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* by it, in a report that is being made */
@@ -1951,6 +1955,24 @@ typedef struct gai_diary {
     uint64_t written, next; /* next >= written: nothing is expected */
     int agreed;
 } gai_diary;
+
+/* A time at which a mark was due. */
+typedef struct gai_occasion {
+    uint64_t key; /* of the lane, the bytes that were to be marked, the frees and looks since the occasion before */
+    int useless;  /* when somebody looked at the event, a later one was complete as well */
+} gai_occasion;
+
+#define GAI_OCCASIONS 2048
+
+/* The last occasions, in turn, numbered from 1 on. `latest`: of those whose keys have the same place there. `next` and
+   `agreed`: as in the diary. */
+typedef struct gai_habit {
+    gai_occasion occasions[GAI_OCCASIONS];
+    uint64_t latest[GAI_OCCASIONS];
+    uint64_t noted, next, agreed;
+    uint64_t clock; /* of the last one */
+    uint64_t looks; /* since then, at what streams have done */
+} gai_habit;
 
 #define GAI_SAMPLES 16
 
@@ -2059,6 +2081,7 @@ struct galloc_pool {
     gai_collector collector;
     gai_tuning tuning;
     gai_diary diary;
+    gai_habit habit;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
@@ -4519,7 +4542,7 @@ static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
 {
     gai_lane_forget_spots(pool, lane);
     lane->done = lane->epoch++;
-    lane->unmarked = 0;
+    lane->unmarked = lane->passed = 0;
     lane->retired = 1;
     lane->capture = NULL;
 }
@@ -4953,17 +4976,78 @@ static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
     return lane->unmarked >> scarce >= bytes || (!lane->blocks && lane->spell >> scarce >= GAI_MARK_FREES);
 }
 
+/* Most marks are of no use: by the time that somebody looks, a later one is complete as well. Which those are is known
+   only afterwards. But a program that repeats itself has the same occasions for a mark again and again: what was of no
+   use the last time is left out. When something else comes than was expected, or memory is short, all are taken. */
+#define GAI_HABIT_TRUST 64 /* occasions in a row that came as expected */
+#define GAI_PASSED_PART 2  /* of the heap may be freed with marks left out, by all streams together */
+
+static size_t gai_lane_unmarked(const gai_lane *lane) { return lane->unmarked + lane->passed; }
+
+static gai_occasion *gai_habit_find(gai_habit *habit, uint64_t number)
+{
+    if (!number || number > habit->noted || habit->noted - number >= GAI_OCCASIONS) return NULL;
+    return &habit->occasions[number % GAI_OCCASIONS];
+}
+
+/* Notes an occasion. Returns what it was the last time if that can be trusted, else NULL. */
+static const gai_occasion *gai_habit_note(gai_habit *habit, uint64_t key)
+{
+    uint64_t *latest = &habit->latest[key % GAI_OCCASIONS];
+    const gai_occasion *before = gai_habit_find(habit, habit->next);
+    gai_occasion *now;
+    if (before && before->key == key) {
+        habit->agreed++;
+        habit->next++;
+    } else {
+        habit->agreed = 0;
+        before = gai_habit_find(habit, *latest);
+        habit->next = before && before->key == key ? *latest + 1 : 0;
+    }
+    *latest = ++habit->noted;
+    now = gai_habit_find(habit, habit->noted);
+    now->key = key;
+    now->useless = 0;
+    return habit->agreed >= GAI_HABIT_TRUST ? before : NULL;
+}
+
+/* A mark is due. Is it left out? Lock held. */
+GAI_APART
+static int gai_lane_passes(galloc_pool *pool, gai_lane *lane)
+{
+    const uint64_t odd = 0x9e3779b97f4a7c15u;
+    uint64_t since = (pool->clock - pool->habit.clock) * odd + pool->habit.looks;
+    uint64_t key = ((lane->life * odd + since) * odd + lane->unmarked) * odd;
+    size_t most = pool->stats.reserved.current / GAI_PASSED_PART / pool->streams;
+    const gai_occasion *before = gai_habit_note(&pool->habit, key ^ key >> 32);
+    pool->habit.clock = pool->clock;
+    pool->habit.looks = 0;
+    lane->occasion = pool->habit.noted;
+    if (!before || !before->useless || gai_lane_unmarked(lane) > most) return 0;
+    gai_habit_find(&pool->habit, pool->habit.noted)->useless = 1;
+    lane->passed += lane->unmarked;
+    lane->unmarked = 0;
+    return 1;
+}
+
+/* Somebody has found the event complete, or waits for it. Lock held. */
+static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
+{
+    gai_occasion *occasion = gai_habit_find(&pool->habit, event->occasion);
+    if (occasion) occasion->useless = useless;
+}
+
 /* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
    legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
    everything back leaves a mark as well: it may be done for long. With another backend what is freed waits for that to
    go to the driver. */
-static int gai_lane_wants_mark(const galloc_pool *pool, const gai_lane *lane, const gai_site *site)
+static int gai_lane_wants_mark(galloc_pool *pool, gai_lane *lane, const gai_site *site)
 {
     if (site->hands_off || lane->retired) return 0;
-    if ((lane->asked || pool->config.backend) && lane->unmarked) return 1;
+    if ((lane->asked || pool->config.backend) && gai_lane_unmarked(lane)) return 1;
     if (pool->torch) return 0; /* nobody else gets it */
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
-    return lane->unmarked && gai_lane_is_ripe(pool, lane);
+    return lane->unmarked && gai_lane_is_ripe(pool, lane) && !gai_lane_passes(pool, lane);
 }
 
 /* Notes an error after which nothing more can be had from the context, or from the driver. */
@@ -5071,9 +5155,11 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
         if (retire) (void)gai_lane_flush(pool, lane, 1);
         event->clock = pool->clock;
         event->epoch = lane->epoch++;
+        event->occasion = lane->occasion;
         lane->retired = retire;
-        unmarked = lane->unmarked;
-        lane->unmarked = 0;
+        unmarked = gai_lane_unmarked(lane);
+        lane->unmarked = lane->passed = 0;
+        lane->occasion = 0;
         lane->asked = 0;
         gai_lock_off(&pool->lock);
         result = gai_event_record(pool, lane, event, stream);
@@ -5198,7 +5284,7 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
 {
     gai_lock_on(&pool->lock);
     lane->done = lane->epoch++;
-    lane->unmarked = 0;
+    lane->unmarked = lane->passed = 0;
     if (lane->capture) lane->capture->lost = 1;
     gai_lock_off(&pool->lock);
     gai_lane_drop_events(pool, lane, 0);
@@ -5238,13 +5324,15 @@ static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
     const gai_event *open = NULL;
     CUresult result = CUDA_SUCCESS;
     while (!result || result == CUDA_ERROR_NOT_READY) {
-        gai_event *event;
+        gai_event *event, *old;
         gai_lock_on(&pool->lock);
         event = gai_lane_next_to_ask(lane, open);
         gai_lock_off(&pool->lock);
         if (!event) return;
         result = GAI_CALL(pool, event_query, EventQuery, (event->event));
         gai_lock_on(&pool->lock);
+        for (old = lane->recorded; !result && old && old->epoch <= event->epoch; old = old->next)
+            gai_event_judge(pool, old, old != event);
         if (!result) gai_lane_complete(lane, event->epoch);
         gai_lock_off(&pool->lock);
         if (result) open = event;
@@ -5259,6 +5347,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_home *home;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
+    pool->habit.looks++;
     gai_lock_off(&pool->lock);
     for (; lane; lane = lane->next) gai_lane_poll(pool, lane);
     gai_lock_on(&pool->lock);
@@ -5294,7 +5383,7 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
     in_front = front->bytes + front->fresh_bytes;
     gai_latch_off(&front->latch);
     stats->stranded = in_front;
-    stats->unmarked = lane->unmarked + in_front;
+    stats->unmarked = gai_lane_unmarked(lane) + in_front;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
     for (home = pool->homes; home; home = home->next)
@@ -6529,7 +6618,7 @@ static void gai_pool_park(galloc_pool *pool)
         }
     }
     for (lane = gai_pool_has_one_lane(pool) ? NULL : pool->lanes; lane; lane = lane->next)
-        if (lane->unmarked) gai_lane_ask(lane);
+        if (gai_lane_unmarked(lane)) gai_lane_ask(lane);
     if (rhythm->mapped && rhythm->calm >= rhythm->patience) rhythm->patience *= 2;
     rhythm->calm = rhythm->mapped ? 0 : rhythm->calm + 1;
     rhythm->mapped = 0;
@@ -7152,7 +7241,8 @@ static void gai_pool_ask_lanes(galloc_pool *pool)
 {
     gai_lane *lane;
     for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->unmarked && (lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool))) gai_lane_ask(lane);
+        if (gai_lane_unmarked(lane) && (lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool)))
+            gai_lane_ask(lane);
 }
 
 /* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
@@ -7650,6 +7740,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     gai_scope_leave(&scope);
     if (result) return result;
     gai_lock_on(&pool->lock);
+    gai_event_judge(pool, event, 0);
     if (event->epoch > wait->epoch) wait->epoch = event->epoch;
     pool->stats.waits++;
     job->waited = 1;
@@ -8486,6 +8577,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
         gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += filling.fresh != 0;
         pool->rhythm.mapped += filling.fresh || filling.moved;
+        if (filling.fresh || filling.moved) pool->habit.agreed = 0;
         if (!job->grows) job->grown += filling.fresh || filling.moved || filling.lenders.first;
         gai_donors_leave(pool, &filling.lenders);
         gai_donors_leave(pool, &filling.donors);
@@ -8826,6 +8918,9 @@ static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
+    gai_lock_on(&pool->lock);
+    pool->habit.agreed = 0;
+    gai_lock_off(&pool->lock);
     if (!gai_job_can_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);

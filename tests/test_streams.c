@@ -263,6 +263,80 @@ TEST(few_events_are_recorded_for_many_small_blocks)
     finish();
 }
 
+/* A program on two streams: S allocates and frees, again and again, then T has one block of what S gave back, which S
+   frees when T has done with it. */
+enum { PAIRS = 40 };
+
+static void pairs_of(galloc_pool *pool, cudaStream_t s, int pairs)
+{
+    for (int i = 0; i < pairs; i++) OK(galloc_free(get_used(pool, MIB(5), s, 1), s));
+}
+
+static void turn_of(galloc_pool *pool, cudaStream_t s, cudaStream_t t, int pairs)
+{
+    pairs_of(pool, s, pairs);
+    void *p = get_used(pool, MIB(5), t, 2);
+    order(t, s);
+    OK(galloc_free(p, s));
+}
+
+/* Something else is held all the time. */
+static galloc_pool *pool_of_turns(cudaStream_t s, cudaStream_t t, size_t beside, void **wall)
+{
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(2); /* nothing is left over */
+    galloc_pool *pool = pool_new(&config);
+    come_into_play(pool, t);
+    *wall = get(pool, beside, s);
+    return pool;
+}
+
+TEST(marks_that_are_of_no_use_are_left_out)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *wall;
+    galloc_pool *pool = pool_of_turns(s, t, GIB(1), &wall);
+    for (int i = 0; i < 8; i++) turn_of(pool, s, t, PAIRS);
+    long events = sim_calls("cuEventRecord"), memory = memory_calls();
+    EXPECT(events > 3 * PAIRS);
+    for (int i = 0; i < 8; i++) turn_of(pool, s, t, PAIRS);
+    EXPECT(sim_calls("cuEventRecord") - events <= 8 * 4);
+    EXPECT_EQ(memory_calls(), memory); /* T gets what it got before */
+    events = sim_calls("cuEventRecord");
+    for (int i = 0; i < 3; i++) turn_of(pool, s, t, PAIRS - 7); /* not what was expected */
+    EXPECT(sim_calls("cuEventRecord") - events > PAIRS);
+    expect_healthy(pool, 1);
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
+/* However well the program is known, a stream that does not come again leaves no more than its share behind. */
+TEST(what_is_left_out_is_bounded)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *wall;
+    galloc_pool *pool = pool_of_turns(s, t, MIB(200), &wall);
+    size_t most = 0;
+    for (int i = 0; i < 16; i++) {
+        for (int k = 0; k < PAIRS; k++) {
+            pairs_of(pool, s, 1);
+            galloc_stream_stats stats[2];
+            OK(galloc_pool_streams(pool, stats, 2, NULL));
+            most = stats[0].unmarked > most ? stats[0].unmarked : most;
+            most = stats[1].unmarked > most ? stats[1].unmarked : most;
+        }
+        turn_of(pool, s, t, 0);
+    }
+    EXPECT(most > MIB(20));
+    EXPECT(most <= stats_of(pool).reserved.current / 4);
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(free_on_another_stream_than_malloc)
 {
     begin_still();
