@@ -6670,8 +6670,8 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
 
 static void gai_pool_limit_old(galloc_pool *pool)
 {
-    /* A program that repeats itself comes back to all of them in turn: with a few less than it needs, each would go just
-       before it is wanted, pass after pass. How many it needs grows with its pages. */
+    /* A program that repeats itself comes back to all of them in turn: with a few less than it needs, each would go
+       just before it is wanted, pass after pass. How many it needs grows with its pages. */
     size_t held, pages = 0;
     int i;
     gai_lock_on(&pool->lock);

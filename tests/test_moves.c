@@ -1213,8 +1213,8 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
-/* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice as
-   large. At the end nothing is live. */
+/* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice
+   as large. At the end nothing is live. */
 static void halving(galloc_pool *pool, cudaStream_t s, int pages, int rounds)
 {
     void **block = (void **)calloc((size_t)pages, sizeof *block);
