@@ -46,8 +46,8 @@ count hot 2000 240
 count hot 2000 195 stream_check:off
 count large 10000 1080
 count miss 10000 1200
-count churn 20000 1860
-count parked 4 8000000 memory_limit:120G
+count churn 20000 1700
+count parked 4 6000000 memory_limit:120G
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
