@@ -81,10 +81,14 @@
      default) 1.028 and 0.4 s, 0.05 1.053 and 0.3 s, 0.2 1.084 and 0.2 s (bench/results/sim-overhead.csv). Under a
      memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
      the middle.
-     strategy:heuristic sets overhead and growth from what it sees at misses: more overhead once pages that moved have
-     cost more than the memory is worth, larger pages while a program only grows, none to spare when memory runs short.
-     It starts with the overhead and growth given, decides a few times in a run, and says why (galloc_pool_decisions);
-     galloc_pool_freeze ends it. A program that needs nothing else runs as with strategy:caching.
+     Each stream has a cache of up to lane_bytes in front of all that: what was freed last on the stream serves requests
+     of just that size, with no lock. It is emptied at the first request that it cannot serve.
+     strategy:heuristic sets overhead, growth, lane_bytes and roundup_power2_divisions (of sizes below 2 MiB) from what
+     it sees at misses: more overhead once pages that moved have cost more than the memory is worth, larger pages while
+     a program only grows, none to spare when memory runs short, larger caches where that would have spared half of the
+     misses, rounding where that would and costs next to nothing. It starts with what is given, decides a few times in a
+     run, and says why (galloc_pool_decisions); galloc_pool_freeze ends it. A program that needs nothing else runs as
+     with strategy:caching.
      strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
      4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
      for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
@@ -311,7 +315,7 @@ enum {
 enum {
     GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, cut and merged */
     GALLOC_STRATEGY_POOLED = 1,   /* small blocks of a few sizes, kept as they are cut: for programs with few sizes */
-    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; overhead and growth are set from what the program does: ON MEMORY */
+    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; what it sets itself is in ON MEMORY */
 };
 
 /* Whose rules the native heap follows. */
@@ -347,6 +351,9 @@ typedef struct galloc_config {
     size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the
                                 size of the heap. The overhead may be exceeded by as much; see ON LIMITS AND
                                 COLLECTION, as for device_limit, gc_threshold and gc_age */
+    size_t lane_bytes;       /* bytes that the cache of each stream holds, at most, for requests of just the same sizes;
+                                0 .. 64 MiB, default 1 MiB. Once a second stream is in use a cache with more than that
+                                in it takes no further block, and holds 2 MiB at most, whatever this is */
     size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
                                   to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
@@ -521,6 +528,8 @@ typedef struct galloc_torch_stats {
 typedef struct galloc_decision {
     double overhead;    /* in effect from then on */
     size_t growth;      /* likewise; 0: auto */
+    size_t lane_bytes;
+    unsigned divisions; /* roundup_power2_divisions[0]: of sizes below 2 MiB */
     size_t live, held;  /* bytes at that time */
     const char *reason; /* a text that is never freed */
 } galloc_decision;
@@ -830,8 +839,8 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
 /* The settings in effect: `device` is an ordinal, expandable_segments is 0 where the device cannot do it and with other
-   backends, for which stats_exact is 1. With strategy:heuristic overhead and growth are what the pool has decided on
-   last. */
+   backends, for which stats_exact is 1. With strategy:heuristic overhead, growth, lane_bytes and
+   roundup_power2_divisions[0] are what the pool has decided on last. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* What strategy:heuristic has decided so far, each with its reason; each was also one line for GALLOC_LOG, unless the
@@ -1139,11 +1148,16 @@ static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
 
-/* What threads remember of pools is worth nothing once a pool has ended: then this goes on. 0: there is nothing to
+/* What threads remember of pools is worth nothing once a pool has ended, or has changed what it goes by: then this goes
+   on. 0: there is nothing to
    remember yet, or never, in a child of fork. */
 static uint64_t gai_generation;
 
-static void gai_generation_end(void) { gai_store(&gai_generation, gai_load(&gai_generation) + 1); }
+static void gai_generation_end(void)
+{
+    uint64_t now = gai_load(&gai_generation);
+    while (!gai_swap(&gai_generation, now, now + 1)) now = gai_load(&gai_generation);
+}
 
 /* A child of fork inherits the heap but not the driver: it must not touch either. */
 static void *gai_forked;
@@ -1258,6 +1272,13 @@ static int gai_lowest(uint64_t n) { return gai_log2(n & (~n + 1)); }
 
 /* The largest power of two that is no larger than n; n > 0. */
 static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
+
+/* Rounded up to one of so many steps between two powers of two, or where these are finer to 512 bytes. */
+static size_t gai_up_by_steps(size_t bytes, size_t divisions)
+{
+    if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
+    return gai_up(bytes, gai_power_below(bytes) / divisions);
+}
 
 /* ==== CUDA ====================================================================================================== */
 /* >>cuda */
@@ -1810,11 +1831,12 @@ typedef struct gai_shelf {
     gai_block *first;
 } gai_shelf;
 
-/* Guarded by the latch, which is taken after any other lock. `open`, `most`, `alone` and `trusted` are changed only
-   with the pool's lock held as well, so that either lets them be read.
+/* Guarded by the latch, which is taken after any other lock. `open`, `most`, `enough`, `alone` and `trusted` are
+   changed only with the pool's lock held as well, so that either lets them be read.
    bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
    fresh_blocks, fresh_bytes: of `fresh` and `strays`
    blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
+   not trusted: fresh_blocks <= GAI_FRESH_BLOCKS,  fresh_bytes <= GAI_MARK_BYTES
    Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
    allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
    live_out says it in bytes asked for. What is fresh has not been told.
@@ -1828,7 +1850,7 @@ typedef struct gai_shelf {
      - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
      - who empties the front for others' sake leaves what is fresh where it is;
      - a free that finds no room here asks for the id: what a stream that dies unannounced leaves behind is no more
-       than a front holds, and than GAI_FRESH_BLOCKS;
+       than GAI_MARK_BYTES, and than GAI_FRESH_BLOCKS;
      - once all devices have been waited for, what was fresh before is nobody's any more (`strays` while they are);
      - a retired lane is shut.
    Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
@@ -1847,6 +1869,7 @@ typedef struct gai_front {
     size_t blocks, mallocs;
     uint64_t spell;
     size_t live_in, most, live_out;
+    size_t enough; /* with more in it, it takes no further block: lane_bytes */
     uint64_t filled;
     size_t allocated_in, bytes;
     int trusted;
@@ -1995,18 +2018,37 @@ typedef struct gai_collector {
     gai_sample samples[GAI_SAMPLES]; /* in turn */
 } gai_collector;
 
+/* What a front would hold that took more, or other sizes: how many blocks of each. It is looked into at misses only, so
+   what it would have served are hits that the front has not had.
+   bit i of filled == (counts[i] != 0);  blocks, bytes: of all sizes;  most: the most bytes that were in it */
+typedef struct gai_ghost {
+    uint64_t filled;
+    size_t sizes[GAI_SHELVES];
+    size_t counts[GAI_SHELVES];
+    size_t blocks, bytes, most, hits;
+} gai_ghost;
+
 /* What strategy:heuristic has set and seen. Without it the settings are those of the configuration.
+   lane_bytes, divisions: changed with the lock held, and read without
    decided <= GALLOC_DECISIONS */
 typedef struct gai_tuning {
     int watching;    /* settings may still change */
     int frozen;      /* by galloc_pool_freeze */
     double overhead; /* in effect */
     size_t growth;
+    uint64_t lane_bytes;
+    uint64_t divisions; /* of sizes below 2 MiB */
     int pressed;     /* memory is nearly used up; `eased` is the overhead for better times */
     double eased;
     double asked;    /* bytes that misses asked for */
     size_t moves;    /* pages that moved since the overhead was raised */
     int churned;     /* the program has begun to free, too */
+    gai_ghost same, alike; /* fronts for the sizes that there are, and for sizes rounded to GAI_TUNE_STEPS */
+    uint64_t life;   /* of the lane whose calls they follow; 0: of the next one that misses */
+    size_t watched, passed; /* misses of that lane, and of all, since they were empty */
+    uint64_t rest;   /* they are left alone before this free */
+    uint64_t patience; /* so many frees they rest the next time */
+    size_t unsized;  /* misses watched since rounding was last looked at */
     galloc_decision decisions[GALLOC_DECISIONS];
     int decided;
 } gai_tuning;
@@ -2054,8 +2096,8 @@ struct galloc_pool {
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
     uint64_t melts;   /* cells that became free since strips were looked at */
     int oversize;     /* there are blocks that are never cut: max_split_size */
-    uint64_t special; /* what is asked for is not served in the short way: torch, oversize, pooled, or rounded */
-    size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
+    uint64_t special; /* what is asked for is not served in the short way, or in another one: GAI_WAY_... or-ed */
+    uint64_t plain;   /* requests up to here are rounded to 512 bytes and no further; read without a lock */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
@@ -2098,6 +2140,11 @@ struct galloc_pool {
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments that are graphs' */
     galloc_stats stats;
 };
+
+#define GAI_WAY_LONG 1    /* torch, oversize */
+#define GAI_WAY_CELLS 2   /* pooled */
+#define GAI_WAY_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
+#define GAI_WAY_TUNE 8    /* the long one, once: sizes have been watched for long enough */
 
 static galloc_pool *gai_pools; /* all of them; guarded by the global lock */
 
@@ -3938,11 +3985,11 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
-/* What a front holds does not merge, so large blocks do not go there: on the ten traces blocks of 2 MiB and more would
-   cost 0.2 to 1 % of memory. */
+/* What a front holds does not merge, so large blocks do not go there unless lane_bytes says so: on the ten traces
+   blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
 #define GAI_FRONT_BLOCKS 256
-#define GAI_FRONT_BYTES GAI_MIB /* with more in it a front takes no further block */
-#define GAI_FRONT_LARGEST GAI_MIB /* block */
+#define GAI_FRONT_BYTES GAI_MIB /* lane_bytes by default, */
+#define GAI_FRONT_MOST (64 * GAI_MIB) /* and at most */
 #define GAI_FRESH_BLOCKS 64
 #define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
 
@@ -4096,10 +4143,11 @@ GAI_APART
 static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, int vouched)
 {
     size_t held = front->bytes + front->fresh_bytes;
-    if (front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS || held > GAI_FRONT_BYTES ||
-        block->bytes > front->most - held)
+    if (block->bytes > front->most - held || held > front->enough ||
+        front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS)
         return gai_front_is_bare(front) ? GAI_TAKEN_BARE : GAI_TAKEN;
-    if (front->fresh_blocks < GAI_FRESH_BLOCKS) {
+    if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
+        (front->trusted || front->fresh_bytes + block->bytes <= GAI_MARK_BYTES)) {
         gai_fresh_push(front, block);
         return GAI_DONE;
     }
@@ -4255,6 +4303,100 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
     gai_stat_cached(pool);
 }
 
+/* ---- what other fronts would have served ---- */
+
+#define GAI_TUNE_WINDOW 4096 /* misses that are watched at a time */
+#define GAI_TUNE_REST (128 * GAI_TUNE_WINDOW)
+#define GAI_TUNE_STEPS 8     /* between two powers of two, when rounding is set */
+#define GAI_TUNE_SMALL (2 * GAI_MIB) /* smaller sizes may be rounded */
+
+/* Where a size is, or could be; GAI_SHELVES: nowhere. */
+static size_t gai_ghost_place(const gai_ghost *ghost, size_t bytes, int empty)
+{
+    size_t at = gai_shelf_of(bytes), probes;
+    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES)
+        if (ghost->filled >> at & 1 ? ghost->sizes[at] == bytes : empty) return at;
+    return GAI_SHELVES;
+}
+
+static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
+{
+    size_t at = gai_ghost_place(ghost, bytes, 1);
+    if (at == GAI_SHELVES || ghost->blocks == GAI_FRONT_BLOCKS || ghost->bytes + bytes > GAI_FRONT_MOST) return;
+    if (!(ghost->filled >> at & 1)) ghost->counts[at] = 0;
+    ghost->filled |= (uint64_t)1 << at;
+    ghost->sizes[at] = bytes;
+    ghost->counts[at]++;
+    ghost->blocks++;
+    ghost->bytes += bytes;
+    ghost->most = gai_max(ghost->most, ghost->bytes);
+}
+
+/* A front that has not the size is emptied. */
+static void gai_ghost_take(gai_ghost *ghost, size_t bytes)
+{
+    size_t at = gai_ghost_place(ghost, bytes, 0);
+    if (at == GAI_SHELVES) {
+        ghost->filled = 0;
+        ghost->blocks = ghost->bytes = 0;
+        return;
+    }
+    if (!--ghost->counts[at]) ghost->filled ^= (uint64_t)1 << at;
+    ghost->blocks--;
+    ghost->bytes -= bytes;
+    ghost->hits++;
+}
+
+static size_t gai_block_alike(const gai_block *block)
+{
+    size_t bytes = (size_t)block->requested;
+    return bytes < GAI_TUNE_SMALL ? gai_max(gai_up_by_steps(bytes, GAI_TUNE_STEPS), block->bytes) : block->bytes;
+}
+
+/* A used block of the lane that is watched comes back to the pool. */
+GAI_APART
+static void gai_pool_watch_free(galloc_pool *pool, const gai_block *block)
+{
+    if (block->life != pool->tuning.life || pool->clock < pool->tuning.rest || block->tag & GAI_SPECIAL) return;
+    gai_ghost_put(&pool->tuning.same, block->bytes);
+    gai_ghost_put(&pool->tuning.alike, gai_block_alike(block));
+}
+
+static void gai_tune_anew(gai_tuning *tuning)
+{
+    memset(&tuning->same, 0, sizeof tuning->same);
+    memset(&tuning->alike, 0, sizeof tuning->alike);
+    tuning->life = 0;
+    tuning->watched = tuning->passed = 0;
+}
+
+/* Nothing came of it: the next time is later. */
+static void gai_tune_rest(const galloc_pool *pool, gai_tuning *tuning)
+{
+    tuning->patience = tuning->patience ? 2 * gai_min(tuning->patience, GAI_TUNE_REST) : GAI_TUNE_WINDOW;
+    tuning->rest = pool->clock + tuning->patience;
+}
+
+/* A block is given out that no front had. After so many the next call that misses goes the long way, where it is seen
+   what to make of it. */
+GAI_APART
+static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
+{
+    gai_tuning *tuning = &pool->tuning;
+    if (pool->clock < tuning->rest) return;
+    if (!tuning->life) tuning->life = block->life;
+    tuning->passed++;
+    if (block->life == tuning->life) {
+        gai_ghost_take(&tuning->same, block->bytes);
+        gai_ghost_take(&tuning->alike, gai_block_alike(block));
+        tuning->watched++;
+    }
+    if (tuning->watched >= GAI_TUNE_WINDOW) pool->special |= GAI_WAY_TUNE;
+    else if (tuning->passed >= 4 * GAI_TUNE_WINDOW) gai_tune_anew(tuning);
+}
+
+/* ---- back to the pool ---- */
+
 static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
 {
     gai_lane *lane = pool->lanes;
@@ -4267,9 +4409,12 @@ static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
 static GAI_INLINE size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
 {
     if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
-        return gai_min(pool->device_bytes / 256, GAI_FRONT_LARGEST);
+        return gai_min(pool->device_bytes / 256, (size_t)pool->tuning.lane_bytes);
+    if (!pool->tuning.lane_bytes) return 0;
     return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
 }
+
+static size_t gai_front_holds(const gai_front *front) { return front->bytes + front->fresh_bytes; }
 
 GAI_APART
 static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
@@ -4278,6 +4423,7 @@ static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t o
     gai_latch_on(&front->latch);
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
+    front->enough = (size_t)pool->tuning.lane_bytes;
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&front->latch);
@@ -4319,6 +4465,7 @@ static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *la
 {
     if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, lane));
     else gai_block_stamp_own(pool, block, lane);
+    if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
 }
@@ -4645,7 +4792,13 @@ static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
     lane->next = pool->lanes;
     pool->lanes = lane;
     pool->streams += (size_t)gai_lane_is_plain(lane);
-    if (lane->next && !lane->next->next) gai_front_set(pool, lane->next); /* no longer alone */
+    if (!lane->next || lane->next->next) return;
+    lane = lane->next; /* no longer alone */
+    if (gai_front_holds(&lane->front) > GAI_MARK_BYTES) {
+        gai_front_shut(&lane->front);
+        (void)gai_lane_flush(pool, lane, 0);
+    }
+    gai_front_set(pool, lane);
 }
 
 /* Work that nobody can name is done when all devices have been waited for. */
@@ -6758,26 +6911,46 @@ static size_t gai_cell_divisions(const galloc_config *config)
 /* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
 static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
-    size_t divisions, step;
+    size_t divisions;
     int at;
-    if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return gai_up(bytes, GAI_UNIT);
+    if (bytes <= gai_counted(&pool->plain) || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+        return gai_up(bytes, GAI_UNIT);
     at = gai_log2(bytes) - 20;
-    divisions = pool->config.roundup_power2_divisions[at < 0 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
+    divisions = at < 1 ? (size_t)gai_counted(&pool->tuning.divisions)
+                       : pool->config.roundup_power2_divisions[gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
     if (pool->pooled && bytes <= GAI_CELL_MOST) divisions = gai_cell_divisions(&pool->config);
-    if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
-    step = gai_power_below(bytes) / divisions;
-    return gai_up(bytes, step);
+    return gai_up_by_steps(bytes, divisions);
 }
 
 /* Up to here rounding is to 512 bytes only. */
-static size_t gai_rounded_plainly(const galloc_config *config, int pooled)
+static uint64_t gai_rounded_plainly(const galloc_pool *pool)
 {
-    size_t plain = pooled ? GAI_UNIT * gai_cell_divisions(config) : SIZE_MAX;
+    uint64_t plain = pool->pooled ? GAI_UNIT * gai_cell_divisions(&pool->config) : SIZE_MAX, divisions;
     int i;
-    for (i = 0; i < GALLOC_DIVISIONS; i++)
-        if (config->roundup_power2_divisions[i] > 1)
-            plain = gai_min(plain, GAI_UNIT * config->roundup_power2_divisions[i]);
+    if (pool->config.backend) return SIZE_MAX;
+    for (i = 0; i < GALLOC_DIVISIONS; i++) {
+        divisions = i ? pool->config.roundup_power2_divisions[i] : pool->tuning.divisions;
+        if (divisions > 1 && GAI_UNIT * divisions < plain) plain = GAI_UNIT * divisions;
+    }
     return plain;
+}
+
+/* What follows of the settings for rounding. */
+static void gai_pool_choose_rounding(galloc_pool *pool)
+{
+    gai_set_relaxed(&pool->plain, gai_rounded_plainly(pool));
+    pool->special = pool->torch || pool->oversize   ? GAI_WAY_LONG
+                    : pool->pooled                  ? GAI_WAY_CELLS
+                    : pool->plain != SIZE_MAX       ? GAI_WAY_ROUNDED
+                                                    : 0;
+}
+
+/* The largest block that a front may have; with several streams that is 2 MiB. Where streams are not looked at, a
+   front is asked about any size: it alone knows whether its stream was retired. */
+static uint64_t gai_front_reach(const galloc_pool *pool)
+{
+    uint64_t lane_bytes = gai_counted(&pool->tuning.lane_bytes);
+    return pool->config.stream_check ? gai_max((size_t)lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
 
 /* May a request take the block, which is the smallest that it fits in? Blocks of max_split_size and more are kept for
@@ -9797,6 +9970,7 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
     gai_stat_used(pool, block->bytes, (size_t)block->requested);
     pool->stats.mallocs++;
     pool->stats.hits += (uint64_t)hit;
+    if (pool->tuning.watching) gai_pool_watch_given(pool, block);
     gai_block_let_go(block);
 }
 
@@ -9846,35 +10020,76 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 #define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
 #define GAI_TUNE_EASED 0.75
 
+/* Of requests below 2 MiB, what rounding costs in parts of the peak of live bytes: up to here it may begin, and it ends
+   above that. */
+#define GAI_TUNE_ROUND 1024
+#define GAI_TUNE_ROUND_END 256
+
+/* What is set now. */
+static galloc_decision gai_tune_settings(const gai_tuning *tuning)
+{
+    galloc_decision settings;
+    memset(&settings, 0, sizeof settings);
+    settings.overhead = tuning->overhead;
+    settings.growth = tuning->growth;
+    settings.lane_bytes = (size_t)tuning->lane_bytes;
+    settings.divisions = (unsigned)tuning->divisions;
+    return settings;
+}
+
+/* Fronts and ways go by other sizes from now on. What is in a front keeps its size; a thread that still goes by an old
+   way may miss, or get a block that is smaller than new ones and yet large enough. */
+static void gai_pool_resize_fronts(galloc_pool *pool)
+{
+    gai_lane *lane;
+    gai_pool_choose_rounding(pool);
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->front.open) gai_front_change(pool, lane, lane->life, gai_front_bound(pool, lane));
+    gai_generation_end();
+}
+
 /* New settings, with the reason. Once the list is full the last ones stay. */
-static void gai_pool_decide(galloc_pool *pool, double overhead, size_t growth, const char *reason)
+static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
 {
     gai_tuning *tuning = &pool->tuning;
     galloc_decision *decision = &tuning->decisions[tuning->decided++];
-    tuning->overhead = decision->overhead = overhead;
-    tuning->growth = decision->growth = growth;
+    int sizes = tuning->lane_bytes != settings->lane_bytes || tuning->divisions != settings->divisions;
+    *decision = *settings;
+    tuning->overhead = settings->overhead;
+    tuning->growth = settings->growth;
+    gai_set_relaxed(&tuning->lane_bytes, settings->lane_bytes);
+    gai_set_relaxed(&tuning->divisions, settings->divisions);
+    if (sizes) gai_pool_resize_fronts(pool);
     tuning->watching = tuning->decided < GALLOC_DECISIONS;
     tuning->moves = 0;
     decision->live = gai_pool_live(pool);
     decision->held = pool->stats.reserved.current;
     decision->reason = reason;
-    gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
-             (unsigned)overhead, (unsigned)(overhead * 10000 + 0.5) % 10000, growth / GAI_MIB, decision->live,
-             decision->held, reason);
+    gai_note("heuristic: overhead %u.%04u, growth %zu MiB, lane_bytes %zu, divisions %u from now on, at %zu bytes "
+             "live, %zu held: %s", (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
+             settings->growth / GAI_MIB, settings->lane_bytes, settings->divisions, decision->live, decision->held,
+             reason);
 }
 
 /* Near the end of memory all of it must be usable: small pages, and moves before pages. */
 static int gai_tune_pressure(galloc_pool *pool, int refused)
 {
     gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
     double held = (double)pool->stats.reserved.current, most = (double)gai_pool_capacity(pool);
     if (!tuning->pressed && (refused || held > most * GAI_TUNE_PRESSED)) {
         tuning->pressed = 1;
         tuning->eased = tuning->overhead;
-        gai_pool_decide(pool, 0, 0, refused ? "the device has no more memory" : "memory is nearly used up");
+        settings.overhead = 0;
+        settings.growth = 0;
+        settings.lane_bytes = pool->config.lane_bytes;
+        settings.divisions = pool->config.roundup_power2_divisions[0];
+        gai_pool_decide(pool, &settings, refused ? "the device has no more memory" : "memory is nearly used up");
     } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
         tuning->pressed = 0;
-        gai_pool_decide(pool, tuning->eased, pool->config.growth, "there is memory again");
+        settings.overhead = tuning->eased;
+        settings.growth = pool->config.growth;
+        gai_pool_decide(pool, &settings, "there is memory again");
     }
     return tuning->pressed;
 }
@@ -9883,19 +10098,22 @@ static int gai_tune_pressure(galloc_pool *pool, int refused)
 static void gai_tune_growth(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
     double held = (double)pool->stats.reserved.current;
     size_t page;
     if (tuning->churned || tuning->overhead < GAI_OVERHEAD_FRUGAL) return;
     if (tuning->asked > GAI_TUNE_CHURN * (double)pool->live_peak) {
         tuning->churned = 1;
-        if (tuning->growth != pool->config.growth)
-            gai_pool_decide(pool, tuning->overhead, pool->config.growth, "blocks come and go: pages that can move");
+        if (tuning->growth == pool->config.growth) return;
+        settings.growth = pool->config.growth;
+        gai_pool_decide(pool, &settings, "blocks come and go: pages that can move");
         return;
     }
     page = gai_power_below(gai_max((size_t)(held * tuning->overhead / 2), 1));
     page = gai_min(page, 4 * GAI_PAGE_MAX);
-    if (page > gai_max(GAI_PAGE_MAX, tuning->growth))
-        gai_pool_decide(pool, tuning->overhead, page, "the program only grows: large pages will be full");
+    if (page <= gai_max(GAI_PAGE_MAX, tuning->growth)) return;
+    settings.growth = page;
+    gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
 }
 
 /* By so many percent what is held exceeds the peak of live bytes. */
@@ -9910,6 +10128,7 @@ static unsigned gai_percents_above(const galloc_pool *pool)
 static void gai_tune_moves(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
     double peak = (double)pool->live_peak, most = (double)gai_pool_capacity(pool);
     double pages = (double)gai_max(pool->live_peak / GAI_PAGE_MAX, GAI_TUNE_PAGES);
     unsigned now = (unsigned)(tuning->overhead * 100 + 0.5), held = gai_percents_above(pool), from, to;
@@ -9918,7 +10137,8 @@ static void gai_tune_moves(galloc_pool *pool)
     if (to > GAI_TUNE_OVERHEAD_MAX) to = GAI_TUNE_OVERHEAD_MAX;
     if (to <= now || peak * (1 + to / 100.0) > most * GAI_TUNE_EASED) return;
     if ((double)tuning->moves < GAI_TUNE_MOVES * pages * (to > from ? to - from : 1)) return;
-    gai_pool_decide(pool, to / 100.0, tuning->growth, "moves have cost more than the memory that spares them");
+    settings.overhead = to / 100.0;
+    gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
 }
 
 /* With `growth` and the lock held, after a miss; `refused`: the driver had no more memory. */
@@ -9929,6 +10149,68 @@ static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
     if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
     gai_tune_growth(pool);
     if (pool->tuning.watching) gai_tune_moves(pool);
+}
+
+/* What rounding costs, or would cost, in what is used now. */
+static size_t gai_pool_rounding_costs(const galloc_pool *pool)
+{
+    const gai_segment *segment;
+    const gai_block *block;
+    size_t costs = 0;
+    for (segment = pool->segments; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next)
+            if (block->kind == GAI_USED && block->requested < GAI_TUNE_SMALL)
+                costs += gai_block_alike(block) - gai_up((size_t)block->requested, GAI_UNIT);
+    return costs;
+}
+
+/* May small sizes be rounded, or stay so? The heap is walked, at most once for as many misses as it has blocks. */
+static int gai_tune_may_round(galloc_pool *pool, size_t part)
+{
+    size_t costs;
+    if (pool->tuning.unsized < pool->stats.blocks.current) return part == GAI_TUNE_ROUND_END;
+    pool->tuning.unsized = 0;
+    costs = gai_pool_rounding_costs(pool);
+    return costs <= pool->live_peak / part;
+}
+
+/* Lanes that hold what would have been in this one. 0: those cannot be had, or one has not served half of the misses
+   that were watched. */
+static size_t gai_tune_lanes(const galloc_pool *pool, const gai_ghost *ghost)
+{
+    size_t bytes;
+    if (ghost->hits < GAI_TUNE_WINDOW / 2) return 0;
+    bytes = gai_power_below(2 * ghost->most - 1);
+    if (bytes > GAI_MARK_BYTES && !gai_pool_has_one_lane(pool)) return 0;
+    return gai_max(bytes, (size_t)pool->tuning.lane_bytes);
+}
+
+/* Sizes have been watched: had fronts with room for more of them, or for sizes that are alike, spared half of the
+   misses? With the lock held. */
+static void gai_pool_tune_sizes(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    unsigned given = pool->config.roundup_power2_divisions[0];
+    size_t same = gai_tune_lanes(pool, &tuning->same), alike = gai_tune_lanes(pool, &tuning->alike);
+    if (!tuning->watching) return;
+    tuning->unsized += tuning->watched;
+    pool->special &= ~(uint64_t)GAI_WAY_TUNE;
+    gai_tune_anew(tuning);
+    if (tuning->pressed) same = alike = 0;
+    if (settings.divisions != given && !gai_tune_may_round(pool, GAI_TUNE_ROUND_END)) {
+        settings.divisions = given;
+        gai_pool_decide(pool, &settings, "rounding has come to cost memory");
+    } else if (same > settings.lane_bytes) {
+        settings.lane_bytes = same;
+        gai_pool_decide(pool, &settings, "the same sizes come again: larger lanes have them at hand");
+    } else if (!same && alike && given < 2 && settings.divisions == given && gai_tune_may_round(pool, GAI_TUNE_ROUND)) {
+        settings.divisions = GAI_TUNE_STEPS;
+        settings.lane_bytes = alike;
+        gai_pool_decide(pool, &settings, "sizes that are alike come again: rounded, one serves for the other");
+    } else {
+        gai_tune_rest(pool, tuning);
+    }
 }
 
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
@@ -10066,6 +10348,7 @@ static cudaError_t gai_job_do(gai_job *job)
     galloc_pool *pool = job->pool;
     int done = 0;
     gai_lock_on(&pool->lock);
+    if (pool->special & GAI_WAY_TUNE) gai_pool_tune_sizes(pool);
     job->want.lane = gai_lane_hold(pool, &job->site);
     if (job->want.lane) {
         gai_job_search_locked(job, GAI_REACH_OWN);
@@ -10116,19 +10399,19 @@ static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const ga
     gai_lane_release(pool, lane, site);
 }
 
-/* The same where strategy:pooled, with the lock held. What the front holds is of other sizes, and stays there; only for
-   what has no class the front is emptied. */
+/* The same where sizes are rounded, with the lock held. Where strategy:pooled what the front holds is of other sizes,
+   and stays there; only for what has no class the front is emptied. */
 GAI_APART
-static gai_block *gai_pool_take_cell(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
+static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
     gai_lane *lane = site->lane;
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
-    int changed = 0;
-    if (pool->broken || pool->oversize || lane->life != site->life) return NULL;
-    if (wanted > GAI_CELL_MOST) changed = gai_lane_see(pool, lane, site);
-    else gai_lane_note(lane, site);
-    block = wanted > GAI_CELL_MOST ? gai_find_plain(pool, lane, wanted) : gai_find_cell(pool, lane, wanted);
+    int changed = 0, cell = pool->pooled && wanted <= GAI_CELL_MOST;
+    if (pool->broken || pool->special & (GAI_WAY_LONG | GAI_WAY_TUNE) || lane->life != site->life) return NULL;
+    if (cell) gai_lane_note(lane, site);
+    else changed = gai_lane_see(pool, lane, site);
+    block = cell ? gai_find_cell(pool, lane, wanted) : gai_find_plain(pool, lane, wanted);
     if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
     if (block) gai_block_count(pool, block, 1);
     gai_lane_pass(pool, lane, site, changed);
@@ -10151,8 +10434,8 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
         gai_lane_pass(pool, lane, site, changed);
-    } else if (pool->pooled) {
-        block = gai_pool_take_cell(pool, site, bytes, tag);
+    } else if (pool->special & (GAI_WAY_CELLS | GAI_WAY_ROUNDED)) {
+        block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
     return block;
@@ -10296,6 +10579,7 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
+    if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
     if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
@@ -10948,6 +11232,8 @@ static const gai_key gai_keys[] = {
      "a fraction such as 0.02, from 0 to 100"},
     {"growth", GAI_BYTES, GAI_MEMBER(growth), "auto", 0, 2 * GAI_MIB, GAI_MIB << 10,
      "a power of two from 2M to 1G, or auto"},
+    {"lane_bytes", GAI_BYTES, GAI_MEMBER(lane_bytes), "", 0, 0, GAI_FRONT_MOST,
+     "0 to 64M, " GAI_BYTES_LIKE},
     {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_OWN + 1, GAI_MIB << 20,
      "more than 10M, at most 1024G"},
     {"max_split_size", GAI_BYTES, GAI_MEMBER(max_split_size), "none", SIZE_MAX, 0, SIZE_MAX,
@@ -10982,6 +11268,7 @@ static galloc_config gai_config_default(void)
     config.memory_limit = config.device_limit = SIZE_MAX;
     config.per_process_memory_fraction = 1;
     config.overhead = 0.02;
+    config.lane_bytes = GAI_FRONT_BYTES;
     config.large_segment_size = GAI_FIXED_LARGE;
     config.max_split_size = SIZE_MAX;
     config.gc_age = UINT64_MAX;
@@ -11468,7 +11755,7 @@ static void gai_say_idle(uint64_t seen, const char *const *names, const char *be
 static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
 {
     static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
-                                       "large_segment_size", "max_split_size", "max_non_split_rounding",
+                                       "lane_bytes", "large_segment_size", "max_split_size", "max_non_split_rounding",
                                        "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check", NULL};
     static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
@@ -11480,7 +11767,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
-    static const char *const streams[] = {"reuse", "stats", "stream_check", NULL};
+    static const char *const streams[] = {"reuse", "stats", "stream_check", "lane_bytes", NULL};
+    static const char *const lanes[] = {"lane_bytes", NULL};
     static const char *const collection[] = {"gc_threshold", NULL};
     int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
                   config->per_process_memory_fraction < 1;
@@ -11503,8 +11791,10 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
     if (!config->backend && config->like && !config->expandable_segments && !limited)
         gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
-    if (!config->backend && config->stats_exact && (!config->like || config->expandable_segments))
+    if (!config->backend && config->stats_exact && (!config->like || config->expandable_segments)) {
         gai_say_idle(seen, looks, "with stats:exact, since every call looks then", message, size);
+        gai_say_idle(seen, lanes, "with stats:exact, since no cache is used then", message, size);
+    }
     if (config->throw_on_cudamalloc_oom)
         gai_say_idle(seen, waits, "with throw_on_cudamalloc_oom:True", message, size);
     gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
@@ -12202,8 +12492,7 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
     pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
     pool->sorts = pool->torch || pool->pooled;
-    pool->plain = config->backend ? SIZE_MAX : gai_rounded_plainly(config, pool->pooled);
-    pool->special = (uint64_t)(pool->torch || pool->oversize || pool->plain != SIZE_MAX);
+    gai_pool_choose_rounding(pool);
     pool->unfronted = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;
 }
@@ -12255,6 +12544,8 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
     pool->tuning.growth = config->growth;
+    pool->tuning.lane_bytes = config->lane_bytes;
+    pool->tuning.divisions = config->roundup_power2_divisions[0];
     gai_lock_init(&pool->lock);
     gai_lock_init(&pool->growth);
     gai_lock_init(&pool->marking);
@@ -12367,6 +12658,8 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     *config = pool->config;
     config->overhead = pool->tuning.overhead;
     config->growth = pool->tuning.growth;
+    config->lane_bytes = (size_t)pool->tuning.lane_bytes;
+    config->roundup_power2_divisions[0] = (unsigned)pool->tuning.divisions;
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
@@ -12774,8 +13067,8 @@ typedef struct gai_way {
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
-    size_t most; /* what is asked for beyond this is no front's, or rounded in another way than mostly */
-    uint64_t after; /* makes its size a power of two */
+    size_t reach; /* what is asked for beyond this is no front's, */
+    size_t most;  /* and beyond this that, or rounded in another way than mostly */
 } gai_way;
 
 #define GAI_WAYS_LOG2 5
@@ -12945,7 +13238,8 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     way->looks = pool->config.stream_check;
     way->asks = asks;
     gai_one_context |= pool->one_context;
-    way->most = way->looks ? gai_min(pool->plain, GAI_MARK_BYTES) : pool->plain;
+    way->reach = (size_t)gai_front_reach(pool);
+    way->most = gai_min((size_t)gai_counted(&pool->plain), way->reach);
     way->site = *site;
     way->site.hands_off = 0; /* of that moment; see gai_way_may_act */
     if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
@@ -13008,7 +13302,7 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     enum gai_state state = GAI_SHUT;
     if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
     if (bytes > way->most) {
-        if (bytes > GAI_MARK_BYTES && way->looks) return gai_way_passage(way, GAI_SHUT); /* no front has that */
+        if (bytes > way->reach) return gai_way_passage(way, GAI_SHUT); /* no front has that */
         return gai_malloc_rounded(ptr, bytes, tag, way);
     }
     block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
@@ -13512,6 +13806,7 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
+    pool->special &= ~(uint64_t)GAI_WAY_TUNE;
     gai_lock_off(&pool->lock);
     return cudaSuccess;
 }

@@ -93,6 +93,11 @@ static const value_case values[] = {
     {"growth:2M", NULL},
     {"growth:1G", NULL},
     {"growth_mb:64", "growth:64M"},
+    {"lane_bytes:0", NULL},
+    {"lane_bytes:1", NULL},
+    {"lane_bytes:1M", NULL},
+    {"lane_bytes:64M", NULL},
+    {"lane_bytes_mb:3", "lane_bytes:3M"},
     {"large_segment_size:20M", NULL},
     {"large_segment_size:10485761", NULL},
     {"large_segment_size_mb:11", "large_segment_size:11M"},
@@ -152,7 +157,7 @@ TEST(values_reach_the_members)
     galloc_config c = parsed("like:pytorch,backend:cudaMallocAsync,strategy:pooled,expandable_segments:True,"
                              "reuse:followed,stream_check:off,stats:exact,memory_limit:1G,"
                              "per_process_memory_fraction:0.25,device_limit:2G,overhead:0.125,growth:4M,"
-                             "large_segment_size:24M,max_split_size:48M,max_non_split_rounding:32M,"
+                             "lane_bytes:5M,large_segment_size:24M,max_split_size:48M,max_non_split_rounding:32M,"
                              "roundup_power2_divisions:4,gc_threshold:0.75,gc_age:3s,release_threshold:5M,"
                              "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True");
     EXPECT_EQ(c.like, GALLOC_LIKE_PYTORCH);
@@ -167,6 +172,7 @@ TEST(values_reach_the_members)
     EXPECT_EQ(c.device_limit, GIB(2));
     EXPECT(c.overhead == 0.125);
     EXPECT_EQ(c.growth, MIB(4));
+    EXPECT_EQ(c.lane_bytes, MIB(5));
     EXPECT_EQ(c.large_segment_size, MIB(24));
     EXPECT_EQ(c.max_split_size, MIB(48));
     EXPECT_EQ(c.max_non_split_rounding, MIB(32));
@@ -256,6 +262,10 @@ static const wrong_case wrong[] = {
     {"growth:2G", {"out of range for growth", NULL, NULL}},
     {"growth:6M", {"out of range for growth", "a power of two", NULL}},
     {"growth:none", {"no value for growth", "auto", NULL}},
+    {"lane_bytes:67108865", {"'67108865' is out of range for lane_bytes", "0 to 64M", NULL}},
+    {"lane_bytes:65M", {"out of range for lane_bytes", NULL, NULL}},
+    {"lane_bytes:none", {"'none' is no value for lane_bytes", "0 to 64M", NULL}},
+    {"lane_byte:1M", {"unknown key 'lane_byte'", "perhaps lane_bytes?", NULL}},
     {"large_segment_size:10M", {"out of range for large_segment_size", "more than 10M", NULL}},
     {"large_segment_size_mb:10", {"out of range for large_segment_size_mb", "more than 10M", NULL}},
     {"large_segment_size:1025G", {"out of range for large_segment_size", "at most 1024G", NULL}},
@@ -331,7 +341,7 @@ TEST(members_out_of_range_are_refused)
         "max_non_split_rounding is 19M: must be", "roundup_power2_divisions", "gc_threshold", "gc_threshold",
         "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead", "stream_check"};
     begin();
-    for (int i = 0; i < 26; i++) {
+    for (int i = 0; i < 27; i++) {
         galloc_config c = galloc_config_default();
         galloc_pool *pool = NULL;
         char text[GALLOC_CONFIG_TEXT];
@@ -361,6 +371,7 @@ TEST(members_out_of_range_are_refused)
         case 22: c.throw_on_cudamalloc_oom = 2; break;
         case 23: c.gc_age = 1500001; break;
         case 24: c.overhead = strtod("nan", NULL); break;
+        case 25: c.lane_bytes = MIB(64) + 1; break;
         default: c.stream_check = 2; break;
         }
         EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);
@@ -402,6 +413,11 @@ TEST(settings_without_effect_are_named)
         {"backend:cudaMalloc,reuse:none,release_threshold:0",
          "reuse, release_threshold: no effect with backend:cudaMalloc"},
         {"backend:cudaMallocAsync,reuse:none,release_threshold:0", ""},
+        {"backend:cudaMalloc,lane_bytes:2M", "lane_bytes: no effect unless backend is native"},
+        {"like:pytorch,lane_bytes:2M", "lane_bytes: no effect with like:pytorch unless expandable_segments is True"},
+        {"stats:exact,lane_bytes:2M", "lane_bytes: no effect with stats:exact"},
+        {"stats:exact,strategy:heuristic,lane_bytes:2M", "lane_bytes: no effect with stats:exact"},
+        {"stats:fast,lane_bytes:2M", ""},
         {"like:pytorch,strategy:pooled", "strategy: no effect with like:pytorch"},
         {"like:pytorch,strategy:heuristic", "strategy: no effect with like:pytorch"},
         {"like:pytorch,reuse:wait,stats:exact,stream_check:off",

@@ -200,6 +200,200 @@ TEST(a_device_that_refuses_is_pressure)
     finish();
 }
 
+/* Blocks of these sizes, all of them freed at the end of each round. */
+static void rounds(galloc_pool *pool, cudaStream_t s, int n, const size_t *bytes, int count)
+{
+    void *block[8];
+    for (int round = 0; round < n; round++) {
+        for (int i = 0; i < count; i++) block[i] = get(pool, bytes[i], s);
+        unload(block, count, s);
+    }
+}
+
+/* The same with four sizes of 99000 to 106000 bytes. */
+static void rounds_alike(galloc_pool *pool, cudaStream_t s, int n)
+{
+    static dice d;
+    for (int round = 0; round < n; round++) {
+        size_t bytes[4];
+        for (int i = 0; i < 4; i++) bytes[i] = 99000 + roll_below(&d, 7000);
+        rounds(pool, s, 1, bytes, 4);
+    }
+}
+
+/* Blocks that come neither in a size that was there before nor in one like it. */
+static void rounds_unlike(galloc_pool *pool, cudaStream_t s, int n)
+{
+    for (int i = 0; i < n; i++) OK(galloc_free(get(pool, MIB(3) + 512 * (size_t)(i % 200), s), s));
+}
+
+static const size_t large_sizes[] = {MIB(4), MIB(3), MIB(6), 5000};
+
+TEST(sizes_that_come_again_get_larger_lanes)
+{
+    galloc_config config = heuristic(), found;
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config), *other;
+    rounds(pool, s, 1000, large_sizes, 4);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    rounds(pool, s, 1000, large_sizes, 4);
+    EXPECT_EQ(decisions_of(pool, list), 1);
+    EXPECT_EQ(list[0].lane_bytes, MIB(16));
+    EXPECT_EQ(list[0].divisions, 0);
+    EXPECT_EQ(decided(pool, "the same sizes come again"), 1);
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(log_text, "lane_bytes 16777216") && strstr(log_text, "the same sizes come again"));
+    OK(galloc_pool_freeze(pool));
+    found = config_of(pool);
+    EXPECT_EQ(found.lane_bytes, MIB(16));
+    other = pool_new(&found);
+    for (int i = 0; i < 2; i++) {
+        galloc_pool *frozen = i ? other : pool;
+        rounds(frozen, s, 2, large_sizes, 4);
+        uint64_t splits = stats_of(frozen).splits;
+        rounds(frozen, s, 100, large_sizes, 4);
+        EXPECT_EQ(stats_of(frozen).splits, splits);
+        expect_healthy(frozen, 0);
+        pool_end(frozen);
+    }
+    stream_end(s);
+    finish();
+}
+
+/* With several streams a lane holds 2 MiB at most: larger ones would be larger in name only. */
+TEST(lanes_stay_where_they_would_not_help)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *kept = get(pool, 512, t);
+    rounds(pool, s, 8000, large_sizes, 4);
+    rounds_unlike(pool, s, 8000);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    OK(galloc_free(kept, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+TEST(sizes_that_are_alike_are_rounded_where_that_costs_nothing)
+{
+    galloc_config config = heuristic(), found, read = galloc_config_default();
+    galloc_decision list[GALLOC_DECISIONS];
+    char text[GALLOC_CONFIG_TEXT], message[300];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *large = get(pool, MIB(512), s), *before = get(pool, 99000, s);
+    EXPECT_EQ(info_of(before).usable, 99328);
+    rounds_alike(pool, s, 1000);
+    EXPECT(stats_of(pool).splits > 2500);
+    rounds_alike(pool, s, 1000);
+    EXPECT_EQ(decisions_of(pool, list), 1);
+    EXPECT_EQ(list[0].divisions, 8);
+    EXPECT_EQ(list[0].lane_bytes, MIB(1));
+    EXPECT_EQ(decided(pool, "sizes that are alike"), 1);
+    void *after = get(pool, 99500, s);
+    EXPECT_EQ(info_of(after).usable, 106496); /* the step is 8192 */
+    EXPECT_EQ(info_of(before).usable, 99328);
+    OK(galloc_free(after, s));
+    uint64_t splits = stats_of(pool).splits;
+    rounds_alike(pool, s, 1000); /* by ways from before, which the thread has to find anew */
+    EXPECT(stats_of(pool).splits < splits + 100);
+    OK(galloc_pool_freeze(pool));
+    found = config_of(pool);
+    EXPECT_EQ(found.roundup_power2_divisions[0], 8);
+    EXPECT_EQ(found.roundup_power2_divisions[1], 0);
+    OK(galloc_config_print(&found, text, sizeof text));
+    OK(galloc_config_parse(&read, text, message, sizeof message));
+    EXPECT_EQ(read.roundup_power2_divisions[0], 8);
+    EXPECT_EQ(read.lane_bytes, found.lane_bytes);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(before, s));
+    OK(galloc_free(large, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(small_blocks_that_are_most_of_memory_are_not_rounded)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    int n = load(pool, block, 36900, MIB(40), s);
+    rounds_alike(pool, s, 8000);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(rounding_ends_when_it_comes_to_cost_memory)
+{
+    static void *block[BLOCKS];
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *large = get(pool, MIB(512), s);
+    rounds_alike(pool, s, 2000);
+    EXPECT_EQ(decisions_of(pool, list), 1);
+    int n = load(pool, block, 36900, MIB(10), s);
+    rounds_unlike(pool, s, 20000);
+    EXPECT_EQ(decisions_of(pool, list), 1); /* a thousandth of the peak */
+    unload(block, n, s);
+    n = load(pool, block, 36900, MIB(40), s);
+    rounds_unlike(pool, s, 20000);
+    EXPECT_EQ(decisions_of(pool, list), 2);
+    EXPECT_EQ(decided(pool, "come to cost memory"), 1);
+    EXPECT_EQ(config_of(pool).roundup_power2_divisions[0], 0);
+    void *plain = get(pool, 99500, s);
+    EXPECT_EQ(info_of(plain).usable, 99840);
+    OK(galloc_free(plain, s));
+    OK(galloc_free(large, s));
+    unload(block, n, s);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(pressure_takes_lanes_and_rounding_back)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.memory_limit = MIB(1024);
+    galloc_pool *pool = pool_new(&config);
+    void *large = get(pool, MIB(512), s);
+    rounds_alike(pool, s, 2000);
+    EXPECT_EQ(config_of(pool).roundup_power2_divisions[0], 8);
+    void *more = get(pool, MIB(480), s);
+    int count = decisions_of(pool, list);
+    EXPECT_EQ(count, 2);
+    EXPECT_EQ(list[1].divisions, 0);
+    EXPECT_EQ(list[1].lane_bytes, MIB(1));
+    EXPECT_EQ(decided(pool, "nearly used up"), 1);
+    rounds_alike(pool, s, 8000);
+    EXPECT_EQ(decisions_of(pool, list), 2);
+    OK(galloc_free(more, s));
+    OK(galloc_free(large, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(decisions_are_bounded)
 {
     static void *block[BLOCKS];

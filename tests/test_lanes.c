@@ -654,6 +654,89 @@ TEST(a_front_is_bounded)
     finish();
 }
 
+/* lane_bytes is what the front of a pool's one stream holds at most, and no more than 2 MiB of it may be unvouched. A
+   pair of blocks that it holds goes by no other lock. */
+TEST(lane_bytes_is_what_a_front_holds)
+{
+    static const size_t lane_bytes[] = {0, 1, KIB(64), MIB(1), MIB(16), MIB(64)};
+    for (size_t i = 0; i < sizeof lane_bytes / sizeof *lane_bytes; i++) {
+        for (int check = 0; check < 2; check++) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_config config = galloc_config_default();
+            config.lane_bytes = lane_bytes[i];
+            config.stream_check = check;
+            galloc_pool *pool = pool_new(&config);
+            void *p[80];
+            size_t most = 0;
+            for (int k = 0; k < 80; k++) p[k] = get(pool, k % 2 ? MIB(1) : 512, s);
+            for (int k = 0; k < 80; k++) {
+                OK(galloc_free(p[k], s));
+                const gai_lane *lane = lane_of(pool, s);
+                most = gai_max(most, front_bytes(lane));
+                EXPECT(front_bytes(lane) <= lane_bytes[i]);
+                EXPECT(!check || lane->front.fresh_bytes <= MIB(2));
+                EXPECT_EQ(galloc_pool_check(pool), 0);
+            }
+            EXPECT(most + MIB(1) > gai_min(lane_bytes[i], MIB(40)));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+TEST(large_blocks_are_served_by_a_front_that_may_hold_them)
+{
+    for (int check = 0; check < 2; check++) {
+        for (int large = 0; large < 2; large++) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_config config = galloc_config_default();
+            config.lane_bytes = large ? MIB(32) : MIB(1);
+            config.stream_check = check;
+            galloc_pool *pool = pool_new(&config);
+            void *p[3];
+            uint64_t splits = 0;
+            for (int round = 0; round < 4; round++) {
+                for (int k = 0; k < 3; k++) p[k] = get(pool, MIB(5) + MIB(1) * (size_t)k, s);
+                for (int k = 0; k < 3; k++) OK(galloc_free(p[k], s));
+                if (!round) splits = stats_of(pool).splits;
+            }
+            EXPECT_EQ(stats_of(pool).splits == splits, large);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* When a second stream comes, a front of the first one with more than 2 MiB goes to the pool: that stream may never
+   come again, and nobody could be given what is in its front. */
+TEST(lane_bytes_do_not_bind_memory_once_there_are_more_streams)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p[40];
+    OK(galloc_pool_reserve(pool, MIB(64))); /* so that the call that is the first on its stream grows nothing */
+    for (int k = 0; k < 40; k++) p[k] = get(pool, MIB(1), s);
+    for (int k = 0; k < 40; k++) OK(galloc_free(p[k], s));
+    EXPECT(front_bytes(lane_of(pool, s)) > MIB(32));
+    void *q = get(pool, 512, t);
+    EXPECT(front_bytes(lane_of(pool, s)) <= MIB(2));
+    expect_healthy(pool, 1);
+    for (int k = 0; k < 40; k++) p[k] = get(pool, MIB(1), s);
+    for (int k = 0; k < 40; k++) {
+        OK(galloc_free(p[k], s));
+        gai_lane *lane = lane_of(pool, s);
+        EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
+    }
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
 /* Somebody waits for a mark of S: its next call, hot or not, takes one. */
 TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
 {
