@@ -4414,8 +4414,6 @@ static GAI_INLINE size_t gai_front_bound(const galloc_pool *pool, const gai_lane
     return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
 }
 
-static size_t gai_front_holds(const gai_front *front) { return front->bytes + front->fresh_bytes; }
-
 GAI_APART
 static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
 {
@@ -4794,7 +4792,7 @@ static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
     pool->streams += (size_t)gai_lane_is_plain(lane);
     if (!lane->next || lane->next->next) return;
     lane = lane->next; /* no longer alone */
-    if (gai_front_holds(&lane->front) > GAI_MARK_BYTES) {
+    if (lane->front.most > GAI_MARK_BYTES) {
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 0);
     }
