@@ -2041,7 +2041,8 @@ typedef struct gai_tuning {
     int pressed;     /* memory is nearly used up; `eased` is the overhead for better times */
     double eased;
     double asked;    /* bytes that misses asked for */
-    size_t moves;    /* pages that moved since the overhead was raised */
+    size_t moves;    /* pages that moved since the last decision */
+    size_t created;  /* and that were created */
     int churned;     /* the program has begun to free, too */
     gai_ghost same, alike; /* fronts for the sizes that there are, and for sizes rounded to GAI_TUNE_STEPS */
     uint64_t life;   /* of the lane whose calls they follow; 0: of the next one that misses */
@@ -3492,6 +3493,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     page->counted = 1;
     page->used = pool->clock + 1; /* no sample that was taken before says that it is old */
     pool->collector.created += page->bytes;
+    pool->tuning.created++;
     pages->count++;
     pages->bytes += page->bytes;
     gai_stat_add(&pool->stats.reserved, page->bytes);
@@ -10014,6 +10016,10 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 #define GAI_TUNE_MOVES 4.0       /* moves that cost what a page of 64 MiB costs */
 #define GAI_TUNE_PAGES 64        /* smaller heaps are taken for one of so many: their moves say too little */
 #define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
+#define GAI_TUNE_CREATIONS 2.25  /* small pages, whose creation costs what one of 64 MiB costs: without what grows with
+                                    their bytes, and would be paid for large ones too */
+#define GAI_TUNE_CREATED 16      /* pages of 64 MiB: smaller heaps create what they must */
+#define GAI_TUNE_CREATED_MAX 50u /* thousandths of overhead, for fewer creations */
 #define GAI_TUNE_CHURN 1.125     /* asked for over peak: up to here a program only grows */
 #define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
 #define GAI_TUNE_EASED 0.75
@@ -10059,7 +10065,7 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
     gai_set_relaxed(&tuning->divisions, settings->divisions);
     if (sizes) gai_pool_resize_fronts(pool);
     tuning->watching = tuning->decided < GALLOC_DECISIONS;
-    tuning->moves = 0;
+    tuning->moves = tuning->created = 0;
     decision->live = gai_pool_live(pool);
     decision->held = pool->stats.reserved.current;
     decision->reason = reason;
@@ -10139,6 +10145,21 @@ static void gai_tune_moves(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
 }
 
+/* Pages are parts of the overhead: the more of it, the fewer are created. Once that has cost twice what the overhead is
+   worth, have a quarter more. Not where the size of pages is given, or comes from a limit. */
+static void gai_tune_creations(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    double pages = (double)(pool->live_peak / GAI_PAGE_MAX), rent = (double)tuning->created / GAI_TUNE_CREATIONS;
+    unsigned now = (unsigned)(tuning->overhead * 1000 + 0.5);
+    if (tuning->growth || gai_pool_capacity(pool) < pool->device_bytes || pages < GAI_TUNE_CREATED) return;
+    if (tuning->overhead < GAI_OVERHEAD_FRUGAL || now >= GAI_TUNE_CREATED_MAX) return;
+    if (rent < 2 * tuning->overhead * 100 * pages) return;
+    settings.overhead = gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
+    gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
+}
+
 /* With `growth` and the lock held, after a miss; `refused`: the driver had no more memory. */
 static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 {
@@ -10146,6 +10167,7 @@ static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
     pool->tuning.asked += (double)asked;
     if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
     gai_tune_growth(pool);
+    if (pool->tuning.watching) gai_tune_creations(pool);
     if (pool->tuning.watching) gai_tune_moves(pool);
 }
 

@@ -200,6 +200,60 @@ TEST(a_device_that_refuses_is_pressure)
     finish();
 }
 
+/* A heap that is given back and made again. */
+static void remake(galloc_pool *pool, cudaStream_t s, size_t all, int times)
+{
+    static void *block[BLOCKS];
+    for (int i = 0; i < times; i++) {
+        unload(block, load(pool, block, MIB(1), all, s), s);
+        OK(galloc_pool_trim(pool, 0, NULL));
+    }
+}
+
+TEST(creations_that_go_on_buy_overhead)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    remake(pool, s, MIB(1000), 1);
+    EXPECT_EQ(decisions_of(pool, list), 0);
+    remake(pool, s, MIB(1100), 1);
+    EXPECT_EQ(decisions_of(pool, list), 1);
+    EXPECT_EQ(decided(pool, "pages are created for more"), 1);
+    EXPECT(list[0].overhead == 0.025);
+    EXPECT_EQ(list[0].growth, 0);
+    remake(pool, s, MIB(1100), 40);
+    int count = decisions_of(pool, list);
+    EXPECT_EQ(decided(pool, "pages are created for more"), count);
+    EXPECT(config_of(pool).overhead == 0.05);
+    EXPECT(list[count - 2].overhead < 0.05);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Small heaps create what they must; where pages do not follow the overhead, more of it would spare nothing. */
+TEST(creations_that_overhead_would_not_spare_decide_nothing)
+{
+    for (int i = 0; i < 4; i++) {
+        galloc_config config = heuristic();
+        galloc_decision list[GALLOC_DECISIONS];
+        begin();
+        cudaStream_t s = stream_new();
+        if (i == 1) config.growth = MIB(2);
+        if (i == 2) config.memory_limit = GIB(4);
+        if (i == 3) config.overhead = 0;
+        galloc_pool *pool = pool_new(&config);
+        remake(pool, s, i ? MIB(1100) : MIB(1000), 6);
+        EXPECT_EQ(decisions_of(pool, list), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Blocks of these sizes, all of them freed at the end of each round. */
 static void rounds(galloc_pool *pool, cudaStream_t s, int n, const size_t *bytes, int count)
 {
