@@ -87,8 +87,8 @@
      it sees at misses: more overhead once pages that moved or were created have cost more than the memory is worth,
      larger pages while a program only grows, none to spare when memory runs short, larger caches where that would have
      spared half of the misses, rounding where that would and costs next to nothing. It starts with what is given,
-     decides a few times in a run, and says why (galloc_pool_decisions); galloc_pool_freeze ends it. A program that needs
-     nothing else runs as with strategy:caching.
+     decides a few times in a run, and says why (galloc_pool_decisions); galloc_pool_freeze ends it. A program that
+     needs nothing else runs as with strategy:caching.
      strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
      4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
      for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
