@@ -339,7 +339,8 @@ TEST(members_out_of_range_are_refused)
         "stream_check", "stats", "per_process_memory_fraction", "per_process_memory_fraction", "overhead", "overhead",
         "growth", "growth", "large_segment_size", "max_split_size is 19M: must be at least large_segment_size",
         "max_non_split_rounding is 19M: must be", "roundup_power2_divisions", "gc_threshold", "gc_threshold",
-        "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead", "stream_check"};
+        "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead",
+        "lane_bytes", "stream_check"};
     begin();
     for (int i = 0; i < 27; i++) {
         galloc_config c = galloc_config_default();
