@@ -10156,7 +10156,7 @@ static void gai_tune_creations(galloc_pool *pool)
     if (tuning->growth || gai_pool_capacity(pool) < pool->device_bytes || pages < GAI_TUNE_CREATED) return;
     if (tuning->overhead < GAI_OVERHEAD_FRUGAL || now >= GAI_TUNE_CREATED_MAX) return;
     if (rent < 2 * tuning->overhead * 100 * pages) return;
-    settings.overhead = gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
+    settings.overhead = (double)gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
     gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
 }
 
