@@ -2765,11 +2765,12 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 }
 
 /* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
-   blocking stream of its context, both ways; nothing follows from that for two blocking streams. */
+   blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
+   captured, also when its graph is gone. */
 static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
 {
     if (after == before) return 1;
-    if (after->capture || before->capture) return gai_captures_share(after->capture, before->capture);
+    if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
     if (after->context != before->context || after->context_id != before->context_id) return 0;
     if (before->stream == CU_STREAM_LEGACY) return after->blocking;
     return after->stream == CU_STREAM_LEGACY && before->blocking;
@@ -10247,15 +10248,52 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane
     return 1;
 }
 
+/* Has nobody but who frees the segment's block now ever used any of it? What its alignment has cut off is free. */
+static int gai_segment_is_unmarked(const gai_segment *segment)
+{
+    const gai_block *block = segment->first;
+    while (block && !block->marks) block = block->next;
+    return !block;
+}
+
 /* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
    in a capture may be freed in it. */
 static int gai_block_is_drivers(const gai_block *block, const gai_lane *lane, const gai_site *site)
 {
     const gai_segment *segment = block->segment;
-    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers || block->marks) return 0;
-    if (block->bytes != segment->bytes) return 0;
+    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers) return 0;
+    if (!gai_segment_is_unmarked(segment)) return 0;
     if (site->capture) return segment->of_graph && block->lane->capture_id == site->capture;
     return !site->hands_off && (segment->of_graph || block->lane == lane);
+}
+
+/* The used block of a given segment becomes, with what is free beside it, the busy block of it all. */
+static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
+{
+    gai_block *at, *next;
+    gai_block_untake(pool, block);
+    gai_marks_end(pool, &block->takers);
+    gai_marks_end(pool, &block->marks);
+    for (at = block->segment->first; at; at = at->next) {
+        if (at == block) continue;
+        gai_set_remove(at);
+        gai_marks_end(pool, &at->marks);
+        at->kind = GAI_BUSY;
+    }
+    for (at = block->segment->first; (next = at->next) != NULL;) gai_block_absorb(pool, at, next);
+    return at;
+}
+
+/* A claimed block and its segment are no more: the driver has the memory, or there is none. With the lock held. */
+static void gai_block_give_up(galloc_pool *pool, gai_block *block)
+{
+    gai_mapping *whole = block->segment->whole;
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    whole->page->current = NULL;
+    whole->block = gai_block_gather(pool, block);
+    gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
 /* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
@@ -10271,14 +10309,18 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;
     lane->handed = gai_lane_stamp(lane); /* to be waited for before the driver's pool is trimmed */
-    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
-    pool->stats.blocks.current--;
-    pool->stats.frees++;
-    gai_block_untake(pool, block);
-    segment->whole->page->current = NULL;
-    segment->whole->block = block;
-    gai_mapping_settle(pool, segment->whole, GAI_RELEASED);
+    gai_block_give_up(pool, block);
     return 1;
+}
+
+/* What the driver was to allocate in a capture that is lost it never will. There is nothing to free, and its addresses
+   are somebody else's once the capture has ended. */
+static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
+{
+    const gai_capture *capture = block->segment->of_graph && block->lane ? block->lane->capture : NULL;
+    size_t i = 0;
+    while (i < n && !sites[i].broken) i++;
+    return i < n && capture && !gai_capture_has_ended(capture);
 }
 
 static cudaError_t gai_free_unnoted(void)
@@ -10296,7 +10338,12 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
     if (!lane && block) gai_block_let_go(block);
-    if (lane && block) freed = gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
+    if (lane && block && gai_block_never_was(block, site, 1)) {
+        gai_block_give_up(pool, block);
+        freed = 1;
+    }
+    if (lane && block && !freed)
+        freed = gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
     if (lane && block && !freed) freed = gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
     due = pool->clock >= pool->collector.look;
@@ -10349,9 +10396,14 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due;
+    int due, gone;
     gai_lock_on(&pool->lock);
     if (!error) block = gai_block_claim(pool, ptr);
+    gone = block && gai_block_never_was(block, sites, named);
+    if (gone) {
+        gai_block_give_up(pool, block);
+        block = NULL;
+    }
     if (block && !gai_marks_name_outside(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -10368,7 +10420,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
-    return error || block ? error : gai_pointer_refused(pool, ptr);
+    return error || block || gone ? error : gai_pointer_refused(pool, ptr);
 }
 
 #define GAI_SITES 16 /* streams that galloc_free_after notes without host memory of its own */

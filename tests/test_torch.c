@@ -1065,6 +1065,46 @@ TEST(graphs_keep_their_segments)
 /* ---- counters ---------------------------------------------------------------------------------------------------- */
 
 /* test_memory_stats: 256 floats are 1024 active bytes, which are freed again; peaks can be reset. */
+/* Graphs of one group share segments. One of them is gone: what it did says nothing of work on the legacy stream, which
+   is not done with a result of another one. */
+TEST(results_of_a_group_come_home_when_legacy_has_done)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *result = get(pool, KIB(512), s), *kept, *other;
+    put(s, result, KIB(512), 1);
+    cudaGraphExec_t first = capture_ready(s), second;
+    capture_begin(s);
+    kept = get(pool, KIB(256), s);
+    OK(cudaGraphExecDestroy(capture_ready(s)));
+    OK(cudaGraphLaunch(first, t));
+    order(t, cudaStreamLegacy);
+    put(cudaStreamLegacy, result, KIB(512), 2);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that a graph is gone */
+    give(result, cudaStreamLegacy);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    capture_begin(s);
+    other = get(pool, KIB(512), s);
+    EXPECT(other != result);
+    put(s, other, KIB(512), 3);
+    give(other, s);
+    second = capture_ready(s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphLaunch(second, t));
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphExecDestroy(first));
+    OK(cudaGraphExecDestroy(second));
+    give(kept, t);
+    sim_run(-1);
+    stream_end(t);
+    end(pool, s);
+}
+
 TEST(counters_come_and_go)
 {
     begin();
