@@ -146,8 +146,10 @@
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
      counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
      and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
-     that is not freed there is the program's to free after the graph has run, or when it never will, and before the
-     graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is captured
+     that is not freed there is the program's to free after the graph has run, or when it never will: on one stream, for
+     which the driver has it back at once, as nobody was recorded for it, and before the graph is destroyed. (A capture
+     that fails destroys it: its addresses are somebody else's then.) Freed, it is not there for another launch. On the
+     legacy stream nothing can be allocated, nor what a graph has left be freed, while a blocking stream is captured
      (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
@@ -171,8 +173,9 @@
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
-     stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it; only one that concerns
+     the legacy stream (it was given it, or frees a block that was recorded for it) cannot help it if meanwhile another
+     thread begins to capture a blocking stream. Frees succeed on a stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
      stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
      after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
@@ -689,7 +692,7 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
    two MiB, or its share of a 128th of the heap, is found again only when memory runs out, or after a thousand such
-   streams.
+   streams. A stream that is given to galloc again counts as not retired.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -699,7 +702,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
    once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
    capture, a result, no other graph of the group is given until the program has freed it; nor an input that was
-   recorded. Captured after that, they may write to it.
+   recorded. Captured after that, they may write to it. So may those that were captured before the graph of a result,
+   having been given the same memory first: their launches come after all use of the result, and end it.
      graph    the group; where it holds NULL, a new one is made
      pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
               stream's device
@@ -10328,28 +10332,44 @@ static cudaError_t gai_free_unnoted(void)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
 }
 
+/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses are
+   somebody else's. On the legacy stream that would break a capture. */
+static int gai_block_must_wait(const gai_block *block, const gai_site *site)
+{
+    return block->segment->of_graph && site->hands_off && !site->capture && !site->broken;
+}
+
+/* Frees a claimed block that the driver may have at once. 0: it has to be noted. With the lock held. */
+static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_lane *lane, const gai_site *site)
+{
+    if (gai_block_never_was(block, site, 1)) {
+        gai_block_give_up(pool, block);
+        return 1;
+    }
+    return gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
+}
+
 /* `taken`: the block, if it has been taken from the program already. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
     gai_lane *lane;
-    int freed = 0, due;
+    int freed = 0, refused = 0, due;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
-    if (!lane && block) gai_block_let_go(block);
-    if (lane && block && gai_block_never_was(block, site, 1)) {
-        gai_block_give_up(pool, block);
-        freed = 1;
-    }
-    if (lane && block && !freed)
-        freed = gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
-    if (lane && block && !freed) freed = gai_block_free_on(pool, block, lane);
+    if (lane && block) refused = gai_block_must_wait(block, site);
+    if ((!lane || refused) && block) gai_block_let_go(block);
+    if (lane && block && !refused)
+        freed = gai_block_free_at_once(pool, block, lane, site) || gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
     if (!lane) return gai_free_after_waiting(pool, ptr, site);
+    if (refused)
+        return gai_fail(cudaErrorStreamCaptureImplicit, "what a graph has left cannot be freed on the legacy stream while "
+                                                        "a blocking stream is captured");
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }

@@ -678,7 +678,9 @@ static int free_on(block *b, stream *const *at, int n)
         tell(" stream %ld%s", at[i]->born, at[i]->graph ? " (captured)" : "");
     }
     tell("\n");
-    error = n == 1 ? CALL(galloc_free(b->ptr, handles[0])) : CALL(galloc_free_after(b->ptr, handles, n));
+    if (is_of_graph(b)) error = galloc_free(b->ptr, handles[0]); /* what fails there is freed too late */
+    else error = n == 1 ? CALL(galloc_free(b->ptr, handles[0])) : CALL(galloc_free_after(b->ptr, handles, n));
+    if (error == cudaErrorStreamCaptureImplicit && is_of_graph(b) && is_legacy(at[0]) && blocking_captured()) return 0;
     if (!went(error, "free")) return 0;
     b->there = 0;
     return 1;
@@ -879,10 +881,10 @@ static int may_launch(const graph *g)
     return 1;
 }
 
-/* Is a result of another graph of its group, which a launch of this one may write to? */
+/* Is a result of a later graph of its group, which a launch of this one may write to? */
 static int may_spoil(const graph *g, const block *b)
 {
-    return b->there && b->graph && b->graph != number_of(g) && w.g[b->graph].groups & g->groups;
+    return b->there && b->graph > number_of(g) && w.g[b->graph].groups & g->groups;
 }
 
 static void do_launch(void)
