@@ -173,11 +173,12 @@
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it; only one that concerns
-     the legacy stream (it was given it, or frees a block that was recorded for it) cannot help it if meanwhile another
-     thread begins to capture a blocking stream. Frees succeed on a stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
-     stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
-     after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. (One that concerns the
+     legacy stream, having been given it or a block that was recorded for it, cannot help it when another thread begins
+     to capture a blocking stream meanwhile.) Frees succeed on a stream whose capture was invalidated. Under
+     stream_check:off nothing may be captured. While a capture lasts, a stream in it is known by its handle: do not
+     destroy it before the capture has ended. What a captured stream comes after must only grow:
+     cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
      cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
 
@@ -10332,8 +10333,8 @@ static cudaError_t gai_free_unnoted(void)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
 }
 
-/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses are
-   somebody else's. On the legacy stream that would break a capture. */
+/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses
+   are somebody else's. On the legacy stream that would break a capture. */
 static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 {
     return block->segment->of_graph && site->hands_off && !site->capture && !site->broken;
@@ -10368,8 +10369,8 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     if (due) gai_pool_tend(pool);
     if (!lane) return gai_free_after_waiting(pool, ptr, site);
     if (refused)
-        return gai_fail(cudaErrorStreamCaptureImplicit, "what a graph has left cannot be freed on the legacy stream while "
-                                                        "a blocking stream is captured");
+        return gai_fail(cudaErrorStreamCaptureImplicit,
+                        "what a graph has left cannot be freed on legacy while a blocking stream is captured");
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }

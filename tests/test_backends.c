@@ -636,8 +636,8 @@ TEST(aligned_blocks_are_freed_by_their_graph)
     finish();
 }
 
-/* No call of galloc's breaks a capture: on legacy the driver could not allocate without that, nor have back at once what
-   a graph has left, which may be gone later. */
+/* No call of galloc's breaks a capture: on legacy the driver could not allocate without that, nor have back what a
+   graph has left, at once, before that is gone. */
 TEST(legacy_while_a_stream_is_captured)
 {
     begin();

@@ -4,27 +4,33 @@
      use       on a stream that comes after where the block was given out, and after all earlier use of it that is in
                conflict. The program orders by an event recorded just behind the earlier use, so that no more is ordered
                than must be
-     free      on a stream that comes after all use of the block, but for use that is said otherwise: by streams that are
-               named as well (galloc_free_after), that were recorded for it and have lived on or been retired since,
-               and by launches of graphs that the block was recorded for or is a result of
-     captured  work on a captured stream is ordered by the capture's own events. A block from outside is recorded for the
-               capture and stays until that has ended, or is freed in it; or it stays until the graph is gone. A result
-               may be used after a launch, and freed at any time after the capture; freed in a capture a block may have
-               been used by anybody before
+     free      on a stream that comes after all use of the block, but for use that is said otherwise: by streams that
+               are named as well (galloc_free_after), that were recorded for it and have lived on or been retired
+               since, and by launches of graphs that the block was recorded for or is a result of
+     captured  work on a captured stream is ordered by the capture's own events. A block from outside is recorded for
+               the capture and stays until that has ended, or is freed in it; or it stays until the graph is gone. A
+               result may be used after a launch, and freed at any time after the capture; freed in a capture a block
+               may have been used by anybody before
      launch    after all use of what the graph may touch: what it was given in the capture and not freed there, what was
                recorded for it, each also after the program has freed it, and after other launches of its instances. Of
                a group: after the group's launch before, and after all use of the group's results, which it may write
      release   after all launches of the group, none of which is launched again
      retire    whatever was recorded for the stream is used by it no more, or recorded again
-     destroy   not a stream of a capture, of a group that has begun, or recorded for a block that is still used
-     legacy    gets no work while a blocking stream is captured
+     destroy   not a stream of a capture, of a group that has begun, or recorded for a block that is still used, unless
+               it was retired and not used since
+     legacy    gets no work while a blocking stream is captured, and is in no call when such a capture begins
      cudaMallocAsync  what a graph allocates and does not free: one launch, then the free, after all use; or the free
                and no launch; before the graph is destroyed. Nobody records such a block
+     stream_check:off  nothing is captured, and each stream is retired before it is destroyed
    Two threads take turns, and may be stopped inside galloc before each lock, exchange and call. What one of them is
    about the other leaves alone as far as the manual asks for it: see `conflict`.
 
    Every operation has numbers of its own, so that leaving one out changes little of the others: that is how a failure
-   is made small. FUZZ_SEED=n runs one program and tells it; FUZZ_SECONDS=n runs seeds for so long from FUZZ_FROM on. */
+   is made small. By itself it runs the same programs each time. In the environment:
+     FUZZ_SEED=n      one program, which is told; with FUZZ_SHRINK=1 what is left of it when it has been made small
+     FUZZ_SECONDS=n   programs from the seed FUZZ_FROM on (1) for so long; each that fails is made small, unless
+                      FUZZ_NOSHRINK=1, and told, FUZZ_MOST of them (20) at most
+     GALLOC_ROUNDS=n  how many are run by itself */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -148,6 +154,7 @@ static struct world {
     galloc_pool *pool[POOLS];
     int async[POOLS];
     uint32_t pools; /* that are used */
+    int promised;   /* stream_check:off: nothing is captured, and each stream retired before it is destroyed */
     char text[POOLS][256];
     block b[STEPS + 1];
     graph g[GRAPHS];
@@ -170,7 +177,7 @@ static __thread int me;
 static int running, next_step, steps, odds, calm, spins, telling, faults, quitting, closing, failing;
 static unsigned char left_out[STEPS];
 static uint64_t seed_now;
-static unsigned long long done_programs, done_steps, done_mallocs, done_launches, done_points, done_captured, done_refused;
+static unsigned long long done_steps, done_mallocs, done_captured, done_launches, done_points, done_refused;
 
 __attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
 {
@@ -497,12 +504,13 @@ static int may_use(const block *b)
 static void use_block(block *b, stream *s, int writes)
 {
     moment *m;
-    if (b->only && b->only != s->born) return;
+    int first = b->only != 0;
+    if (first && b->only != s->born) return;
     b->only = 0;
     uses_wait(&b->plain, s, writes || b->plain.n == USES);
     work(b, s, writes, &b->tag);
     m = moment_now(s);
-    uses_note(&b->plain, s, m, writes, 0);
+    uses_note(&b->plain, s, m, writes || first, 0); /* where it was given out all others come after */
     moment_drop(m);
     tell("    %s block %d on stream %ld\n", writes ? "write" : "read", (int)(b - w.b), s->born);
 }
@@ -735,6 +743,7 @@ static void do_resize(void)
     size_t bytes;
     cudaError_t error;
     if (!b || !s || b->capturing || b->pins || is_of_graph(b) || !may_work(s)) return;
+    if (b->only && b->only != s->born) return;
     if (!take(&w.pool[b->pool], LIVES) || !take_recorded(b)) return;
     if (!prepare_free(b, &s, 1)) return;
     bytes = any(2) ? 1 + any((uint32_t)b->bytes) : b->bytes + roll_bytes(&slot[me].d, MIB(6));
@@ -744,8 +753,15 @@ static void do_resize(void)
     if (!went(error, "resize")) return;
     if (bytes > b->bytes) b->tag = 0;
     b->bytes = bytes;
-    if (may_use(b) && may_work(s)) use_block(b, s, 1);
-    else if (!b->graph) b->tag = 0;
+    if (may_use(b)) {
+        use_block(b, s, 1);
+    } else { /* the new bytes are the stream's first */
+        moment *m;
+        uses_wait(&b->plain, s, 1);
+        m = moment_now(s);
+        uses_note(&b->plain, s, m, 1, 0);
+        moment_drop(m);
+    }
 }
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
@@ -790,6 +806,15 @@ static void do_fork(void)
     tell("    stream %ld comes after stream %ld in the capture of graph %d\n", t->born, s->born, s->graph);
 }
 
+static int has_results_of_the_driver(const graph *g)
+{
+    for (int i = 0; i < g->n; i++) {
+        const block *b = &w.b[g->items[i].block];
+        if (b->graph == number_of(g) && b->there && is_of_graph(b)) return 1;
+    }
+    return 0;
+}
+
 /* What the driver has allocated in a capture that comes to nothing must be freed before that ends. */
 static int free_of_graph(graph *g)
 {
@@ -819,9 +844,7 @@ static void end_capture(graph *g, int join, int keep)
     tell("    end the capture of graph %d: %d\n", number, (int)error);
     if (error && join && !g->broken) fail("the end of a capture");
     capture_over(number);
-    for (int i = 0; i < g->n; i++)
-        if (w.b[g->items[i].block].graph == number && w.b[g->items[i].block].there && is_of_graph(&w.b[g->items[i].block]))
-            g->async |= 2;
+    if (has_results_of_the_driver(g)) g->async |= 2;
     if (error) {
         graph_over(g);
         return;
@@ -934,16 +957,7 @@ static void do_launch(void)
     moment_drop(m);
 }
 
-static int has_results_of_the_driver(const graph *g)
-{
-    for (int i = 0; i < g->n; i++) {
-        const block *b = &w.b[g->items[i].block];
-        if (b->graph == number_of(g) && b->there && is_of_graph(b)) return 1;
-    }
-    return 0;
-}
-
-/* A second instance, of the graph or of a clone; or the graph's handle goes, or an instance; with the last, all of it. */
+/* A second instance, of the graph or of a clone; or the handle goes, or an instance; with the last, all of it. */
 static void do_graph(void)
 {
     graph *g = some_graph(READY);
@@ -1066,19 +1080,25 @@ static void new_stream(stream *s)
     tell("    stream %ld is new%s\n", s->born, s->blocking ? ", blocking" : "");
 }
 
-static void do_retire(void)
+static int retire(stream *s)
 {
-    stream *s = some_stream(0);
-    if (!s || s->group || !take(s, CHANGES) || !may_work(s)) return;
     tell("    retire stream %ld\n", s->born);
-    if (!went(CALL(galloc_stream_retire(s->handle)), "retire")) return;
+    if (!went(CALL(galloc_stream_retire(s->handle)), "retire")) return 0;
     for (int i = 1; i <= w.blocks; i++) {
         block *b = &w.b[i];
         for (int k = 0; b->there && is_recorded_by(b, s->born, 0) && k < b->plain.n; k++)
             if (b->plain.list[k].by == s->born && !b->plain.list[k].graph) b->plain.list[k].said = 1;
-        for (int k = 0; k < b->records; k++) b->recorded[k].over |= b->recorded[k].by == s->born && !b->recorded[k].graph;
+        for (int k = 0; k < b->records; k++)
+            b->recorded[k].over |= b->recorded[k].by == s->born && !b->recorded[k].graph;
     }
     s->retired = 1;
+    return 1;
+}
+
+static void do_retire(void)
+{
+    stream *s = some_stream(0);
+    if (s && !s->group && take(s, CHANGES) && may_work(s)) (void)retire(s);
 }
 
 static void do_destroy(void)
@@ -1091,6 +1111,7 @@ static void do_destroy(void)
         for (int i = 1; i <= w.blocks && !s->retired; i++)
             for (int k = 0; w.b[i].there && k < w.b[i].records; k++)
                 if (w.b[i].recorded[k].by == s->born && !w.b[i].recorded[k].graph) return;
+        if (w.promised && (!may_work(s) || !retire(s))) return;
         tell("    destroy stream %ld\n", s->born);
         mode = relaxed();
         OK(cudaStreamDestroy(s->handle));
@@ -1111,20 +1132,36 @@ static void do_order(void)
     tell("    stream %ld comes after stream %ld\n", t->born, s->born);
 }
 
-static void random_text(char *text)
+static void random_text(char *text) /* 256 bytes */
 {
     static const char *const heads[] = {"", "", "", "like:pytorch,", "backend:cudaMalloc,", "backend:cudaMallocAsync,",
                                         "strategy:pooled,", "strategy:heuristic,", "expandable_segments:False,",
                                         "like:pytorch,expandable_segments:True,"};
     static const char *const limits[] = {"", "", "memory_limit:24M,", "memory_limit:48M,", "memory_limit:8M,",
                                          "per_process_memory_fraction:0.3,", "device_limit:64M,"};
-    static const char *const others[] = {
-        "overhead:0",          "overhead:0.2",    "overhead:1",      "reuse:completed",        "reuse:completed+followed",
-        "reuse:followed+wait", "reuse:wait",      "gc_threshold:0.3", "garbage_collection_threshold:0.6", "gc_age:1ms",
-        "stats:exact",         "wait_limit_ms:0", "wait_limit_ms:2", "release_threshold:4M",    "growth:2M", "growth:16M",
-        "throw_on_cudamalloc_oom:True", "max_split_size:24M", "roundup_power2_divisions:4", "reuse:completed+wait"};
-    int n = snprintf(text, 200, "%s%s", heads[any(10)], limits[any(7)]);
-    for (uint32_t i = any(4); i > 0; i--) n += snprintf(text + n, 200 - (size_t)n, "%s,", others[any(20)]);
+    static const char *const others[] = {"overhead:0",
+                                         "overhead:0.2",
+                                         "overhead:1",
+                                         "reuse:completed",
+                                         "reuse:completed+followed",
+                                         "reuse:followed+wait",
+                                         "reuse:wait",
+                                         "reuse:completed+wait",
+                                         "gc_threshold:0.3",
+                                         "garbage_collection_threshold:0.6",
+                                         "gc_age:1ms",
+                                         "stats:exact",
+                                         "wait_limit_ms:0",
+                                         "wait_limit_ms:2",
+                                         "release_threshold:4M",
+                                         "growth:2M",
+                                         "growth:16M",
+                                         "throw_on_cudamalloc_oom:True",
+                                         "max_split_size:24M",
+                                         "roundup_power2_divisions:4"};
+    int n = snprintf(text, 256, "%s%s", heads[any(10)], limits[any(7)]);
+    for (uint32_t i = any(4); i > 0; i--) n += snprintf(text + n, 256 - (size_t)n, "%s,", others[any(20)]);
+    if (w.promised) n += snprintf(text + n, 256 - (size_t)n, "stream_check:off,");
     while (n && text[n - 1] == ',') text[--n] = 0;
 }
 
@@ -1207,11 +1244,11 @@ typedef struct kind {
     uint32_t weight;
 } kind;
 
-static const kind kinds[] = {{do_malloc, 24},     {do_use, 12},       {do_free, 22},      {do_record, 7}, {do_resize, 4},
-                             {do_begin, 8},       {do_fork, 5},       {do_end, 7},        {do_launch, 16}, {do_graph, 3},
-                             {do_destroy, 3},     {do_retire, 3},     {do_order, 2},      {do_upkeep, 3}, {do_device, 5},
-                             {do_break, 1},       {do_pool, 1},       {do_group_begin, 4}, {do_group_end, 2},
-                             {do_group_release, 2}};
+static const kind kinds[] = {
+    {do_malloc, 24},  {do_use, 12},    {do_free, 22},       {do_record, 7},    {do_resize, 4},
+    {do_begin, 8},    {do_fork, 7},    {do_end, 7},         {do_launch, 16},   {do_graph, 3},
+    {do_destroy, 3},  {do_retire, 3},  {do_order, 2},       {do_upkeep, 3},    {do_device, 5},
+    {do_break, 1},    {do_pool, 1},    {do_group_begin, 4}, {do_group_end, 4}, {do_group_release, 5}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Each program likes some operations more than others, so that they meet more often. */
@@ -1222,6 +1259,8 @@ static void choose_weights(void)
     static const uint32_t times[] = {0, 1, 1, 1, 3, 6};
     for (int k = 0; k < KINDS; k++) weights[k] = kinds[k].weight * times[any(6)];
     for (int k = 0; k < 3; k++) weights[k] += kinds[k].weight;
+    for (int k = 0; w.promised && k < KINDS; k++)
+        if (kinds[k].run == do_begin || kinds[k].run == do_group_begin) weights[k] = 0;
 }
 
 static void check_pools(void)
@@ -1281,8 +1320,9 @@ static void round_begin(void)
     steps = 40 + (int)any(160);
     odds = any(2) ? 0 : 1 << (2 + any(6));
     faults = any(4) == 0;
-    choose_weights();
     w.pools = 1 + any(POOLS);
+    w.promised = any(8) == 0;
+    choose_weights();
     failing = 0;
     w.born = 3;
     w.s[0] = (stream){cudaStreamLegacy, 1, 0, 0, 0, 0};
@@ -1393,7 +1433,6 @@ static int play(uint64_t seed)
     round_begin();
     drive();
     while (slot[1].busy) pass_to(1);
-    done_programs++;
     running = 0;
     sim_hook(NULL, NULL);
     slot[0].n = slot[1].n = 0;
@@ -1511,7 +1550,7 @@ static int play_long(uint64_t seconds)
         from = shared->seed + 1;
         found++;
         printf("---- FUZZ_SEED=%llu fails\n", (unsigned long long)(from - 1));
-        shrink(from - 1);
+        if (!getenv("FUZZ_NOSHRINK")) shrink(from - 1);
     }
     printf("%llu programs to seed %llu, %llu steps, %llu mallocs (%llu captured), %llu launches, %llu switches, %llu "
            "refused for a failing call, %llu failed\n",
@@ -1522,7 +1561,8 @@ static int play_long(uint64_t seconds)
 
 TEST(random_programs)
 {
-    uint64_t seed = 1, rounds = 150;
+    uint64_t seed = 1, rounds = 2000;
+    (void)number("GALLOC_ROUNDS", &rounds);
     play_begin();
     for (uint64_t i = 0; i < rounds; i++) {
         if (EXPECT(play(seed + i))) continue;
