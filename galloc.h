@@ -173,9 +173,9 @@
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. (One that concerns the
-     legacy stream, having been given it or a block that was recorded for it, cannot help it when another thread begins
-     to capture a blocking stream meanwhile.) Frees succeed on a stream whose capture was invalidated. Under
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. (One that concerns
+     the legacy stream, having been given it or a block that was recorded for it, cannot help it when another thread
+     begins to capture a blocking stream meanwhile.) Frees succeed on a stream whose capture was invalidated. Under
      stream_check:off nothing may be captured. While a capture lasts, a stream in it is known by its handle: do not
      destroy it before the capture has ended. What a captured stream comes after must only grow:
      cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
@@ -4437,6 +4437,30 @@ static void gai_lane_forget_spots(galloc_pool *pool, gai_lane *lane)
     }
 }
 
+/* Another lane has come to a home, or its lane's capture is gone: what was kept from it for the sake of lanes that this
+   one is ordered with comes back, and what others use that it is not ordered with goes. Lock held. */
+static void gai_home_sort(galloc_pool *pool, gai_home *home)
+{
+    gai_block *block = home->free.oldest, *newer;
+    while (block) {
+        newer = block->newer;
+        if (gai_home_set(pool, block) == &pool->mixed) {
+            gai_set_remove(block);
+            if (gai_block_file(pool, block, 0)->set != &pool->mixed) newer = home->free.oldest; /* it has merged */
+        }
+        block = newer;
+    }
+    for (block = pool->mixed.oldest; block;) {
+        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
+            block = block->newer;
+        } else {
+            gai_set_remove(block);
+            (void)gai_block_file(pool, block, 0);
+            block = pool->mixed.oldest; /* others may have merged with it */
+        }
+    }
+}
+
 /* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
 static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
 {
@@ -4451,11 +4475,14 @@ static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
+    gai_home *home;
     gai_lane *lane;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane->capture == gone) gai_lane_end_capture(pool, lane);
+    for (home = pool->homes; home; home = home->next)
+        if (home->captured) gai_home_sort(pool, home);
     gai_capture_drop(gone);
 }
 
@@ -4805,22 +4832,6 @@ static void gai_lane_leave_homes(galloc_pool *pool, gai_lane *lane)
     }
 }
 
-/* Another lane has come to a home: what was kept from it for the sake of lanes that this one is ordered with comes
-   back. Lock held. */
-static void gai_home_gather(galloc_pool *pool, const gai_home *home)
-{
-    gai_block *block = pool->mixed.oldest;
-    while (block) {
-        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
-            block = block->newer;
-        } else {
-            gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* others may have merged with it */
-        }
-    }
-}
-
 /* Where the lane's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A lane of
    NULL: where those are that were reserved for nobody. Lock held. */
 static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
@@ -4837,7 +4848,7 @@ static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
             break;
     if (!other) return NULL;
     home = gai_home_enter(other->home[small], lane);
-    gai_home_gather(pool, home);
+    gai_home_sort(pool, home);
     return home;
 }
 

@@ -354,7 +354,8 @@ static void uses_wait(const uses *u, const stream *s, int writes)
 
 static void uses_note(uses *u, const stream *s, moment *at, int writes, int of)
 {
-    if (writes || u->n == USES) uses_drop(u);
+    if (u->n == USES) writes = 1; /* it came after all of them */
+    if (writes) uses_drop(u);
     u->list[u->n++] = (use){moment_share(at), s->born, of, writes, 0};
 }
 

@@ -1105,6 +1105,38 @@ TEST(results_of_a_group_come_home_when_legacy_has_done)
     end(pool, s);
 }
 
+/* What two graphs of a group have used is at home while one comes after both: not any more when that one is gone. */
+TEST(homes_of_a_group_when_a_graph_is_gone)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    cudaGraphExec_t first, second;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *result = get(pool, KIB(512), s), *kept;
+    put(s, result, KIB(512), 1);
+    first = capture_ready(s);
+    capture_begin(s);
+    OK(galloc_record_stream(result, s));
+    second = capture_ready(s);
+    give(result, t);
+    sim_run(-1);
+    capture_begin(s);
+    kept = get(pool, KIB(256), s);
+    OK(cudaGraphExecDestroy(capture_ready(s)));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices it */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphExecDestroy(first));
+    OK(cudaGraphExecDestroy(second));
+    give(kept, t);
+    sim_run(-1);
+    stream_end(t);
+    end(pool, s);
+}
+
 TEST(counters_come_and_go)
 {
     begin();
