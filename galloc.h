@@ -10509,8 +10509,9 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     return gai_lane_refused(site);
 }
 
-/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. A record that is
-   due on the stream is waited for, and one that becomes due meanwhile is not made any more. */
+/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that; so are, with
+   cudaMallocAsync, those of blocks that it was given (gai_block_stamp_first). A record that is due on the stream is
+   waited for, and one that becomes due meanwhile is not made any more. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
@@ -10522,7 +10523,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         int named;
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 1);
-        named = lane->uses || lane->busy || lane->handed > lane->done;
+        named = lane->uses || lane->busy || lane->handed > lane->done || (gai_pool_is_async(pool) && lane->blocks);
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
@@ -12827,13 +12828,13 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
 
 /* A block that was given to another lane becomes this one's, if it has no marks and no front has seen it, and is put
    into the front. One that does not suit has not come to the front, which alone knows, where there are no looks,
-   whether the stream has been retired. */
+   whether the stream has been retired; nor, with like:pytorch, whether there is a short way to the pool. */
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
     int suits;
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
-    if (!suits && way->looks) return GAI_TAKEN;
+    if (!suits && way->looks && !way->pool->torch) return GAI_TAKEN;
     if (suits) gai_set_relaxed(&block->stream_id, way->site.stream_id);
     if (suits) block->life = way->site.life;
     gai_store_pointer(&block->held, way->site.lane);

@@ -579,6 +579,34 @@ TEST(captures_that_come_to_nothing)
     finish();
 }
 
+/* The driver lets a stream have memory that others are not done with, and that the stream comes after. If it is retired
+   before it has done anything with that, the free on a third stream must wait for it all the same. */
+TEST(memory_of_a_retired_stream_waits_for_what_that_came_after)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    void *p = get(pool, MIB(2), s), *q;
+    put(s, p, MIB(2), 1);
+    OK(galloc_free(p, s));
+    order(s, t);
+    q = get(pool, MIB(2), t);
+    EXPECT(q == p);
+    OK(galloc_stream_retire(t));
+    OK(galloc_free(q, u));
+    p = get(pool, MIB(2), u);
+    EXPECT(p != q);
+    put(u, p, MIB(2), 2);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(galloc_free(p, u));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
 /* Its addresses are somebody else's once the capture has ended. */
 TEST(what_was_allocated_in_a_lost_capture_is_forgotten)
 {

@@ -290,12 +290,13 @@ static int calling(const char *what)
         "cuStreamWaitEvent",  "cuStreamGetId",     "cuCtxGetId",     "cuStreamIsCapturing", "cuMemAddressReserve",
         "cuEventSynchronize", "cuUserObjectCreate", "cuGraphRetainUserObject", "cuStreamGetCaptureInfo",
         "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolTrimTo"};
+    uint32_t which = any(22);
     (void)what;
     if (faults && !slot[1 - me].busy && any(6) == 0) {
         calm = 1;
         if (any(3) == 0) sim_fail_malloc(1 + (long)any(4), any(2) != 0);
-        else sim_fail(functions[any(22)], 1 + (long)any(3), any(3) == 0, any(4) ? 0 : cudaErrorUnknown);
-        tell("      (something fails)\n");
+        else sim_fail(functions[which], 1 + (long)any(3), any(3) == 0, any(4) ? 0 : cudaErrorUnknown);
+        tell("      (host memory or %s fails)\n", functions[which]);
     }
     return 1;
 }
@@ -589,6 +590,7 @@ static void do_malloc(void)
         return;
     }
     done_mallocs++;
+    tell("      at %p\n", ptr);
     b->ptr = ptr;
     b->bytes = request.bytes;
     b->there = 1;
@@ -1002,6 +1004,7 @@ static void do_group_begin(void)
     if (w.async[own->pool] || !take(&w.pool[own->pool], LIVES)) return;
     for (int i = 1; i < GROUPS; i++) /* not a second one in a capture */
         if (s->graph && w.group[i].begun && w.g[s->graph].groups >> i & 1) return;
+    if (s->graph && !take(&w.g[s->graph], CHANGES)) return;
     if (k > w.groups) w.groups = k;
     tell("    group %d begins for pool %d with stream %ld%s\n", k, own->pool, s->born, s->graph ? ", captured" : "");
     error = CALL(galloc_graph_begin(&own->handle, k <= w.groups && own->there ? NULL : w.pool[own->pool],

@@ -1162,6 +1162,25 @@ TEST(counters_come_and_go)
     end(pool, s);
 }
 
+/* A free that failed has left the block to be found by another way. */
+TEST(counters_are_right_after_a_free_that_failed)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    give(get(pool, KIB(64), t), t);
+    for (int i = 0; i < 2; i++) give(get(pool, KIB(64), s), s);
+    void *p = get(pool, KIB(64), s);
+    sim_fail("cuStreamIsCapturing", 1, 1, 0);
+    EXPECT_EQ(galloc_free(p, t), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    give(p, s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(torch_of(pool).allocation.all.current, 0);
+    stream_end(t);
+    end(pool, s);
+}
+
 TEST(only_the_profile_has_these_counters)
 {
     begin();
