@@ -20,7 +20,8 @@
                it was retired and not used since
      legacy    gets no work while a blocking stream is captured, and is in no call when such a capture begins
      cudaMallocAsync  what a graph allocates and does not free: one launch, then the free, after all use; or the free
-               and no launch; before the graph is destroyed. Nobody records such a block
+               and no launch; before the graph is destroyed. Nobody records such a block. (No call is made to fail in
+               its allocation and free: a graph whose allocation galloc has no host memory to note keeps the node)
      stream_check:off  nothing is captured, and each stream is retired before it is destroyed
    Two threads take turns, and may be stopped inside galloc before each lock, exchange and call. What one of them is
    about the other leaves alone as far as the manual asks for it: see `conflict`.
@@ -169,6 +170,7 @@ static struct host {
     sem_t go;
     dice d;
     int busy, calling;
+    int spared; /* nothing fails in the next call */
     hold holds[HOLDS];
     int n;
 } slot[2];
@@ -270,7 +272,7 @@ static int take(const void *what, grip how)
 
 static cudaError_t called(cudaError_t error)
 {
-    slot[me].calling = 0;
+    slot[me].calling = slot[me].spared = 0;
     calm = 0;
     if (sim_failed() || sim_failed_mallocs()) {
         if (error) done_refused++;
@@ -292,7 +294,7 @@ static int calling(const char *what)
         "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolTrimTo"};
     uint32_t which = any(22);
     (void)what;
-    if (faults && !slot[1 - me].busy && any(6) == 0) {
+    if (faults && !slot[me].spared && !slot[1 - me].busy && any(6) == 0) {
         calm = 1;
         if (any(3) == 0) sim_fail_malloc(1 + (long)any(4), any(2) != 0);
         else sim_fail(functions[which], 1 + (long)any(3), any(3) == 0, any(4) ? 0 : cudaErrorUnknown);
@@ -581,6 +583,7 @@ static void do_malloc(void)
     memset(b, 0, sizeof *b);
     tell("    block %d = malloc %zu (alignment %zu, room %zu) of pool %u on stream %ld%s\n", w.blocks, request.bytes,
          request.alignment, request.max_bytes, pool, s->born, s->graph ? ", captured" : "");
+    if (s->graph && w.async[pool]) slot[me].spared = 1;
     error = CALL(galloc_alloc(&ptr, &request));
     if (error) {
         if (ptr) fail("malloc gave a pointer and an error");
