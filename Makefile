@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate soak-oom test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz
+.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz
 .PHONY: bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -51,6 +51,7 @@ help:
 	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; an hour'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
 	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
+	@echo 'make soak-programs  random programs with streams, graphs, pools, threads for FUZZ_SECONDS=60'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
@@ -106,6 +107,9 @@ enumerate: build/bundled/enumerate
 
 soak-oom: build/bundled/test_exhaust
 	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
+
+soak-programs: build/bundled/test_programs
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $<
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^

@@ -152,8 +152,10 @@
      (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
      counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
      and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
-     that is not freed there is the program's to free after the graph has run, or when it never will, and before the
-     graph is destroyed. On the legacy stream nothing can be allocated while a blocking stream is captured
+     that is not freed there is the program's to free after the graph has run, or when it never will: on one stream, for
+     which the driver has it back at once, as nobody was recorded for it, and before the graph is destroyed. (A capture
+     that fails destroys it: its addresses are somebody else's then.) Freed, it is not there for another launch. On the
+     legacy stream nothing can be allocated, nor what a graph has left be freed, while a blocking stream is captured
      (cudaErrorStreamCaptureImplicit).
      With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
@@ -177,10 +179,12 @@
        - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
          an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. Frees succeed on a
-     stream whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a
-     stream in it is known by its handle: do not destroy it before the capture has ended. What a captured stream comes
-     after must only grow: cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. (One that concerns
+     the legacy stream, having been given it or a block that was recorded for it, cannot help it when another thread
+     begins to capture a blocking stream meanwhile.) Frees succeed on a stream whose capture was invalidated. Under
+     stream_check:off nothing may be captured. While a capture lasts, a stream in it is known by its handle: do not
+     destroy it before the capture has ended. What a captured stream comes after must only grow:
+     cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
      Calls of galloc on captured streams read the graph that is made: threads that capture into one graph must take
      turns with them, as CUDA demands of all calls on one graph (CUDA Runtime API, "Graph object thread safety").
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
@@ -704,7 +708,7 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 /* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
    two MiB, or its share of a 128th of the heap (of half of it in a program that repeats itself), is found again only
-   when memory runs out, or after a thousand such streams.
+   when memory runs out, or after a thousand such streams. A stream that is given to galloc again counts as not retired.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -714,7 +718,8 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
    launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
    once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
    capture, a result, no other graph of the group is given until the program has freed it; nor an input that was
-   recorded. Captured after that, they may write to it.
+   recorded. Captured after that, they may write to it. So may those that were captured before the graph of a result,
+   having been given the same memory first: their launches come after all use of the result, and end it.
      graph    the group; where it holds NULL, a new one is made
      pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
               stream's device
@@ -2919,11 +2924,12 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 }
 
 /* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
-   blocking stream of its context, both ways; nothing follows from that for two blocking streams. */
+   blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
+   captured, also when its graph is gone. */
 static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
 {
     if (after == before) return 1;
-    if (after->capture || before->capture) return gai_captures_share(after->capture, before->capture);
+    if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
     if (after->context != before->context || after->context_id != before->context_id) return 0;
     if (before->stream == CU_STREAM_LEGACY) return after->blocking;
     return after->stream == CU_STREAM_LEGACY && before->blocking;
@@ -4684,6 +4690,30 @@ static void gai_lane_forget_spots(galloc_pool *pool, gai_lane *lane)
     }
 }
 
+/* Another lane has come to a home, or its lane's capture is gone: what was kept from it for the sake of lanes that this
+   one is ordered with comes back, and what others use that it is not ordered with goes. Lock held. */
+static void gai_home_sort(galloc_pool *pool, gai_home *home)
+{
+    gai_block *block = home->free.oldest, *newer;
+    while (block) {
+        newer = block->newer;
+        if (gai_home_set(pool, block) == &pool->mixed) {
+            gai_set_remove(block);
+            if (gai_block_file(pool, block, 0)->set != &pool->mixed) newer = home->free.oldest; /* it has merged */
+        }
+        block = newer;
+    }
+    for (block = pool->mixed.oldest; block;) {
+        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
+            block = block->newer;
+        } else {
+            gai_set_remove(block);
+            (void)gai_block_file(pool, block, 0);
+            block = pool->mixed.oldest; /* others may have merged with it */
+        }
+    }
+}
+
 /* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
 static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
 {
@@ -4698,11 +4728,14 @@ static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
+    gai_home *home;
     gai_lane *lane;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
     for (lane = pool->lanes; lane; lane = lane->next)
         if (lane->capture == gone) gai_lane_end_capture(pool, lane);
+    for (home = pool->homes; home; home = home->next)
+        if (home->captured) gai_home_sort(pool, home);
     gai_capture_drop(gone);
 }
 
@@ -5058,22 +5091,6 @@ static void gai_lane_leave_homes(galloc_pool *pool, gai_lane *lane)
     }
 }
 
-/* Another lane has come to a home: what was kept from it for the sake of lanes that this one is ordered with comes
-   back. Lock held. */
-static void gai_home_gather(galloc_pool *pool, const gai_home *home)
-{
-    gai_block *block = pool->mixed.oldest;
-    while (block) {
-        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
-            block = block->newer;
-        } else {
-            gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* others may have merged with it */
-        }
-    }
-}
-
 /* Where the lane's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A lane of
    NULL: where those are that were reserved for nobody. Lock held. */
 static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
@@ -5090,7 +5107,7 @@ static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
             break;
     if (!other) return NULL;
     home = gai_home_enter(other->home[small], lane);
-    gai_home_gather(pool, home);
+    gai_home_sort(pool, home);
     return home;
 }
 
@@ -10746,15 +10763,52 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane
     return 1;
 }
 
+/* Has nobody but who frees the segment's block now ever used any of it? What its alignment has cut off is free. */
+static int gai_segment_is_unmarked(const gai_segment *segment)
+{
+    const gai_block *block = segment->first;
+    while (block && !block->marks) block = block->next;
+    return !block;
+}
+
 /* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
    in a capture may be freed in it. */
 static int gai_block_is_drivers(const gai_block *block, const gai_lane *lane, const gai_site *site)
 {
     const gai_segment *segment = block->segment;
-    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers || block->marks) return 0;
-    if (block->bytes != segment->bytes) return 0;
+    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers) return 0;
+    if (!gai_segment_is_unmarked(segment)) return 0;
     if (site->capture) return segment->of_graph && block->lane->capture_id == site->capture;
     return !site->hands_off && (segment->of_graph || block->lane == lane);
+}
+
+/* The used block of a given segment becomes, with what is free beside it, the busy block of it all. */
+static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
+{
+    gai_block *at, *next;
+    gai_block_untake(pool, block);
+    gai_marks_end(pool, &block->takers);
+    gai_marks_end(pool, &block->marks);
+    for (at = block->segment->first; at; at = at->next) {
+        if (at == block) continue;
+        gai_set_remove(at);
+        gai_marks_end(pool, &at->marks);
+        at->kind = GAI_BUSY;
+    }
+    for (at = block->segment->first; (next = at->next) != NULL;) gai_block_absorb(pool, at, next);
+    return at;
+}
+
+/* A claimed block and its segment are no more: the driver has the memory, or there is none. With the lock held. */
+static void gai_block_give_up(galloc_pool *pool, gai_block *block)
+{
+    gai_mapping *whole = block->segment->whole;
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    whole->page->current = NULL;
+    whole->block = gai_block_gather(pool, block);
+    gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
 /* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
@@ -10770,14 +10824,18 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;
     lane->handed = gai_lane_stamp(lane); /* to be waited for before the driver's pool is trimmed */
-    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
-    pool->stats.blocks.current--;
-    pool->stats.frees++;
-    gai_block_untake(pool, block);
-    segment->whole->page->current = NULL;
-    segment->whole->block = block;
-    gai_mapping_settle(pool, segment->whole, GAI_RELEASED);
+    gai_block_give_up(pool, block);
     return 1;
+}
+
+/* What the driver was to allocate in a capture that is lost it never will. There is nothing to free, and its addresses
+   are somebody else's once the capture has ended. */
+static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
+{
+    const gai_capture *capture = block->segment->of_graph && block->lane ? block->lane->capture : NULL;
+    size_t i = 0;
+    while (i < n && !sites[i].broken) i++;
+    return i < n && capture && !gai_capture_has_ended(capture);
 }
 
 static cudaError_t gai_free_unnoted(void)
@@ -10785,23 +10843,44 @@ static cudaError_t gai_free_unnoted(void)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
 }
 
+/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses
+   are somebody else's. On the legacy stream that would break a capture. */
+static int gai_block_must_wait(const gai_block *block, const gai_site *site)
+{
+    return block->segment->of_graph && site->hands_off && !site->capture && !site->broken;
+}
+
+/* Frees a claimed block that the driver may have at once. 0: it has to be noted. With the lock held. */
+static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_lane *lane, const gai_site *site)
+{
+    if (gai_block_never_was(block, site, 1)) {
+        gai_block_give_up(pool, block);
+        return 1;
+    }
+    return gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
+}
+
 /* `taken`: the block, if it has been taken from the program already. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
     gai_lane *lane;
-    int freed = 0, due;
+    int freed = 0, refused = 0, due;
     gai_lock_on(&pool->lock);
     lane = gai_lane_hold(pool, site);
     if (lane && !block) block = gai_block_claim(pool, ptr);
-    if (!lane && block) gai_block_let_go(block);
-    if (lane && block) freed = gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
-    if (lane && block && !freed) freed = gai_block_free_on(pool, block, lane);
+    if (lane && block) refused = gai_block_must_wait(block, site);
+    if ((!lane || refused) && block) gai_block_let_go(block);
+    if (lane && block && !refused)
+        freed = gai_block_free_at_once(pool, block, lane, site) || gai_block_free_on(pool, block, lane);
     if (lane) gai_lane_release(pool, lane, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
     if (!lane) return gai_free_after_waiting(pool, ptr, site);
+    if (refused)
+        return gai_fail(cudaErrorStreamCaptureImplicit,
+                        "what a graph has left cannot be freed on legacy while a blocking stream is captured");
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
@@ -10848,9 +10927,14 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due;
+    int due, gone;
     gai_lock_on(&pool->lock);
     if (!error) block = gai_block_claim(pool, ptr);
+    gone = block && gai_block_never_was(block, sites, named);
+    if (gone) {
+        gai_block_give_up(pool, block);
+        block = NULL;
+    }
     if (block && !gai_marks_name_outside(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -10867,7 +10951,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
-    return error || block ? error : gai_pointer_refused(pool, ptr);
+    return error || block || gone ? error : gai_pointer_refused(pool, ptr);
 }
 
 #define GAI_SITES 16 /* streams that galloc_free_after notes without host memory of its own */
@@ -10924,8 +11008,9 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     return gai_lane_refused(site);
 }
 
-/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that. A record that is
-   due on the stream is waited for, and one that becomes due meanwhile is not made any more. */
+/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that; so are, with
+   cudaMallocAsync, those of blocks that it was given (gai_block_stamp_first). A record that is due on the stream is
+   waited for, and one that becomes due meanwhile is not made any more. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
@@ -10937,7 +11022,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         int named;
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 1);
-        named = lane->uses || lane->busy || lane->handed > lane->done;
+        named = lane->uses || lane->busy || lane->handed > lane->done || (gai_pool_is_async(pool) && lane->blocks);
         lane->busy++;
         if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
@@ -13340,13 +13425,13 @@ static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr,
 
 /* A block that was given to another lane becomes this one's, if it has no marks and no front has seen it, and is put
    into the front. One that does not suit has not come to the front, which alone knows, where there are no looks,
-   whether the stream has been retired. */
+   whether the stream has been retired; nor, with like:pytorch, whether there is a short way to the pool. */
 static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
 {
     int suits;
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
-    if (!suits && way->looks) return GAI_TAKEN;
+    if (!suits && way->looks && !way->pool->torch) return GAI_TAKEN;
     if (suits) gai_set_relaxed(&block->stream_id, way->site.stream_id);
     if (suits) block->life = way->site.life;
     gai_store_pointer(&block->held, way->site.lane);

@@ -584,22 +584,117 @@ TEST(captures_that_come_to_nothing)
     finish();
 }
 
-/* No call of galloc's breaks a capture: on legacy the driver could not allocate without that. */
+/* The driver lets a stream have memory that others are not done with, and that the stream comes after. If it is retired
+   before it has done anything with that, the free on a third stream must wait for it all the same. */
+TEST(memory_of_a_retired_stream_waits_for_what_that_came_after)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    void *p = get(pool, MIB(2), s), *q;
+    put(s, p, MIB(2), 1);
+    OK(galloc_free(p, s));
+    order(s, t);
+    q = get(pool, MIB(2), t);
+    EXPECT(q == p);
+    OK(galloc_stream_retire(t));
+    OK(galloc_free(q, u));
+    p = get(pool, MIB(2), u);
+    EXPECT(p != q);
+    put(u, p, MIB(2), 2);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(galloc_free(p, u));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
+/* Its addresses are somebody else's once the capture has ended. */
+TEST(what_was_allocated_in_a_lost_capture_is_forgotten)
+{
+    for (int both = 0; both < 2; both++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new(), at[2] = {s, t};
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(2), s), *q;
+        EXPECT_EQ(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
+        (void)cudaGetLastError();
+        sim_findings_clear();
+        OK(both ? galloc_free_after(p, at, 2) : galloc_free(p, s));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        q = get(pool, MIB(2), t);
+        EXPECT(q == p);
+        expect_healthy(pool, 0);
+        OK(galloc_free(q, t));
+        EXPECT_EQ(stats_of(pool).frees, 2);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* More is asked for than the block has, and still the free is a node: else there would be no second launch. */
+TEST(aligned_blocks_are_freed_by_their_graph)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    galloc_request request = {.bytes = MIB(1), .alignment = KIB(64), .stream = s, .pool = pool};
+    void *p = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_alloc(&p, &request));
+    put(s, p, MIB(1), 1);
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 0);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 2; i++) OK(cudaGraphLaunch(exec, s));
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).driver.pool_free, 2);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* No call of galloc's breaks a capture: on legacy the driver could not allocate without that, nor have back what a
+   graph has left, at once, before that is gone. */
 TEST(legacy_while_a_stream_is_captured)
 {
     begin();
     galloc_pool *pool = pool_of("backend:cudaMallocAsync");
-    cudaStream_t s = NULL;
-    cudaGraph_t graph = NULL;
-    void *p = get(pool, MIB(2), 0), *q = NULL;
+    cudaStream_t s = NULL, t = stream_new();
+    cudaGraph_t graph = NULL, other = NULL;
+    void *p = get(pool, MIB(2), 0), *q = NULL, *left;
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeGlobal));
+    left = get(pool, MIB(2), t);
+    OK(cudaStreamEndCapture(t, &other));
     OK(cudaStreamCreate(&s));
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(2), 0), cudaErrorStreamCaptureImplicit);
     OK(galloc_free(p, 0));
+    EXPECT_EQ(galloc_free(left, 0), cudaErrorStreamCaptureImplicit);
+    EXPECT_EQ(info_of(left).state, GALLOC_STATE_USED);
+    OK(galloc_free(left, t));
+    EXPECT_EQ(info_of(left).state, GALLOC_STATE_FOREIGN);
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphDestroy(graph));
+    OK(cudaGraphDestroy(other));
     pool_end(pool);
     stream_end(s);
+    stream_end(t);
     finish();
 }
 

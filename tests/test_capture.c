@@ -1238,6 +1238,39 @@ TEST(a_group_does_not_share_results)
     finish();
 }
 
+/* Nor does a result last: an earlier graph that had the same memory writes to it when it is launched again. */
+TEST(an_earlier_graph_of_a_group_may_write_to_a_result)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8));
+    galloc_graph *group = group_begin(NULL, pool, s);
+    capture_begin(s);
+    void *before = pass(pool, MIB(4), s, 1);
+    cudaGraphExec_t earlier = capture_ready(s);
+    capture_begin(s);
+    void *result = get_used(pool, MIB(4), s, 2);
+    cudaGraphExec_t later = capture_ready(s);
+    EXPECT(result == before);
+    launch(earlier, s);
+    launch(later, s);
+    order(s, t);
+    look(t, result, MIB(4), 2);
+    order(t, s);
+    launch(earlier, s);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0); /* for the launch came after all use of it */
+    launch(later, s);
+    look(s, result, MIB(4), 2);
+    OK(galloc_free(result, s));
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    exec_end(earlier);
+    exec_end(later);
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
 /* Results and blocks that were recorded are released with the rest: then they are as if freed where that was. */
 TEST(a_group_releases_what_is_still_held)
 {

@@ -1068,6 +1068,78 @@ TEST(graphs_keep_their_segments)
 /* ---- counters ---------------------------------------------------------------------------------------------------- */
 
 /* test_memory_stats: 256 floats are 1024 active bytes, which are freed again; peaks can be reset. */
+/* Graphs of one group share segments. One of them is gone: what it did says nothing of work on the legacy stream, which
+   is not done with a result of another one. */
+TEST(results_of_a_group_come_home_when_legacy_has_done)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *result = get(pool, KIB(512), s), *kept, *other;
+    put(s, result, KIB(512), 1);
+    cudaGraphExec_t first = capture_ready(s), second;
+    capture_begin(s);
+    kept = get(pool, KIB(256), s);
+    OK(cudaGraphExecDestroy(capture_ready(s)));
+    OK(cudaGraphLaunch(first, t));
+    order(t, cudaStreamLegacy);
+    put(cudaStreamLegacy, result, KIB(512), 2);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that a graph is gone */
+    give(result, cudaStreamLegacy);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    capture_begin(s);
+    other = get(pool, KIB(512), s);
+    EXPECT(other != result);
+    put(s, other, KIB(512), 3);
+    give(other, s);
+    second = capture_ready(s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphLaunch(second, t));
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphExecDestroy(first));
+    OK(cudaGraphExecDestroy(second));
+    give(kept, t);
+    sim_run(-1);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* What two graphs of a group have used is at home while one comes after both: not any more when that one is gone. */
+TEST(homes_of_a_group_when_a_graph_is_gone)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    cudaGraphExec_t first, second;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *result = get(pool, KIB(512), s), *kept;
+    put(s, result, KIB(512), 1);
+    first = capture_ready(s);
+    capture_begin(s);
+    OK(galloc_record_stream(result, s));
+    second = capture_ready(s);
+    give(result, t);
+    sim_run(-1);
+    capture_begin(s);
+    kept = get(pool, KIB(256), s);
+    OK(cudaGraphExecDestroy(capture_ready(s)));
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices it */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphExecDestroy(first));
+    OK(cudaGraphExecDestroy(second));
+    give(kept, t);
+    sim_run(-1);
+    stream_end(t);
+    end(pool, s);
+}
+
 TEST(counters_come_and_go)
 {
     begin();
@@ -1090,6 +1162,25 @@ TEST(counters_come_and_go)
     EXPECT_EQ(torch_of(pool).segment.small_pool.total, 0);
     EXPECT_EQ(torch_of(pool).num_device_alloc, 0);
     EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
+    end(pool, s);
+}
+
+/* A free that failed has left the block to be found by another way. */
+TEST(counters_are_right_after_a_free_that_failed)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    give(get(pool, KIB(64), t), t);
+    for (int i = 0; i < 2; i++) give(get(pool, KIB(64), s), s);
+    void *p = get(pool, KIB(64), s);
+    sim_fail("cuStreamGetId", 1, 1, 0);
+    EXPECT(galloc_free(p, t) != cudaSuccess);
+    sim_fail_clear();
+    give(p, s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(torch_of(pool).allocation.all.current, 0);
+    stream_end(t);
     end(pool, s);
 }
 
