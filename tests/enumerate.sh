@@ -8,7 +8,15 @@ cd "$(dirname "$0")/.." || exit 1
 program=${ENUMERATOR:-build/bundled/enumerate}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 out=${OUT:-build/enumerate}
+cores=$(getconf _NPROCESSORS_ONLN)
 passed=0 failed=0
+
+# Each process stays on one processor: not all on the same.
+on() { # which, command...
+    core=$(($1 % cores))
+    shift
+    if command -v taskset >/dev/null 2>&1; then taskset -c "$core" "$@"; else "$@"; fi
+}
 
 [ $# -gt 0 ] || set -- $(sed -n 's/^TEST(\(.*\))$/\1/p' tests/enumerate.c)
 mkdir -p "$out" || exit 1
@@ -17,7 +25,7 @@ for part in "$@"; do
     i=0
     while [ $i -lt "$jobs" ]; do
         (
-            SLICE=$i/$jobs ENUMERATE=full timeout "${STOP_AFTER:-100000}" "$program" "$part"
+            on "$i" env SLICE=$i/$jobs ENUMERATE=full timeout "${STOP_AFTER:-100000}" "$program" "$part"
             echo "status $?"
         ) >"$out/$part.$i" 2>&1 &
         i=$((i + 1))
