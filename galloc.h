@@ -60,8 +60,10 @@
      yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
      only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
      more, and when a busy stream has given everything back. In a program that repeats itself those are left out from
-     which nobody learnt anything the last time, until a stream's share of half of the heap is freed. On the legacy
-     stream only when somebody waits for it, since an event there makes all blocking streams wait for each other.
+     which nobody learnt anything the last time, until a stream's share of half of the heap is freed; but not where the
+     device cannot be waited for instead: with a wait_limit_ms, and while there are graphs that have used the pool. On
+     the legacy stream only when somebody waits for it, since an event there makes all blocking streams wait for each
+     other.
      Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
@@ -4664,11 +4666,13 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 }
 
 /* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
-   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live. */
+   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live.
+   A capture cannot wait for the device: streams that have left marks out make up for it. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
     galloc_graph *graph;
+    gai_lane *lane;
     size_t n = 0;
     if (!capture) return;
     gai_lock_on(&pool->marking);
@@ -4677,6 +4681,8 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     capture->graph = graph;
     capture->next = pool->captures;
     pool->captures = capture;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->passed) gai_lane_ask(lane);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
 }
@@ -5181,6 +5187,12 @@ static const gai_occasion *gai_habit_note(gai_habit *habit, uint64_t key)
     return habit->agreed >= GAI_HABIT_TRUST ? before : NULL;
 }
 
+/* Whoever finds no mark waits for the device at last. Where somebody may not, what has none is lost to him. */
+static int gai_pool_needs_marks(const galloc_pool *pool)
+{
+    return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
+}
+
 /* A mark is due. Is it left out? Lock held. */
 GAI_APART
 static int gai_lane_passes(galloc_pool *pool, gai_lane *lane)
@@ -5193,7 +5205,7 @@ static int gai_lane_passes(galloc_pool *pool, gai_lane *lane)
     pool->habit.clock = pool->clock;
     pool->habit.looks = 0;
     lane->occasion = pool->habit.noted;
-    if (!before || !before->useless || gai_lane_unmarked(lane) > most) return 0;
+    if (!before || !before->useless || gai_lane_unmarked(lane) > most || gai_pool_needs_marks(pool)) return 0;
     gai_habit_find(&pool->habit, pool->habit.noted)->useless = 1;
     lane->passed += lane->unmarked;
     lane->unmarked = 0;

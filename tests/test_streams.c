@@ -337,6 +337,91 @@ TEST(what_is_left_out_is_bounded)
     finish();
 }
 
+/* S frees much at the end of a step, T looks in the middle of the next one, when S has freed once more: what was freed
+   at the end needs no marks of its own, until the program stops there. */
+static void uneven_step(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
+{
+    void *p[24];
+    for (int i = 0; i < 24; i++) p[i] = get_used(pool, MIB(10), s, 1);
+    OK(galloc_free(get_used(pool, MIB(6), s, 1), s));
+    sim_run(-1);
+    void *q = get_used(pool, MIB(5), t, 2);
+    order(t, s);
+    OK(galloc_free(q, s));
+    for (int i = 0; i < 24; i++) OK(galloc_free(p[i], s));
+}
+
+/* So that 200 MiB of 600 may be left out. `limited`: with a wait_limit_ms. */
+static galloc_pool *uneven_pool(cudaStream_t s, cudaStream_t t, void **wall, int limited)
+{
+    galloc_config config = config_limit(MIB(600));
+    config.growth = MIB(2);
+    if (limited) config.wait_limit_ms = 100;
+    galloc_pool *pool = pool_new(&config);
+    come_into_play(pool, t);
+    *wall = get(pool, MIB(300), s);
+    return pool;
+}
+
+static cudaError_t captured(galloc_pool *pool, size_t bytes, cudaStream_t s, cudaGraph_t *graph)
+{
+    void *p = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    cudaError_t err = galloc_pool_malloc(pool, &p, bytes, s);
+    if (err == cudaSuccess) OK(galloc_free(p, s));
+    OK(cudaStreamEndCapture(s, graph));
+    return err;
+}
+
+/* A capture cannot wait for the device, nor can who has a wait_limit_ms: what has no mark would be lost to them. */
+TEST(where_nobody_may_wait_for_the_device_no_marks_are_left_out)
+{
+    for (int limited = 0; limited < 2; limited++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+        cudaGraph_t graph[2] = {NULL, NULL};
+        void *wall, *p = NULL;
+        galloc_pool *pool = uneven_pool(s, t, &wall, limited);
+        if (!limited) OK(captured(pool, KIB(4), u, &graph[0]));
+        for (int i = 0; i < 40; i++) uneven_step(pool, s, t);
+        sim_run(-1);
+        if (limited) {
+            OK(galloc_pool_malloc(pool, &p, MIB(237), t));
+            OK(galloc_free(p, t));
+        } else {
+            OK(captured(pool, MIB(237), u, &graph[1]));
+        }
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        for (int i = 0; i < 2; i++)
+            if (graph[i]) OK(cudaGraphDestroy(graph[i]));
+        expect_healthy(pool, 0);
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* In the first capture that is too late: but the next call on the stream makes up for what was left out. */
+TEST(a_capture_asks_for_the_marks_that_were_left_out)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    cudaGraph_t graph[2];
+    void *wall;
+    galloc_pool *pool = uneven_pool(s, t, &wall, 0);
+    for (int i = 0; i < 40; i++) uneven_step(pool, s, t);
+    sim_run(-1);
+    OK(captured(pool, KIB(4), u, &graph[0]));
+    OK(galloc_free(get(pool, KIB(4), s), s));
+    sim_run(-1);
+    OK(captured(pool, MIB(237), u, &graph[1]));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
+    expect_healthy(pool, 0);
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(free_on_another_stream_than_malloc)
 {
     begin_still();
