@@ -2142,6 +2142,7 @@ struct galloc_pool {
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
     gai_home *homes;
+    size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
@@ -8792,16 +8793,42 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     return result;
 }
 
-/* The job's place in a segment that was just made for it. */
+/* The job's place in a segment that was just made for it. With the lock held. */
 static void gai_job_take_fixed(gai_job *job, gai_block *block)
 {
     gai_found found;
-    gai_lock_on(&job->pool->lock);
     found.block = gai_block_file(job->pool, block, 0);
     found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
     job->grown = 1;
     gai_job_take(job, found);
-    gai_lock_off(&job->pool->lock);
+}
+
+/* The same for what cudaMallocAsync gave in the order of the job's stream, which may still work with what was there
+   before: should the job have no host memory to take it, that is marked. */
+static void gai_job_take_given(gai_job *job, gai_block *block)
+{
+    gai_lane *lane = job->want.lane;
+    gai_job_take_fixed(job, block);
+    if (job->got || !lane || lane->capture || !gai_pool_is_async(job->pool)) return;
+    gai_set_remove(block);
+    gai_block_stamp_own(job->pool, block, lane);
+    gai_lane_ask(lane);
+    (void)gai_block_file(job->pool, block, 0);
+}
+
+/* Promises a job a mark, or takes the promise back. 0: no host memory. With the lock held. */
+static int gai_pool_promise_mark(galloc_pool *pool)
+{
+    if (!gai_slab_need(&pool->marks, 1)) return 0;
+    pool->marks.promised++;
+    pool->promised_jobs++;
+    return 1;
+}
+
+static void gai_pool_unpromise_mark(galloc_pool *pool)
+{
+    pool->marks.promised--;
+    pool->promised_jobs--;
 }
 
 static void gai_job_grow_fixed(gai_job *job)
@@ -8818,7 +8845,11 @@ static void gai_job_grow_fixed(gai_job *job)
     result = gai_segment_fixed(pool, bytes, 0, &job->site, &block);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && bytes > least && gai_budget_take(pool, least))
         result = gai_segment_fixed(pool, least, 0, &job->site, &block);
-    if (!result) gai_job_take_fixed(job, block);
+    if (!result) {
+        gai_lock_on(&pool->lock);
+        gai_job_take_fixed(job, block);
+        gai_lock_off(&pool->lock);
+    }
     gai_job_refused(job, result, "cuMemAlloc");
 }
 
@@ -8840,13 +8871,22 @@ static void gai_job_grow_given(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
-    CUresult result;
+    CUresult result = GAI_NO_HOST_MEMORY;
     size_t slack = job->want.alignment - GAI_UNIT, bytes = job->want.bytes + slack;
-    int has_room = job->want.bytes - job->want.requested >= GAI_UNIT;
-    if (!gai_pool_may_ask(pool, bytes, &job->site)) return;
-    result = gai_segment_fixed(pool, bytes, (has_room ? job->want.bytes : job->want.requested) + slack, &job->site,
-                               &block);
-    if (!result) gai_job_take_fixed(job, block);
+    size_t given = job->want.bytes - job->want.requested >= GAI_UNIT ? job->want.bytes : job->want.requested;
+    int promised, asked = 0;
+    gai_lock_on(&pool->lock);
+    promised = gai_pool_promise_mark(pool);
+    gai_lock_off(&pool->lock);
+    if (promised) {
+        asked = gai_pool_may_ask(pool, bytes, &job->site);
+        if (asked) result = gai_segment_fixed(pool, bytes, given + slack, &job->site, &block);
+        gai_lock_on(&pool->lock);
+        gai_pool_unpromise_mark(pool);
+        if (block) gai_job_take_given(job, block);
+        gai_lock_off(&pool->lock);
+    }
+    if (promised && !asked) return;
     gai_job_refused(job, result, gai_pool_is_async(pool) ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
 }
 
@@ -12559,7 +12599,7 @@ static int gai_check_pool(galloc_pool *pool)
     }
     broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
-    broken += pool->marks.promised != census.promised;
+    broken += pool->marks.promised != census.promised + pool->promised_jobs;
     broken += gai_check_slab(&pool->spots);
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;

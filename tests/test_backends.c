@@ -723,4 +723,36 @@ TEST(advice_leaves_out_what_other_backends_ignore)
     finish();
 }
 
+/* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
+   to take it, it is kept, and goes nowhere else before that work is done. */
+TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
+{
+    begin_still();
+    enum { N = 1200 };
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_of("backend:cudaMallocAsync");
+    galloc_pool *pool = pool_new(&config);
+    static void *kept[N];
+    int refused = 0;
+    for (int i = 0; i < N; i++) { /* so that descriptors of each kind run out some time */
+        void *q = NULL;
+        void *p = get(pool, MIB(2), s);
+        put(s, p, MIB(2), (uint64_t)i);
+        OK(galloc_free(p, s));
+        kept[i] = get(pool, 512, s);
+        sim_fail_malloc(1, 1);
+        if (galloc_pool_malloc(pool, &q, MIB(2), s)) refused++;
+        sim_fail_clear();
+        if (q) OK(galloc_free(q, s));
+        p = get(pool, MIB(2), t);
+        put(t, p, MIB(2), (uint64_t)i);
+        OK(galloc_free(p, t));
+    }
+    EXPECT(refused > 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < N; i++) OK(galloc_free(kept[i], s));
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

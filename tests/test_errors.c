@@ -147,7 +147,7 @@ TEST(wrong_pointers_are_told_apart)
         galloc_pool *pool = pool_new(&config);
         char *used = get(pool, 4096, s), *freed = get(pool, 8192, s), *wall = get(pool, 512, s);
         void *foreign = NULL;
-        char message[4][400];
+        char message[4][512];
         OK(cudaMalloc(&foreign, 512));
         OK(galloc_free(freed, s));
         galloc_stats before = stats_of(pool);
