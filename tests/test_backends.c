@@ -728,7 +728,7 @@ TEST(advice_leaves_out_what_other_backends_ignore)
 TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
 {
     begin_still();
-    enum { N = 1200 };
+    enum { N = 3000 };
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_config config = config_of("backend:cudaMallocAsync");
     galloc_pool *pool = pool_new(&config);
@@ -740,7 +740,7 @@ TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
         put(s, p, MIB(2), (uint64_t)i);
         OK(galloc_free(p, s));
         kept[i] = get(pool, 512, s);
-        sim_fail_malloc(1, 1);
+        sim_fail_malloc(1 + i % 5, 1);
         if (galloc_pool_malloc(pool, &q, MIB(2), s)) refused++;
         sim_fail_clear();
         if (q) OK(galloc_free(q, s));
