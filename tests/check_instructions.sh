@@ -42,8 +42,8 @@ count() { # case, pairs, bound, settings
     echo "$1 $4: $ir"
 }
 
-count hot 2000 240
-count hot 2000 195 stream_check:off
+count hot 2000 255
+count hot 2000 212 stream_check:off
 count large 10000 1080
 count miss 10000 1200
 count churn 20000 1700

@@ -26,10 +26,11 @@
 
    Schedules: operations begin in the order of the program. One may begin while the other thread is inside another
    that it does not depend on. The threads change where an operation ends, at will, and inside a call of galloc before
-   each lock, each atomic exchange and each CUDA call, at most `preemptions` times. A switch after a lock is let go or
-   a call is made is one before the next lock or call, since in between a thread touches what is its own (the tests
-   under TSan say so). Before calls that only look at what no operation changes there is none: it is a switch before
-   the next call; `every` has them as well, to show that nothing is lost. Where a thread finds a lock taken, the other
+   each lock, each atomic exchange, each CUDA call, and where a thread has seen that it owns a latch, at most
+   `preemptions` times. A switch after a lock is let go or a call is made is one before the next lock or call, since in
+   between a thread touches what is its own (the tests under TSan say so). Before calls that only look at what no
+   operation changes there is none: it is a switch before the next call; `every` has them as well, to show that nothing
+   is lost. Where a thread finds a lock taken, the other
    goes on. `threads` has every assignment of operations to threads, also where they do not overlap.
 
    The device: nothing that is queued runs by itself. galloc sees how far the device has come only by asking an event
@@ -47,10 +48,12 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <stdio.h> /* before what it is compiled with changes */
 #include <time.h>
 
 /* galloc's locks, and this file's, go by way of the scheduler, and so do atomic operations that take something. */
 static void point(const char *what);
+static int seen_owner(int is);
 static int scheduled_yield(void);
 #define sched_yield() scheduled_yield()
 static int scheduled_lock(pthread_mutex_t *mutex);
@@ -59,6 +62,8 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define pthread_mutex_trylock(mutex) scheduled_trylock(mutex)
 #define __atomic_exchange_n(...) (point("an exchange"), __atomic_exchange_n(__VA_ARGS__))
 #define __atomic_compare_exchange_n(...) (point("an exchange"), __atomic_compare_exchange_n(__VA_ARGS__))
+#define __builtin_expect(condition, value) (seen_owner(__builtin_expect((condition), value)))
+#define GAI_LATCH_STREAK 1 /* who takes a latch first comes in without an exchange from then on */
 #define GALLOC_CLOCK() 0 /* how long a call took must not decide what is an exchange */
 #define GAI_CHUNK_BYTES 4096     /* of descriptors, which are made for each run, and of which it needs few */
 #include "setup.h"
@@ -67,6 +72,7 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #undef __atomic_exchange_n
 #undef sched_yield
 #undef __atomic_compare_exchange_n
+#undef __builtin_expect
 
 /* ---- what is enumerated ------------------------------------------------------------------------------------------ */
 
@@ -389,6 +395,16 @@ static void point(const char *what)
     slot[other].is_assigned = !slot[other].busy;
     if (slot[other].is_assigned) slot[other].assigned = o.list[k - 1];
     pass_to(other);
+}
+
+/* A thread has looked whether it owns a latch. Once it has said that it comes in, and looked again, who wants the latch
+   waits for it. */
+static int seen_owner(int is)
+{
+    static GAI_THREAD_LOCAL int looked;
+    if (is && !looked) point("what the owner of a latch does");
+    looked = is && !looked;
+    return is;
 }
 
 /* A latch that the other thread holds. */

@@ -1,9 +1,22 @@
 /* test_threads.c - several host threads at once, each with a stream of its own and all with shared ones, in one pool;
    blocks also pass from thread to thread. Run it under ThreadSanitizer as well. */
 
-#include "setup.h"
-
+#define _GNU_SOURCE
 #include <sched.h>
+#include <stdio.h>
+
+/* What happens when a thread has seen that it owns a latch, and goes in because of that. */
+static void (*owner_seen)(void);
+
+static int seen_owner(int is)
+{
+    if (is && owner_seen) owner_seen();
+    return is;
+}
+
+#define __builtin_expect(condition, value) seen_owner(__builtin_expect((condition), value))
+#include "setup.h"
+#undef __builtin_expect
 
 enum { THREADS = 6, SHARED = 2, SLOTS = 24, MAILBOXES = 16 };
 
@@ -442,6 +455,183 @@ TEST(threads_that_miss_together_grow_once)
         pool_end(pool);
         finish();
     }
+}
+
+/* ---- latches ---- */
+
+enum { ENTRIES = 1000000, VISITORS = 2, VISITS = 30000 };
+
+/* What a latch guards: two numbers that are equal whenever nobody is in. */
+typedef struct room {
+    gai_latch latch;
+    long first, second;
+    long wrong, visits;   /* guarded by it as well */
+    int done;
+    pthread_barrier_t start;
+} room;
+
+/* Returns how many visits there have been. */
+static long enter(room *r, int visits)
+{
+    int owner = gai_latch_on(&r->latch);
+    r->wrong += r->first != r->second;
+    r->first++;
+    for (volatile int pause = visits ? 200 : 0; pause > 0;) pause = pause - 1;
+    r->second++;
+    long all = r->visits += visits;
+    if (visits && r->latch.need) r->latch.need = 1; /* the owner is to be back at once */
+    gai_latch_off(&r->latch, owner);
+    return all;
+}
+
+static void *visit(void *arg)
+{
+    room *r = arg;
+    pthread_barrier_wait(&r->start);
+    while (!__atomic_load_n(&r->done, __ATOMIC_ACQUIRE)) {
+        if (__atomic_load_n(&r->latch.owner, __ATOMIC_RELAXED) || !gai_fences) enter(r, 1);
+        else sched_yield();
+    }
+    return NULL;
+}
+
+/* Whoever comes, and however often its owner is sent away and comes back: never two are in. */
+TEST(a_latch_keeps_its_owner_and_visitors_apart)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    pthread_t thread[VISITORS];
+    static room r;
+    memset(&r, 0, sizeof r);
+    pthread_barrier_init(&r.start, NULL, VISITORS + 1);
+    enter(&r, 0);
+    EXPECT_EQ(r.latch.owner != NULL, gai_fences); /* where the system has fences for it, there is one at once */
+    for (int i = 0; i < VISITORS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, visit, &r), 0);
+    pthread_barrier_wait(&r.start);
+    long entries = 1;
+    uint64_t began = gai_clock();
+    for (int more = 1; more;) {
+        long visits = enter(&r, 0);
+        if (++entries % 1024) continue;
+        more = (visits < VISITS || entries < ENTRIES) && gai_clock() - began < 1000000000u; /* on one processor: few */
+    }
+    __atomic_store_n(&r.done, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < VISITORS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    EXPECT_EQ(r.wrong, 0);
+    EXPECT_EQ(r.first, entries + r.visits);
+    EXPECT_EQ(r.second, r.first);
+    EXPECT_EQ(r.latch.in[0] | r.latch.in[1], 0);
+    pthread_barrier_destroy(&r.start);
+    pool_end(pool);
+    finish();
+}
+
+static struct meeting {
+    gai_latch latch;
+    int asked, in; /* of the visitor */
+    int looks;     /* of the owner */
+    pthread_t visitor;
+} meeting;
+
+static void await(const int *is, int value)
+{
+    while (__atomic_load_n(is, __ATOMIC_ACQUIRE) != value) sched_yield();
+}
+
+static void *visit_once(void *unused)
+{
+    (void)unused;
+    await(&meeting.asked, 1);
+    int owner = gai_latch_on(&meeting.latch);
+    __atomic_store_n(&meeting.in, 1, __ATOMIC_RELEASE);
+    usleep(20000);
+    __atomic_store_n(&meeting.in, 0, __ATOMIC_RELEASE);
+    gai_latch_off(&meeting.latch, owner);
+    return NULL;
+}
+
+static void meet(void)
+{
+    memset(&meeting, 0, sizeof meeting);
+    gai_latch_off(&meeting.latch, gai_latch_on(&meeting.latch));
+    EXPECT_EQ(meeting.latch.owner != NULL, gai_fences);
+    EXPECT_EQ(pthread_create(&meeting.visitor, NULL, visit_once, NULL), 0);
+}
+
+/* The owner comes and goes; what `seen` does is between its looks. */
+static void meet_as_owner(void (*seen)(void))
+{
+    meet();
+    owner_seen = seen;
+    if (!gai_fences) seen(), seen();
+    int owner = gai_latch_on(&meeting.latch);
+    EXPECT_EQ(__atomic_load_n(&meeting.in, __ATOMIC_ACQUIRE), 0);
+    gai_latch_off(&meeting.latch, owner);
+    EXPECT_EQ(meeting.asked, 1);
+    EXPECT_EQ(pthread_join(meeting.visitor, NULL), 0);
+    owner_seen = NULL;
+}
+
+static void let_visitor_in(void)
+{
+    if (meeting.looks++) return;
+    __atomic_store_n(&meeting.asked, 1, __ATOMIC_RELEASE);
+    await(&meeting.in, 1);
+}
+
+/* Between an owner's look and its step another thread may have taken the latch. */
+TEST(an_owner_looks_again_before_it_goes_in)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    meet_as_owner(let_visitor_in);
+    pool_end(pool);
+    finish();
+}
+
+static void keep_visitor_out(void)
+{
+    if (!meeting.looks++) return; /* at the second look it is in */
+    __atomic_store_n(&meeting.asked, 1, __ATOMIC_RELEASE);
+    usleep(20000);
+}
+
+/* It takes its time inside, while another thread wants the latch. */
+TEST(an_owner_is_waited_for)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    if (gai_fences) meet_as_owner(keep_visitor_out); /* else there never is an owner */
+    pool_end(pool);
+    finish();
+}
+
+/* A thread that is sent away from its latch again and again, as soon as it owns it, needs longer each time to own it
+   again: the microseconds of a fence stay rare. Nobody else ever owns it. */
+TEST(an_owner_who_is_sent_away_soon_comes_back_later_each_time)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    static room r;
+    memset(&r, 0, sizeof r);
+    r.latch.need = 1; /* another thread has been at home */
+    r.latch.home = &r;
+    for (int i = 0; i < 1000; i++) enter(&r, 0);
+    EXPECT_EQ(r.latch.owner == NULL, 1);
+    memset(&r.latch, 0, sizeof r.latch);
+    long need = 1;
+    for (int i = 0; i < 10 && gai_fences; i++) {
+        long entries = 0;
+        while (!r.latch.owner) enter(&r, 0), entries++;
+        EXPECT_EQ(entries, need);
+        need *= 2;
+        r.latch.owner = &r; /* as if the thread were another one */
+        gai_latch_claim(&r.latch);
+        EXPECT_EQ(gai_latch_disown(&r.latch), 1);
+        gai_latch_off(&r.latch, 0);
+    }
+    pool_end(pool);
+    finish();
 }
 
 TEST_MAIN()
