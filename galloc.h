@@ -218,6 +218,9 @@
      cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
      grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
      child of a fork gets cudaErrorInitializationError.
+     On Linux the thread that mostly uses a front does so without an atomic step. When another one comes to it, all
+     threads of the process pass a fence (membarrier(2), some microseconds); the more often, the longer the thread then
+     goes without. Where the system forbids that call there are two atomic steps in a pair.
      A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
      handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
      looks; where the program sees several devices, not that at the current context. It is a promise: nothing is
