@@ -1132,6 +1132,8 @@ static void gai_fence_all(void) {}
 #endif
 static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
 
+#define GAI_CACHE_LINE 64
+
 /* A lock for a few dozen instructions, in which nothing is called and no other lock is taken: one atomic step where a
    mutex needs two. Who finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower
    priority comes to the end of what it does.
@@ -1142,18 +1144,20 @@ static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
    takes in[0], and if there is an owner ends that, has all threads pass a fence, and waits until the owner is out: of
    the owner's store and this one's, each followed by a look at the other's, one at least is seen (Dekker's rule; the
    owner's fence is made for it by who needs it). That costs microseconds, so an owner who was sent away soon needs a
-   longer streak to come back. Nobody but `home` ever is the owner: its last, vain try to come in may be late.
+   longer streak to come back. Nobody but `home` ever is the owner: its last, vain try to come in may be late. Where
+   threads take turns nobody is; then what stands before `apart` does not change, so that they share that line.
 
    in[1] => the owner, or who was the owner, is inside or about to leave;  only `home` changes it
    owner == NULL or home;  need == 0 => owner == NULL, and home is who took it last
    what is not atomic is guarded by in[0] */
 typedef struct gai_latch {
-    void *home;
+    void *owner, *home;
     uint64_t since;  /* the time when home became the owner last */
-    uint64_t streak; /* home has taken it so often since anybody else has, or since it was the owner, */
-    uint64_t need;   /* and becomes the owner at so many; 0: nobody has been */
-    void *owner;     /* from here on it is beside what it guards */
+    uint64_t need;   /* home becomes the owner at a streak of so many; 0: it is not settled who is at home */
+    char apart[GAI_CACHE_LINE];
     uint64_t in[2];
+    uint32_t streak; /* home has taken it so often since anybody else has, or since it was the owner */
+    uint32_t moves;  /* home has changed so often */
 } gai_latch;
 
 #define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
@@ -1162,7 +1166,8 @@ typedef struct gai_latch {
 #define GAI_LATCH_STREAK 64
 #endif
 #define GAI_LATCH_WORTH 1000000 /* ns: an owner for so long was worth a fence */
-#define GAI_LATCH_STREAK_MAX ((uint64_t)1 << 24)
+#define GAI_LATCH_STREAK_MAX (1u << 24)
+#define GAI_LATCH_MOVES 16 /* then whoever is at home stays there */
 
 static GAI_THREAD_LOCAL char gai_thread; /* its address is the thread's name */
 
@@ -1213,16 +1218,21 @@ static void gai_latch_await(const gai_latch *latch)
     while (gai_load(&latch->in[1])) gai_latch_rest(round++);
 }
 
+/* Somebody who is not at home has taken it. */
+static void gai_latch_move(gai_latch *latch)
+{
+    latch->streak = 0;
+    if (latch->need) return;
+    if (++latch->moves > GAI_LATCH_MOVES) latch->need = GAI_LATCH_STREAK;
+    else latch->home = &gai_thread;
+}
+
 /* It has been taken by this thread, and has no other owner. */
 static void gai_latch_count(gai_latch *latch)
 {
     uint64_t need = latch->need ? latch->need : GAI_LATCH_STREAK;
-    if (latch->home != &gai_thread) {
-        latch->streak = 0;
-        if (latch->need) return;
-        latch->home = &gai_thread;
-    }
-    if (++latch->streak < need || !gai_counted(&gai_fences)) return;
+    if (latch->home != &gai_thread) gai_latch_move(latch);
+    if (latch->home != &gai_thread || ++latch->streak < need || !gai_counted(&gai_fences)) return;
     latch->need = need;
     latch->streak = 0;
     latch->since = GALLOC_CLOCK();
@@ -1938,7 +1948,6 @@ struct gai_home {
     gai_set free;
 };
 
-#define GAI_CACHE_LINE 64
 #define GAI_SHELVES_LOG2 6
 #define GAI_SHELVES 64
 

@@ -45,7 +45,7 @@ count() { # case, pairs, bound, settings
 count hot 2000 255
 count hot 2000 212 stream_check:off
 count large 10000 1080
-count miss 10000 1200
+count miss 10000 1210
 count churn 20000 1700
 count parked 4 6000000 memory_limit:120G
 

@@ -606,6 +606,27 @@ TEST(an_owner_is_waited_for)
     finish();
 }
 
+/* Threads that take turns do not for ever note who came last: that would be a line of memory that all of them write. */
+TEST(threads_that_take_turns_settle)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    static room r;
+    uint64_t fences = gai_fences;
+    memset(&r, 0, sizeof r);
+    gai_fences = 0; /* so that nobody becomes the owner meanwhile */
+    for (int i = 0; i < 100; i++) {
+        r.latch.home = &r; /* as if another thread had come in between */
+        enter(&r, 0);
+    }
+    gai_fences = fences;
+    for (int i = 0; i < 1000; i++) enter(&r, 0);
+    EXPECT_EQ(r.latch.home == &r, 1);
+    EXPECT_EQ(r.latch.owner == NULL, 1);
+    pool_end(pool);
+    finish();
+}
+
 /* A thread that is sent away from its latch again and again, as soon as it owns it, needs longer each time to own it
    again: the microseconds of a fence stay rare. Nobody else ever owns it. */
 TEST(an_owner_who_is_sent_away_soon_comes_back_later_each_time)
