@@ -4,6 +4,13 @@
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
+#include <sys/syscall.h>
+
+/* How often a fence was made for all threads. */
+static long fences_made;
+
+#undef SYS_membarrier
+#define SYS_membarrier (fences_made++, __NR_membarrier)
 
 /* What happens when a thread has seen that it owns a latch, and goes in because of that. */
 static void (*owner_seen)(void);
@@ -602,6 +609,37 @@ TEST(an_owner_is_waited_for)
     begin();
     galloc_pool *pool = pool_new(NULL);
     if (gai_fences) meet_as_owner(keep_visitor_out); /* else there never is an owner */
+    pool_end(pool);
+    finish();
+}
+
+/* Whoever comes to a front that another thread owns makes a fence; nobody else does, and who comes to many makes one. */
+TEST(a_fence_is_made_for_who_owns_a_latch)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stats stats;
+    for (int i = 0; i < 8; i++) OK(galloc_free(get(pool, KIB(64), stream_new()), NULL));
+    long before = fences_made;
+    OK(galloc_pool_stats(pool, &stats));
+    EXPECT_EQ(fences_made, before);
+    gai_lane *lane = pool->lanes;
+    for (; lane && gai_fences; lane = lane->next) {
+        EXPECT_EQ(lane->front.latch.owner != NULL, 1);
+        lane->front.latch.owner = &before; /* as if another thread had been here */
+    }
+    OK(galloc_pool_stats(pool, &stats));
+    EXPECT_EQ(fences_made, before + (long)gai_fences);
+    OK(galloc_pool_stats(pool, &stats));
+    EXPECT_EQ(fences_made, before + (long)gai_fences);
+
+    static room r;
+    memset(&r, 0, sizeof r);
+    before = fences_made;
+    enter(&r, 0);
+    r.latch.owner = gai_fences ? &before : NULL;
+    enter(&r, 0);
+    EXPECT_EQ(fences_made, before + (long)gai_fences);
     pool_end(pool);
     finish();
 }
