@@ -1113,7 +1113,7 @@ static uint64_t gai_clock(void)
 #endif
 
 /* All threads of the process pass a fence before it returns: what each has stored before is seen after it, and what it
-   loads after is as new as what was stored before it. membarrier(2), since Linux 4.14: 0.1 to 4 us. */
+   loads after is as new as what was stored before it. membarrier(2), since Linux 4.14: mostly 0.1 to 10 us. */
 #if defined(__linux__) && defined(SYS_membarrier) && defined(__GNUC__)
 #if !defined(__cplusplus)
 long syscall(long number, ...); /* <unistd.h> keeps it from strict C */
@@ -1128,15 +1128,14 @@ static void gai_fence_all(void)
 #else
 static int gai_fences_begin(void) { return 0; }
 static void gai_fence_all(void) {}
-#define GAI_FENCE_LIGHT() ((void)0)
 #endif
 static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
 
 #define GAI_CACHE_LINE 64
 
-/* A lock for a few dozen instructions, in which nothing is called and no other lock is taken: one atomic step where a
-   mutex needs two. Who finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower
-   priority comes to the end of what it does.
+/* A lock for a few dozen instructions, in which no other lock is taken: one atomic step where a mutex needs two. Who
+   finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower priority comes to the
+   end of what it does.
 
    Mostly it is one thread that takes it, and for that one there is a way in without any atomic step, which would be a
    third of all that a call of the fast path costs. The thread that took it GAI_LATCH_STREAK times in a row becomes its
@@ -1148,7 +1147,7 @@ static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
    threads take turns nobody is; then what stands before `apart` does not change, so that they share that line.
 
    in[1] => the owner, or who was the owner, is inside or about to leave;  only `home` changes it
-   owner == NULL or home;  need == 0 => owner == NULL, and home is who took it last
+   owner == NULL or home;  need == 0 => owner == NULL, and home is who took it last, but for freezes
    what is not atomic is guarded by in[0] */
 typedef struct gai_latch {
     void *owner, *home;
@@ -1169,7 +1168,18 @@ typedef struct gai_latch {
 #define GAI_LATCH_STREAK_MAX (1u << 24)
 #define GAI_LATCH_MOVES 16 /* then whoever is at home stays there */
 
-static GAI_THREAD_LOCAL char gai_thread; /* its address is the thread's name */
+/* The thread's name, which no other thread has while it lives. */
+#if defined(__linux__) && defined(__x86_64__)
+static GAI_INLINE void *gai_thread(void)
+{
+    void *thread; /* where its thread-local storage is: in a shared library the address of a variable there is a call */
+    __asm__("mov %%fs:0, %0" : "=r"(thread));
+    return thread;
+}
+#else
+static GAI_THREAD_LOCAL char gai_thread_name;
+static GAI_INLINE void *gai_thread(void) { return &gai_thread_name; }
+#endif
 
 static void gai_pause(unsigned round)
 {
@@ -1204,7 +1214,7 @@ static void gai_latch_claim(gai_latch *latch)
 /* Ends another thread's right to come in. Returns whether there was any: then a fence is due, and gai_latch_await. */
 static int gai_latch_disown(gai_latch *latch)
 {
-    if (!latch->owner || latch->owner == &gai_thread) return 0;
+    if (!latch->owner || latch->owner == gai_thread()) return 0;
     latch->need = GALLOC_CLOCK() - latch->since < GAI_LATCH_WORTH ? 2 * latch->need : GAI_LATCH_STREAK;
     if (latch->need > GAI_LATCH_STREAK_MAX) latch->need = GAI_LATCH_STREAK_MAX;
     gai_store_pointer(&latch->owner, NULL);
@@ -1224,19 +1234,19 @@ static void gai_latch_move(gai_latch *latch)
     latch->streak = 0;
     if (latch->need) return;
     if (++latch->moves > GAI_LATCH_MOVES) latch->need = GAI_LATCH_STREAK;
-    else latch->home = &gai_thread;
+    else latch->home = gai_thread();
 }
 
 /* It has been taken by this thread, and has no other owner. */
 static void gai_latch_count(gai_latch *latch)
 {
     uint64_t need = latch->need ? latch->need : GAI_LATCH_STREAK;
-    if (latch->home != &gai_thread) gai_latch_move(latch);
-    if (latch->home != &gai_thread || ++latch->streak < need || !gai_counted(&gai_fences)) return;
+    if (latch->home != gai_thread()) gai_latch_move(latch);
+    if (latch->home != gai_thread() || ++latch->streak < need || !gai_counted(&gai_fences)) return;
     latch->need = need;
     latch->streak = 0;
     latch->since = GALLOC_CLOCK();
-    gai_store_pointer(&latch->owner, &gai_thread);
+    gai_store_pointer(&latch->owner, gai_thread());
 }
 
 GAI_APART
@@ -1254,13 +1264,15 @@ static void gai_latch_take(gai_latch *latch)
 /* Returns what gai_latch_off is to be told: 1 if the owner came in. */
 static GAI_INLINE int gai_latch_on(gai_latch *latch)
 {
-    void *thread = &gai_thread;
+#if defined(GAI_FENCE_LIGHT)
+    void *thread = gai_thread();
     if (GAI_MOSTLY(gai_load_pointer(&latch->owner) == thread)) {
         gai_set_relaxed(&latch->in[1], 1);
         GAI_FENCE_LIGHT();
         if (GAI_MOSTLY(gai_load_pointer(&latch->owner) == thread)) return 1;
         gai_store(&latch->in[1], 0);
     }
+#endif
     gai_latch_take(latch);
     return 0;
 }

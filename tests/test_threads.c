@@ -3,14 +3,10 @@
 
 #define _GNU_SOURCE
 #include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-
-/* How often a fence was made for all threads. */
-static long fences_made;
-
-#undef SYS_membarrier
-#define SYS_membarrier (fences_made++, __NR_membarrier)
+#include <unistd.h>
 
 /* What happens when a thread has seen that it owns a latch, and goes in because of that. */
 static void (*owner_seen)(void);
@@ -21,8 +17,25 @@ static int seen_owner(int is)
     return is;
 }
 
+/* What happens before a system call of galloc's, of which fences through all threads are the only ones. */
+static void (*fence_seen)(void);
+static long fences_seen;
+
+long seen_call(long number, ...);
+long seen_call(long number, ...)
+{
+    va_list rest;
+    va_start(rest, number);
+    int command = va_arg(rest, int);
+    va_end(rest);
+    if (command == 8 && __atomic_add_fetch(&fences_seen, 1, __ATOMIC_RELAXED) && fence_seen) fence_seen();
+    return syscall(number, command, 0, 0);
+}
+
 #define __builtin_expect(condition, value) seen_owner(__builtin_expect((condition), value))
+#define syscall seen_call
 #include "setup.h"
+#undef syscall
 #undef __builtin_expect
 
 enum { THREADS = 6, SHARED = 2, SLOTS = 24, MAILBOXES = 16 };
@@ -569,6 +582,7 @@ static void meet(void)
 static void meet_as_owner(void (*seen)(void))
 {
     meet();
+    fences_seen = 0;
     owner_seen = seen;
     if (!gai_fences) seen(), seen();
     int owner = gai_latch_on(&meeting.latch);
@@ -576,6 +590,7 @@ static void meet_as_owner(void (*seen)(void))
     gai_latch_off(&meeting.latch, owner);
     EXPECT_EQ(meeting.asked, 1);
     EXPECT_EQ(pthread_join(meeting.visitor, NULL), 0);
+    EXPECT_EQ(fences_seen, gai_fences); /* the visitor's */
     owner_seen = NULL;
 }
 
@@ -613,33 +628,69 @@ TEST(an_owner_is_waited_for)
     finish();
 }
 
-/* Whoever comes to a front that another thread owns makes a fence; nobody else does, and who comes to many makes one. */
-TEST(a_fence_is_made_for_who_owns_a_latch)
+static void *own_front(void *arg)
+{
+    void *ptr;
+    for (int i = 0; i < 4; i++) {
+        OK(galloc_pool_malloc(((worker *)arg)->hall->pool, &ptr, KIB(64), ((worker *)arg)->own));
+        OK(galloc_free(ptr, ((worker *)arg)->own));
+    }
+    return NULL;
+}
+
+static galloc_pool *owned_pool;
+static int owned_pool_fenced;
+
+/* Nobody owns a latch any more, and none is let in. */
+static void all_are_claimed(void)
+{
+    for (gai_lane *lane = owned_pool->lanes; lane; lane = lane->next) {
+        EXPECT_EQ(lane->front.latch.owner == NULL, 1);
+        EXPECT_EQ(lane->front.latch.in[0], 1);
+        lane->front.latch.in[1] = 1; /* as if the owner had come in at the last moment */
+    }
+    __atomic_store_n(&owned_pool_fenced, 1, __ATOMIC_RELEASE);
+}
+
+static void *leave_soon(void *unused)
+{
+    (void)unused;
+    await(&owned_pool_fenced, 1);
+    usleep(20000);
+    __atomic_store_n(&meeting.asked, 1, __ATOMIC_RELEASE);
+    for (gai_lane *lane = owned_pool->lanes; lane; lane = lane->next)
+        __atomic_store_n(&lane->front.latch.in[1], 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Who takes the latches of all fronts passes one fence after all have lost their owners, and then waits until these are
+   out. */
+TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
 {
     begin();
-    galloc_pool *pool = pool_new(NULL);
+    galloc_pool *pool = owned_pool = pool_new(NULL);
+    hall h = {.pool = pool};
+    worker w[3];
+    pthread_t thread[3], late;
     galloc_stats stats;
-    for (int i = 0; i < 8; i++) OK(galloc_free(get(pool, KIB(64), stream_new()), NULL));
-    long before = fences_made;
-    OK(galloc_pool_stats(pool, &stats));
-    EXPECT_EQ(fences_made, before);
-    gai_lane *lane = pool->lanes;
-    for (; lane && gai_fences; lane = lane->next) {
-        EXPECT_EQ(lane->front.latch.owner != NULL, 1);
-        lane->front.latch.owner = &before; /* as if another thread had been here */
+    for (int i = 0; i < 3; i++) {
+        w[i] = (worker){.hall = &h, .own = stream_new()};
+        EXPECT_EQ(pthread_create(&thread[i], NULL, own_front, &w[i]), 0);
+        EXPECT_EQ(pthread_join(thread[i], NULL), 0);
     }
+    for (gai_lane *lane = pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = &w;
+    meeting.asked = !gai_fences;
+    owned_pool_fenced = 0;
+    fences_seen = 0;
+    fence_seen = all_are_claimed;
+    EXPECT_EQ(pthread_create(&late, NULL, leave_soon, NULL), 0);
     OK(galloc_pool_stats(pool, &stats));
-    EXPECT_EQ(fences_made, before + (long)gai_fences);
-    OK(galloc_pool_stats(pool, &stats));
-    EXPECT_EQ(fences_made, before + (long)gai_fences);
-
-    static room r;
-    memset(&r, 0, sizeof r);
-    before = fences_made;
-    enter(&r, 0);
-    r.latch.owner = gai_fences ? &before : NULL;
-    enter(&r, 0);
-    EXPECT_EQ(fences_made, before + (long)gai_fences);
+    EXPECT_EQ(__atomic_load_n(&meeting.asked, __ATOMIC_ACQUIRE), 1);
+    __atomic_store_n(&owned_pool_fenced, 1, __ATOMIC_RELEASE);
+    fence_seen = NULL;
+    EXPECT_EQ(fences_seen, gai_fences);
+    EXPECT_EQ(pthread_join(late, NULL), 0);
+    for (int i = 0; i < 3; i++) stream_end(w[i].own);
     pool_end(pool);
     finish();
 }
