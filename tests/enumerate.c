@@ -30,8 +30,8 @@
    `preemptions` times. A switch after a lock is let go or a call is made is one before the next lock or call, since in
    between a thread touches what is its own (the tests under TSan say so). Before calls that only look at what no
    operation changes there is none: it is a switch before the next call; `every` has them as well, to show that nothing
-   is lost. Where a thread finds a lock taken, the other
-   goes on. `threads` has every assignment of operations to threads, also where they do not overlap.
+   is lost. Where a thread finds a lock taken, the other goes on. `threads` has every assignment of operations to
+   threads, also where they do not overlap.
 
    The device: nothing that is queued runs by itself. galloc sees how far the device has come only by asking an event
    or by waiting, so a query of an unfinished event has two answers, and both are tried, `answers` times at most; when
