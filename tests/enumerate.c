@@ -123,9 +123,8 @@ static struct choice {
 } path[CHOICES];
 static int path_length, path_at;
 
-static int choose(int of)
+static int choose_among(int of)
 {
-    if (of <= 1) return 0;
     if (path_at == path_length) {
         if (path_length == CHOICES) {
             printf("more than %d choices\n", CHOICES);
@@ -140,18 +139,23 @@ static int choose(int of)
     return path[path_at++].taken;
 }
 
-/* SLICE=k/n in the environment leaves all to other processes but the k-th of every n beginnings of SLICED choices. */
-enum { SLICED = 5 };
-static unsigned long slice, slices, beginning;
+static int choose(int of) { return of > 1 ? choose_among(of) : 0; }
 
-static int is_ours(void) { return !slices || beginning % slices == slice; }
+/* SLICE=k/n in the environment leaves all to other processes but an n-th of the beginnings, each up to where the third
+   operation begins: not every n-th, as what comes with every n-th choice may be what takes long. */
+enum { SLICED = 3 };
+static unsigned long slice, slices;
+static uint64_t beginning;
+static int taken_up, sliced; /* operations, and choices in a beginning */
+
+static int is_ours(void) { return !slices || (beginning * 0x9E3779B97F4A7C15u >> 32) % slices == slice; }
 
 static int next_path(void)
 {
-    if (!is_ours() && path_length > SLICED) path_length = SLICED;
+    if (!is_ours() && path_length > sliced) path_length = sliced;
     while (path_length && path[path_length - 1].taken + 1 == path[path_length - 1].of) path_length--;
     if (path_length) path[path_length - 1].taken++;
-    beginning += path_length <= SLICED;
+    beginning += path_length <= sliced;
     return path_length > 0;
 }
 
@@ -368,6 +372,14 @@ static void list_options(options *o)
 
 /* ---- switching --------------------------------------------------------------------------------------------------- */
 
+/* Most of a run is one made before, in which nothing of what could be chosen here was. */
+static int goes_on_as_before(void)
+{
+    if (path_at == path_length || path[path_at].taken) return 0;
+    path_at++;
+    return 1;
+}
+
 static void pass_to(int other)
 {
     int self = me;
@@ -385,10 +397,10 @@ static void point(const char *what)
     if (!running || !slot[me].calling) return;
     count.points++;
     if (++unswitched > SPINS && slot[other].busy) pass_to(other);
-    if (preempted == most.preemptions) return;
+    if (preempted == most.preemptions || goes_on_as_before()) return;
     o.n = 1;
     if (!slot[other].busy) list_options(&o);
-    k = choose(1 + o.n);
+    k = choose_among(1 + o.n);
     if (!k) return;
     preempted++;
     trace("  thread %d stops before %s\n", me, what);
@@ -633,6 +645,7 @@ static void note(action a)
 
 static void take_up(action a)
 {
+    if (++taken_up == SLICED) sliced = path_at;
     note(a);
     trace_action(a);
     slot[me].doing = a;
@@ -720,7 +733,8 @@ static void run_begin(void)
     blocks = preempted = answered = unswitched = program_ended = refused = 0;
     capturing = launchable = 0;
     left = most.operations;
-    path_at = 0;
+    path_at = taken_up = 0;
+    sliced = CHOICES;
     trace_length = 0;
     sim_hook(before_call, at_query);
     running = 1;
