@@ -1144,7 +1144,7 @@ static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
    the owner's store and this one's, each followed by a look at the other's, one at least is seen (Dekker's rule; the
    owner's fence is made for it by who needs it). That costs microseconds, so an owner who was sent away soon needs a
    longer streak to come back. Nobody but `home` ever is the owner: its last, vain try to come in may be late. Where
-   threads take turns nobody is; then what stands before `apart` does not change, so that they share that line.
+   threads take turns nobody is; then what stands before in[] does not change.
 
    in[1] => the owner, or who was the owner, is inside or about to leave;  only `home` changes it
    owner == NULL or home;  need == 0 => owner == NULL, and home is who took it last, but for freezes
@@ -1153,8 +1153,7 @@ typedef struct gai_latch {
     void *owner, *home;
     uint64_t since;  /* the time when home became the owner last */
     uint64_t need;   /* home becomes the owner at a streak of so many; 0: it is not settled who is at home */
-    char apart[GAI_CACHE_LINE];
-    uint64_t in[2];
+    uint64_t in[2];  /* begins a line of memory, see gai_front */
     uint32_t streak; /* home has taken it so often since anybody else has, or since it was the owner */
     uint32_t moves;  /* home has changed so often */
 } gai_latch;
@@ -1994,22 +1993,30 @@ typedef struct gai_shelf {
 
    spell: frees since the lane last held nothing, less those that the lane's own `spell` counts. The lane holds
    lane->blocks - blocks - fresh_blocks, but for blocks that were given to another lane and freed here. The free that
-   leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long. */
+   leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long.
+
+   Where threads share a front, calls wait for lines of memory to come from another processor: it begins where a line
+   does, and what a pair changes is on the second and third. Counters that change together are apart: as neighbours they
+   would become a vector. */
 typedef struct gai_front {
-    char before[GAI_CACHE_LINE]; /* no line of memory is shared with what other threads write */
-    gai_latch latch;
-    uint64_t open; /* the lane's life while calls may use the front, else 0 */
-    gai_block *fresh, *strays; /* linked by next_bin */
-    size_t fresh_blocks; /* counters that change together are apart: as neighbours they would become a vector */
-    size_t alone;        /* what a front that is empty takes unasked */
+    uint64_t open;     /* the lane's life while calls may use the front, else 0 */
+    size_t alone;      /* what a front that is empty takes unasked */
+    size_t most;
+    size_t enough;     /* with more in it, it takes no further block: lane_bytes */
+    gai_latch latch;   /* the first line of memory ends in it: threads that take turns only read there */
+    size_t fresh_blocks;
+    gai_block *fresh;  /* linked by next_bin, as `strays` */
     size_t fresh_bytes;
-    size_t blocks, mallocs;
+    gai_block *strays;
+    size_t mallocs;    /* the second line ends here; no pair wants more than that and the third */
     uint64_t spell;
-    size_t live_in, most, live_out;
-    size_t enough; /* with more in it, it takes no further block: lane_bytes */
+    size_t live_in;
+    size_t blocks;
+    size_t live_out;
     uint64_t filled;
-    size_t allocated_in, bytes;
+    size_t allocated_in;
     int trusted;
+    size_t bytes;
     gai_shelf shelves[GAI_SHELVES];
     char after[GAI_CACHE_LINE];
 } gai_front;
@@ -2080,6 +2087,7 @@ struct gai_lane {
     gai_spot *spots; /* captured; the newest first */
     gai_front front;
     gai_set free;
+    void *memory; /* in which it lies, where a line of memory begins */
 };
 
 /* Unused descriptors of one kind; chunks stay until the pool ends. */
@@ -5004,19 +5012,26 @@ static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
     return lane;
 }
 
+static gai_lane *gai_lane_create(void)
+{
+    void *memory = GALLOC_MALLOC(sizeof(gai_lane) + GAI_CACHE_LINE);
+    gai_lane *lane;
+    if (!memory) return NULL;
+    lane = (gai_lane *)gai_up((uintptr_t)memory, GAI_CACHE_LINE);
+    memset(lane, 0, sizeof *lane);
+    lane->memory = memory;
+    return lane;
+}
+
 /* Descriptors come back from lanes that have been forgotten; their fronts are shut and empty, and may be looked at by
    threads that come late. */
 static gai_lane *gai_lane_unused(galloc_pool *pool)
 {
     gai_lane *lane = pool->unused_lanes;
-    if (lane) {
-        pool->unused_lanes = lane->next;
-        memset(lane, 0, offsetof(gai_lane, front));
-        memset(&lane->free, 0, sizeof lane->free);
-    } else {
-        lane = (gai_lane *)GALLOC_MALLOC(sizeof *lane);
-        if (lane) memset(lane, 0, sizeof *lane);
-    }
+    if (!lane) return gai_lane_create();
+    pool->unused_lanes = lane->next;
+    memset(lane, 0, offsetof(gai_lane, front));
+    memset(&lane->free, 0, sizeof lane->free);
     return lane;
 }
 
@@ -12859,7 +12874,7 @@ static void gai_lanes_end(gai_lane *lane)
 {
     while (lane) {
         gai_lane *next = lane->next;
-        if (!gai_lane_is_outside(lane)) GALLOC_FREE(lane);
+        if (!gai_lane_is_outside(lane)) GALLOC_FREE(lane->memory);
         lane = next;
     }
 }

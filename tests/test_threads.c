@@ -663,6 +663,18 @@ static void *leave_soon(void *unused)
     return NULL;
 }
 
+/* Three fronts that threads own, which are gone. */
+static void own_fronts(hall *h, worker *w)
+{
+    pthread_t thread;
+    for (int i = 0; i < 3; i++) {
+        w[i] = (worker){.hall = h, .own = stream_new()};
+        EXPECT_EQ(pthread_create(&thread, NULL, own_front, &w[i]), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+    }
+    for (gai_lane *lane = h->pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = w;
+}
+
 /* Who takes the latches of all fronts passes one fence after all have lost their owners, and then waits until these are
    out. */
 TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
@@ -671,14 +683,9 @@ TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
     galloc_pool *pool = owned_pool = pool_new(NULL);
     hall h = {.pool = pool};
     worker w[3];
-    pthread_t thread[3], late;
+    pthread_t late;
     galloc_stats stats;
-    for (int i = 0; i < 3; i++) {
-        w[i] = (worker){.hall = &h, .own = stream_new()};
-        EXPECT_EQ(pthread_create(&thread[i], NULL, own_front, &w[i]), 0);
-        EXPECT_EQ(pthread_join(thread[i], NULL), 0);
-    }
-    for (gai_lane *lane = pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = &w;
+    own_fronts(&h, w);
     meeting.asked = !gai_fences;
     owned_pool_fenced = 0;
     fences_seen = 0;
@@ -691,6 +698,24 @@ TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
     EXPECT_EQ(fences_seen, gai_fences);
     EXPECT_EQ(pthread_join(late, NULL), 0);
     for (int i = 0; i < 3; i++) stream_end(w[i].own);
+    pool_end(pool);
+    finish();
+}
+
+/* The lines of memory that threads who share a front wait for: it begins where one does. */
+TEST(fronts_begin_a_line_of_memory)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 4; i++) {
+        cudaStream_t s = stream_new();
+        OK(galloc_free(get(pool, KIB(64), s), s));
+        const gai_front *front = &pool->lanes->front;
+        EXPECT_EQ((uintptr_t)front % GAI_CACHE_LINE, 0);
+        EXPECT_EQ((uintptr_t)front->latch.in % GAI_CACHE_LINE, 0);
+        EXPECT_EQ((uintptr_t)&front->spell % GAI_CACHE_LINE, 0);
+        stream_end(s);
+    }
     pool_end(pool);
     finish();
 }
