@@ -223,10 +223,11 @@
      goes without. Where the system forbids that call there are two atomic steps in a pair.
      A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
      handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
-     looks; where the program sees several devices, not that at the current context. It is a promise: nothing is
-     captured while galloc is in use; each stream is retired (galloc_stream_retire) before it is destroyed, the default
-     streams before cudaDeviceReset; and of one device the default streams of one context only are named. A promise
-     that is broken is a race, or a call on a stream that is gone.
+     looks; where the program sees several devices, not always that at the current context. It is a promise: nothing
+     is captured while galloc is in use; each stream is retired (galloc_stream_retire) before it is destroyed, the
+     default streams before cudaDeviceReset; of one device the default streams of one context only are named; and what
+     was allocated on a default stream is freed on no other device's. A promise that is broken is a race, or a call on
+     a stream that is gone.
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
@@ -13375,7 +13376,8 @@ typedef struct gai_way {
     const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
     int looks; /* stream_check */
-    int asks;  /* for the current context: of a default stream, unless by promise that is always the same */
+    int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
+                  what was given out last is freed, by promise where it was allocated */
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
@@ -13548,7 +13550,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     way->key = key;
     way->pool = pool;
     way->looks = pool->config.stream_check;
-    way->asks = asks;
+    way->asks = asks && way->looks ? 2 : asks;
     gai_one_context |= pool->one_context;
     way->reach = (size_t)gai_front_reach(pool);
     way->most = gai_min((size_t)gai_counted(&pool->plain), way->reach);
@@ -13672,7 +13674,7 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     gai_way *way = *found = gai_way_last;
     const galloc_pool *pool;
     gai_block *block;
-    if (way && way->last_ptr == (uintptr_t)ptr && !way->asks &&
+    if (way && way->last_ptr == (uintptr_t)ptr && way->asks <= 1 &&
         gai_way_leads(way, gai_load(&gai_generation), gai_named_stream(stream)))
         return way->last;
     *found = NULL;
