@@ -1211,10 +1211,16 @@ static void gai_latch_claim(gai_latch *latch)
         while (gai_load(&latch->in[0]));
 }
 
+static int gai_latch_is_anothers(const gai_latch *latch)
+{
+    void *owner = gai_load_pointer(&latch->owner);
+    return owner && owner != gai_thread();
+}
+
 /* Ends another thread's right to come in. Returns whether there was any: then a fence is due, and gai_latch_await. */
 static int gai_latch_disown(gai_latch *latch)
 {
-    if (!latch->owner || latch->owner == gai_thread()) return 0;
+    if (!gai_latch_is_anothers(latch)) return 0;
     latch->need = GALLOC_CLOCK() - latch->since < GAI_LATCH_WORTH ? 2 * latch->need : GAI_LATCH_STREAK;
     if (latch->need > GAI_LATCH_STREAK_MAX) latch->need = GAI_LATCH_STREAK_MAX;
     gai_store_pointer(&latch->owner, NULL);
@@ -3742,6 +3748,17 @@ static void gai_pool_thaw(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch, 0);
 }
 
+/* Before the latches of all fronts are taken one after the other: one fence instead of one for each owner. */
+static void gai_pool_disown(galloc_pool *pool)
+{
+    gai_lane *lane;
+    int owned = 0;
+    for (lane = pool->lanes; lane; lane = lane->next) owned += gai_latch_is_anothers(&lane->front.latch);
+    if (owned < 2) return;
+    gai_pool_freeze(pool);
+    gai_pool_thaw(pool);
+}
+
 /* The counters, but for those of driver calls, with what the fronts know. With the lock held, frozen. */
 static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
 {
@@ -4715,6 +4732,7 @@ static void gai_pool_file_strays(galloc_pool *pool)
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_lane *lane;
+    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) (void)gai_lane_flush(pool, lane, 0);
 }
 

@@ -702,6 +702,27 @@ TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
     finish();
 }
 
+/* Where the pool grows all fronts are emptied, with no more than one fence. */
+TEST(fronts_are_emptied_with_one_fence)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    hall h = {.pool = pool};
+    worker w[3];
+    own_fronts(&h, w);
+    cudaStream_t another = stream_new();
+    long created = sim_calls("cuMemCreate");
+    fences_seen = 0;
+    void *ptr = get(pool, MIB(64), another);
+    EXPECT(sim_calls("cuMemCreate") > created);
+    EXPECT_EQ(fences_seen, gai_fences);
+    OK(galloc_free(ptr, another));
+    for (int i = 0; i < 3; i++) stream_end(w[i].own);
+    stream_end(another);
+    pool_end(pool);
+    finish();
+}
+
 /* The lines of memory that threads who share a front wait for: it begins where one does. */
 TEST(fronts_begin_a_line_of_memory)
 {
