@@ -1140,23 +1140,29 @@ static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
 
    Mostly it is one thread that takes it, and for that one there is a way in without any atomic step, which would be a
    third of all that a call of the fast path costs. The thread that took it GAI_LATCH_STREAK times in a row becomes its
-   owner. An owner comes in by saying so in in[1], unless it then sees that it is the owner no more. Everybody else
-   takes in[0], and if there is an owner ends that, has all threads pass a fence, and waits until the owner is out: of
-   the owner's store and this one's, each followed by a look at the other's, one at least is seen (Dekker's rule; the
-   owner's fence is made for it by who needs it). That costs microseconds, so an owner who was sent away soon needs a
-   longer streak to come back. Nobody but `home` ever is the owner: its last, vain try to come in may be late. Where
-   threads take turns nobody is; then what stands before in[] does not change.
+   owner, and has a place in in[]. An owner comes in by saying so there, unless it then sees that it is the owner no
+   more. Everybody else takes `taken`, and if there is an owner ends that, has all threads pass a fence, and waits until
+   the owner is out: of the owner's store and this one's, each followed by a look at the other's, one at least is seen
+   (Dekker's rule; the owner's fence is made for it by who needs it). That costs microseconds, so an owner who was sent
+   away soon needs a longer streak to come back. Its last, vain try to come in may be late, at any time: hence a thread
+   keeps its place for ever, and who finds none left is never the owner.
+   Where threads take turns nobody is; then what stands before `taken` does not change: who is at home, and might become
+   the owner, changes only after as many takings without home.
 
-   in[1] => the owner, or who was the owner, is inside or about to leave;  only `home` changes it
-   owner == NULL or home;  need == 0 => owner == NULL, and home is who took it last, but for freezes
-   what is not atomic is guarded by in[0] */
+   in[i] => the thread place[i] is the owner, and inside, or was it and is about to leave;  only that thread changes it
+   owner == 0, or place[i] + i and home == place[i];  what is not atomic is guarded by `taken` */
+#define GAI_HOMES 8 /* names of threads are further apart */
+
 typedef struct gai_latch {
-    void *owner, *home;
-    uint64_t since;  /* the time when home became the owner last */
-    uint64_t need;   /* home becomes the owner at a streak of so many; 0: it is not settled who is at home */
-    uint64_t in[2];  /* begins a line of memory, see gai_front */
-    uint32_t streak; /* home has taken it so often since anybody else has, or since it was the owner */
-    uint32_t moves;  /* home has changed so often */
+    uint64_t owner;
+    uint64_t home;
+    uint64_t since; /* the time when home became the owner last */
+    uint64_t need;  /* so long a streak makes an owner; 0: there never was one */
+    uint64_t place[GAI_HOMES];
+    uint64_t in[GAI_HOMES];
+    uint64_t taken;  /* begins a line of memory, see gai_front */
+    uint32_t streak; /* so often in a row it has been taken by home, */
+    uint32_t away;   /* or, if this is 1, by others; but for those that ended somebody's owning it */
 } gai_latch;
 
 #define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
@@ -1166,19 +1172,18 @@ typedef struct gai_latch {
 #endif
 #define GAI_LATCH_WORTH 1000000 /* ns: an owner for so long was worth a fence */
 #define GAI_LATCH_STREAK_MAX (1u << 24)
-#define GAI_LATCH_MOVES 16 /* then whoever is at home stays there */
 
 /* The thread's name, which no other thread has while it lives. */
 #if defined(__linux__) && defined(__x86_64__)
-static GAI_INLINE void *gai_thread(void)
+static GAI_INLINE uint64_t gai_thread(void)
 {
-    void *thread; /* where its thread-local storage is: in a shared library the address of a variable there is a call */
+    uint64_t thread; /* where its thread-local storage is: in a shared library the address of a variable there is a call */
     __asm__("mov %%fs:0, %0" : "=r"(thread));
     return thread;
 }
 #else
-static GAI_THREAD_LOCAL char gai_thread_name;
-static GAI_INLINE void *gai_thread(void) { return &gai_thread_name; }
+static GAI_THREAD_LOCAL char gai_thread_name[GAI_HOMES];
+static GAI_INLINE uint64_t gai_thread(void) { return (uint64_t)(uintptr_t)gai_thread_name; }
 #endif
 
 static void gai_pause(unsigned round)
@@ -1206,15 +1211,15 @@ static void gai_latch_rest(unsigned round)
 static void gai_latch_claim(gai_latch *latch)
 {
     unsigned round = 0;
-    while (!gai_swap(&latch->in[0], 0, 1))
+    while (!gai_swap(&latch->taken, 0, 1))
         do gai_latch_rest(round++);
-        while (gai_load(&latch->in[0]));
+        while (gai_load(&latch->taken));
 }
 
 static int gai_latch_is_anothers(const gai_latch *latch)
 {
-    void *owner = gai_load_pointer(&latch->owner);
-    return owner && owner != gai_thread();
+    uint64_t owner = gai_load(&latch->owner);
+    return owner && owner - gai_thread() >= GAI_HOMES;
 }
 
 /* Ends another thread's right to come in. Returns whether there was any: then a fence is due, and gai_latch_await. */
@@ -1223,7 +1228,7 @@ static int gai_latch_disown(gai_latch *latch)
     if (!gai_latch_is_anothers(latch)) return 0;
     latch->need = GALLOC_CLOCK() - latch->since < GAI_LATCH_WORTH ? 2 * latch->need : GAI_LATCH_STREAK;
     if (latch->need > GAI_LATCH_STREAK_MAX) latch->need = GAI_LATCH_STREAK_MAX;
-    gai_store_pointer(&latch->owner, NULL);
+    gai_store(&latch->owner, 0);
     return 1;
 }
 
@@ -1231,28 +1236,38 @@ static int gai_latch_disown(gai_latch *latch)
 static void gai_latch_await(const gai_latch *latch)
 {
     unsigned round = 0;
-    while (gai_load(&latch->in[1])) gai_latch_rest(round++);
+    int i;
+    for (i = 0; i < GAI_HOMES; i++)
+        while (gai_load(&latch->in[i])) gai_latch_rest(round++);
 }
 
-/* Somebody who is not at home has taken it. */
-static void gai_latch_move(gai_latch *latch)
+/* Home becomes the owner, if there is a place for it. */
+static void gai_latch_own(gai_latch *latch, uint64_t need)
 {
-    latch->streak = 0;
-    if (latch->need) return;
-    if (++latch->moves > GAI_LATCH_MOVES) latch->need = GAI_LATCH_STREAK;
-    else latch->home = gai_thread();
+    uint64_t thread = gai_thread();
+    unsigned i = 0;
+    if (!gai_counted(&gai_fences)) return;
+    while (i < GAI_HOMES && latch->place[i] && latch->place[i] != thread) i++;
+    if (i == GAI_HOMES) return;
+    latch->place[i] = thread;
+    latch->need = need;
+    latch->since = GALLOC_CLOCK();
+    gai_store(&latch->owner, thread + i);
 }
 
 /* It has been taken by this thread, and has no other owner. */
 static void gai_latch_count(gai_latch *latch)
 {
     uint64_t need = latch->need ? latch->need : GAI_LATCH_STREAK;
-    if (latch->home != gai_thread()) gai_latch_move(latch);
-    if (latch->home != gai_thread() || ++latch->streak < need || !gai_counted(&gai_fences)) return;
-    latch->need = need;
+    uint32_t away;
+    if (!latch->home) latch->home = gai_thread();
+    away = latch->home != gai_thread();
+    if (away != latch->away) latch->streak = 0;
+    latch->away = away;
+    if (++latch->streak < need) return;
     latch->streak = 0;
-    latch->since = GALLOC_CLOCK();
-    gai_store_pointer(&latch->owner, gai_thread());
+    if (away) latch->home = gai_thread();
+    else gai_latch_own(latch, need);
 }
 
 GAI_APART
@@ -1267,23 +1282,23 @@ static void gai_latch_take(gai_latch *latch)
     gai_latch_await(latch);
 }
 
-/* Returns what gai_latch_off is to be told: 1 if the owner came in. */
-static GAI_INLINE int gai_latch_on(gai_latch *latch)
+/* Returns what gai_latch_off is to be told. */
+static GAI_INLINE uint64_t *gai_latch_on(gai_latch *latch)
 {
 #if defined(GAI_FENCE_LIGHT)
-    void *thread = gai_thread();
-    if (GAI_MOSTLY(gai_load_pointer(&latch->owner) == thread)) {
-        gai_set_relaxed(&latch->in[1], 1);
+    uint64_t thread = gai_thread(), place = gai_load(&latch->owner) - thread;
+    if (GAI_MOSTLY(place < GAI_HOMES)) {
+        gai_set_relaxed(&latch->in[place], 1);
         GAI_FENCE_LIGHT();
-        if (GAI_MOSTLY(gai_load_pointer(&latch->owner) == thread)) return 1;
-        gai_store(&latch->in[1], 0);
+        if (GAI_MOSTLY(gai_load(&latch->owner) - thread == place)) return &latch->in[place];
+        gai_store(&latch->in[place], 0);
     }
 #endif
     gai_latch_take(latch);
-    return 0;
+    return &latch->taken;
 }
 
-static GAI_INLINE void gai_latch_off(gai_latch *latch, int owner) { gai_store(&latch->in[owner], 0); }
+static GAI_INLINE void gai_latch_off(uint64_t *in) { gai_store(in, 0); }
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
    nodes of the address maps; budget: what the pools of each device hold together; both taken after any other. */
@@ -3113,11 +3128,11 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
 /* Calls that come from now on find it shut. With the pool's lock held. */
 static void gai_front_shut(gai_front *front)
 {
-    int owner;
+    uint64_t *in;
     if (!front->open) return;
-    owner = gai_latch_on(&front->latch);
+    in = gai_latch_on(&front->latch);
     front->open = 0;
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
 }
 
 /* Somebody waits for a mark on the lane's stream: its next call must come to the pool, not end in the front. */
@@ -3745,7 +3760,7 @@ static void gai_pool_freeze(galloc_pool *pool)
 static void gai_pool_thaw(galloc_pool *pool)
 {
     gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch, 0);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch.taken);
 }
 
 /* Before the latches of all fronts are taken one after the other: one fence instead of one for each owner. */
@@ -4122,12 +4137,13 @@ static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 static int gai_block_seize(gai_block *block, const void *ptr)
 {
     gai_lane *guard = (gai_lane *)gai_load_pointer(&block->held);
-    int had, owner;
+    uint64_t *in;
+    int had;
     if (!guard) return 0;
-    owner = gai_latch_on(&guard->front.latch);
+    in = gai_latch_on(&guard->front.latch);
     had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
     if (had) gai_store_pointer(&block->held, NULL);
-    gai_latch_off(&guard->front.latch, owner);
+    gai_latch_off(in);
     return had;
 }
 
@@ -4280,7 +4296,7 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
                                             uint32_t tag, enum gai_state *state)
 {
     gai_block *block = NULL;
-    int owner = gai_latch_on(&front->latch);
+    uint64_t *in = gai_latch_on(&front->latch);
     if (front->open == life) {
         if (front->fresh && front->fresh->bytes == bytes) {
             block = gai_fresh_pop(front, &front->fresh);
@@ -4298,7 +4314,7 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
     } else if (front->open == life) {
         *state = gai_front_is_bare(front) ? GAI_BARE : GAI_OPEN;
     }
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
     return block;
 }
 
@@ -4356,7 +4372,7 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
 {
     gai_front *front = &lane->front;
     enum gai_passage passage = GAI_LONG;
-    int owner = gai_latch_on(&front->latch);
+    uint64_t *in = gai_latch_on(&front->latch);
     if (gai_load_pointer(&block->held) != lane || block->addr != (uintptr_t)ptr) {
         passage = GAI_ALIEN;
     } else if (front->open == life) {
@@ -4371,7 +4387,7 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
         if (passage != GAI_ASK) gai_store_pointer(&block->held, NULL);
         front->spell += passage == GAI_DONE;
     }
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
     return passage;
 }
 
@@ -4594,13 +4610,13 @@ GAI_APART
 static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
 {
     gai_front *front = &lane->front;
-    int owner = gai_latch_on(&front->latch);
+    uint64_t *in = gai_latch_on(&front->latch);
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
     front->enough = (size_t)pool->tuning.lane_bytes;
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
 }
 
 /* Opens the front for calls that do not come to the pool, or shuts it. */
@@ -4662,9 +4678,9 @@ static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
 {
     gai_front *front = &lane->front;
     gai_block *list = NULL;
-    int owner = gai_latch_on(&front->latch);
+    uint64_t *in = gai_latch_on(&front->latch);
     if (gai_front_is_bare(front) && !front->spell) {
-        gai_latch_off(&front->latch, owner);
+        gai_latch_off(in);
         return 0;
     }
     if (front->fresh_blocks && (vouched || front->trusted)) {
@@ -4684,7 +4700,7 @@ static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
     }
     for (; front->filled; front->filled &= front->filled - 1)
         list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
     while (list) {
         gai_block *block = list;
         list = block->next_bin;
@@ -4701,11 +4717,11 @@ static int gai_pool_gather_strays(galloc_pool *pool)
     int some = 0;
     for (lane = pool->lanes; lane; lane = lane->next) {
         gai_front *front = &lane->front;
-        int owner = gai_latch_on(&front->latch);
+        uint64_t *in = gai_latch_on(&front->latch);
         front->strays = gai_blocks_join(front->fresh, front->strays);
         front->fresh = NULL;
         some |= front->strays != NULL;
-        gai_latch_off(&front->latch, owner);
+        gai_latch_off(in);
     }
     return some;
 }
@@ -4718,9 +4734,9 @@ static void gai_pool_file_strays(galloc_pool *pool)
         gai_front *front = &lane->front;
         for (;;) {
             gai_block *block = NULL;
-            int owner = gai_latch_on(&front->latch);
+            uint64_t *in = gai_latch_on(&front->latch);
             if (front->strays) block = gai_fresh_pop(front, &front->strays);
-            gai_latch_off(&front->latch, owner);
+            gai_latch_off(in);
             if (!block) break;
             gai_fresh_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
             gai_block_untake(pool, block);
@@ -5729,16 +5745,16 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
 {
     gai_front *front = &lane->front;
     size_t in_front;
-    int owner;
+    uint64_t *in;
     const gai_home *home;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
     stats->stream_id = lane->stream_id;
     stats->context_id = lane->context_id;
-    owner = gai_latch_on(&front->latch);
+    in = gai_latch_on(&front->latch);
     in_front = front->bytes + front->fresh_bytes;
-    gai_latch_off(&front->latch, owner);
+    gai_latch_off(in);
     stats->stranded = in_front;
     stats->unmarked = gai_lane_unmarked(lane) + in_front;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);

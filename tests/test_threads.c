@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 #include <sched.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/syscall.h>
@@ -493,14 +494,14 @@ typedef struct room {
 /* Returns how many visits there have been. */
 static long enter(room *r, int visits)
 {
-    int owner = gai_latch_on(&r->latch);
+    uint64_t *in = gai_latch_on(&r->latch);
     r->wrong += r->first != r->second;
     r->first++;
     for (volatile int pause = visits ? 200 : 0; pause > 0;) pause = pause - 1;
     r->second++;
     long all = r->visits += visits;
     if (visits && r->latch.need) r->latch.need = 1; /* the owner is to be back at once */
-    gai_latch_off(&r->latch, owner);
+    gai_latch_off(in);
     return all;
 }
 
@@ -525,7 +526,7 @@ TEST(a_latch_keeps_its_owner_and_visitors_apart)
     memset(&r, 0, sizeof r);
     pthread_barrier_init(&r.start, NULL, VISITORS + 1);
     enter(&r, 0);
-    EXPECT_EQ(r.latch.owner != NULL, gai_fences); /* where the system has fences for it, there is one at once */
+    EXPECT_EQ(r.latch.owner != 0, gai_fences); /* where the system has fences for it, there is one at once */
     for (int i = 0; i < VISITORS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, visit, &r), 0);
     pthread_barrier_wait(&r.start);
     long entries = 1;
@@ -540,7 +541,8 @@ TEST(a_latch_keeps_its_owner_and_visitors_apart)
     EXPECT_EQ(r.wrong, 0);
     EXPECT_EQ(r.first, entries + r.visits);
     EXPECT_EQ(r.second, r.first);
-    EXPECT_EQ(r.latch.in[0] | r.latch.in[1], 0);
+    EXPECT_EQ(r.latch.taken, 0);
+    for (int i = 0; i < GAI_HOMES; i++) EXPECT_EQ(r.latch.in[i], 0);
     pthread_barrier_destroy(&r.start);
     pool_end(pool);
     finish();
@@ -562,19 +564,19 @@ static void *visit_once(void *unused)
 {
     (void)unused;
     await(&meeting.asked, 1);
-    int owner = gai_latch_on(&meeting.latch);
+    uint64_t *in = gai_latch_on(&meeting.latch);
     __atomic_store_n(&meeting.in, 1, __ATOMIC_RELEASE);
     usleep(20000);
     __atomic_store_n(&meeting.in, 0, __ATOMIC_RELEASE);
-    gai_latch_off(&meeting.latch, owner);
+    gai_latch_off(in);
     return NULL;
 }
 
 static void meet(void)
 {
     memset(&meeting, 0, sizeof meeting);
-    gai_latch_off(&meeting.latch, gai_latch_on(&meeting.latch));
-    EXPECT_EQ(meeting.latch.owner != NULL, gai_fences);
+    gai_latch_off(gai_latch_on(&meeting.latch));
+    EXPECT_EQ(meeting.latch.owner != 0, gai_fences);
     EXPECT_EQ(pthread_create(&meeting.visitor, NULL, visit_once, NULL), 0);
 }
 
@@ -585,9 +587,9 @@ static void meet_as_owner(void (*seen)(void))
     fences_seen = 0;
     owner_seen = seen;
     if (!gai_fences) seen(), seen();
-    int owner = gai_latch_on(&meeting.latch);
+    uint64_t *in = gai_latch_on(&meeting.latch);
     EXPECT_EQ(__atomic_load_n(&meeting.in, __ATOMIC_ACQUIRE), 0);
-    gai_latch_off(&meeting.latch, owner);
+    gai_latch_off(in);
     EXPECT_EQ(meeting.asked, 1);
     EXPECT_EQ(pthread_join(meeting.visitor, NULL), 0);
     EXPECT_EQ(fences_seen, gai_fences); /* the visitor's */
@@ -645,9 +647,9 @@ static int owned_pool_fenced;
 static void all_are_claimed(void)
 {
     for (gai_lane *lane = owned_pool->lanes; lane; lane = lane->next) {
-        EXPECT_EQ(lane->front.latch.owner == NULL, 1);
-        EXPECT_EQ(lane->front.latch.in[0], 1);
-        lane->front.latch.in[1] = 1; /* as if the owner had come in at the last moment */
+        EXPECT_EQ(lane->front.latch.owner, 0);
+        EXPECT_EQ(lane->front.latch.taken, 1);
+        lane->front.latch.in[2] = 1; /* as if the owner had come in at the last moment */
     }
     __atomic_store_n(&owned_pool_fenced, 1, __ATOMIC_RELEASE);
 }
@@ -659,9 +661,11 @@ static void *leave_soon(void *unused)
     usleep(20000);
     __atomic_store_n(&meeting.asked, 1, __ATOMIC_RELEASE);
     for (gai_lane *lane = owned_pool->lanes; lane; lane = lane->next)
-        __atomic_store_n(&lane->front.latch.in[1], 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&lane->front.latch.in[2], 0, __ATOMIC_RELEASE);
     return NULL;
 }
+
+static const uint64_t another = 4096; /* thread's name */
 
 /* Three fronts that threads own, which are gone. */
 static void own_fronts(hall *h, worker *w)
@@ -672,7 +676,7 @@ static void own_fronts(hall *h, worker *w)
         EXPECT_EQ(pthread_create(&thread, NULL, own_front, &w[i]), 0);
         EXPECT_EQ(pthread_join(thread, NULL), 0);
     }
-    for (gai_lane *lane = h->pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = w;
+    for (gai_lane *lane = h->pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = another;
 }
 
 /* Who takes the latches of all fronts passes one fence after all have lost their owners, and then waits until these are
@@ -710,15 +714,15 @@ TEST(fronts_are_emptied_with_one_fence)
     hall h = {.pool = pool};
     worker w[3];
     own_fronts(&h, w);
-    cudaStream_t another = stream_new();
+    cudaStream_t fourth = stream_new();
     long created = sim_calls("cuMemCreate");
     fences_seen = 0;
-    void *ptr = get(pool, MIB(64), another);
+    void *ptr = get(pool, MIB(64), fourth);
     EXPECT(sim_calls("cuMemCreate") > created);
     EXPECT_EQ(fences_seen, gai_fences);
-    OK(galloc_free(ptr, another));
+    OK(galloc_free(ptr, fourth));
     for (int i = 0; i < 3; i++) stream_end(w[i].own);
-    stream_end(another);
+    stream_end(fourth);
     pool_end(pool);
     finish();
 }
@@ -734,57 +738,129 @@ TEST(fronts_begin_a_line_of_memory)
         const gai_front *front = &pool->lanes->front;
         EXPECT_EQ((uintptr_t)front % GAI_CACHE_LINE, 0);
         EXPECT_EQ((uintptr_t)front->latch.in % GAI_CACHE_LINE, 0);
-        EXPECT_EQ((uintptr_t)&front->spell % GAI_CACHE_LINE, 0);
+        EXPECT_EQ((uintptr_t)&front->latch.taken % GAI_CACHE_LINE, 0);
+        EXPECT_EQ((uintptr_t)&front->live_in % GAI_CACHE_LINE, 0);
         stream_end(s);
     }
     pool_end(pool);
     finish();
 }
 
-/* Threads that take turns do not for ever note who came last: that would be a line of memory that all of them write. */
+/* Threads that live at once, so that each has a name of its own, and come in when they are told to. */
+typedef struct guest {
+    room *room;
+    sem_t asked, gone;
+    int times; /* 0: it ends */
+    uint64_t name;
+    pthread_t thread;
+} guest;
+
+static void *come_in(void *arg)
+{
+    guest *g = arg;
+    g->name = gai_thread();
+    for (;;) {
+        while (sem_wait(&g->asked)) continue;
+        if (!g->times) return NULL;
+        for (int i = 0; i < g->times; i++) enter(g->room, 0);
+        sem_post(&g->gone);
+    }
+}
+
+static void guests_begin(guest *g, int n, room *r)
+{
+    for (int i = 0; i < n; i++) {
+        g[i].room = r;
+        sem_init(&g[i].asked, 0, 0);
+        sem_init(&g[i].gone, 0, 0);
+        EXPECT_EQ(pthread_create(&g[i].thread, NULL, come_in, &g[i]), 0);
+    }
+}
+
+static void enters(guest *g, int times)
+{
+    g->times = times;
+    sem_post(&g->asked);
+    while (times && sem_wait(&g->gone)) continue;
+}
+
+static void guests_end(guest *g, int n)
+{
+    for (int i = 0; i < n; i++) {
+        enters(&g[i], 0);
+        EXPECT_EQ(pthread_join(g[i].thread, NULL), 0);
+        sem_destroy(&g[i].asked);
+        sem_destroy(&g[i].gone);
+    }
+}
+
+/* Threads that take turns do not note who came last: that would be a line of memory that all of them write. Nobody owns
+   what they share. */
 TEST(threads_that_take_turns_settle)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
     static room r;
-    uint64_t fences = gai_fences;
+    guest g[3];
     memset(&r, 0, sizeof r);
-    gai_fences = 0; /* so that nobody becomes the owner meanwhile */
-    for (int i = 0; i < 100; i++) {
-        r.latch.home = &r; /* as if another thread had come in between */
-        enter(&r, 0);
+    r.latch.need = 8;
+    guests_begin(g, 3, &r);
+    for (int i = 0; i < 300; i++) {
+        enters(&g[i % 3], 1 + i % 2);
+        EXPECT_EQ(r.latch.home, g[0].name);
+        EXPECT_EQ(r.latch.owner, 0);
     }
-    gai_fences = fences;
-    for (int i = 0; i < 1000; i++) enter(&r, 0);
-    EXPECT_EQ(r.latch.home == &r, 1);
-    EXPECT_EQ(r.latch.owner == NULL, 1);
+    guests_end(g, 3);
+    pool_end(pool);
+    finish();
+}
+
+/* A thread that alone uses what others have used becomes the owner, each in a place of its own, which it keeps. When
+   there is none left it goes without. */
+TEST(a_thread_that_stays_becomes_the_owner)
+{
+    enum { GUESTS = GAI_HOMES + 1 };
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    static room r;
+    guest g[GUESTS];
+    memset(&r, 0, sizeof r);
+    guests_begin(g, GUESTS, &r);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < GUESTS; i++) {
+            uint64_t place = (uint64_t)i;
+            enters(&g[i], 1); /* sends the owner away, */
+            r.latch.need = 8;
+            enters(&g[i], 7); /* and finds that nobody is at home */
+            if (i || round) EXPECT_EQ(r.latch.owner, 0);
+            enters(&g[i], 9);
+            EXPECT_EQ(r.latch.owner, gai_fences && i < GAI_HOMES ? g[i].name + place : 0);
+        }
+        for (int i = 0; i < GAI_HOMES; i++) EXPECT_EQ(r.latch.place[i], gai_fences ? g[i].name : 0);
+    }
+    guests_end(g, GUESTS);
     pool_end(pool);
     finish();
 }
 
 /* A thread that is sent away from its latch again and again, as soon as it owns it, needs longer each time to own it
-   again: the microseconds of a fence stay rare. Nobody else ever owns it. */
+   again: the microseconds of a fence stay rare. */
 TEST(an_owner_who_is_sent_away_soon_comes_back_later_each_time)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
     static room r;
     memset(&r, 0, sizeof r);
-    r.latch.need = 1; /* another thread has been at home */
-    r.latch.home = &r;
-    for (int i = 0; i < 1000; i++) enter(&r, 0);
-    EXPECT_EQ(r.latch.owner == NULL, 1);
-    memset(&r.latch, 0, sizeof r.latch);
     long need = 1;
     for (int i = 0; i < 10 && gai_fences; i++) {
         long entries = 0;
         while (!r.latch.owner) enter(&r, 0), entries++;
         EXPECT_EQ(entries, need);
         need *= 2;
-        r.latch.owner = &r; /* as if the thread were another one */
+        r.latch.owner = another; /* as if the thread were another one */
         gai_latch_claim(&r.latch);
         EXPECT_EQ(gai_latch_disown(&r.latch), 1);
-        gai_latch_off(&r.latch, 0);
+        gai_latch_off(&r.latch.taken);
     }
     pool_end(pool);
     finish();
