@@ -1151,7 +1151,7 @@ static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
 
    in[i] => the thread place[i] is the owner, and inside, or was it and is about to leave;  only that thread changes it
    owner == 0, or place[i] + i and home == place[i];  what is not atomic is guarded by `taken` */
-#define GAI_HOMES 8 /* names of threads are further apart */
+#define GAI_HOMES 16 /* names of threads are further apart */
 
 typedef struct gai_latch {
     uint64_t owner;
