@@ -2018,8 +2018,8 @@ typedef struct gai_shelf {
    leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long.
 
    Where threads share a front, calls wait for lines of memory to come from another processor: it begins where a line
-   does, and what a pair changes is on the second and third. Counters that change together are apart: as neighbours they
-   would become a vector. */
+   does, so does latch.taken, and what their pairs change is on two lines from there on. Counters that change together
+   are apart: as neighbours they would become a vector. */
 typedef struct gai_front {
     uint64_t open;     /* the lane's life while calls may use the front, else 0 */
     size_t alone;      /* what a front that is empty takes unasked */
@@ -2030,9 +2030,9 @@ typedef struct gai_front {
     gai_block *fresh;  /* linked by next_bin, as `strays` */
     size_t fresh_bytes;
     gai_block *strays;
-    size_t mallocs;    /* the second line ends here; no pair wants more than that and the third */
+    size_t mallocs;
     uint64_t spell;
-    size_t live_in;
+    size_t live_in;    /* begins the second of the two */
     size_t blocks;
     size_t live_out;
     uint64_t filled;
