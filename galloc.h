@@ -1161,8 +1161,8 @@ typedef struct gai_latch {
     uint64_t place[GAI_HOMES];
     uint64_t in[GAI_HOMES];
     uint64_t taken;  /* begins a line of memory, see gai_front */
-    uint32_t streak; /* so often in a row it has been taken by home, */
-    uint32_t away;   /* or, if this is 1, by others; but for those that ended somebody's owning it */
+    uint32_t streak; /* takings in a row by home, or with `away` by others; what ended an ownership does not count */
+    uint32_t away;
 } gai_latch;
 
 #define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
@@ -1177,7 +1177,7 @@ typedef struct gai_latch {
 #if defined(__linux__) && defined(__x86_64__)
 static GAI_INLINE uint64_t gai_thread(void)
 {
-    uint64_t thread; /* where its thread-local storage is: in a shared library the address of a variable there is a call */
+    uint64_t thread; /* where thread-local storage is: in a shared library the address of a variable there is a call */
     __asm__("mov %%fs:0, %0" : "=r"(thread));
     return thread;
 }
@@ -2025,7 +2025,7 @@ typedef struct gai_front {
     size_t alone;      /* what a front that is empty takes unasked */
     size_t most;
     size_t enough;     /* with more in it, it takes no further block: lane_bytes */
-    gai_latch latch;   /* the first line of memory ends in it: threads that take turns only read there */
+    gai_latch latch;   /* the first line of memory ends before its `place`: threads that take turns only read there */
     size_t fresh_blocks;
     gai_block *fresh;  /* linked by next_bin, as `strays` */
     size_t fresh_bytes;
@@ -4715,6 +4715,7 @@ static int gai_pool_gather_strays(galloc_pool *pool)
 {
     gai_lane *lane;
     int some = 0;
+    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) {
         gai_front *front = &lane->front;
         uint64_t *in = gai_latch_on(&front->latch);
@@ -13411,7 +13412,7 @@ typedef struct gai_way {
     galloc_pool *pool;
     int looks; /* stream_check */
     int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
-                  what was given out last is freed, by promise where it was allocated */
+                  what was given out last is freed: by promise that comes where it was allocated */
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
@@ -13701,6 +13702,13 @@ static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *bloc
     return vouches ? gai_way_passage(way, GAI_SHUT) : GAI_LONG;
 }
 
+/* May what was given out last be freed with the context not asked for? Its address may have been freed since, and have
+   come back on the default stream of another device: the promise speaks of what is still this lane's. */
+static GAI_INLINE int gai_way_keeps_context(const gai_way *way)
+{
+    return !way->asks || (way->asks == 1 && gai_load_pointer(&way->last->held) == way->site.lane);
+}
+
 /* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
    another block's by now, the front finds that it does not hold this one. */
 static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, gai_way **found)
@@ -13708,8 +13716,8 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     gai_way *way = *found = gai_way_last;
     const galloc_pool *pool;
     gai_block *block;
-    if (way && way->last_ptr == (uintptr_t)ptr && way->asks <= 1 &&
-        gai_way_leads(way, gai_load(&gai_generation), gai_named_stream(stream)))
+    if (way && way->last_ptr == (uintptr_t)ptr &&
+        gai_way_leads(way, gai_load(&gai_generation), gai_named_stream(stream)) && gai_way_keeps_context(way))
         return way->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);
@@ -14247,6 +14255,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
         error = gai_fail(cudaErrorInvalidValue, "galloc_pool_streams: needs a pool, and an array for n streams");
     if (error) return gai_end(error);
     gai_lock_on(&pool->lock);
+    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) {
         if (!gai_lane_is_plain(lane)) continue;
         if (i < n) gai_lane_read(pool, lane, &array[i]);

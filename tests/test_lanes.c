@@ -822,6 +822,41 @@ TEST(every_pool_and_device_has_its_own_way)
     finish();
 }
 
+/* Where by promise the free of what was allocated last asks for no context, that is still what was allocated here: its
+   address may have come back since, on another device's default stream, by a call that goes the long way. */
+TEST(an_address_that_comes_back_on_another_device_is_freed_there)
+{
+    for (int check = 0; check < 2; check++) {
+        sim_options options = sim_defaults();
+        options.devices = 2;
+        options.pace = SIM_PACE_STILL;
+        begin_with(options);
+        galloc_config config = config_limit(MIB(2));
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        CUmemAccessDesc peer = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1},
+                                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        void *held = get(pool, MIB(1) - KIB(64), cudaStreamLegacy), *small = get(pool, KIB(64), cudaStreamLegacy);
+        OK(cuMemSetAccess((CUdeviceptr)(uintptr_t)held & ~(CUdeviceptr)(MIB(2) - 1), MIB(2), &peer, 1));
+        warm(pool, MIB(1), cudaStreamLegacy);
+        void *p = get_used(pool, MIB(1), cudaStreamLegacy);
+        OK(galloc_free(p, cudaStreamLegacy));
+        OK(cudaDeviceSynchronize());
+        OK(cudaSetDevice(1));
+        void *q = get_used(pool, MIB(1), cudaStreamLegacy);
+        EXPECT(q == p);
+        OK(cudaSetDevice(0));
+        OK(galloc_free(small, cudaStreamLegacy)); /* this front takes blocks again */
+        OK(cudaSetDevice(1));
+        OK(galloc_free(q, cudaStreamLegacy));
+        OK(cudaSetDevice(0));
+        OK(galloc_free(get_used(pool, MIB(1), cudaStreamLegacy), cudaStreamLegacy)); /* not before that has ended */
+        OK(galloc_free(held, cudaStreamLegacy));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Where no context is asked for, a default stream still leads to each pool's own lane, in every thread. */
 static void *use_default_streams(void *arg)
 {

@@ -667,6 +667,12 @@ static void *leave_soon(void *unused)
 
 static const uint64_t another = 4096; /* thread's name */
 
+static void give_fronts_to_another(galloc_pool *pool)
+{
+    for (gai_lane *lane = pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = another;
+    fences_seen = 0;
+}
+
 /* Three fronts that threads own, which are gone. */
 static void own_fronts(hall *h, worker *w)
 {
@@ -676,7 +682,7 @@ static void own_fronts(hall *h, worker *w)
         EXPECT_EQ(pthread_create(&thread, NULL, own_front, &w[i]), 0);
         EXPECT_EQ(pthread_join(thread, NULL), 0);
     }
-    for (gai_lane *lane = h->pool->lanes; lane && gai_fences; lane = lane->next) lane->front.latch.owner = another;
+    give_fronts_to_another(h->pool);
 }
 
 /* Who takes the latches of all fronts passes one fence after all have lost their owners, and then waits until these are
@@ -706,8 +712,9 @@ TEST(who_freezes_fronts_fences_once_and_waits_for_owners)
     finish();
 }
 
-/* Where the pool grows all fronts are emptied, with no more than one fence. */
-TEST(fronts_are_emptied_with_one_fence)
+/* Where the pool grows, where all devices are waited for and where all streams are told of: all fronts' latches are
+   taken, with no more than one fence. */
+TEST(one_fence_is_enough_for_all_fronts)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
@@ -715,10 +722,18 @@ TEST(fronts_are_emptied_with_one_fence)
     worker w[3];
     own_fronts(&h, w);
     cudaStream_t fourth = stream_new();
+    galloc_stream_stats streams[8];
     long created = sim_calls("cuMemCreate");
-    fences_seen = 0;
     void *ptr = get(pool, MIB(64), fourth);
     EXPECT(sim_calls("cuMemCreate") > created);
+    EXPECT_EQ(fences_seen, gai_fences);
+    give_fronts_to_another(pool);
+    OK(galloc_pool_streams(pool, streams, 8, NULL));
+    EXPECT_EQ(fences_seen, gai_fences);
+    give_fronts_to_another(pool);
+    gai_lock_on(&pool->lock);
+    (void)gai_pool_gather_strays(pool);
+    gai_lock_off(&pool->lock);
     EXPECT_EQ(fences_seen, gai_fences);
     OK(galloc_free(ptr, fourth));
     for (int i = 0; i < 3; i++) stream_end(w[i].own);
