@@ -5,6 +5,8 @@
 # ...` with the programs, and perhaps the tests, one of which must notice, or a line `each: ...`, all of which must; a
 # line `--- old`, the lines to replace, exactly as they stand once in galloc.h; a line `--- new`, what to put there;
 # perhaps more such pairs; and a line `---` at the end. A program notices when it fails, crashes or does not end.
+# With a line `tsan: ...` in place of `tests: ...` the programs are built with ThreadSanitizer, for breaks of the order
+# in which memory is written; such mutants are skipped where the compiler, or the machine, cannot do that.
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH,
 # PART (of all: 2/4 is the second of every four).
 
@@ -16,34 +18,56 @@ jobs=${JOBS:-2}
 seconds=${SECONDS_EACH:-60}
 flags="-std=c11 -O0 -w"
 
-mkdir -p "$work/sim" || exit 1
+tsan="-g -fsanitize=thread"
+
+mkdir -p "$work/sim" "$work/sim_tsan" || exit 1
 
 # Compiles and runs PROGRAM[:TEST]; the status is 0 when it fails, as it should, and says why.
-fails() { # folder, test
-    program=${2%%:*} filter=
+fails() { # folder, test, and for ThreadSanitizer: tsan
+    program=${2%%:*} filter= sim=$work/sim options=
     case $2 in *:*) filter=${2#*:} ;; esac
+    [ "$3" ] && sim=$work/sim_tsan options=$tsan
     if [ ! -x "$1/$program" ]; then
-        "$cc" $flags -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$program.c" "$work"/sim/*.o \
+        "$cc" $flags $options -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$program.c" "$sim"/*.o \
             -o "$1/$program" -lpthread -lm >"$1/$program.out" 2>&1 || {
             echo "does not compile"
             return 2
         }
     fi
-    timeout "$seconds" "$1/$program" $filter >"$1/$program.out" 2>&1
+    TSAN_OPTIONS=halt_on_error=1 timeout "$seconds" "$1/$program" $filter >"$1/$program.out" 2>&1
     status=$?
     case $status in
     0) return 1 ;;
     2) echo "no such test: $2" && return 2 ;;
     esac
-    grep -m 1 '^FAILED' "$1/$program.out" || echo "status $status"
+    grep -m 1 '^FAILED' "$1/$program.out" ||
+        sed -n 's/^WARNING: \(ThreadSanitizer: [a-z ]*\) (.*/\1/p' "$1/$program.out" | grep . || echo "status $status"
+}
+
+# Can the compiler build programs for ThreadSanitizer, and do they run here?
+has_tsan() {
+    echo 'int main(void) { return 0; }' >"$work/tsan.c"
+    "$cc" $tsan "$work/tsan.c" -o "$work/tsan" >"$work/tsan.out" 2>&1 && "$work/tsan" >"$work/tsan.out" 2>&1
+}
+
+objects() { # folder, flags
+    for file in tests/sim/*.c; do
+        "$cc" -std=c11 -O2 -w $2 -Itests/sim -isystem "$include" -c "$file" -o "$1/$(basename "$file" .c).o" &
+    done
+    wait
 }
 
 # Do the programs notice this header? Writes what happened into the folder's file `result`.
 try() { # name
-    dir=$work/$1 each=
+    dir=$work/$1 each= threads=
     grep -q '^each:' "tests/mutants/$1.txt" && each=1
-    for test in $(sed -n 's/^tests: *//p; s/^each: *//p' "tests/mutants/$1.txt"); do
-        why=$(fails "$dir" "$test")
+    grep -q '^tsan:' "tests/mutants/$1.txt" && threads=tsan
+    [ ! "$threads" ] || [ "$can_tsan" ] || {
+        echo "skipped: $cc cannot build and run programs with ThreadSanitizer here" >"$dir/result"
+        return
+    }
+    for test in $(sed -n 's/^tests: *//p; s/^each: *//p; s/^tsan: *//p' "tests/mutants/$1.txt"); do
+        why=$(fails "$dir" "$test" $threads)
         case $? in
         0) caught="caught by $test: $why" ;;
         1) caught="NOT CAUGHT${each:+ by $test}" ;;
@@ -57,11 +81,6 @@ try() { # name
     done
 }
 
-for file in tests/sim/*.c; do
-    "$cc" -std=c11 -O2 -w -Itests/sim -isystem "$include" -c "$file" -o "$work/sim/$(basename "$file" .c).o" &
-done
-wait
-
 if [ $# -eq 0 ]; then
     part=${PART:-1/1} n=0
     for file in tests/mutants/*.txt; do
@@ -70,7 +89,14 @@ if [ $# -eq 0 ]; then
     done
 fi
 
-passed=0 failed=0 running=0
+objects "$work/sim"
+can_tsan=
+if (cd tests/mutants && printf '%s.txt\n' "$@" | xargs grep -q '^tsan:') && has_tsan; then
+    can_tsan=1
+    objects "$work/sim_tsan" "$tsan"
+fi
+
+passed=0 failed=0 skipped=0 running=0
 for name in "$@"; do
     rm -rf "$work/$name" && mkdir -p "$work/$name" || exit 1
     tests/mutate.sh "tests/mutants/$name.txt" "$work/$name/galloc.h" || exit 1
@@ -88,9 +114,10 @@ for name in "$@"; do
     result=$(cat "$work/$name/result")
     case $result in
     caught*) passed=$((passed + 1)) ;;
+    skipped*) skipped=$((skipped + 1)) ;;
     *) failed=$((failed + 1)) ;;
     esac
     printf '%-40s %s\n' "$name" "$result"
 done
 echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+[ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
