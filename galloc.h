@@ -3088,12 +3088,13 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 
 /* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
    blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
-   captured, also when its graph is gone. */
+   captured, also when its graph is gone. A context that came to an end has no work left, and one that is where it was
+   comes after all of that: their ids need not be compared. */
 static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
 {
     if (after == before) return 1;
     if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
-    if (after->context != before->context || after->context_id != before->context_id) return 0;
+    if (after->context != before->context) return 0;
     if (before->stream == CU_STREAM_LEGACY) return after->blocking;
     return after->stream == CU_STREAM_LEGACY && before->blocking;
 }
@@ -7422,10 +7423,13 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     CUresult result;
     if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
     result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
-    if (!result) result = gai_cu.CtxGetId(context, &id);
     if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
+    result = gai_cu.CtxGetId(context, &id);
+    if (result) {
+        (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
+        return gai_driver_failed(result, "cuCtxGetId");
+    }
     gai_lock_on(&pool->lock);
-    pool->context = context;
     pool->context_id = id;
     gai_store(&pool->broken, 0);
     gai_pool_lose_context(pool);
@@ -10674,7 +10678,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
    only by a front that was emptied, by bytes freed beside other streams, or by somebody who asks. */
 static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const gai_site *site, int changed)
 {
-    if (!changed && lane->front.open == lane->life && !lane->asked) return;
+    if (!changed && lane->front.open == lane->life) return; /* nobody asks: that shuts it */
     lane->busy++;
     gai_lane_release(pool, lane, site);
 }

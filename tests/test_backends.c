@@ -612,6 +612,36 @@ TEST(memory_of_a_retired_stream_waits_for_what_that_came_after)
     finish();
 }
 
+/* Memory that a graph allocated goes with a reset like all else, and is not counted as a graph's any more. */
+TEST(a_reset_takes_what_graphs_have_left)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(2), s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    OK(galloc_pool_trim(pool, 0, NULL)); /* here it is noticed */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    s = stream_new();
+    OK(galloc_free(p, s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Its addresses are somebody else's once the capture has ended. */
 TEST(what_was_allocated_in_a_lost_capture_is_forgotten)
 {

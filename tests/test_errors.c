@@ -431,6 +431,42 @@ TEST(the_device_is_reset)
     }
 }
 
+static int context_is_active(int device)
+{
+    unsigned int flags = 0;
+    int active = -1;
+    OK(cuDevicePrimaryCtxGetState(device, &flags, &active));
+    return active;
+}
+
+/* A pool that cannot be made, or whose context is a new one that the driver says nothing of, keeps no hold of it. */
+TEST(a_context_is_let_go_by_who_fails)
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    begin_with(options);
+    galloc_config config = galloc_config_default();
+    galloc_pool *pool = NULL;
+    OK(cudaSetDevice(0));
+    config.device = 1;
+    sim_fail("cuDeviceTotalMem", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_create(&pool, &config), cudaErrorUnknown);
+    EXPECT_EQ(context_is_active(1), 0);
+    pool = pool_new(&config);
+    EXPECT_EQ(context_is_active(1), 1);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    sim_fail("cuCtxGetId", 2, 0, cudaErrorUnknown); /* the first says that the context is gone */
+    FAILS(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+    EXPECT_EQ(context_is_active(1), 0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(context_is_active(1), 1);
+    pool_end(pool);
+    EXPECT_EQ(context_is_active(1), 0);
+    finish();
+}
+
 /* The driver gives addresses out again: a new segment may lie where a void one was. */
 TEST(addresses_come_back_after_a_reset)
 {

@@ -611,6 +611,64 @@ TEST(a_thread_that_ends_leaves_nothing_in_its_front)
     finish();
 }
 
+static volatile int gone_on;
+
+static void pair_by_default_pool(void)
+{
+    void *p = NULL;
+    OK(galloc_malloc(&p, KIB(64), cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+}
+
+static void *outlive_a_shutdown(void *unused)
+{
+    (void)unused;
+    pair_by_default_pool();
+    __atomic_store_n(&gone_on, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&gone_on, __ATOMIC_ACQUIRE) < 2) usleep(500);
+    pair_by_default_pool();
+    return NULL;
+}
+
+TEST(a_thread_that_outlives_a_shutdown_leaves_nothing_in_its_front)
+{
+    begin();
+    galloc_pool *pool = NULL;
+    pthread_t thread;
+    gone_on = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, outlive_a_shutdown, NULL), 0);
+    while (!__atomic_load_n(&gone_on, __ATOMIC_ACQUIRE)) usleep(500);
+    OK(galloc_shutdown());
+    __atomic_store_n(&gone_on, 2, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_pool_default(&pool, 0));
+    EXPECT(pool->lanes != NULL);
+    EXPECT_EQ(front_blocks(pool->lanes), 0);
+    finish();
+}
+
+/* How many keys of thread-specific values can be made. */
+static int keys_left(void)
+{
+    enum { MOST = 4096 };
+    static pthread_key_t key[MOST];
+    int n = 0;
+    while (n < MOST && !pthread_key_create(&key[n], NULL)) n++;
+    for (int i = 0; i < n; i++) OK(pthread_key_delete(key[i]));
+    return n;
+}
+
+/* After galloc_shutdown no thread calls anything of galloc's at its end: it may be unloaded. */
+TEST(a_shutdown_gives_back_what_tells_of_threads_that_end)
+{
+    begin();
+    pair_by_default_pool();
+    int left = keys_left();
+    OK(galloc_shutdown());
+    EXPECT_EQ(keys_left(), left + 1);
+    finish();
+}
+
 /* ---- bounds and marks -------------------------------------------------------------------------------------------- */
 
 /* With a second stream in play what a front holds counts as unmarked: 2 MiB of it are marked at the free. */

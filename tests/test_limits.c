@@ -840,6 +840,25 @@ TEST(fixed_segments_are_not_collected)
     finish();
 }
 
+/* A call that fails says why it failed itself, not why a collection could not be made by the way. */
+TEST(a_collection_that_fails_is_not_what_a_call_fails_for)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_collecting(MIB(64), 0.5, UINT64_MAX);
+    void *p = get(pool, MIB(48), s);
+    sim_fail("cuCtxGetCurrent", 1, 1, cudaErrorUnknown);
+    log_lines = 0;
+    EXPECT_EQ(galloc_free((char *)p + 512, s), cudaErrorInvalidDevicePointer);
+    EXPECT(sim_failed() > 0);
+    sim_fail_clear();
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(galloc_last_message(), "inside the block") != NULL);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- giving back by hand ----------------------------------------------------------------------------------------- */
 
 TEST(a_sync_point_leaves_the_release_threshold)

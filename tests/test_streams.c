@@ -485,6 +485,30 @@ TEST(free_after_gives_nobody_a_head_start)
     }
 }
 
+/* What was freed when a mark could not be recorded is marked by the stream's next call, however little it frees. */
+TEST(a_mark_that_fails_is_made_by_the_next_call)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(8));
+    config.wait_limit_ms = 0; /* what has no mark cannot be had */
+    galloc_pool *pool = pool_new(&config);
+    come_into_play(pool, t);
+    void *p = get_used(pool, MIB(4), s, 1);
+    sim_fail("cuEventRecord", 1, 0, 0);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    void *q = get(pool, 1000, s);
+    p = get_used(pool, MIB(5), t, 2);
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- rule 5: marks belong to bytes ------------------------------------------------------------------------------- */
 
 /* [A freed on S, pending][B freed on T] are neighbours: T asks for what fits into B and waits for nothing; T asks for
@@ -1362,6 +1386,38 @@ TEST(retiring_ends_what_others_do_with_the_stream)
     interlude_end();
     OK(galloc_free(get_used(pool, MIB(4), t, 2), t));
     OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
+static struct first_call {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    int calls;
+} first_call;
+
+/* While a stream is asked for what must be known of it, another call names it too. */
+static void call_first(const char *function)
+{
+    if (strcmp(function, "cuStreamGetFlags") || first_call.calls++) return;
+    OK(galloc_free(get(first_call.pool, MIB(4), first_call.stream), first_call.stream));
+}
+
+TEST(a_stream_that_two_calls_name_first_is_one)
+{
+    begin();
+    galloc_pool *pool = roomy_pool();
+    cudaStream_t s = stream_new();
+    galloc_stream_stats streams[4];
+    int n = 0;
+    first_call = (struct first_call){pool, s, 0};
+    sim_hook(call_first, NULL);
+    void *p = get(pool, 1000, s);
+    sim_hook(NULL, NULL);
+    EXPECT(first_call.calls > 0);
+    OK(galloc_pool_streams(pool, streams, 4, &n));
+    EXPECT_EQ(n, 1);
+    OK(galloc_free(p, s));
     pool_end(pool);
     finish();
 }
