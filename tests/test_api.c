@@ -744,6 +744,27 @@ TEST(only_what_lies_idle_is_cached)
     }
 }
 
+/* The total grows by what becomes cached, not by what already is. */
+TEST(what_becomes_cached_adds_up)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.expandable_segments = *kind;
+        config.stats_exact = 1;
+        galloc_pool *pool = pool_new(&config);
+        void *p[3];
+        for (int i = 0; i < 3; i++) p[i] = get(pool, KIB(512), 0);
+        OK(galloc_pool_stats_reset(pool));
+        for (int i = 0; i < 3; i++) {
+            OK(galloc_free(p[i], 0));
+            EXPECT_EQ(stats_of(pool).cached.total, (i + 1) * KIB(512));
+        }
+        pool_end(pool);
+        finish();
+    }
+}
+
 #define EXPECT_SAME_COUNT(name, function) EXPECT_EQ(stats.driver.name - before.driver.name, sim_calls(function) - name);
 #define COUNT_NOW(name, function) long name = sim_calls(function);
 

@@ -132,6 +132,32 @@ TEST(no_limit_is_passed_by_rounding)
     }
 }
 
+/* What graphs allocated counts beside what the driver's pool holds. */
+TEST(graphs_and_the_drivers_pool_share_a_limit)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:33M");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(32), s), *q = pool;
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, 1000, s), cudaErrorMemoryAllocation); /* the driver takes 2 MiB for it */
+    EXPECT(q == NULL);
+    EXPECT_EQ(stats_of(pool).reserved.peak, MIB(32));
+    expect_healthy(pool, 0);
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What the pools of a device hold together counts what each kind of pool holds, and what the driver keeps for one. */
 TEST(pools_of_all_kinds_share_a_limit)
 {

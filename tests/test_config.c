@@ -257,6 +257,7 @@ static const wrong_case wrong[] = {
     {"per_process_memory_fraction:1.000001", {"is out of range", "from 0 to 1", NULL}},
     {"device_limit:lots", {"'lots'", "device_limit", "must be bytes, or a number with K, M or G, or none"}},
     {"overhead:100.000001", {"is out of range for overhead", "from 0 to 100", NULL}},
+    {"overhead:0.0.2", {"'0.0.2' is no value for overhead", "a fraction", NULL}},
     {"overhead:nan", {"'nan'", "overhead", "a fraction"}},
     {"growth:1M", {"'1M' is out of range for growth", "a power of two from 2M to 1G, or auto", NULL}},
     {"growth:2G", {"out of range for growth", NULL, NULL}},

@@ -129,7 +129,8 @@ TEST(room_and_alignment_near_the_end_of_numbers)
         else EXPECT(p == NULL);
         request.max_bytes = 0;
         request.alignment = huge;
-        if (galloc_alloc(&p, &request) == cudaSuccess) OK(galloc_free(p, 0));
+        if (bit > 55) FAILS(galloc_alloc(&p, &request), cudaErrorInvalidValue);
+        else if (galloc_alloc(&p, &request) == cudaSuccess) OK(galloc_free(p, 0));
         else EXPECT(p == NULL);
         expect_healthy(pool, 1);
     }
@@ -394,6 +395,29 @@ TEST(a_device_with_odd_addresses)
     finish();
 }
 
+/* A stream that there is no host memory to note is waited for instead; but legacy is left alone while a blocking stream
+   is captured, as that would end the capture. */
+TEST(a_free_without_host_memory_leaves_captures_alone)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), blocking = NULL;
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, 1000, s);
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeGlobal));
+    sim_fail_malloc(1, 1);
+    FAILS(galloc_free(p, cudaStreamLegacy), cudaErrorMemoryAllocation);
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    OK(cudaStreamEndCapture(blocking, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(p, cudaStreamLegacy));
+    stream_end(blocking);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- a context, a driver, a process that are gone ---------------------------------------------------------------- */
 
 TEST(the_device_is_reset)
@@ -491,6 +515,29 @@ TEST(addresses_come_back_after_a_reset)
     OK(galloc_free(p, s));
     OK(galloc_free(q, s));
     OK(galloc_free(r, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* A block that a reset has taken gets shorter: what is cut off lies where a new one may be by now. */
+TEST(what_is_cut_off_lost_memory_is_nobodys)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    galloc_pool *pool = pool_new(&config);
+    void *first = get(pool, MIB(2), s), *lost = get(pool, MIB(6), s);
+    OK(cudaDeviceReset());
+    s = stream_new();
+    OK(galloc_pool_trim(pool, 0, NULL)); /* here it is noticed */
+    char *below = get(pool, MIB(5), s), *p = get(pool, MIB(2), s);
+    EXPECT(below == first && p == below + MIB(5)); /* the addresses that were lost */
+    (void)galloc_resize(lost, MIB(3), s);
+    put(s, p, MIB(2), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(below, s));
+    (void)galloc_free(lost, s);
     expect_healthy(pool, 1);
     pool_end(pool);
     finish();
@@ -789,20 +836,24 @@ TEST(an_event_that_was_waited_for_is_complete)
 /* A segment that the driver would not take back, and that a reset then made void, leaves no trace. */
 TEST(a_refused_segment_goes_with_the_reset)
 {
-    begin();
-    cudaStream_t s = stream_new();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
-    OK(galloc_free(get(pool, MIB(30), s), s));
-    sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
-    OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
-    OK(cudaDeviceReset());
-    s = stream_new();
-    OK(galloc_free(get(pool, MIB(30), s), s));
-    expect_healthy(pool, 1);
-    pool_end(pool);
-    finish();
+    for (int trim = 0; trim < 2; trim++) { /* who notices */
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_fixed();
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(pool, MIB(30), s), s));
+        sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
+        OK(cudaDeviceReset());
+        s = stream_new();
+        if (trim) OK(galloc_pool_trim(pool, 0, NULL));
+        if (trim) EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(galloc_free(get(pool, MIB(30), s), s));
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* What can never be had is refused at once. */

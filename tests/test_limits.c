@@ -440,6 +440,121 @@ TEST(a_pool_does_not_end_under_a_visitor)
     finish();
 }
 
+/* Memory of a pool that work has done with, as its events say: they are recorded once there is a second stream. */
+static void leave_idle(galloc_pool *pool, size_t bytes)
+{
+    cudaStream_t s = stream_new(), t = stream_new();
+    OK(galloc_free(get(pool, 512, t), t));
+    OK(galloc_free(get(pool, bytes, s), s));
+    OK(cudaDeviceSynchronize());
+}
+
+/* What a pool has itself and does not use goes before what others have. */
+TEST(own_idle_memory_goes_before_that_of_others)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_of_kind(1);
+    config.device_limit = MIB(100);
+    galloc_pool *other = pool_new(&config);
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    leave_idle(other, MIB(28));
+    OK(galloc_free(get(pool, 512, t), t));
+    void *p = get(pool, MIB(30), s), *q = get(pool, MIB(30), s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(cudaDeviceSynchronize());
+    size_t had = stats_of(other).reserved.current;
+    p = get(pool, MIB(60), s);
+    EXPECT_EQ(stats_of(other).reserved.current, had);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(62));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+/* When one pool has given enough the next one keeps what it has. */
+TEST(others_give_no_more_than_is_lacking)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_of_kind(1);
+    config.device_limit = MIB(136);
+    config.growth = MIB(32);
+    galloc_pool *a = pool_new(&config), *other[2] = {pool_new(&config), pool_new(&config)};
+    for (int i = 0; i < 2; i++) leave_idle(other[i], MIB(60));
+    EXPECT_EQ(stats_of(other[0]).reserved.current + stats_of(other[1]).reserved.current, MIB(128));
+    void *p = get(a, MIB(20), s);
+    EXPECT(stats_of(other[0]).reserved.current == MIB(64) || stats_of(other[1]).reserved.current == MIB(64));
+    EXPECT(stats_of(other[0]).reserved.current + stats_of(other[1]).reserved.current >= MIB(96));
+    OK(galloc_free(p, s));
+    pool_end(a);
+    for (int i = 0; i < 2; i++) pool_end(other[i]);
+    finish();
+}
+
+static int times_told;
+
+/* What is about to be unmapped in one pool, for another: both may be used. */
+static void use_both(galloc_pool *pool, void *addr, size_t bytes, void *asking)
+{
+    (void)addr;
+    (void)bytes;
+    times_told++;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT_EQ(galloc_pool_check((galloc_pool *)asking), 0);
+}
+
+/* The program is told of what a pool gives to another with neither of them locked. */
+TEST(others_tell_of_what_they_give_with_no_lock_held)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_of_kind(1);
+    config.device_limit = MIB(64);
+    galloc_pool *a = pool_new(&config), *b = pool_new(&config);
+    galloc_callbacks calls = {NULL, NULL, NULL, use_both, a};
+    OK(galloc_pool_set_callbacks(b, &calls));
+    leave_idle(b, MIB(60));
+    times_told = 0;
+    alarm(20);
+    void *p = get(a, MIB(40), s);
+    alarm(0);
+    EXPECT(times_told > 0);
+    OK(galloc_free(p, s));
+    OK(galloc_pool_set_callbacks(b, NULL));
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
+/* Another pool could not be looked into: a request fails for its own reasons all the same, and says these. */
+TEST(what_keeps_others_from_giving_is_not_what_a_call_fails_for)
+{
+    int failed = 1;
+    for (long nth = 1; failed; nth++) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(1);
+        config.device_limit = MIB(64);
+        galloc_pool *a = pool_new(&config), *b = pool_new(&config);
+        void *p = get(b, MIB(30), s), *q = a;
+        OK(galloc_free(get(b, MIB(10), s), s));
+        sim_fail("cuThreadExchangeStreamCaptureMode", nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_pool_malloc(a, &q, MIB(60), s);
+        failed = sim_failed() > 0;
+        sim_fail_clear();
+        EXPECT(error == cudaErrorMemoryAllocation || (failed && error == cudaErrorUnknown));
+        if (error == cudaErrorMemoryAllocation) EXPECT(strstr(galloc_last_message(), "out of memory") != NULL);
+        OK(galloc_free(p, s));
+        pool_end(a);
+        pool_end(b);
+        finish();
+    }
+}
+
 /* ---- the size of pages ------------------------------------------------------------------------------------------- */
 
 TEST(growth_is_the_size_of_pages)
@@ -961,6 +1076,28 @@ TEST(trim_says_how_much_went)
         (void)galloc_pool_trim(pool, 0, &gone);
         sim_fail_clear();
         EXPECT_EQ(gone + held(pool), MIB(20));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* So does a trim for what the driver would not take before. */
+TEST(trim_says_what_the_driver_takes_at_last)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        size_t gone = 0;
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(pool, MIB(20), s), s));
+        sim_fail(*kind ? "cuMemRelease" : "cuMemFree", 1, 1, (int)CUDA_ERROR_UNKNOWN);
+        (void)galloc_pool_trim(pool, 0, &gone);
+        sim_fail_clear();
+        EXPECT_EQ(gone, 0);
+        EXPECT_EQ(held(pool), MIB(20));
+        OK(galloc_pool_trim(pool, 0, &gone));
+        EXPECT_EQ(gone, MIB(20));
         pool_end(pool);
         finish();
     }

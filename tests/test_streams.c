@@ -846,6 +846,22 @@ TEST(recorded_work_keeps_the_tail_of_a_shrunk_block)
     }
 }
 
+/* A stream that uses a block again and again is noted once. */
+TEST(recording_a_stream_again_needs_nothing)
+{
+    begin();
+    galloc_pool *pool = roomy_pool();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get_used(pool, MIB(4), s, 1);
+    OK(galloc_record_stream(p, t));
+    size_t before = sim_malloc_live();
+    for (int i = 0; i < 10000; i++) OK(galloc_record_stream(p, t));
+    EXPECT_EQ(sim_malloc_live(), before);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- streams that die -------------------------------------------------------------------------------------------- */
 
 /* A new stream has the handle of a dead one whose work still runs. */

@@ -771,6 +771,31 @@ TEST(oversize_blocks_are_kept_whole)
     }
 }
 
+/* max_split_size itself belongs to what is never cut. */
+TEST(a_block_of_the_size_that_is_never_cut_is_not_cut)
+{
+    for (int like = 0; like < 2; like++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = with(like ? torch_config() : config_fixed(), "max_split_size_mb:30");
+        galloc_pool *pool = pool_new(&config);
+        void *big = get(pool, MIB(30), s);
+        if (like) EXPECT_EQ(torch_of(pool).oversize_segments.current, 1);
+        give(big, s);
+        void *p = get(pool, MIB(12), s);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(42));
+        void *q = get(pool, MIB(30), s);
+        EXPECT(q == big);
+        OK(galloc_pool_stats_reset(pool));
+        if (like) EXPECT_EQ(torch_of(pool).oversize_segments.total, 0);
+        if (like) EXPECT_EQ(torch_of(pool).oversize_allocations.total, 0);
+        if (like) EXPECT_EQ(torch_of(pool).oversize_segments.current, 1);
+        give(p, s);
+        give(q, s);
+        end(pool, s);
+    }
+}
+
 TEST(max_non_split_rounding_says_how_much_larger)
 {
     for (int like = 0; like < 2; like++) {
