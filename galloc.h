@@ -2081,6 +2081,7 @@ struct gai_lane {
     unsigned long long context_id;
     unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
+    unsigned long long thread;    /* the number of the one whose per-thread stream it is; 0: no such stream */
     CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
@@ -5081,6 +5082,7 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
     lane->context_id = site->context_id;
     lane->stream_id = site->capture ? 0 : site->stream_id;
     lane->key = site->stream_id;
+    lane->thread = site->stream == CU_STREAM_PER_THREAD ? gai_stream_key(site->stream) : 0;
     lane->capture_id = site->capture;
     lane->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
@@ -13528,12 +13530,10 @@ static gai_thread_key gai_end_key;
 static int gai_ends_are_watched; /* guarded by the global lock */
 static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
 
-/* The per-thread stream of a thread that ends is nobody's any more: what its fronts hold goes where others find it. No
-   call of CUDA is made. A way may lead to a lane, or a pool, that is gone: only what is found in the list of pools is
-   touched. */
-static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
+/* The per-thread streams of a thread that ends are nobody's any more: what their fronts hold goes where others find it.
+   No call of CUDA is made. The thread's own memory of ways is of no use: others may have taken their places there. */
+static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
-    const gai_way *way;
     galloc_pool *pool;
     gai_lane *lane;
     if (gai_load_pointer(&gai_forked)) return;
@@ -13541,9 +13541,7 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
     for (pool = gai_pools; pool; pool = pool->next) {
         gai_lock_on(&pool->lock);
         for (lane = pool->lanes; lane; lane = lane->next)
-            for (way = (const gai_way *)ways; way < (const gai_way *)ways + GAI_WAYS; way++)
-                if (way->site.stream == CU_STREAM_PER_THREAD && way->site.life == lane->life)
-                    (void)gai_lane_flush(pool, lane, 0);
+            if (lane->thread == (uintptr_t)number) (void)gai_lane_flush(pool, lane, 0);
         gai_lock_off(&pool->lock);
     }
     gai_lock_off(&gai_global_lock);
@@ -13552,10 +13550,11 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *ways)
 static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_generation);
+    uintptr_t number = (uintptr_t)gai_stream_key(CU_STREAM_PER_THREAD);
     if (gai_watched == generation) return;
     gai_lock_on(&gai_global_lock);
     if (!gai_ends_are_watched) gai_ends_are_watched = gai_thread_key_new(&gai_end_key, gai_thread_ends);
-    if (gai_ends_are_watched && gai_thread_key_set(gai_end_key, gai_ways)) gai_watched = generation;
+    if (gai_ends_are_watched && gai_thread_key_set(gai_end_key, (void *)number)) gai_watched = generation;
     gai_lock_off(&gai_global_lock);
 }
 

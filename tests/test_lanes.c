@@ -669,6 +669,40 @@ TEST(a_shutdown_gives_back_what_tells_of_threads_that_end)
     finish();
 }
 
+static galloc_pool *many_pools[40];
+
+/* Forty pools, and a hundred streams after them: more than a thread remembers ways to. */
+static void *free_use_others_and_end(void *unused)
+{
+    enum { STREAMS = 100 };
+    cudaStream_t s[STREAMS];
+    (void)unused;
+    for (int i = 0; i < 40; i++) warm(many_pools[i], KIB(64), cudaStreamPerThread);
+    for (int i = 0; i < STREAMS; i++) warm(many_pools[0], 512, s[i] = stream_new());
+    for (int i = 0; i < STREAMS; i++) {
+        OK(galloc_stream_retire(s[i]));
+        stream_end(s[i]);
+    }
+    return NULL;
+}
+
+/* The main thread's own, which goes on, keeps what it has. */
+TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
+{
+    begin();
+    pthread_t thread;
+    for (int i = 0; i < 40; i++) many_pools[i] = pool_new(NULL);
+    warm(many_pools[0], KIB(64), cudaStreamPerThread);
+    const gai_lane *mine = lane_of(many_pools[0], cudaStreamPerThread);
+    EXPECT_EQ(pthread_create(&thread, NULL, free_use_others_and_end, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 40; i++)
+        for (gai_lane *lane = many_pools[i]->lanes; lane; lane = lane->next)
+            EXPECT_EQ(front_blocks(lane), (size_t)(lane == mine));
+    for (int i = 0; i < 40; i++) pool_end(many_pools[i]);
+    finish();
+}
+
 /* ---- bounds and marks -------------------------------------------------------------------------------------------- */
 
 /* With a second stream in play what a front holds counts as unmarked: 2 MiB of it are marked at the free. */
