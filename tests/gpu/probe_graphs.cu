@@ -578,16 +578,16 @@ static void node_destroyed(void)
 
 /* ---- launches into a capture ------------------------------------------------------------------------------------- */
 
-static cudaGraph_t capture_of_launch(cudaGraphExec_t exec)
+static cudaGraph_t capture_of_launch(cudaGraphExec_t exec, cudaStreamCaptureMode mode)
 {
-    cudaGraph_t graph;
+    cudaGraph_t graph = NULL;
     cudaGraphNode_t node;
     cudaGraphNodeType type;
     size_t n = 1;
-    MUST(cudaStreamBeginCapture(second, cudaStreamCaptureModeGlobal));
+    MUST(cudaStreamBeginCapture(second, mode));
     int result = ASK(cudaGraphLaunch(exec, second));
     ASK(cudaStreamEndCapture(second, &graph));
-    if (result) exit(0);
+    if (result) return NULL;
     MUST(cudaGraphGetNodes(graph, &node, &n));
     MUST(cudaGraphNodeGetType(node, &type));
     printf("      %zu node of type %d (a child graph is %d)\n", n, (int)type, (int)cudaGraphNodeTypeGraph);
@@ -596,42 +596,18 @@ static cudaGraph_t capture_of_launch(cudaGraphExec_t exec)
 
 static void launched_into_capture(void)
 {
-    note *a;
-    cudaGraph_t graph = captured(&a, 1);
-    cudaGraphExec_t exec = instance(graph);
-    cudaGraph_t outer = capture_of_launch(exec);
-    MUST(cudaGraphDestroy(graph));
-    MUST(cudaGraphExecDestroy(exec));
-    look("launched into a capture, graph and instance destroyed", a);
-    exec = instance(outer);
-    MUST(cudaGraphDestroy(outer));
-    look("the outer graph instantiated and destroyed", a);
-    launch_and_wait(exec);
-    MUST(cudaGraphExecDestroy(exec));
-    look_last("the outer instance destroyed", a);
-}
-
-static void updated_launched_into_capture(void)
-{
-    note *a, *b, *c;
-    cudaGraph_t graph = captured(&a, 1);
-    cudaGraphExec_t exec = instance(graph);
-    MUST(cudaGraphDestroy(graph));
-    graph = captured(&b, 2);
-    update(exec, graph);
-    MUST(cudaGraphDestroy(graph));
-    cudaGraph_t outer = capture_of_launch(exec);
-    graph = captured(&c, 3);
-    update(exec, graph);
-    MUST(cudaGraphDestroy(graph));
-    MUST(cudaGraphExecDestroy(exec));
-    look("first graph's: updated, launched into a capture, updated, destroyed; the outer graph is left", a);
-    look("second graph's", b);
-    look("third graph's", c);
-    MUST(cudaGraphDestroy(outer));
-    look_last("first graph's, the outer graph destroyed", a);
-    look_last("second graph's", b);
-    look_last("third graph's", c);
+    for (int mode = 0; mode < 3; mode++) {
+        note *a;
+        cudaGraph_t graph = captured(&a, 1), outer;
+        cudaGraphExec_t exec = instance(graph);
+        MUST(cudaGraphDestroy(graph));
+        outer = capture_of_launch(exec, (cudaStreamCaptureMode)mode);
+        MUST(cudaGraphExecDestroy(exec));
+        if (!outer) continue;
+        look("launched into a capture, graph and instance destroyed", a);
+        MUST(cudaGraphDestroy(outer));
+        look_last("the outer graph destroyed", a);
+    }
 }
 
 /* ---- captures into graphs ---------------------------------------------------------------------------------------- */
@@ -671,6 +647,85 @@ static void captured_to_graph(void)
     MUST(cudaGraphExecDestroy(exec));
     look_last("first capture's, the instance destroyed", notes[0]);
     look_last("second capture's", notes[1]);
+}
+
+static cudaGraph_t add_conditional(cudaGraph_t graph, const cudaGraphNode_t *after, size_t n, cudaGraphNode_t *node)
+{
+    cudaGraphConditionalHandle handle;
+    cudaGraphNodeParams params = {};
+    MUST(cudaGraphConditionalHandleCreate(&handle, graph, 1, cudaGraphCondAssignDefault));
+    params.type = cudaGraphNodeTypeConditional;
+    params.conditional.handle = handle;
+    params.conditional.type = cudaGraphCondTypeIf;
+    params.conditional.size = 1;
+    MUST(cudaGraphAddNode(node, graph, after, NULL, n, &params));
+    return params.conditional.phGraph_out[0];
+}
+
+static unsigned long long capture_to(cudaGraph_t graph)
+{
+    cudaGraph_t ended;
+    MUST(cudaStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, cudaStreamCaptureModeGlobal));
+    hold<<<1, 1, 0, stream>>>(go, 1);
+    unsigned long long id = capture_id(stream);
+    MUST(cudaStreamEndCapture(stream, &ended));
+    return id;
+}
+
+static void ids_of_captures(void)
+{
+    cudaGraph_t graph, body, clone;
+    cudaGraphNode_t node;
+    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    hold<<<1, 1, 0, stream>>>(go, 1);
+    printf("      an ordinary capture: %llu\n", capture_id(stream));
+    MUST(cudaStreamEndCapture(stream, &graph));
+    printf("      captured into its graph, twice: %llu", capture_to(graph));
+    printf(" %llu\n", capture_to(graph));
+    MUST(cudaGraphClone(&clone, graph));
+    printf("      into its clone: %llu\n", capture_to(clone));
+    cudaGraphExec_t exec = instance(graph);
+    printf("      into it, once it was instantiated: %llu\n", capture_to(graph));
+    MUST(cudaGraphExecDestroy(exec));
+    MUST(cudaGraphDestroy(graph));
+    MUST(cudaGraphCreate(&graph, 0));
+    printf("      into a new graph, twice: %llu", capture_to(graph));
+    printf(" %llu\n", capture_to(graph));
+    body = add_conditional(graph, NULL, 0, &node);
+    printf("      into a body in it, twice: %llu", capture_to(body));
+    printf(" %llu\n", capture_to(body));
+}
+
+/* The nodes of a capture, asked for while it goes on: of another capture into the same graph, and what that costs. */
+static void nodes_of_captures(void)
+{
+    cudaGraph_t graph, ended;
+    cudaGraphNode_t node;
+    const cudaGraphNode_t *after;
+    cudaStreamCaptureStatus status;
+    unsigned long long id;
+    size_t n, length = 0;
+    MUST(cudaGraphCreate(&graph, 0));
+    capture_to(graph);
+    n = 1;
+    MUST(cudaGraphGetNodes(graph, &node, &n));
+    MUST(cudaStreamBeginCaptureToGraph(stream, graph, &node, NULL, 1, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < 1000; i++) hold<<<1, 1, 0, stream>>>(go, i);
+    auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 1000; i++) MUST(cudaStreamGetCaptureInfo(stream, &status, &id, &ended, &after, NULL, &n));
+    double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    printf("      cudaStreamGetCaptureInfo with nodes: %.0f ns\n", us);
+    cudaGraphNode_t at = after[0];
+    begin = std::chrono::steady_clock::now();
+    for (n = 1; n == 1; length++) {
+        cudaGraphNode_t next;
+        if (cudaGraphNodeGetDependencies(at, &next, NULL, &n) || n != 1) break;
+        at = next;
+    }
+    us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+    printf("      cudaGraphNodeGetDependencies, %zu steps down to the node of the first capture: %d, %.0f ns each\n",
+           length, at == node, us * 1000 / (double)length);
+    ASK(cudaStreamEndCapture(stream, &ended));
 }
 
 static void failed_to_graph(void)
@@ -721,19 +776,6 @@ static void graph_destroyed_in_capture(void)
 
 /* ---- conditional nodes ------------------------------------------------------------------------------------------- */
 
-static cudaGraph_t add_conditional(cudaGraph_t graph, const cudaGraphNode_t *after, size_t n, cudaGraphNode_t *node)
-{
-    cudaGraphConditionalHandle handle;
-    cudaGraphNodeParams params = {};
-    MUST(cudaGraphConditionalHandleCreate(&handle, graph, 1, cudaGraphCondAssignDefault));
-    params.type = cudaGraphNodeTypeConditional;
-    params.conditional.handle = handle;
-    params.conditional.type = cudaGraphCondTypeIf;
-    params.conditional.size = 1;
-    MUST(cudaGraphAddNode(node, graph, after, NULL, n, &params));
-    return params.conditional.phGraph_out[0];
-}
-
 /* A graph whose conditional body is captured into, with a note on the body. */
 static cudaGraph_t conditional(note **n, int id, cudaGraphNode_t *node)
 {
@@ -758,7 +800,12 @@ static void conditional_body(void)
     MUST(cudaGraphDestroy(graph));
     look("instantiated, the graph destroyed", a);
     launch_and_hold(exec);
+    usleep(50000);
+    printf("      the launch runs: cudaStreamQuery %d\n", (int)cudaStreamQuery(stream));
+    auto begin = std::chrono::steady_clock::now();
     MUST(cudaGraphExecDestroy(exec));
+    double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    printf("      cudaGraphExecDestroy takes %.1f ms\n", ms);
     look("the instance destroyed while a launch runs", a);
     release();
     look_last("the launch has ended", a);
@@ -1089,6 +1136,39 @@ static void green_waits(void)
     (void)cudaGetLastError();
 }
 
+/* A green context "can be current to one thread at a time". */
+static void green_in_two_threads(void)
+{
+    CUcontext context, popped;
+    make_green();
+    MUST(f_cuCtxFromGreenCtx(&context, green));
+    MUST(f_cuCtxPushCurrent(context));
+    std::thread([context] {
+        CUcontext gone, current = NULL;
+        CUevent event;
+        MUST(cudaSetDevice(0));
+        if (!ASK(f_cuCtxPushCurrent(context))) {
+            ASK(f_cuCtxGetCurrent(&current));
+            printf("      pushed in another thread: it is current there: %d\n", current == context);
+            ASK(f_cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+            ASK(f_cuEventRecord(event, green_stream));
+            ASK(f_cuCtxPopCurrent(&gone));
+        }
+    }).join();
+    CUcontext current = NULL;
+    ASK(f_cuCtxGetCurrent(&current));
+    printf("      still current in the first: %d\n", current == context);
+    write_to<<<1, 1, 0, green_stream>>>(go);
+    ASK(cudaGetLastError());
+    ASK(cudaStreamSynchronize(green_stream));
+    MUST(f_cuCtxPopCurrent(&popped));
+    ASK(f_cuGreenCtxDestroy(green));
+    printf("      after the green context was destroyed:\n");
+    unsigned long long id = 0;
+    ASK(f_cuCtxGetId(context, &id));
+    ASK(f_cuStreamGetId(green_stream, &id));
+}
+
 static CUmemAllocationProp page_properties(bool rdma)
 {
     CUmemAllocationProp properties;
@@ -1121,7 +1201,9 @@ static void green_memory_and_graphs(void)
     cudaGraph_t graph;
     MUST(cudaStreamBeginCapture(green_stream, cudaStreamCaptureModeGlobal));
     write_to<<<1, 1, 0, green_stream>>>((int *)addresses);
-    about_stream("captured", green_stream);
+    CUcontext context = NULL;
+    int got = f_cuStreamGetCtx(green_stream, &context);
+    printf("      captured: cuStreamGetCtx %d %s\n", got, context == primary ? "the primary" : "another");
     a = note_on(graph_of(green_stream));
     if (ASK(cudaStreamEndCapture(green_stream, &graph))) return;
     cudaGraphExec_t exec = instance(graph);
@@ -1160,7 +1242,7 @@ static void rdma_pages(void)
         size_t granularity = 0;
         int asked_for = f_cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
         printf("      %s: granularity %d, %zu", rdma ? "capable" : "plain", asked_for, granularity);
-        for (size_t pages = 1; pages <= 128; pages *= 16) {
+        for (size_t pages = 1; pages <= 256; pages *= 16) {
             int result;
             double us = create_and_release(rdma, pages * PAGE, &result);
             printf("; %zu MiB: %d, %.1f us", pages * 2, result, us);
@@ -1198,8 +1280,9 @@ static const struct {
     QUESTION(cloned),
     QUESTION(node_destroyed),
     QUESTION(launched_into_capture),
-    QUESTION(updated_launched_into_capture),
     QUESTION(captured_to_graph),
+    QUESTION(ids_of_captures),
+    QUESTION(nodes_of_captures),
     QUESTION(failed_to_graph),
     QUESTION(two_at_once_to_graph),
     QUESTION(graph_destroyed_in_capture),
@@ -1214,6 +1297,7 @@ static const struct {
     QUESTION(green_events),
     QUESTION(green_waits),
     QUESTION(green_memory_and_graphs),
+    QUESTION(green_in_two_threads),
     QUESTION(rdma_pages),
 };
 
