@@ -384,6 +384,9 @@ typedef struct galloc_config {
     int throw_on_cudamalloc_oom; /* 1: a request for which pages would have to be created beyond the limit, or the
                                     device's memory, fails at once: nothing is waited for or given back, and on_oom is
                                     not asked; default 0 */
+    int gpu_direct_rdma;     /* 1: pages are made capable of GPUDirect RDMA, where the device has that
+                                (galloc_pool_config then says 1); default 0: only while on_map is set. Memory of
+                                cudaMalloc is capable of it anyhow */
 } galloc_config;
 
 /* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
@@ -829,7 +832,9 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
                 Not called for what the pool could never hold, nor for allocations in a callback
      on_reject  an allocation was refused at once (galloc_stats.rejections), but in on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, none of which has been handed out yet; to register it
-                with a network, say. The pool's device is current. Pages that move appear at a second address
+                with a network, say. The pool's device is current. Pages that move appear at a second address. Those
+                created while on_map is set can be used for GPUDirect RDMA, where the device has that; those of before
+                only with gpu_direct_rdma
      on_unmap   the same range loses its memory when this returns; no work that used it is left. Ranges come and go as
                 wholes. Memory that cudaDeviceReset took is not told of
      In on_map and on_unmap galloc serves from what the pool has, without mapping or unmapping anything.
@@ -2270,6 +2275,7 @@ struct galloc_pool {
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
+    int rdma;            /* pages can be made capable of it */
     gai_budget *budget;  /* of its device */
     galloc_pool *next_sharing;
     size_t taken;        /* from the budget, and guarded by its lock; so is */
@@ -5826,6 +5832,7 @@ static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
+    if (pool->rdma) properties.allocFlags.gpuDirectRDMACapable = pool->config.gpu_direct_rdma || pool->callbacks.on_map;
     return properties;
 }
 
@@ -11607,6 +11614,7 @@ static const gai_key gai_keys[] = {
      "milliseconds, at most 1000000000, or none"},
     {"max_retries", GAI_NUMBER, GAI_MEMBER(max_retries), "", 0, 0, 1000, "a number from 0 to 1000"},
     {"throw_on_cudamalloc_oom", GAI_WORDS, GAI_MEMBER(throw_on_cudamalloc_oom), GAI_SWITCHED},
+    {"gpu_direct_rdma", GAI_WORDS, GAI_MEMBER(gpu_direct_rdma), GAI_SWITCHED},
     {"release_lock_on_cudamalloc", GAI_NO_SETTING, 0, GAI_SWITCHED},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
@@ -12110,11 +12118,12 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 {
     static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
                                        "lane_bytes", "large_segment_size", "max_split_size", "max_non_split_rounding",
-                                       "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check", NULL};
+                                       "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check",
+                                       "gpu_direct_rdma", NULL};
     static const char *const driver[] = {"reuse", "release_threshold", NULL};
     static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
-    static const char *const paged[] = {"overhead", "growth", "gc_age", NULL};
-    static const char *const tuned[] = {"strategy", "overhead", "growth", "gc_age", NULL};
+    static const char *const paged[] = {"overhead", "growth", "gc_age", "gpu_direct_rdma", NULL};
+    static const char *const tuned[] = {"strategy", "overhead", "growth", "gc_age", "gpu_direct_rdma", NULL};
     static const char *const waits[] = {"wait_limit_ms", "max_retries", NULL};
     static const char *const looks[] = {"stream_check", NULL};
     static const char *const threshold[] = {"gc_threshold", NULL};
@@ -12860,10 +12869,21 @@ static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
     return result ? result : gai_driver_pool_new(pool);
 }
 
+/* Of what sizes pages are, and for what they can be used. A driver that does not know RDMA of pages has none. Pages are
+   made for it some day, perhaps, and are of the same sizes before. */
+static CUresult gai_pool_open_pages(galloc_pool *pool)
+{
+    CUmemAllocationProp properties = gai_page_properties(pool);
+    int can = 0;
+    pool->rdma = !gai_cu.DeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                            pool->config.device) && can;
+    properties.allocFlags.gpuDirectRDMACapable = (unsigned char)pool->rdma;
+    return gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+}
+
 /* What the device can do, and its primary context, retained until the pool ends. */
 static CUresult gai_pool_open(galloc_pool *pool)
 {
-    CUmemAllocationProp properties = gai_page_properties(pool);
     CUdevice device = pool->config.device;
     int mapping = 0;
     CUresult result = device < GAI_DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -12880,9 +12900,8 @@ static CUresult gai_pool_open(galloc_pool *pool)
     gai_pool_choose_ways(pool);
     if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
     pool->granularity = GAI_FIXED_SMALL;
-    if (!result && pool->config.expandable_segments)
-        result = gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties,
-                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (!result && pool->config.expandable_segments) result = gai_pool_open_pages(pool);
+    pool->config.gpu_direct_rdma &= pool->rdma;
     if (!gai_is_power_of_two(pool->granularity)) pool->granularity = 2 * gai_power_below(pool->granularity);
     pool->granularity = gai_max(pool->granularity, GAI_FIXED_SMALL);
     if (result) (void)gai_cu.DevicePrimaryCtxRelease(device);

@@ -135,6 +135,8 @@ static const value_case values[] = {
     {"max_retries:1000", NULL},
     {"throw_on_cudamalloc_oom:True", NULL},
     {"throw_on_cudamalloc_oom:False", NULL},
+    {"gpu_direct_rdma:True", NULL},
+    {"gpu_direct_rdma:False", NULL},
 };
 
 TEST(each_value_is_read_and_printed)
@@ -159,7 +161,7 @@ TEST(values_reach_the_members)
                              "per_process_memory_fraction:0.25,device_limit:2G,overhead:0.125,growth:4M,"
                              "lane_bytes:5M,large_segment_size:24M,max_split_size:48M,max_non_split_rounding:32M,"
                              "roundup_power2_divisions:4,gc_threshold:0.75,gc_age:3s,release_threshold:5M,"
-                             "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True");
+                             "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True,gpu_direct_rdma:True");
     EXPECT_EQ(c.like, GALLOC_LIKE_PYTORCH);
     EXPECT_EQ(c.backend, GALLOC_BACKEND_CUDA_MALLOC_ASYNC);
     EXPECT_EQ(c.strategy, GALLOC_STRATEGY_POOLED);
@@ -183,6 +185,7 @@ TEST(values_reach_the_members)
     EXPECT_EQ(c.wait_limit_ms, 7);
     EXPECT_EQ(c.max_retries, 3);
     EXPECT_EQ(c.throw_on_cudamalloc_oom, 1);
+    EXPECT_EQ(c.gpu_direct_rdma, 1);
 }
 
 /* PyTorch's rules: a pair [B:d] sets sizes from B to 2 B MiB, the first one all below as well, > all above the last
@@ -312,6 +315,7 @@ static const wrong_case wrong[] = {
     {"max_retries:1001", {"out of range for max_retries", "from 0 to 1000", NULL}},
     {"max_retries:none", {"no value for max_retries", NULL, NULL}},
     {"throw_on_cudamalloc_oom:1", {"no value for throw_on_cudamalloc_oom", "True or False", NULL}},
+    {"gpu_direct_rdma:yes", {"'yes' is no value for gpu_direct_rdma", "True or False", NULL}},
     {"release_lock_on_cudamalloc:none", {"no value for release_lock_on_cudamalloc", "True or False", NULL}},
     {"release_lock_on_cudamalloc:True,release_lock_on_cudamalloc:True", {"at 33:", "given twice", NULL}},
 };
@@ -341,9 +345,9 @@ TEST(members_out_of_range_are_refused)
         "growth", "growth", "large_segment_size", "max_split_size is 19M: must be at least large_segment_size",
         "max_non_split_rounding is 19M: must be", "roundup_power2_divisions", "gc_threshold", "gc_threshold",
         "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead",
-        "lane_bytes", "stream_check"};
+        "lane_bytes", "gpu_direct_rdma", "stream_check"};
     begin();
-    for (int i = 0; i < 27; i++) {
+    for (int i = 0; i < 28; i++) {
         galloc_config c = galloc_config_default();
         galloc_pool *pool = NULL;
         char text[GALLOC_CONFIG_TEXT];
@@ -374,6 +378,7 @@ TEST(members_out_of_range_are_refused)
         case 23: c.gc_age = 1500001; break;
         case 24: c.overhead = strtod("nan", NULL); break;
         case 25: c.lane_bytes = MIB(64) + 1; break;
+        case 26: c.gpu_direct_rdma = 2; break;
         default: c.stream_check = 2; break;
         }
         EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);
@@ -409,6 +414,12 @@ TEST(settings_without_effect_are_named)
          "max_non_split_rounding: no effect unless max_split_size is given"},
         {"strategy:heuristic,expandable_segments:False,growth:4M",
          "strategy, growth: no effect unless expandable_segments is True"},
+        {"expandable_segments:False,gpu_direct_rdma:True",
+         "gpu_direct_rdma: no effect unless expandable_segments is True"},
+        {"strategy:heuristic,expandable_segments:False,gpu_direct_rdma:True",
+         "strategy, gpu_direct_rdma: no effect unless expandable_segments is True"},
+        {"gpu_direct_rdma:True", ""},
+        {"backend:cudaMallocAsync,gpu_direct_rdma:True", "gpu_direct_rdma: no effect unless backend is native"},
         {"strategy:heuristic,overhead:0.1,growth:4M", ""},
         {"strategy:pooled,expandable_segments:False,roundup_power2_divisions:4", ""},
         {"backend:cudaMalloc,overhead:0.1,memory_limit:1G", "overhead: no effect unless backend is native"},
@@ -441,11 +452,12 @@ TEST(settings_without_effect_are_named)
         {"backend:cudaMalloc,strategy:pooled,expandable_segments:True,stats:exact,overhead:1,growth:2M,"
          "large_segment_size:20M,max_split_size:20M,max_non_split_rounding:20M,roundup_power2_divisions:4,"
          "gc_threshold:0.5,gc_age:5s,stream_check:off,reuse:none,release_threshold:5,"
-         "throw_on_cudamalloc_oom:True,wait_limit_ms:3,max_retries:4,release_lock_on_cudamalloc:True",
+         "throw_on_cudamalloc_oom:True,wait_limit_ms:3,max_retries:4,gpu_direct_rdma:True,"
+         "release_lock_on_cudamalloc:True",
          "strategy, expandable_segments, stats, overhead, growth, large_segment_size, max_split_size, "
-         "max_non_split_rounding, roundup_power2_divisions, gc_threshold, gc_age, stream_check: no effect unless "
-         "backend is native; reuse, release_threshold: no effect with backend:cudaMalloc; wait_limit_ms, max_retries: "
-         "no effect with throw_on_cudamalloc_oom:True; release_lock_on_cudamalloc: no effect since such a lock is "
+         "max_non_split_rounding, roundup_power2_divisions, gc_threshold, gc_age, stream_check, gpu_direct_rdma: "
+         "no effect unless backend is native; reuse, release_threshold: no effect with backend:cudaMalloc; "
+         "wait_limit_ms, max_retries: no effect with throw_on_cudamalloc_oom:True; release_lock_on_cudamalloc: no effect since such a lock is "
          "never held there"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

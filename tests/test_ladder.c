@@ -594,6 +594,96 @@ static void *reserve_in_vain(void *user)
     return NULL;
 }
 
+/* ---- pages for RDMA ---------------------------------------------------------------------------------------------- */
+
+static void told(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool, (void)addr, (void)bytes, (void)user;
+}
+
+static galloc_pool *rdma_pool(int device_can, const char *text)
+{
+    sim_options options = sim_defaults();
+    galloc_config config = galloc_config_default();
+    options.rdma = device_can;
+    begin_with(options);
+    OK(galloc_config_parse(&config, text, NULL, 0));
+    return pool_new(&config);
+}
+
+/* By a setting, for all pages, also those of a pool that moves them and gives some back; or for none. */
+TEST(pages_are_made_for_rdma_where_that_is_asked_for)
+{
+    for (int asked = 0; asked < 2; asked++) {
+        galloc_pool *pool = rdma_pool(1, asked ? "gpu_direct_rdma:True" : "");
+        galloc_config config;
+        cudaStream_t s = stream_new();
+        void *p[8];
+        for (int i = 0; i < 8; i++) p[i] = get(pool, MIB(10), s);
+        for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+        OK(cudaStreamSynchronize(s));
+        void *large = get(pool, MIB(60), s);
+        put(s, large, MIB(60), 1);
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.gpu_direct_rdma, asked);
+        EXPECT(sim_physical(0) >= MIB(100));
+        EXPECT_EQ(sim_rdma(0), asked ? sim_physical(0) : 0);
+        OK(galloc_free(large, s));
+        for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(sim_rdma(0), 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Nor on fixed segments, which are the driver's to make. A driver that does not know of it has none. */
+TEST(no_page_is_made_for_rdma_where_the_device_cannot)
+{
+    static const int can[] = {0, -1, 1};
+    for (int i = 0; i < 3; i++) {
+        galloc_pool *pool = rdma_pool(can[i], i < 2 ? "gpu_direct_rdma:True"
+                                                    : "gpu_direct_rdma:True,expandable_segments:False");
+        galloc_callbacks calls = {NULL, NULL, told, told, NULL};
+        galloc_config config;
+        cudaStream_t s = stream_new();
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        OK(galloc_free(get(pool, MIB(10), s), s));
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.gpu_direct_rdma, 0);
+        EXPECT(sim_physical(0) >= MIB(10));
+        EXPECT_EQ(sim_rdma(0), 0);
+        OK(galloc_pool_set_callbacks(pool, NULL));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Those that are created while on_map is set; not those before and after. */
+TEST(pages_that_on_map_is_told_of_are_made_for_rdma)
+{
+    galloc_pool *pool = rdma_pool(1, "");
+    galloc_callbacks calls = {NULL, NULL, told, NULL, NULL}, neither = {NULL, NULL, NULL, told, NULL};
+    cudaStream_t s = stream_new();
+    void *p[3];
+    p[0] = get(pool, MIB(10), s);
+    size_t before = sim_physical(0);
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT_EQ(sim_rdma(0), 0);
+    p[1] = get(pool, MIB(40), s);
+    EXPECT(sim_physical(0) > before);
+    size_t during = sim_physical(0);
+    EXPECT_EQ(sim_rdma(0), during - before);
+    OK(galloc_pool_set_callbacks(pool, &neither));
+    p[2] = get(pool, MIB(40), s);
+    EXPECT(sim_physical(0) > during);
+    EXPECT_EQ(sim_rdma(0), during - before);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    finish();
+}
+
 static void on_map_and_reserve(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     pthread_t other;

@@ -43,6 +43,7 @@ typedef struct sim_options {
     int devices;         /* 1 .. 8 */
     size_t memory;       /* bytes of each device */
     int vmm;             /* virtual memory management is supported */
+    int rdma;            /* 1: pages can be made capable of RDMA; 0: not; -1: the driver does not know the attribute */
     size_t granularity;  /* of cuMemCreate, bytes; 2 MiB */
     uint64_t seed;       /* of the scheduler */
     int pace;            /* SIM_PACE_... */
@@ -51,7 +52,7 @@ typedef struct sim_options {
     int driver_version;  /* what cuDriverGetVersion says; functions newer than it have no entry point */
 } sim_options;
 
-sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, seed 1, random pace, no lag, panic */
+sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
 
 /* Begins anew, as a new process would: no contexts, no streams, counters zero, faults and findings cleared. The calling
    thread has no current context, like any thread until it calls the runtime. Returns 0, or -1 with a line on stderr. */
@@ -120,6 +121,7 @@ double sim_cost_us_of(const char *function);    /* the same in microseconds */
 void sim_cost_reset(void);
 size_t sim_physical(int device);                /* bytes of physical memory taken: handles and cudaMalloc blocks */
 size_t sim_physical_peak(int device);
+size_t sim_rdma(int device);                    /* bytes of handles that are capable of RDMA */
 void sim_physical_peak_reset(int device);
 size_t sim_mapped(int device);                  /* bytes of addresses that have a page */
 size_t sim_addresses(void);                     /* bytes of addresses reserved */

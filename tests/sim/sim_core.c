@@ -142,6 +142,7 @@ sim_options sim_defaults(void) {
     o.devices = 1;
     o.memory = (size_t)64 << 30;
     o.vmm = 1;
+    o.rdma = 1;
     o.granularity = (size_t)2 << 20;
     o.seed = 1;
     o.pace = SIM_PACE_RANDOM;
@@ -577,6 +578,7 @@ static size_t account(const size_t *of) {
 
 size_t sim_physical(int device) { return account(&sm.device[device].used); }
 size_t sim_physical_peak(int device) { return account(&sm.device[device].peak); }
+size_t sim_rdma(int device) { return account(&sm.device[device].rdma); }
 size_t sim_mapped(int device) { return account(&sm.device[device].mapped); }
 size_t sim_addresses(void) { return account(&sm.addresses); }
 size_t sim_unmapped_under_work(void) { return account(&sm.unmapped_under_work); }

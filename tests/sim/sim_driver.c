@@ -72,6 +72,7 @@ static bool is_device(int device) { return device >= 0 && device < sm.opt.device
 int sm_attribute(int *value, int attribute, int device) {
     if (!value) return E_VALUE;
     if (!is_device(device)) return E_DEVICE;
+    if (attribute == 110 && sm.opt.rdma < 0) return E_VALUE;
     switch (attribute) {
     case 1: *value = 1024; break;          /* threads in a block */
     case 10: *value = 32; break;           /* threads in a warp */
@@ -80,6 +81,7 @@ int sm_attribute(int *value, int attribute, int device) {
     case 75: *value = 9; break;            /* compute capability */
     case 76: *value = 0; break;
     case 102: *value = sm.opt.vmm != 0; break; /* virtual memory management */
+    case 110: *value = sm.opt.rdma; break; /* pages for RDMA */
     case 104: case 128: *value = 0; break; /* handles for Windows, for fabric */
     default: *value = 1;
     }

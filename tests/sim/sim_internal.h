@@ -169,6 +169,7 @@ typedef struct sm_handle {
     int device;
     bool held;       /* not released */
     bool counted;    /* takes physical memory */
+    bool rdma;       /* capable of RDMA */
     int maps;
     int users; /* operations that hold a pointer to it (backed mode) */
     uint64_t seen_at; /* the address through which it was used last; 0: never used */
@@ -324,7 +325,7 @@ struct CUctx_st {
 
 typedef struct sm_device {
     struct CUctx_st primary;
-    size_t used, peak, mapped;
+    size_t used, peak, mapped, rdma;
     int memfd;
     int64_t offset; /* the next free one in the memfd */
 } sm_device;

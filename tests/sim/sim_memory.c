@@ -205,6 +205,7 @@ static sm_handle *handle_new(int device, size_t size) {
 void sm_handle_settle(sm_handle *h) {
     if (h->held || h->maps) return;
     if (h->counted) sm.device[h->device].used -= h->size;
+    if (h->counted && h->rdma) sm.device[h->device].rdma -= h->size;
     h->counted = false;
     if (!h->users) handle_free(h);
 }
@@ -334,6 +335,7 @@ static int check_prop(const CUmemAllocationProp *prop) {
     if (!sm.opt.vmm) return E_NOT_SUPPORTED;
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return E_VALUE;
+    if (prop->allocFlags.gpuDirectRDMACapable && sm.opt.rdma != 1) return E_NOT_SUPPORTED;
     return prop->location.id >= 0 && prop->location.id < sm.opt.devices ? 0 : E_DEVICE;
 }
 
@@ -351,6 +353,8 @@ int sm_create(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocat
     sm_handle *h = handle_new(prop->location.id, size);
     if (!h) return E_MEMORY;
     handle_register(h);
+    h->rdma = prop->allocFlags.gpuDirectRDMACapable != 0;
+    if (h->rdma) sm.device[h->device].rdma += size;
     CHARGE(create_price, size, 1);
     *out = h->id;
     return 0;
