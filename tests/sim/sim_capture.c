@@ -1,85 +1,12 @@
-/* sim_capture.c - stream capture, graphs, user objects.
+/* sim_capture.c - stream capture.
 
-   A graph is the list of what was asked of the captured streams, in that order; each stream that took part is a lane.
-   A launch asks the same again: lane 0 of the launch stream, the others of streams of the graph's own. So work in
-   different lanes is ordered by what was captured, and by nothing else. */
+   What is asked of a captured stream becomes a node of the capture's graph. Each stream that takes part is a lane, and
+   its end is the list of nodes that its next one will depend on. */
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim_internal.h"
-
-typedef enum item_kind {
-    ITEM_WORK, ITEM_VALUE, ITEM_MARK, ITEM_WAIT, ITEM_RECORD_EXTERNAL, ITEM_WAIT_EXTERNAL
-} item_kind;
-
-typedef struct item {
-    item_kind kind;
-    int lane;
-    sm_work work;              /* WORK */
-    uint32_t *word, value;     /* VALUE */
-    unsigned flags;
-    bool write;
-    int mark;                  /* MARK, WAIT */
-    sm_event *event;           /* the external ones */
-    unsigned long long birth;
-} item;
-
-typedef struct held_object {
-    cudaUserObject_t object;
-    unsigned count;
-} held_object;
-
-/* Points of streams. */
-typedef struct stamps {
-    sm_stamp *at;
-    size_t n, cap;
-} stamps;
-
-/* Nodes that something comes after, each of them once. */
-typedef struct node_list {
-    CUgraphNode *at;
-    size_t n, cap;
-} node_list;
-
-/* A node of a captured graph, as far as the order of nodes goes. */
-struct CUgraphNode_st {
-    node_list after;
-};
-
-/* Lives as long as the graph's handle, an instance, or a launch that runs. */
-struct CUgraph_st {
-    sm_graph *next;
-    int refs;
-    bool live; /* the handle */
-    item *items;
-    size_t nitems, capitems;
-    int lanes, marks;
-    node_list nodes; /* of a clone: none */
-    held_object *objects;
-    size_t nobjects, capobjects;
-    stamps launches; /* their ends */
-};
-
-struct CUgraphExec_st {
-    struct CUgraphExec_st *next;
-    sm_graph *graph;
-    sm_stream *lane[SM_LANES]; /* from 1 */
-    sm_stamp last;             /* launches of one instance do not overlap */
-};
-
-struct CUuserObject_st {
-    struct CUuserObject_st *next;
-    unsigned refs;
-    cudaHostFn_t destroy;
-    void *ptr;
-    stamps launches; /* of graphs that held it */
-};
-
-/* How many pieces of work of each lane come before a point of the capture. */
-typedef struct seen {
-    int work[SM_LANES];
-} seen;
 
 struct sm_capture {
     sm_capture *next;
@@ -88,53 +15,29 @@ struct sm_capture {
     sm_thread *thread;
     bool lost;
     sm_graph *graph;
+    bool theirs;                 /* the graph was the program's before, and stays it whatever happens */
     sm_stream *stream[SM_LANES];
     int lanes;
-    seen at[SM_LANES]; /* the end of each lane */
-    node_list end[SM_LANES]; /* the same in nodes: what comes next on it comes after these */
-    seen *mark;
+    sm_node_list end[SM_LANES];
+    sm_node_list *mark;          /* the end of a lane where an event was recorded */
     size_t nmarks, capmarks;
-    node_list *mark_end; /* by mark */
-    size_t capends;
 };
 
 static bool is_blocking(const sm_stream *s) { return !s->legacy && !(s->flags & CU_STREAM_NON_BLOCKING); }
 
 /* ---- nodes ----------------------------------------------------------------------------------------------------- */
 
-static void nodes_add(node_list *list, CUgraphNode node) {
-    for (size_t i = 0; i < list->n; i++)
-        if (list->at[i] == node) return;
-    list->at = sm_grow(list->at, list->n, &list->cap, sizeof *list->at);
-    list->at[list->n++] = node;
-}
-
-static void nodes_add_all(node_list *list, const node_list *more) {
-    for (size_t i = 0; i < more->n; i++) nodes_add(list, more->at[i]);
-}
-
-static void nodes_drop(node_list *list) {
-    free(list->at);
-    memset(list, 0, sizeof *list);
-}
-
-/* The stream's next node: it comes after what the stream's end was, and is that now. */
-static void add_node(sm_stream *s) {
-    node_list *end = &s->capture->end[s->lane];
-    node_list *all = &s->capture->graph->nodes;
-    CUgraphNode node = sm_alloc(sizeof *node);
-    nodes_add_all(&node->after, end);
+static void set_end(sm_stream *s, CUgraphNode node) {
+    sm_node_list *end = &s->capture->end[s->lane];
     end->n = 0;
-    nodes_add(end, node);
-    all->at = sm_grow(all->at, all->n, &all->cap, sizeof *all->at);
-    all->at[all->n++] = node;
+    sm_nodes_add(end, node);
 }
 
-static bool is_node(CUgraphNode node) {
-    for (sm_graph *g = sm.graphs; g; g = g->next)
-        for (size_t i = 0; i < g->nodes.n; i++)
-            if (g->nodes.at[i] == node) return true;
-    return false;
+/* The stream's next node. */
+static CUgraphNode add_node(sm_stream *s, sm_node_kind kind) {
+    CUgraphNode node = sm_node_new(s->capture->graph, kind, s->context, &s->capture->end[s->lane]);
+    set_end(s, node);
+    return node;
 }
 
 /* What the stream's next node will come after. The array is the capture's. */
@@ -144,135 +47,33 @@ int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n) 
     if (error) return error;
     if (nodes) *nodes = NULL;
     if (n) *n = 0;
-    if (!s->capture || sm_capture_lost(s->capture)) return 0;
+    if (!s->capture || s->capture->lost) return 0;
     if (nodes) *nodes = s->capture->end[s->lane].at;
     if (n) *n = s->capture->end[s->lane].n;
     return 0;
 }
 
-/* With no array it says how many there are, else how many of them it gave; the rest of the array is cleared. */
-int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n) {
-    if (!node || !n) return E_VALUE;
-    if (!is_node(node)) {
-        sm_find(SIM_DEAD_HANDLE, "node %p is of no graph", (void *)node);
-        return E_VALUE;
+/* The program's own idea of what the stream's next node depends on: these too (0), or these alone (1). */
+int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags) {
+    sm_stream *s;
+    sm_node_list list;
+    int error = sm_stream_find(handle, &s);
+    if (error) return error;
+    if (!s->capture) return E_STATE;
+    if (s->capture->lost) return E_CAPTURE_LOST;
+    error = flags > 1 ? E_VALUE : sm_nodes_named(&list, s->capture->graph, nodes, n);
+    if (error) return error;
+    if (flags) s->capture->end[s->lane].n = 0;
+    sm_nodes_add_all(&s->capture->end[s->lane], &list);
+    sm_nodes_drop(&list);
+    return 0;
+}
+
+void sm_capture_forget_node(CUgraphNode node) {
+    for (sm_capture *c = sm.captures; c; c = c->next) {
+        for (int i = 0; i < c->lanes; i++) sm_nodes_remove(&c->end[i], node);
+        for (size_t i = 0; i < c->nmarks; i++) sm_nodes_remove(&c->mark[i], node);
     }
-    for (size_t i = 0; nodes && i < *n; i++) nodes[i] = i < node->after.n ? node->after.at[i] : NULL;
-    if (!nodes || *n > node->after.n) *n = node->after.n;
-    return 0;
-}
-
-/* ---- user objects and graphs ----------------------------------------------------------------------------------- */
-
-static void stamps_add(stamps *list, sm_stamp stamp) {
-    list->at = sm_grow(list->at, list->n, &list->cap, sizeof *list->at);
-    if (stamp.clock) stamp.clock->refs++;
-    list->at[list->n++] = stamp;
-}
-
-static void stamps_drop(stamps *list) {
-    for (size_t i = 0; i < list->n; i++) sm_clock_drop(list->at[i].clock);
-    free(list->at);
-}
-
-int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, unsigned refs, unsigned flags) {
-    if (!out || !destroy || !refs || flags != 1) return E_VALUE;
-    struct CUuserObject_st *o = sm_alloc(sizeof *o);
-    o->next = sm.objects;
-    o->refs = refs;
-    o->destroy = destroy;
-    o->ptr = ptr;
-    sm.objects = o;
-    *out = o;
-    return 0;
-}
-
-int sm_object_retain(cudaUserObject_t o, unsigned count) {
-    if (!o || !count) return E_VALUE;
-    o->refs += count;
-    return 0;
-}
-
-int sm_object_release(cudaUserObject_t o, unsigned count) {
-    if (!o || !count || o->refs < count) return E_VALUE;
-    if (o->refs -= count) return 0;
-    for (size_t i = 0; i < o->launches.n; i++) sm_host_saw(&o->launches.at[i]); /* that it is called says so */
-    stamps_drop(&o->launches);
-    sm_later(o->destroy, o->ptr);
-    struct CUuserObject_st **at = &sm.objects;
-    while (*at != o) at = &(*at)->next;
-    *at = o->next;
-    free(o);
-    return 0;
-}
-
-/* With cudaGraphUserObjectMove (1) the caller's own references pass to the graph. */
-int sm_graph_retain(cudaGraph_t g, cudaUserObject_t o, unsigned count, unsigned flags) {
-    if (!g || !g->live || !o || !count || flags > 1) return E_VALUE;
-    if (!flags) o->refs += count;
-    g->objects = sm_grow(g->objects, g->nobjects, &g->capobjects, sizeof *g->objects);
-    g->objects[g->nobjects++] = (held_object){o, count};
-    return 0;
-}
-
-static sm_graph *graph_new(void) {
-    sm_graph *g = sm_alloc(sizeof *g);
-    g->refs = 1;
-    g->live = true;
-    g->next = sm.graphs;
-    return sm.graphs = g;
-}
-
-static void graph_free(sm_graph *g) {
-    for (size_t i = 0; i < g->nitems; i++)
-        if (g->items[i].kind == ITEM_WORK) sm_work_drop(&g->items[i].work);
-    free(g->items);
-    for (size_t i = 0; i < g->nodes.n; i++) {
-        nodes_drop(&g->nodes.at[i]->after);
-        free(g->nodes.at[i]);
-    }
-    nodes_drop(&g->nodes);
-    free(g->objects);
-    stamps_drop(&g->launches);
-    free(g);
-}
-
-void sm_graph_drop(sm_graph *g) {
-    if (--g->refs) return;
-    sm_graph_memory_drop(g);
-    for (size_t i = 0; i < g->nobjects; i++) {
-        for (size_t k = 0; k < g->launches.n; k++) stamps_add(&g->objects[i].object->launches, g->launches.at[k]);
-        sm_object_release(g->objects[i].object, g->objects[i].count);
-    }
-    sm_graph **at = &sm.graphs;
-    while (*at != g) at = &(*at)->next;
-    *at = g->next;
-    graph_free(g);
-}
-
-/* A clone keeps what its original keeps, and lives on its own. */
-int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from) {
-    if (!out || !from || !from->live) return E_VALUE;
-    sm_graph *g = graph_new();
-    g->lanes = from->lanes;
-    g->marks = from->marks;
-    for (size_t i = 0; i < from->nitems; i++) {
-        g->items = sm_grow(g->items, g->nitems, &g->capitems, sizeof *g->items);
-        g->items[g->nitems] = from->items[i];
-        if (from->items[i].kind == ITEM_WORK) sm_work_copy(&g->items[g->nitems].work, &from->items[i].work);
-        g->nitems++;
-    }
-    for (size_t i = 0; i < from->nobjects; i++)
-        (void)sm_graph_retain(g, from->objects[i].object, from->objects[i].count, 0);
-    *out = g;
-    return 0;
-}
-
-int sm_graph_destroy(cudaGraph_t g) {
-    if (!g || !g->live) return E_VALUE;
-    g->live = false;
-    sm_graph_drop(g);
-    return 0;
 }
 
 /* ---- captures -------------------------------------------------------------------------------------------------- */
@@ -350,25 +151,54 @@ static void add_lane(sm_capture *c, sm_stream *s) {
     s->capture = c;
     s->lane = c->lanes;
     c->stream[c->lanes++] = s;
-    c->graph->lanes = c->lanes;
     s->context->captures += is_blocking(s);
 }
 
-int sm_capture_begin(CUstream handle, int mode) {
-    sm_stream *s;
-    int error = sm_stream_find(handle, &s);
+static int may_begin(CUstream handle, int mode, sm_stream **s) {
+    int error = sm_stream_find(handle, s);
     if (error) return error;
     if (mode < 0 || mode > 2) return E_VALUE;
-    if (s->legacy) return E_CAPTURE_UNSUPPORTED;
-    if (s->capture) return E_STATE;
+    if ((*s)->legacy) return E_CAPTURE_UNSUPPORTED;
+    return (*s)->capture ? E_STATE : 0;
+}
+
+static sm_capture *capture_new(sm_stream *s, sm_graph *g, int mode) {
     sm_capture *c = sm_alloc(sizeof *c);
     c->id = ++sm.ids;
     c->mode = mode;
     c->thread = sm_self();
-    c->graph = graph_new();
+    c->graph = g;
     c->next = sm.captures;
     sm.captures = c;
     add_lane(c, s);
+    return c;
+}
+
+int sm_capture_begin(CUstream handle, int mode) {
+    sm_stream *s;
+    int error = may_begin(handle, mode, &s);
+    if (!error) capture_new(s, sm_graph_new(), mode);
+    return error;
+}
+
+static bool is_captured_into(cudaGraph_t g) {
+    for (sm_capture *c = sm.captures; c; c = c->next)
+        if (c->graph == g) return true;
+    return false;
+}
+
+/* Into a graph that is there already; the first node comes after those. */
+int sm_capture_begin_in(CUstream handle, cudaGraph_t g, const CUgraphNode *after, size_t n, int mode) {
+    sm_stream *s;
+    sm_node_list list;
+    int error = may_begin(handle, mode, &s);
+    if (!error) error = sm_graph_check(g);
+    if (!error && is_captured_into(g)) error = E_VALUE;
+    if (!error) error = sm_nodes_named(&list, g, after, n);
+    if (error) return error;
+    sm_capture *c = capture_new(s, g, mode);
+    c->theirs = true;
+    c->end[0] = list;
     return 0;
 }
 
@@ -380,9 +210,8 @@ static void capture_free(sm_capture *c) {
         c->stream[i]->capture = NULL;
         c->stream[i]->context->captures -= is_blocking(c->stream[i]);
     }
-    for (int i = 0; i < c->lanes; i++) nodes_drop(&c->end[i]);
-    for (size_t i = 0; i < c->nmarks; i++) nodes_drop(&c->mark_end[i]);
-    free(c->mark_end);
+    for (int i = 0; i < c->lanes; i++) sm_nodes_drop(&c->end[i]);
+    for (size_t i = 0; i < c->nmarks; i++) sm_nodes_drop(&c->mark[i]);
     free(c->mark);
     free(c);
 }
@@ -390,7 +219,7 @@ static void capture_free(sm_capture *c) {
 /* Does all captured work come before the end of lane 0? */
 static bool is_joined(const sm_capture *c) {
     for (int i = 1; i < c->lanes; i++)
-        if (c->at[0].work[i] < c->at[i].work[i]) return false;
+        if (!sm_nodes_before(&c->end[i], &c->end[0])) return false;
     return true;
 }
 
@@ -408,12 +237,10 @@ int sm_capture_end(CUstream handle, cudaGraph_t *out) {
     }
     error = c->lost ? E_CAPTURE_LOST : is_joined(c) ? 0 : E_CAPTURE_UNJOINED;
     sm_graph *g = c->graph;
+    bool theirs = c->theirs;
     capture_free(c);
-    if (error || !out) {
-        g->live = false;
-        sm_graph_drop(g);
-    } else
-        *out = g;
+    if (!error && out) *out = g;
+    else if (!theirs) sm_graph_abandon(g);
     return error;
 }
 
@@ -435,75 +262,56 @@ void sm_capture_of_context_dies(sm_context *context) {
     for (sm_capture *c = sm.captures, *next; c; c = next) {
         next = c->next;
         if (c->stream[0]->context != context) continue;
-        sm_graph *g = c->graph;
+        sm_graph *g = c->theirs ? NULL : c->graph;
         capture_free(c);
-        g->live = false;
-        sm_graph_drop(g);
+        if (g) sm_graph_abandon(g);
     }
 }
 
 /* ---- what is captured ------------------------------------------------------------------------------------------ */
 
-static item *add_item(sm_stream *s, item_kind kind) {
-    sm_graph *g = s->capture->graph;
-    g->items = sm_grow(g->items, g->nitems, &g->capitems, sizeof *g->items);
-    item *i = &g->items[g->nitems++];
-    memset(i, 0, sizeof *i);
-    i->kind = kind;
-    i->lane = s->lane;
-    return i;
-}
-
-void sm_capture_work(sm_stream *s, const sm_work *w) {
-    sm_work_copy(&add_item(s, ITEM_WORK)->work, w);
-    add_node(s);
-    s->capture->at[s->lane].work[s->lane]++;
-}
+void sm_capture_work(sm_stream *s, const sm_work *w) { sm_work_copy(&add_node(s, NODE_WORK)->work, w); }
 
 void sm_capture_value(sm_stream *s, uint32_t *word, uint32_t value, unsigned flags, bool write) {
-    item *i = add_item(s, ITEM_VALUE);
-    i->word = word;
-    i->value = value;
-    i->flags = flags;
-    i->write = write;
-    add_node(s);
-    s->capture->at[s->lane].work[s->lane]++;
+    CUgraphNode node = add_node(s, NODE_VALUE);
+    node->word = word;
+    node->value = value;
+    node->flags = flags;
+    node->write = write;
 }
 
-static int add_external(sm_stream *s, sm_event *e, item_kind kind) {
-    item *i = add_item(s, kind);
-    i->event = e;
-    i->birth = e->birth;
-    add_node(s);
+/* A graph that is launched on a captured stream becomes a child of the capture's. */
+int sm_capture_child(sm_stream *s, const sm_graph *instance) {
+    CUgraphNode node;
+    int error = sm_node_of_instance(s->capture->graph, s->context, &s->capture->end[s->lane], instance, &node);
+    if (!error) set_end(s, node);
+    return error;
+}
+
+static int add_external(sm_stream *s, sm_event *e, sm_node_kind kind) {
+    CUgraphNode node = add_node(s, kind);
+    node->event = e;
+    node->birth = e->birth;
     return 0;
 }
 
 int sm_capture_record(sm_stream *s, sm_event *e, bool external) {
-    if (external) return add_external(s, e, ITEM_RECORD_EXTERNAL);
+    if (external) return add_external(s, e, NODE_RECORD);
     sm_capture *c = s->capture;
     c->mark = sm_grow(c->mark, c->nmarks, &c->capmarks, sizeof *c->mark);
-    c->mark[c->nmarks] = c->at[s->lane];
-    c->mark_end = sm_grow(c->mark_end, c->nmarks, &c->capends, sizeof *c->mark_end);
-    memset(&c->mark_end[c->nmarks], 0, sizeof *c->mark_end);
-    nodes_add_all(&c->mark_end[c->nmarks], &c->end[s->lane]);
+    c->mark[c->nmarks] = (sm_node_list){NULL, 0, 0};
+    sm_nodes_add_all(&c->mark[c->nmarks], &c->end[s->lane]);
     sm_stamp_set(&e->stamp, (sm_stamp){NULL, 0, NULL});
     e->capture = c->id;
-    e->mark = add_item(s, ITEM_MARK)->mark = (int)c->nmarks++;
-    c->graph->marks = (int)c->nmarks;
+    e->mark = (int)c->nmarks++;
     return 0;
 }
 
-static void wait_for_mark(sm_stream *s, int mark) {
-    sm_capture *c = s->capture;
-    add_item(s, ITEM_WAIT)->mark = mark;
-    nodes_add_all(&c->end[s->lane], &c->mark_end[mark]);
-    for (int i = 0; i < c->lanes; i++)
-        if (c->at[s->lane].work[i] < c->mark[mark].work[i]) c->at[s->lane].work[i] = c->mark[mark].work[i];
-}
+static void wait_for_mark(sm_stream *s, int mark) { sm_nodes_add_all(&s->capture->end[s->lane], &s->capture->mark[mark]); }
 
 /* A captured stream waits. Only for its own capture, or for an event that it is told lies outside. */
 static int captured_waits(sm_stream *s, sm_event *e, bool external) {
-    if (external) return add_external(s, e, ITEM_WAIT_EXTERNAL);
+    if (external) return add_external(s, e, NODE_WAIT);
     if (e->capture == s->capture->id) {
         wait_for_mark(s, e->mark);
         return 0;
@@ -538,84 +346,6 @@ int sm_capture_event_touched(const sm_event *e) {
     return E_CAPTURED_EVENT;
 }
 
-/* ---- instances ------------------------------------------------------------------------------------------------- */
-
-int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t g) {
-    if (!out || !g || !g->live) return E_VALUE;
-    struct CUgraphExec_st *x = sm_alloc(sizeof *x);
-    x->graph = g;
-    g->refs++;
-    for (int i = 1; i < g->lanes; i++) x->lane[i] = sm_stream_new(sm_current(), CU_STREAM_NON_BLOCKING, 0, false);
-    x->next = sm.execs;
-    sm.execs = x;
-    *out = x;
-    return 0;
-}
-
-static void launch_item(const item *i, sm_stream *s, sm_stamp *marks) {
-    bool live = i->event && i->event->live && i->event->birth == i->birth;
-    switch (i->kind) {
-    case ITEM_WORK: sm_work_launch(s, &i->work); break;
-    case ITEM_VALUE: sm_value_queue(s, i->word, i->value, i->flags, i->write); break;
-    case ITEM_MARK: sm_stamp_set(&marks[i->mark], sm_stamp_of(s)); break;
-    case ITEM_WAIT: sm_after(s, &marks[i->mark]); break;
-    case ITEM_RECORD_EXTERNAL:
-        if (live) sm_event_mark(i->event, s);
-        break;
-    case ITEM_WAIT_EXTERNAL:
-        if (live) sm_after(s, &i->event->stamp);
-        break;
-    }
-}
-
-int sm_graph_launch(cudaGraphExec_t x, CUstream handle) {
-    sm_stream *s;
-    int error = sm_stream_find(handle, &s);
-    if (!error) error = sm_usable(s);
-    if (error || !x) return error ? error : E_VALUE;
-    if (s->capture) return E_NOT_SUPPORTED;
-    sm_graph *g = x->graph;
-    error = sm_graph_memory_launch(g);
-    if (error) return error;
-    sm_stamp *marks = sm_alloc((size_t)g->marks * sizeof *marks);
-    if (x->last.stream) sm_after(s, &x->last);
-    for (size_t i = 0; i < g->nitems; i++) {
-        int lane = g->items[i].lane;
-        launch_item(&g->items[i], lane ? x->lane[lane] : s, marks);
-    }
-    for (int i = 0; i < g->marks; i++) sm_clock_drop(marks[i].clock);
-    free(marks);
-    g->refs++;
-    sm_queue(s, OP_MARK)->graph = g;
-    sm_stamp_set(&x->last, sm_stamp_of(s));
-    if (g->nobjects) stamps_add(&g->launches, x->last);
-    return 0;
-}
-
-int sm_exec_destroy(cudaGraphExec_t x) {
-    if (!x) return E_VALUE;
-    struct CUgraphExec_st **at = &sm.execs;
-    while (*at && *at != x) at = &(*at)->next;
-    if (!*at) return E_VALUE;
-    *at = x->next;
-    for (int i = 1; i < x->graph->lanes; i++) sm_stream_end(x->lane[i]);
-    sm_clock_drop(x->last.clock);
-    sm_graph_drop(x->graph);
-    free(x);
-    return 0;
-}
-
-/* Of a process that ends: nobody's destructor is called. */
 void sm_captures_clear(void) {
     while (sm.captures) capture_free(sm.captures);
-    for (struct CUgraphExec_st *x = sm.execs, *next; x; x = next) {
-        next = x->next;
-        sm_clock_drop(x->last.clock);
-        free(x);
-    }
-    for (sm_graph *g = sm.graphs, *next; g; g = next) next = g->next, graph_free(g);
-    for (struct CUuserObject_st *o = sm.objects, *next; o; o = next) next = o->next, stamps_drop(&o->launches), free(o);
-    sm.execs = NULL;
-    sm.graphs = NULL;
-    sm.objects = NULL;
 }

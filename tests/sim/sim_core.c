@@ -163,6 +163,7 @@ static const char *wrong_option(const sim_options *o) {
 static void clear(void) {
     for (int i = 0; i < sm.nstreams; i++) sm_stream_abandon(sm.streams[i]);
     sm_captures_clear();
+    sm_graphs_clear();
     for (size_t i = 0; i < sm.nevents; i++) {
         sm_clock_drop(sm.events[i]->stamp.clock);
         free(sm.events[i]);

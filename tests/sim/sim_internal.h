@@ -3,7 +3,8 @@
    sim_core.c     state, threads, contexts, accounts, faults, findings
    sim_ledger.c   clocks, and the history of each physical page
    sim_queue.c    streams, events, operations, the scheduler
-   sim_capture.c  captures, graphs, user objects
+   sim_capture.c  captures
+   sim_graph.c    graphs, instances, user objects
    sim_memory.c   addresses, physical handles, mappings, cudaMalloc
    sim_work.c     kernels, copies, sets
    sim_runtime.c  the runtime API            sim_driver.c   the driver API and its entry points
@@ -29,7 +30,8 @@ enum {
     E_STATE = 401, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_CONTEXT_DEAD = 709,
     E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
     E_CAPTURE_MERGE = 902, E_CAPTURE_UNMATCHED = 903, E_CAPTURE_UNJOINED = 904, E_CAPTURE_ISOLATION = 905,
-    E_CAPTURE_IMPLICIT = 906, E_CAPTURED_EVENT = 907, E_CAPTURE_THREAD = 908, E_UNKNOWN = 999
+    E_CAPTURE_IMPLICIT = 906, E_CAPTURED_EVENT = 907, E_CAPTURE_THREAD = 908, E_UPDATE_FAILURE = 910,
+    E_UNKNOWN = 999
 };
 
 /* ---- the functions of CUDA ------------------------------------------------------------------------------------- */
@@ -72,6 +74,16 @@ enum {
     X(cudaGetErrorName, F_SURE | F_ALWAYS, 8) X(cudaGetErrorString, F_SURE | F_ALWAYS, 8) \
     X(cudaLaunchHostFunc, F_CTX, 4300) X(cudaGraphInstantiate, F_CTX, 10000) X(cudaGraphLaunch, F_CTX, 4300) \
     X(cudaGraphClone, 0, 2000) X(cudaGraphDestroy, 0, 1000) X(cudaGraphExecDestroy, 0, 1000) \
+    X(cudaGraphInstantiateWithFlags, F_CTX, 10000) X(cudaGraphUpload, F_CTX, 4300) X(cudaGraphExecUpdate, 0, 10000) \
+    X(cudaGraphExecChildGraphNodeSetParams, 0, 10000) X(cudaGraphCreate, 0, 1000) X(cudaGraphAddEmptyNode, F_CTX, 500) \
+    X(cudaGraphAddChildGraphNode, F_CTX, 2000) X(cudaGraphChildGraphNodeGetGraph, 0, 50) \
+    X(cudaGraphAddHostNode, F_CTX, 500) X(cudaGraphAddMemsetNode, F_CTX, 500) X(cudaGraphAddMemcpyNode1D, F_CTX, 500) \
+    X(cudaGraphAddEventRecordNode, F_CTX, 500) X(cudaGraphAddEventWaitNode, F_CTX, 500) \
+    X(cudaGraphNodeGetType, 0, 50) X(cudaGraphGetNodes, 0, 100) X(cudaGraphGetRootNodes, 0, 100) \
+    X(cudaGraphGetEdges, 0, 100) X(cudaGraphNodeGetDependencies, 0, 100) X(cudaGraphNodeGetDependentNodes, 0, 100) \
+    X(cudaGraphAddDependencies, 0, 100) X(cudaGraphRemoveDependencies, 0, 100) X(cudaGraphDestroyNode, 0, 500) \
+    X(cudaGraphNodeFindInClone, 0, 100) X(cudaGraphReleaseUserObject, 0, 100) \
+    X(cudaStreamBeginCaptureToGraph, F_CTX, 1000) X(cudaStreamUpdateCaptureDependencies, F_CTX, 100) \
     X(cudaUserObjectCreate, 0, 200) X(cudaUserObjectRetain, 0, 50) X(cudaUserObjectRelease, F_SURE, 50) \
     X(cudaGraphRetainUserObject, 0, 100) \
     X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, 0, 8) X(cuDeviceGetCount, 0, 8) \
@@ -250,6 +262,34 @@ typedef struct sm_action {
     uint64_t *runs;      /* ledger mode, copy to the host: bytes, tag, bytes, tag .. */
     int nruns;
 } sm_action;
+
+/* ---- graphs ---------------------------------------------------------------------------------------------------- */
+
+/* Nodes, each of them once. */
+typedef struct sm_node_list {
+    CUgraphNode *at;
+    size_t n, cap;
+} sm_node_list;
+
+typedef enum sm_node_kind { NODE_EMPTY, NODE_WORK, NODE_VALUE, NODE_RECORD, NODE_WAIT, NODE_CHILD } sm_node_kind;
+
+struct CUgraphNode_st {
+    sm_graph *graph;
+    sm_node_kind kind;
+    sm_context *context;
+    sm_node_list after;        /* it depends on them */
+    sm_work work;              /* WORK */
+    uint32_t *word, value;     /* VALUE */
+    unsigned flags;
+    bool write;
+    sm_event *event;           /* RECORD, WAIT: of an event outside the graph */
+    unsigned long long birth;
+    sm_graph *child;           /* CHILD: the node's own copy */
+    CUgraphNode original;      /* which it was copied from; for looking it up, never followed */
+    CUgraphNode copy;          /* while its graph is copied */
+    unsigned long long mark;   /* while a graph is walked through */
+    int step;                  /* while its graph is laid out: the instance's step that ends it, or -1 */
+};
 
 typedef enum sm_op_kind { OP_WORK, OP_MARK, OP_WAIT_VALUE, OP_WRITE_VALUE } sm_op_kind;
 
@@ -502,11 +542,14 @@ void sm_events_of_context_die(sm_context *c);
 
 /* sim_capture.c */
 int sm_capture_begin(CUstream handle, int mode);
+int sm_capture_begin_in(CUstream handle, cudaGraph_t g, const CUgraphNode *after, size_t n, int mode);
+int sm_capture_dependencies(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags);
+void sm_capture_forget_node(CUgraphNode node);
+int sm_capture_child(sm_stream *s, const sm_graph *instance);
 sm_graph *sm_capture_graph(const sm_capture *c);
 int sm_capture_end(CUstream handle, cudaGraph_t *out);
 int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cudaGraph_t *graph);
 int sm_capture_end_nodes(CUstream handle, const CUgraphNode **nodes, size_t *n);
-int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n);
 int sm_capture_mode(int *mode);
 int sm_capture_look(void);
 int sm_capture_touched(sm_stream *s);
@@ -520,17 +563,50 @@ int sm_capture_record(sm_stream *s, sm_event *e, bool external);
 int sm_capture_wait(sm_stream *s, sm_event *e, bool external);
 int sm_capture_event_touched(const sm_event *e);
 void sm_capture_of_context_dies(sm_context *c);
-int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t graph);
-int sm_graph_launch(cudaGraphExec_t exec, CUstream handle);
+void sm_captures_clear(void);
+
+/* sim_graph.c */
+void sm_nodes_add(sm_node_list *list, CUgraphNode node);
+void sm_nodes_add_all(sm_node_list *list, const sm_node_list *more);
+void sm_nodes_remove(sm_node_list *list, CUgraphNode node);
+void sm_nodes_drop(sm_node_list *list);
+bool sm_nodes_before(const sm_node_list *nodes, const sm_node_list *end);
+int sm_nodes_named(sm_node_list *list, cudaGraph_t g, const CUgraphNode *nodes, size_t n);
+CUgraphNode sm_node_new(sm_graph *g, sm_node_kind kind, sm_context *context, const sm_node_list *after);
+int sm_node_of_instance(sm_graph *g, sm_context *context, const sm_node_list *after, const sm_graph *instance,
+                        CUgraphNode *out);
+int sm_node_type(CUgraphNode node, int *type);
+int sm_node_after(CUgraphNode node, CUgraphNode *nodes, size_t *n);
+int sm_node_before(CUgraphNode node, CUgraphNode *nodes, size_t *n);
+int sm_node_child(CUgraphNode node, cudaGraph_t *out);
+int sm_node_in_clone(CUgraphNode *out, CUgraphNode original, cudaGraph_t clone);
+int sm_node_destroy(CUgraphNode node);
+sm_graph *sm_graph_new(void);
+int sm_graph_check(cudaGraph_t g);
+int sm_graph_create(cudaGraph_t *out, unsigned flags);
 int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from);
 int sm_graph_destroy(cudaGraph_t graph);
-int sm_exec_destroy(cudaGraphExec_t exec);
+void sm_graph_abandon(sm_graph *g);
 void sm_graph_drop(sm_graph *g);
+int sm_graph_add(CUgraphNode *out, cudaGraph_t g, const CUgraphNode *after, size_t n, sm_node_kind kind);
+int sm_graph_add_work(CUgraphNode *out, cudaGraph_t g, const CUgraphNode *after, size_t n, const sm_work *w);
+int sm_graph_add_event(CUgraphNode *out, cudaGraph_t g, const CUgraphNode *after, size_t n, CUevent e, bool wait);
+int sm_graph_add_child(CUgraphNode *out, cudaGraph_t g, const CUgraphNode *after, size_t n, cudaGraph_t child);
+int sm_graph_nodes(cudaGraph_t g, CUgraphNode *nodes, size_t *n, bool roots);
+int sm_graph_edges(cudaGraph_t g, CUgraphNode *from, CUgraphNode *to, size_t *n);
+int sm_graph_connect(cudaGraph_t g, const CUgraphNode *from, const CUgraphNode *to, size_t n, bool on);
+int sm_graph_retain(cudaGraph_t g, cudaUserObject_t o, unsigned count, unsigned flags);
+int sm_graph_release(cudaGraph_t g, cudaUserObject_t o, unsigned count);
+int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t graph);
+int sm_graph_upload(cudaGraphExec_t x, CUstream handle);
+int sm_graph_launch(cudaGraphExec_t exec, CUstream handle);
+int sm_exec_update(cudaGraphExec_t x, cudaGraph_t g, int *result, CUgraphNode *where);
+int sm_exec_child(cudaGraphExec_t x, CUgraphNode original, cudaGraph_t child);
+int sm_exec_destroy(cudaGraphExec_t exec);
 int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, unsigned refs, unsigned flags);
 int sm_object_retain(cudaUserObject_t o, unsigned count);
 int sm_object_release(cudaUserObject_t o, unsigned count);
-int sm_graph_retain(cudaGraph_t g, cudaUserObject_t o, unsigned count, unsigned flags);
-void sm_captures_clear(void);
+void sm_graphs_clear(void);
 
 /* sim_memory.c */
 int sm_memory_start(void);
@@ -573,6 +649,8 @@ void sm_work_drop(sm_work *w);
 void sm_action_begin(sm_action *a);
 void sm_action_end(sm_action *a);
 void sm_action_drop(sm_action *a);
+int sm_work_of_copy(sm_work *w, uint64_t to, uint64_t from, size_t bytes, int kind);
+int sm_work_of_set(sm_work *w, uint64_t to, int value, size_t bytes);
 int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait);
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream);
 

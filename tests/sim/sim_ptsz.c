@@ -91,6 +91,7 @@ PTSZ(cudaMemsetAsync, (void *to, int value, size_t n, cudaStream_t s), (to, valu
 PTSZ(cudaMallocAsync, (void **p, size_t n, cudaStream_t s), (p, n, own(s)))
 PTSZ(cudaFreeAsync, (void *p, cudaStream_t s), (p, own(s)))
 PTSZ(cudaGraphLaunch, (cudaGraphExec_t x, cudaStream_t s), (x, own(s)))
+PTSZ(cudaGraphUpload, (cudaGraphExec_t x, cudaStream_t s), (x, own(s)))
 PTSZ(cudaLaunchHostFunc, (cudaStream_t s, cudaHostFn_t call, void *arg), (own(s), call, arg))
 PTSZ(cudaStreamBeginCapture, (cudaStream_t s, enum cudaStreamCaptureMode mode), (own(s), mode))
 PTSZ(cudaStreamEndCapture, (cudaStream_t s, cudaGraph_t *out), (own(s), out))
@@ -104,12 +105,23 @@ PTSZ(cudaStreamGetDevice, (cudaStream_t s, int *device), (own(s), device))
 PTSZ(cudaEventRecord, (cudaEvent_t e, cudaStream_t s), (e, own(s)))
 PTSZ(cudaEventRecordWithFlags, (cudaEvent_t e, cudaStream_t s, unsigned int flags), (e, own(s), flags))
 
+#if CUDART_VERSION >= 12030
+PTSZ(cudaStreamBeginCaptureToGraph,
+     (cudaStream_t s, cudaGraph_t graph, const cudaGraphNode_t *after, const cudaGraphEdgeData *edges, size_t n,
+      enum cudaStreamCaptureMode mode),
+     (own(s), graph, after, edges, n, mode))
+#endif
 #if CUDART_VERSION >= 13000
+PTSZ(cudaStreamUpdateCaptureDependencies,
+     (cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *edges, size_t n, unsigned int flags),
+     (own(s), nodes, edges, n, flags))
 PTSZ(cudaStreamGetCaptureInfo,
      (cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
       const cudaGraphNode_t **deps, const cudaGraphEdgeData **edges, size_t *ndeps),
      (own(s), status, id, graph, deps, edges, ndeps))
 #else
+PTSZ(cudaStreamUpdateCaptureDependencies, (cudaStream_t s, cudaGraphNode_t *nodes, size_t n, unsigned int flags),
+     (own(s), nodes, n, flags))
 PTSZ(cudaStreamGetCaptureInfo_v2,
      (cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
       const cudaGraphNode_t **deps, size_t *ndeps),

@@ -267,25 +267,36 @@ static bool is_mapped(uint64_t address, size_t bytes) {
     return true;
 }
 
+int sm_work_of_copy(sm_work *w, uint64_t to, uint64_t from, size_t bytes, int kind) {
+    if (kind < 0 || kind > 4) return 21; /* cudaErrorInvalidMemcpyDirection */
+    *w = (sm_work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes};
+    w->to_device = kind == 4 ? sm_region_at(to) != NULL : kind == 1 || kind == 3;
+    w->from_device = kind == 4 ? sm_region_at(from) != NULL : kind >= 2;
+    return (w->to_device && !is_mapped(to, bytes)) || (w->from_device && !is_mapped(from, bytes)) ? E_VALUE : 0;
+}
+
+int sm_work_of_set(sm_work *w, uint64_t to, int value, size_t bytes) {
+    *w = (sm_work){.kind = bytes ? WORK_SET : WORK_ACCESS, .to = to, .to_device = true, .bytes = bytes, .value = value};
+    return is_mapped(to, bytes) ? 0 : E_VALUE;
+}
+
 /* A copy to pageable memory returns only when it is done. */
 int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait) {
-    if (kind < 0 || kind > 4) return 21; /* cudaErrorInvalidMemcpyDirection */
-    sm_work w = {.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes};
-    w.to_device = kind == 4 ? sm_region_at(to) != NULL : kind == 1 || kind == 3;
-    w.from_device = kind == 4 ? sm_region_at(from) != NULL : kind >= 2;
-    if ((w.to_device && !is_mapped(to, bytes)) || (w.from_device && !is_mapped(from, bytes))) return E_VALUE;
+    sm_work w;
     sm_stamp stamp = {NULL, 0, NULL};
-    int error = bytes ? sm_work_queue(stream, &w, &stamp) : 0;
+    int error = sm_work_of_copy(&w, to, from, bytes, kind);
+    if (!error && bytes) error = sm_work_queue(stream, &w, &stamp);
+    if (error) return error;
     if (!w.to_device && !sm_is_pinned((void *)(uintptr_t)to, bytes)) wait = true;
-    if (!error && wait) error = sm_wait(&stamp);
+    if (wait) error = sm_wait(&stamp);
     sm_clock_drop(stamp.clock);
     return error;
 }
 
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream) {
-    if (!is_mapped(to, bytes)) return E_VALUE;
-    sm_work w = {.kind = bytes ? WORK_SET : WORK_ACCESS, .to = to, .to_device = true, .bytes = bytes, .value = value};
-    return sm_work_queue(stream, &w, NULL);
+    sm_work w;
+    int error = sm_work_of_set(&w, to, value, bytes);
+    return error ? error : sm_work_queue(stream, &w, NULL);
 }
 
 static int launch(cudaStream_t stream, const sim_access *accesses, int n, void (*call)(void *), void *arg) {
