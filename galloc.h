@@ -2086,7 +2086,6 @@ struct gai_lane {
     unsigned long long context_id;
     unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
-    unsigned long long thread;    /* the number of the one whose per-thread stream it is; 0: no such stream */
     CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
@@ -2113,8 +2112,10 @@ struct gai_lane {
     gai_wait *waits;
     gai_home *home[2]; /* of large and of small blocks; NULL: none so far */
     gai_spot *spots; /* captured; the newest first */
+    gai_spot here;   /* captured: where its stream was at its last call; more nodes than it has: not known */
     gai_front front;
     gai_set free;
+    unsigned long long thread; /* the number of the one whose per-thread stream it is; 0: no such stream */
     void *memory; /* in which it lies, where a line of memory begins */
 };
 
@@ -4771,6 +4772,80 @@ static void gai_pool_shut_fronts(galloc_pool *pool)
 /* ==== CAPTURE =================================================================================================== */
 /* >>capture */
 
+/* ---- the order that is captured ---- */
+
+#define GAI_WALK 512       /* nodes that are found at most, from a stream's present end backwards: the nearest */
+#define GAI_WALK_WIDTH 64  /* of those right before a node */
+#define GAI_WALK_INDEX 1024
+
+/* Nodes that everything comes after which is captured on a stream from now on. */
+typedef struct gai_walk {
+    size_t n;
+    int partial; /* there may be others: what could not be had, or is too far away */
+    CUgraphNode nodes[GAI_WALK];
+    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
+} gai_walk;
+
+/* Where the index has the node, or would have it. */
+static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
+{
+    size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
+    while (walk->index[at] && walk->nodes[walk->index[at] - 1] != node) at = (at + 1) % GAI_WALK_INDEX;
+    return at;
+}
+
+static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
+{
+    for (; n > 0; n--, nodes++) {
+        size_t at = gai_walk_find(walk, *nodes);
+        if (!*nodes || walk->index[at]) continue;
+        walk->partial |= walk->n == GAI_WALK;
+        if (walk->n == GAI_WALK) return;
+        walk->nodes[walk->n++] = *nodes;
+        walk->index[at] = (unsigned short)walk->n;
+    }
+}
+
+/* Where the stream is now. */
+static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture)
+{
+    CUgraphNode nodes[GAI_WALK_WIDTH];
+    size_t n;
+    memset(walk, 0, sizeof *walk);
+    walk->partial = !gai_capture_nodes(stream, capture, nodes, &n, GAI_WALK_WIDTH);
+    if (!walk->partial) gai_walk_add(walk, nodes, n);
+}
+
+/* What comes right before the node at `at`. */
+static void gai_walk_on(gai_walk *walk, size_t at)
+{
+    CUgraphNode nodes[GAI_WALK_WIDTH];
+    size_t n = GAI_WALK_WIDTH;
+    CUresult result = gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n);
+    walk->partial |= result || n >= GAI_WALK_WIDTH;
+    if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
+}
+
+static int gai_walk_covers(const gai_walk *walk, const gai_spot *spot)
+{
+    size_t i = 0;
+    while (i < spot->n && walk->index[gai_walk_find(walk, spot->nodes[i])]) i++;
+    return i == spot->n;
+}
+
+/* 0: the stream does not come after the spot. Where that cannot be found out it is taken to do so. */
+static int gai_walk_reaches(gai_walk *walk, const gai_spot *spot)
+{
+    size_t at = 0;
+    while (!gai_walk_covers(walk, spot)) {
+        if (at == walk->n) return walk->partial;
+        gai_walk_on(walk, at++);
+    }
+    return 1;
+}
+
+/* ---- captures ---- */
+
 /* Gives up one of the two shares in a capture. */
 static void gai_capture_drop(gai_capture *capture)
 {
@@ -5056,6 +5131,21 @@ static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
     return lane;
 }
 
+static void gai_lane_unindex(galloc_pool *pool, gai_lane *lane)
+{
+    gai_lane **at = gai_lane_bucket(pool, lane->key ^ lane->capture_id);
+    while (*at != lane) at = &(*at)->next_indexed;
+    *at = lane->next_indexed;
+}
+
+static void gai_lane_index_by(galloc_pool *pool, gai_lane *lane, unsigned long long key)
+{
+    gai_lane **at = gai_lane_bucket(pool, key ^ lane->capture_id);
+    lane->key = key;
+    lane->next_indexed = *at;
+    *at = lane;
+}
+
 static gai_lane *gai_lane_create(void)
 {
     void *memory = GALLOC_MALLOC(sizeof(gai_lane) + GAI_CACHE_LINE);
@@ -5081,20 +5171,17 @@ static gai_lane *gai_lane_unused(galloc_pool *pool)
 
 static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
-    gai_lane **bucket = gai_lane_bucket(pool, site->stream_id ^ site->capture);
     gai_lane *lane = gai_lane_unused(pool);
     if (!lane) return NULL;
     lane->context = site->context;
     lane->context_id = site->context_id;
     lane->stream_id = site->capture ? 0 : site->stream_id;
-    lane->key = site->stream_id;
     lane->thread = site->stream == CU_STREAM_PER_THREAD ? gai_stream_key(site->stream) : 0;
     lane->capture_id = site->capture;
     lane->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
     gai_lane_link(pool, lane);
-    lane->next_indexed = *bucket;
-    *bucket = lane;
+    gai_lane_index_by(pool, lane, site->stream_id);
     return lane;
 }
 
@@ -5204,6 +5291,39 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     return lane;
 }
 
+/* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before what
+   it does from now on: the capture's id is that of all captures into the same graph (cudaStreamBeginCaptureToGraph),
+   and a program may say what a captured stream comes after (cudaStreamUpdateCaptureDependencies). Called with the lock
+   held; lets it go to ask the driver. */
+static int gai_lane_goes_on(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+{
+    gai_walk walk;
+    gai_spot was = lane->here, is;
+    int goes_on;
+    lane->busy++;
+    gai_lock_off(&pool->lock);
+    gai_walk_begin(&walk, site->stream, site->capture);
+    is.n = walk.partial ? GAI_SPOT_NODES + 1 : walk.n;
+    if (is.n <= GAI_SPOT_NODES) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
+    goes_on = was.n > GAI_SPOT_NODES || gai_walk_reaches(&walk, &was);
+    gai_lock_on(&pool->lock);
+    lane->here = is;
+    lane->busy--;
+    return goes_on;
+}
+
+/* The lane of a captured stream. One that it does not go on from is its capture's still, but nobody's to find. */
+static gai_lane *gai_lane_captured(galloc_pool *pool, gai_site *site)
+{
+    gai_lane *lane = gai_lane_find(pool, site);
+    if (lane && gai_lane_goes_on(pool, lane, site)) return lane;
+    if (lane) gai_lane_unindex(pool, lane);
+    if (lane) gai_lane_index_by(pool, lane, 0); /* no captured stream's key */
+    lane = gai_lane_introduce_captured(pool, site);
+    if (lane) (void)gai_lane_goes_on(pool, lane, site); /* it is nowhere so far */
+    return lane;
+}
+
 /* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
    one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a stream
    not seen before. */
@@ -5214,8 +5334,8 @@ static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
         gai_lane_enter(pool, lane, site);
         return lane;
     }
-    lane = gai_lane_find(pool, site);
-    if (!lane) lane = site->capture ? gai_lane_introduce_captured(pool, site) : gai_lane_introduce(pool, site);
+    lane = site->capture ? gai_lane_captured(pool, site) : gai_lane_find(pool, site);
+    if (!lane && !site->capture) lane = gai_lane_introduce(pool, site);
     if (!lane) return NULL;
     site->lane = lane;
     site->life = lane->life;
@@ -5333,9 +5453,7 @@ static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
     pool->streams -= (size_t)gai_lane_is_plain(gone);
-    at = gai_lane_bucket(pool, gone->key ^ gone->capture_id);
-    while (*at != gone) at = &(*at)->next_indexed;
-    *at = gone->next_indexed;
+    gai_lane_unindex(pool, gone);
     gone->life = 0; /* who remembers it must not find it */
     gai_lane_leave_homes(pool, gone);
     gai_lane_forget_spots(pool, gone);
@@ -9149,56 +9267,6 @@ static int gai_job_is_captured(const gai_job *job) { return job->want.lane && jo
 
 /* ---- the order that is captured ---- */
 
-#define GAI_WALK 512       /* nodes that are found at most, from a stream's present end backwards: the nearest */
-#define GAI_WALK_WIDTH 64  /* of those right before a node */
-#define GAI_WALK_INDEX 1024
-
-typedef struct gai_walk {
-    size_t n;
-    CUgraphNode nodes[GAI_WALK];
-    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
-} gai_walk;
-
-/* Where the index has the node, or would have it. */
-static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
-{
-    size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
-    while (walk->index[at] && walk->nodes[walk->index[at] - 1] != node) at = (at + 1) % GAI_WALK_INDEX;
-    return at;
-}
-
-static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
-{
-    for (; n > 0 && walk->n < GAI_WALK; n--, nodes++) {
-        size_t at = gai_walk_find(walk, *nodes);
-        if (!*nodes || walk->index[at]) continue;
-        walk->nodes[walk->n++] = *nodes;
-        walk->index[at] = (unsigned short)walk->n;
-    }
-}
-
-/* Finds nodes that everything comes after which is captured on the stream from now on. That they were all found is not
-   said: what could not be had, or is too far away, is not known to come before. */
-static void gai_walk_back(gai_walk *walk, CUstream stream, unsigned long long capture)
-{
-    CUgraphNode nodes[GAI_WALK_WIDTH];
-    size_t at, n;
-    if (!gai_capture_nodes(stream, capture, nodes, &n, GAI_WALK_WIDTH)) return;
-    gai_walk_add(walk, nodes, n);
-    for (at = 0; at < walk->n; at++) {
-        n = GAI_WALK_WIDTH;
-        if (gai_cu.GraphNodeGetDependencies(walk->nodes[at], nodes, GAI_NO_EDGES &n)) continue;
-        gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
-    }
-}
-
-static int gai_walk_covers(const gai_walk *walk, const gai_spot *spot)
-{
-    size_t i = 0;
-    while (i < spot->n && walk->index[gai_walk_find(walk, spot->nodes[i])]) i++;
-    return i == spot->n;
-}
-
 /* The lane's newest spot that the other lane does not follow yet; NULL: it does, or cannot by any graph. */
 static const gai_spot *gai_lane_ahead(const gai_lane *lane, const gai_lane *other)
 {
@@ -9238,6 +9306,7 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 static int gai_step_follow(gai_job *job)
 {
     gai_walk *walk;
+    size_t at = 0;
     int useful;
     if (!gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is not captured");
     gai_lock_on(&job->pool->lock);
@@ -9245,8 +9314,8 @@ static int gai_step_follow(gai_job *job)
     gai_lock_off(&job->pool->lock);
     walk = useful ? (gai_walk *)GALLOC_MALLOC(sizeof *walk) : NULL;
     if (!walk) return 0;
-    memset(walk, 0, sizeof *walk);
-    gai_walk_back(walk, job->site.stream, job->want.lane->capture_id);
+    gai_walk_begin(walk, job->site.stream, job->want.lane->capture_id);
+    while (at < walk->n) gai_walk_on(walk, at++);
     gai_lock_on(&job->pool->lock);
     gai_job_note_followed(job, walk);
     gai_lock_off(&job->pool->lock);

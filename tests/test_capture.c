@@ -872,19 +872,20 @@ TEST(nothing_is_followed_where_that_is_switched_off)
     forked_end(&f);
 }
 
-/* The graph is looked at only when nothing fits, and what was found out is kept. */
+/* What comes before others is looked for only when nothing fits, and what was found out is kept. A call walks from where
+   its stream is to where it was at the last call. */
 TEST(the_graph_is_not_asked_twice)
 {
     forked f = forked_begin(0, ANY_REUSE);
     void *p = NULL;
     for (uint64_t i = 0; i < 10; i++) p = pass(f.pool, MIB(6), f.t, i);
-    EXPECT_EQ(sim_calls("cuGraphNodeGetDependencies"), 0);
+    EXPECT(sim_calls("cuGraphNodeGetDependencies") <= 2 * 10);
     order(f.t, f.s);
     void *a = get_used(f.pool, MIB(3), f.s, 1);
     long calls = sim_calls("cuGraphNodeGetDependencies");
-    EXPECT(a == p && calls > 0);
+    EXPECT(a == p && calls > 10);
     void *b = get_used(f.pool, MIB(3), f.s, 2);
-    EXPECT_EQ(sim_calls("cuGraphNodeGetDependencies"), calls);
+    EXPECT(sim_calls("cuGraphNodeGetDependencies") <= calls + 2);
     OK(galloc_free(a, f.s));
     OK(galloc_free(b, f.s));
     forked_end(&f);
@@ -897,12 +898,12 @@ TEST(a_graph_that_cannot_be_asked_is_not_followed)
     for (int i = 0; i < 4; i++) {
         forked f = forked_begin(0, ANY_REUSE);
         void *own = get_used(f.pool, 512, f.s, 9), *p = get_used(f.pool, MIB(6), f.t, 1);
-        if (i == 3) sim_fail(functions[1], 2, 0, 0); /* where the free was is not noted: the next free is later */
+        if (i == 3) sim_fail(functions[1], 3, 0, 0); /* where the free was is not noted: the next free is later */
         OK(galloc_free(p, f.t));
         EXPECT_EQ(sim_failed(), i == 3);
         order(f.t, f.s);
         step(&f, f.s, own, 10);
-        if (i < 2) sim_fail(functions[i], i + 1, 1 - i, 0);
+        if (i < 2) sim_fail(functions[i], 1 + 2 * i, 1 - i, 0);
         if (i == 2) sim_fail_malloc(1, 1);
         refused(f.pool, MIB(6), f.s);
         sim_fail_clear();

@@ -10,7 +10,7 @@
 
 struct sm_capture {
     sm_capture *next;
-    unsigned long long id;
+    unsigned long long number; /* of this one; events name it */
     int mode;
     sm_thread *thread;
     bool lost;
@@ -78,9 +78,9 @@ void sm_capture_forget_node(CUgraphNode node) {
 
 /* ---- captures -------------------------------------------------------------------------------------------------- */
 
-static sm_capture *capture_of(unsigned long long id) {
+static sm_capture *capture_of(unsigned long long number) {
     sm_capture *c = sm.captures;
-    while (c && c->id != id) c = c->next;
+    while (c && c->number != number) c = c->next;
     return c;
 }
 
@@ -164,7 +164,7 @@ static int may_begin(CUstream handle, int mode, sm_stream **s) {
 
 static sm_capture *capture_new(sm_stream *s, sm_graph *g, int mode) {
     sm_capture *c = sm_alloc(sizeof *c);
-    c->id = ++sm.ids;
+    c->number = ++sm.ids;
     c->mode = mode;
     c->thread = sm_self();
     c->graph = g;
@@ -253,7 +253,7 @@ int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cuda
     if (s->legacy && s->context->captures) return E_CAPTURE_IMPLICIT;
     *status = !s->capture ? 0 : s->capture->lost ? 2 : 1;
     if (*status != 1) return 0;
-    if (id) *id = s->capture->id;
+    if (id) *id = sm_graph_capture_id(s->capture->graph);
     if (graph) *graph = s->capture->graph;
     return 0;
 }
@@ -302,7 +302,7 @@ int sm_capture_record(sm_stream *s, sm_event *e, bool external) {
     c->mark[c->nmarks] = (sm_node_list){NULL, 0, 0};
     sm_nodes_add_all(&c->mark[c->nmarks], &c->end[s->lane]);
     sm_stamp_set(&e->stamp, (sm_stamp){NULL, 0, NULL});
-    e->capture = c->id;
+    e->capture = c->number;
     e->mark = (int)c->nmarks++;
     return 0;
 }
@@ -312,7 +312,7 @@ static void wait_for_mark(sm_stream *s, int mark) { sm_nodes_add_all(&s->capture
 /* A captured stream waits. Only for its own capture, or for an event that it is told lies outside. */
 static int captured_waits(sm_stream *s, sm_event *e, bool external) {
     if (external) return add_external(s, e, NODE_WAIT);
-    if (e->capture == s->capture->id) {
+    if (e->capture == s->capture->number) {
         wait_for_mark(s, e->mark);
         return 0;
     }

@@ -23,6 +23,7 @@ struct CUgraph_st {
     sm_graph *next;
     int refs;
     bool live;               /* the handle */
+    unsigned long long capture_id;
     bool owned;              /* by a node of another graph, or by an instance: the program must not destroy it */
     sm_node_list nodes;
     held_object *objects;
@@ -156,6 +157,12 @@ sm_graph *sm_graph_new(void) {
     g->live = true;
     g->next = sm.graphs;
     return sm.graphs = g;
+}
+
+/* The driver gives all captures into one graph the same id. */
+unsigned long long sm_graph_capture_id(sm_graph *g) {
+    if (!g->capture_id) g->capture_id = ++sm.ids;
+    return g->capture_id;
 }
 
 static bool is_graph(cudaGraph_t g) {

@@ -582,6 +582,7 @@ int sm_node_child(CUgraphNode node, cudaGraph_t *out);
 int sm_node_in_clone(CUgraphNode *out, CUgraphNode original, cudaGraph_t clone);
 int sm_node_destroy(CUgraphNode node);
 sm_graph *sm_graph_new(void);
+unsigned long long sm_graph_capture_id(sm_graph *g); /* of all captures into it */
 int sm_graph_check(cudaGraph_t g);
 int sm_graph_create(cudaGraph_t *out, unsigned flags);
 int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from);

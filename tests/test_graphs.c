@@ -1,0 +1,406 @@
+/* test_graphs.c - galloc and what a program does with graphs besides capturing and launching them: captures into a graph
+   that is there, updates of instances, children, clones, nodes that go. The ledger looks at every access of every
+   launch: memory that is given to somebody else too early is a race. */
+
+#include "setup.h"
+
+#if CUDART_VERSION >= 13000
+#define PLAIN_EDGES NULL,
+#else
+#define PLAIN_EDGES
+#endif
+
+enum { BLOCK = 6 << 20 };
+
+static void *get_used(galloc_pool *pool, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, BLOCK, stream);
+    put(stream, ptr, BLOCK, tag);
+    return ptr;
+}
+
+/* Gets, uses and frees. */
+static void *pass(galloc_pool *pool, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get_used(pool, stream, tag);
+    look(stream, ptr, BLOCK, tag);
+    OK(galloc_free(ptr, stream));
+    return ptr;
+}
+
+/* So many blocks can be had for a stream that has never been captured, at once, and no more. */
+static void expect_room(galloc_pool *pool, int blocks)
+{
+    void *p[8] = {NULL};
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < blocks; i++) p[i] = get_used(pool, s, 70);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p[blocks], BLOCK, s), cudaErrorMemoryAllocation);
+    for (int i = 0; i < blocks; i++) OK(galloc_free(p[i], s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+}
+
+static galloc_pool *pool_for(int blocks)
+{
+    galloc_config config = config_limit((size_t)blocks * BLOCK);
+    return pool_new(&config);
+}
+
+static void capture_begin(cudaStream_t s) { OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); }
+
+static cudaGraph_t capture_end(cudaStream_t s)
+{
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamEndCapture(s, &graph));
+    return graph;
+}
+
+/* A graph that uses one block of its own. */
+static cudaGraph_t graph_new(galloc_pool *pool, cudaStream_t s, uint64_t tag, void **ptr)
+{
+    capture_begin(s);
+    *ptr = pass(pool, s, tag);
+    return capture_end(s);
+}
+
+static cudaGraphExec_t instance(cudaGraph_t graph)
+{
+    cudaGraphExec_t exec = NULL;
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    return exec;
+}
+
+static void capture_into(cudaGraph_t graph, cudaStream_t s, const cudaGraphNode_t *after, size_t n)
+{
+    OK(cudaStreamBeginCaptureToGraph(s, graph, after, NULL, n, cudaStreamCaptureModeGlobal));
+}
+
+static cudaGraphNode_t last_node(cudaGraph_t graph)
+{
+    cudaGraphNode_t nodes[64] = {NULL};
+    size_t n = 64, i = 0, after;
+    OK(cudaGraphGetNodes(graph, nodes, &n));
+    for (; i < n; i++) {
+        after = 0;
+        OK(cudaGraphNodeGetDependentNodes(nodes[i], NULL, PLAIN_EDGES &after));
+        if (!after) return nodes[i];
+    }
+    return NULL;
+}
+
+/* ---- captures into one graph ------------------------------------------------------------------------------------- */
+
+/* CUDA gives them one id. A stream that takes part again goes on only if it comes after what it did before. */
+TEST(captures_into_one_graph_share_memory_in_its_order_only)
+{
+    for (int way = 0; way < 4; way++) { /* into a new graph or one that was captured; after what is there or beside it */
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraph_t graph = NULL;
+        void *p = NULL;
+        if (way / 2) graph = graph_new(pool, s, 1, &p);
+        else OK(cudaGraphCreate(&graph, 0));
+        if (!p) {
+            capture_into(graph, s, NULL, 0);
+            p = pass(pool, s, 1);
+            EXPECT(capture_end(s) == graph);
+        }
+        cudaGraphNode_t last = last_node(graph);
+        capture_into(graph, s, &last, way % 2);
+        void *q = pass(pool, s, 2);
+        EXPECT(pass(pool, s, 3) == q);
+        EXPECT(capture_end(s) == graph);
+        EXPECT_EQ(q == p, way % 2);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphLaunch(exec, s));
+        expect_room(pool, way % 2 ? 2 : 1);
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaStreamSynchronize(s));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Three, on streams that come and go with the same handle; a fourth after all of them may have what they freed. */
+TEST(a_capture_after_others_in_its_graph_takes_what_they_freed)
+{
+    begin();
+    galloc_pool *pool = pool_for(4);
+    cudaGraph_t graph = NULL;
+    cudaGraphNode_t last[3];
+    void *p[3];
+    OK(cudaGraphCreate(&graph, 0));
+    for (int i = 0; i < 3; i++) {
+        cudaGraphNode_t nodes[64];
+        size_t n = 64;
+        cudaStream_t s = stream_new();
+        capture_into(graph, s, NULL, 0);
+        p[i] = pass(pool, s, (uint64_t)i);
+        for (int k = 0; k < i; k++) EXPECT(p[i] != p[k]);
+        (void)capture_end(s);
+        OK(cudaGraphGetNodes(graph, nodes, &n));
+        last[i] = nodes[n - 1];
+        OK(galloc_stream_retire(s));
+        stream_end(s);
+    }
+    cudaStream_t s = stream_new();
+    capture_into(graph, s, last, 3);
+    void *q[3];
+    for (int i = 0; i < 3; i++) q[i] = get_used(pool, s, 9);
+    for (int i = 0; i < 3; i++) EXPECT(q[i] == p[0] || q[i] == p[1] || q[i] == p[2]);
+    for (int i = 0; i < 3; i++) OK(galloc_free(q[i], s));
+    (void)capture_end(s);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 4);
+    pool_end(pool);
+    finish();
+}
+
+/* A program may set what a captured stream comes after, as it must for a node that it adds itself. */
+TEST(a_captured_stream_that_is_set_back_shares_nothing)
+{
+    for (int back = 0; back < 2; back++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        cudaGraphNode_t last, node;
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        void *p = pass(pool, s, 1);
+        last = last_node(graph);
+        OK(cudaGraphAddEmptyNode(&node, graph, &last, back ? 0 : 1));
+        OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+        void *q = pass(pool, s, 2);
+        EXPECT_EQ(q == p, !back);
+        if (back) OK(cudaStreamUpdateCaptureDependencies(s, &last, PLAIN_EDGES 1, cudaStreamAddCaptureDependencies));
+        (void)capture_end(s);
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaStreamSynchronize(t));
+        expect_room(pool, 3);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* Many nodes between two calls: what is too far away counts as before, as a stream's past. */
+TEST(a_stream_goes_on_however_much_was_captured_since)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    capture_begin(s);
+    void *other = get_used(pool, s, 1), *p = pass(pool, s, 2);
+    for (int i = 0; i < 1000; i++) put(s, other, BLOCK, 3);
+    EXPECT(pass(pool, s, 4) == p);
+    OK(galloc_free(other, s));
+    cudaGraph_t graph = capture_end(s);
+    OK(cudaGraphDestroy(graph));
+    expect_room(pool, 2);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- updates ----------------------------------------------------------------------------------------------------- */
+
+/* The memory of the new capture lives as long as the instance, that of the old one until its launches have ended. */
+TEST(an_instance_that_is_updated_has_the_new_captures_memory)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    void *p, *q;
+    cudaGraph_t first = graph_new(pool, s, 1, &p), next;
+    cudaGraphExec_t exec = instance(first);
+    OK(cudaGraphDestroy(first));
+    OK(cudaGraphLaunch(exec, s));
+    next = graph_new(pool, s, 2, &q);
+    EXPECT(p != q);
+    OK(cudaGraphExecUpdate(exec, next, &(cudaGraphExecUpdateResultInfo){0}));
+    OK(cudaGraphDestroy(next));
+    EXPECT_EQ(stats_of(pool).graphs, 2); /* the launch has not run yet */
+    OK(cudaStreamSynchronize(s));
+    for (int i = 0; i < 3; i++) {
+        OK(cudaGraphLaunch(exec, s));
+        expect_room(pool, 2);
+        EXPECT_EQ(stats_of(pool).graphs, 1);
+    }
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
+/* As engines do at each step: capture anew, update, destroy the graph, launch. Two graphs' memory is all they need. */
+TEST(captures_that_update_one_instance_for_ever_need_two_graphs_memory)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_for(4);
+    cudaGraphExec_t exec = NULL;
+    void *p, *beside = get_used(pool, t, 5);
+    for (uint64_t i = 0; i < 50; i++) {
+        cudaGraph_t graph = graph_new(pool, s, i, &p);
+        if (exec) OK(cudaGraphExecUpdate(exec, graph, &(cudaGraphExecUpdateResultInfo){0}));
+        else exec = instance(graph);
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphLaunch(exec, s));
+        OK(galloc_free(beside, t));
+        beside = get_used(pool, t, i); /* never the graph's */
+        EXPECT(beside != p);
+        if (i % 3 == 0) OK(cudaStreamSynchronize(s));
+        EXPECT(stats_of(pool).graphs <= 4);
+    }
+    OK(galloc_free(beside, t));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaDeviceSynchronize());
+    expect_room(pool, 4);
+    pool_end(pool);
+    finish();
+}
+
+TEST(an_update_that_is_refused_changes_nothing)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    void *p;
+    cudaGraph_t graph = graph_new(pool, s, 1, &p);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphDestroy(graph));
+    capture_begin(s);
+    (void)pass(pool, s, 2);
+    (void)pass(pool, s, 3);
+    graph = capture_end(s);
+    EXPECT_EQ(cudaGraphExecUpdate(exec, graph, &(cudaGraphExecUpdateResultInfo){0}), cudaErrorGraphExecUpdateFailure);
+    (void)cudaGetLastError();
+    OK(cudaGraphDestroy(graph));
+    OK(cudaGraphLaunch(exec, s));
+    expect_room(pool, 2);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- children and clones ----------------------------------------------------------------------------------------- */
+
+/* A child is a copy, and holds what its original holds, as long as the graph around it or an instance has it. */
+TEST(a_childs_memory_lives_with_the_graph_around_it)
+{
+    for (int removed = 0; removed < 2; removed++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(2);
+        cudaGraphNode_t node;
+        cudaGraph_t outer = NULL;
+        cudaGraphExec_t exec = NULL;
+        void *p;
+        cudaGraph_t inner = graph_new(pool, s, 1, &p);
+        OK(cudaGraphCreate(&outer, 0));
+        OK(cudaGraphAddChildGraphNode(&node, outer, NULL, 0, inner));
+        OK(cudaGraphDestroy(inner));
+        expect_room(pool, 1);
+        if (removed) OK(cudaGraphDestroyNode(node));
+        else exec = instance(outer);
+        if (exec) OK(cudaGraphDestroy(outer));
+        for (int i = 0; exec && i < 2; i++) {
+            OK(cudaGraphLaunch(exec, s));
+            expect_room(pool, 1);
+        }
+        if (exec) OK(cudaGraphExecDestroy(exec));
+        OK(cudaStreamSynchronize(s));
+        expect_room(pool, 2);
+        if (removed) OK(cudaGraphDestroy(outer));
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(a_child_of_an_instance_that_is_set_brings_its_memory_along)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    cudaGraphNode_t node;
+    cudaGraph_t outer = NULL;
+    void *p, *q;
+    cudaGraph_t inner = graph_new(pool, s, 1, &p);
+    OK(cudaGraphCreate(&outer, 0));
+    OK(cudaGraphAddChildGraphNode(&node, outer, NULL, 0, inner));
+    OK(cudaGraphDestroy(inner));
+    cudaGraphExec_t exec = instance(outer);
+    inner = graph_new(pool, s, 2, &q);
+    OK(cudaGraphExecChildGraphNodeSetParams(exec, node, inner));
+    OK(cudaGraphDestroy(inner));
+    expect_room(pool, 1); /* the outer graph has the first one's yet */
+    OK(cudaGraphDestroy(outer));
+    OK(cudaGraphLaunch(exec, s));
+    expect_room(pool, 2);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_clones_memory_is_its_originals_until_both_are_gone)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    cudaGraph_t clone = NULL;
+    void *p;
+    cudaGraph_t graph = graph_new(pool, s, 1, &p);
+    OK(cudaGraphClone(&clone, graph));
+    OK(cudaGraphDestroy(graph));
+    expect_room(pool, 1);
+    capture_into(clone, s, NULL, 0);
+    EXPECT(pass(pool, s, 2) != p);
+    EXPECT(capture_end(s) == clone);
+    cudaGraphExec_t exec = instance(clone);
+    OK(cudaGraphDestroy(clone));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 2);
+    pool_end(pool);
+    finish();
+}
+
+/* Nodes that are destroyed take no memory with them: the graph has it. */
+TEST(nodes_that_are_destroyed_leave_the_graphs_memory_alone)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(2);
+    void *p;
+    cudaGraph_t graph = graph_new(pool, s, 1, &p);
+    OK(cudaGraphDestroyNode(last_node(graph)));
+    expect_room(pool, 1);
+    cudaGraphExec_t exec = instance(graph);
+    OK(cudaGraphDestroy(graph));
+    OK(cudaGraphLaunch(exec, s));
+    expect_room(pool, 1);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamSynchronize(s));
+    expect_room(pool, 2);
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
