@@ -3145,11 +3145,11 @@ TEST(backed_memory_that_something_else_overwrote_is_stale)
     EXPECT(sim_findings(SIM_STALE) > 0);
 }
 
-TEST(backed_memory_is_at_most_a_gibibyte)
+TEST(backed_memory_is_at_most_a_tebibyte)
 {
     sim_options options = sim_defaults();
     options.mode = SIM_BACKED;
-    options.memory = (size_t)2 << 30;
+    options.memory = (size_t)2 << 40;
     fflush(stderr);
     int saved = dup(2);
     EXPECT(saved >= 0 && freopen("/dev/null", "w", stderr));

@@ -2,7 +2,9 @@
 
    Link the sources beside it instead of the CUDA runtime and compile against either the toolkit's headers or the subset
    in tests/sim/include. The functions of CUDA that it knows behave as a real device was measured to behave; what only a
-   test needs (start, work, faults, findings, accounts) is declared here and begins with sim_.
+   test needs (start, work, faults, findings, accounts) is declared here and begins with sim_. A program that never calls
+   sim_start has a device by its first call of CUDA, and is told at its end what was found: docs/simulated-device.md.
+   Kernels with a body: sim_kernel.h.
 
    The main service is the LEDGER: for each physical page it keeps which operation last wrote and read which bytes, with
    a vector clock. Two accesses to the same physical bytes, one of them a write, must be ordered by happens-before,
@@ -32,7 +34,8 @@ extern "C" {
 /* ---- start and stop ------------------------------------------------------------------------------------------- */
 
 enum { SIM_LEDGER, /* no memory behind the addresses; any size; accesses are looked up in the ledger */
-       SIM_BACKED  /* a memfd behind them, mapped where cuMemMap says, and the ledger too; 1 GiB in all at most */ };
+       SIM_BACKED  /* a memfd behind them, mapped where cuMemMap says, and the ledger too; the host gives
+                       memory for what is written; 1 TiB of a device at most */ };
 
 enum { SIM_PACE_RANDOM = -1, /* every CUDA call lets 0..3 begins or ends of operations happen */
        SIM_PACE_STILL = 0,   /* nothing happens until something synchronises, or sim_run says so */
@@ -52,7 +55,7 @@ typedef struct sim_options {
     int driver_version;  /* what cuDriverGetVersion says; functions newer than it have no entry point */
 } sim_options;
 
-sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
+sim_options sim_defaults(void); /* of sim_start: ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
 
 /* Begins anew, as a new process would: no contexts, no streams, counters zero, faults and findings cleared. The calling
    thread has no current context, like any thread until it calls the runtime. Returns 0, or -1 with a line on stderr. */

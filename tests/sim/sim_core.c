@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "sim_internal.h"
 
@@ -59,6 +60,15 @@ void sm_lock(void) {
     pthread_mutex_lock(&mutex);
 }
 
+/* For a process that ends, whose threads may be anywhere: 0, or -1 when the lock is not to be had in that time. */
+int sm_lock_for(int seconds) {
+    struct timespec until;
+    pthread_once(&once, prepare);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += seconds;
+    return pthread_mutex_timedlock(&mutex, &until) ? -1 : 0;
+}
+
 void sm_unlock(void) { pthread_mutex_unlock(&mutex); }
 
 static void *need(void *p) {
@@ -89,11 +99,12 @@ void sm_find(sim_kind kind, const char *format, ...) {
     vsnprintf(text + used, sizeof text - (size_t)used, format, args);
     va_end(args);
     if (kind == SIM_DEAD_HANDLE && sm.opt.panic) {
-        fprintf(stderr, "sim: %s\n", text);
+        fprintf(stderr, "sim: %s%s\n", text, sm.user ? "; a real device crashes there" : "");
         abort();
     }
     sm.findings[kind]++;
     sm.findings[SIM_ANY]++;
+    if (sm.user) sm_user_found(text);
     if (sm.nfindings < 100) sm.finding[sm.nfindings++] = need(strdup(text));
 }
 
@@ -154,8 +165,7 @@ sim_options sim_defaults(void) {
 static const char *wrong_option(const sim_options *o) {
     if (o->devices < 1 || o->devices > SM_DEVICES) return "devices must be 1 .. 8";
     if (o->granularity < 4096 || (o->granularity & (o->granularity - 1))) return "granularity must be a power of two";
-    if (o->mode == SIM_BACKED && o->memory * (size_t)o->devices > (size_t)1 << 30)
-        return "backed mode is for 1 GiB at most";
+    if (o->mode == SIM_BACKED && o->memory > (size_t)1 << 40) return "backed mode is for 1 TiB at most";
     return NULL;
 }
 
@@ -184,6 +194,7 @@ static void clear(void) {
         next = t->next;
         free(t->stack);
         free(t->streams);
+        free(t->declared);
         free(t);
     }
     clear_findings();
@@ -194,7 +205,7 @@ static void clear(void) {
     sm.generation = generation + 1;
 }
 
-static int start(const sim_options *options) {
+int sm_start(const sim_options *options) {
     const char *wrong = wrong_option(options);
     if (wrong) {
         fprintf(stderr, "sim: %s\n", wrong);
@@ -215,7 +226,7 @@ static int start(const sim_options *options) {
 
 int sim_start(const sim_options *options) {
     sm_lock();
-    int rc = start(options);
+    int rc = sm_start(options);
     sm_unlock();
     return rc;
 }
@@ -468,10 +479,7 @@ static void charge_ns(uint64_t ns) {
 int sm_begin(int fn) {
     if (sm.before) sm.before(sm_names[fn]);
     sm_lock();
-    if (!sm.started) {
-        sim_options o = sim_defaults();
-        start(&o);
-    }
+    if (!sm.started) sm_user_start();
     unsigned flags = function_flags[fn];
     sm.fn = fn;
     sm.calls[fn]++;

@@ -19,10 +19,13 @@ static const sm_error errors[] = {
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "out of memory"},
     {3, "CUDA_ERROR_NOT_INITIALIZED", "cudaErrorInitializationError", "initialization error"},
     {4, "CUDA_ERROR_DEINITIALIZED", "cudaErrorCudartUnloading", "driver shutting down"},
+    {9, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {12, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidPitchValue", "invalid pitch argument"},
     {17, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidDevicePointer", "invalid device pointer"},
     {21, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
     {35, "CUDA_ERROR_UNKNOWN", "cudaErrorInsufficientDriver",
      "CUDA driver version is insufficient for CUDA runtime version"},
+    {98, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {100, "CUDA_ERROR_NO_DEVICE", "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {101, "CUDA_ERROR_INVALID_DEVICE", "cudaErrorInvalidDevice", "invalid device ordinal"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "cudaErrorDeviceUninitialized", "invalid device context"},
@@ -35,6 +38,12 @@ static const sm_error errors[] = {
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "cudaErrorPeerAccessAlreadyEnabled",
      "peer access is already enabled"},
+    {705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "cudaErrorPeerAccessNotEnabled",
+     "peer access has not been enabled"},
+    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "cudaErrorHostMemoryAlreadyRegistered",
+     "part or all of the requested memory range is already mapped"},
+    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "cudaErrorHostMemoryNotRegistered",
+     "pointer does not correspond to a registered memory region"},
     {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "cudaErrorContextIsDestroyed", "context is destroyed"},
     {710, "CUDA_ERROR_ASSERT", "cudaErrorAssert", "device-side assert triggered"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure", "unspecified launch failure"},
@@ -77,7 +86,22 @@ int sm_attribute(int *value, int attribute, int device) {
     if (!is_device(device)) return E_DEVICE;
     if (attribute == 110 && sm.opt.rdma < 0) return E_VALUE;
     switch (attribute) {
-    case 1: *value = 1024; break;          /* threads in a block */
+    case 1: case 2: case 3: *value = 1024; break; /* threads in a block */
+    case 4: *value = 64; break;
+    case 5: case 11: *value = INT32_MAX; break; /* blocks in a grid; pitch */
+    case 6: case 7: *value = 65535; break;
+    case 8: *value = 48 << 10; break;      /* shared memory of a block, */
+    case 97: *value = 227 << 10; break;    /* when asked for, */
+    case 81: *value = 228 << 10; break;    /* and of a multiprocessor */
+    case 9: case 12: case 82: *value = 65536; break; /* constant memory, registers */
+    case 13: *value = 1980000; break;      /* clock, of memory too, its bus */
+    case 36: *value = 3201000; break;
+    case 37: *value = 6144; break;
+    case 38: *value = 60 << 20; break;     /* L2 cache */
+    case 39: *value = 2048; break;         /* threads of a multiprocessor */
+    case 40: *value = 3; break;            /* copy engines */
+    case 83: case 84: case 88: case 89: case 95: *value = 0; break; /* managed memory, cooperative launch */
+    case 106: *value = 32; break;          /* blocks of a multiprocessor */
     case 10: *value = 32; break;           /* threads in a warp */
     case 16: *value = 132; break;          /* multiprocessors */
     case 18: case 20: case 33: *value = 0; break; /* integrated, compute mode, bus */

@@ -737,6 +737,27 @@ int sm_exec_child(cudaGraphExec_t x, CUgraphNode original, cudaGraph_t child) {
     return 0;
 }
 
+/* Operations that are queued have what they need, so a node may change under them. */
+static int set_work(CUgraphNode node, const sm_work *w) {
+    sm_work old = node->work;
+    bool kernel = old.frame || !old.call;
+    if (node->kind != NODE_WORK || old.kind != w->kind || kernel != (w->frame || !w->call)) return E_VALUE;
+    sm_work_copy(&node->work, w);
+    sm_work_drop(&old);
+    return 0;
+}
+
+int sm_node_set_work(CUgraphNode node, const sm_work *w) {
+    int error = node_check(node);
+    return error ? error : set_work(node, w);
+}
+
+int sm_exec_set_work(cudaGraphExec_t x, CUgraphNode original, const sm_work *w) {
+    if (exec_check(x)) return E_VALUE;
+    CUgraphNode node = exec_node(x, original);
+    return node ? set_work(node, w) : E_VALUE;
+}
+
 /* ---- launches --------------------------------------------------------------------------------------------------- */
 
 static int exec_usable(const struct CUgraphExec_st *x) {

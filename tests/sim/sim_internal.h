@@ -6,8 +6,10 @@
    sim_capture.c  captures
    sim_graph.c    graphs, instances, user objects
    sim_memory.c   addresses, physical handles, mappings, cudaMalloc
-   sim_work.c     kernels, copies, sets
+   sim_work.c     copies, sets, and kernels that only say what they access
+   sim_kernel.c   kernels with a body
    sim_runtime.c  the runtime API            sim_driver.c   the driver API and its entry points
+   sim_user.c     programs that know nothing of the simulated device
    sim_ptsz.c     both again, for programs compiled for per-thread default streams
 
    Everything is done under one lock, taken by sm_begin and given back by sm_end. Errors are plain ints: the two APIs
@@ -22,12 +24,15 @@
 
 #define SM_DEVICES 8                   /* at most */
 #define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps a history for each so many bytes of a handle */
+#define SM_COPY    8                   /* with SIM_READ, SIM_WRITE: by a copy, which reaches cudaMalloc's memory anywhere */
 #define SM_LANES   64                  /* streams that may take part in one capture */
 
 /* Numbers that both APIs give the same meaning. Named here, since the two name them differently. */
 enum {
-    E_VALUE = 1, E_MEMORY = 2, E_NOT_INITIALIZED = 3, E_EXITING = 4, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
-    E_STATE = 401, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_CONTEXT_DEAD = 709,
+    E_VALUE = 1, E_MEMORY = 2, E_NOT_INITIALIZED = 3, E_EXITING = 4, E_CONFIGURATION = 9,
+    E_PITCH = 12, E_FUNCTION = 98, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
+    E_STATE = 401, E_NOT_READY = 600, E_PEER_ENABLED = 704, E_PEER_DISABLED = 705,
+    E_REGISTERED = 712, E_NOT_REGISTERED = 713, E_CONTEXT_DEAD = 709,
     E_NOT_PERMITTED = 800, E_NOT_SUPPORTED = 801, E_CAPTURE_UNSUPPORTED = 900, E_CAPTURE_LOST = 901,
     E_CAPTURE_MERGE = 902, E_CAPTURE_UNMATCHED = 903, E_CAPTURE_UNJOINED = 904, E_CAPTURE_ISOLATION = 905,
     E_CAPTURE_IMPLICIT = 906, E_CAPTURED_EVENT = 907, E_CAPTURE_THREAD = 908, E_UPDATE_FAILURE = 910,
@@ -86,6 +91,16 @@ enum {
     X(cudaStreamBeginCaptureToGraph, F_CTX, 1000) X(cudaStreamUpdateCaptureDependencies, F_CTX, 100) \
     X(cudaUserObjectCreate, 0, 200) X(cudaUserObjectRetain, 0, 50) X(cudaUserObjectRelease, F_SURE, 50) \
     X(cudaGraphRetainUserObject, 0, 100) \
+    X(cudaLaunchKernel, F_CTX, 2000) X(cudaLaunchKernelExC, F_CTX, 2000) X(cudaFuncSetAttribute, F_CTX, 100) \
+    X(cudaFuncGetAttributes, F_CTX, 100) X(cudaOccupancyMaxActiveBlocksPerMultiprocessor, F_CTX, 100) \
+    X(cudaGraphAddKernelNode, F_CTX, 500) X(cudaGraphKernelNodeSetParams, F_CTX, 500) \
+    X(cudaGraphExecKernelNodeSetParams, F_CTX, 500) X(cudaMallocPitch, F_CTX | F_LOOK, 0) \
+    X(cudaMemcpy2D, F_CTX | F_LOOK, 4300) X(cudaMemcpy2DAsync, F_CTX, 4300) X(cudaMemset2D, F_CTX, 4300) \
+    X(cudaMemset2DAsync, F_CTX, 4300) X(cudaMemcpyPeer, F_CTX, 4300) X(cudaMemcpyPeerAsync, F_CTX, 4300) \
+    X(cudaPointerGetAttributes, F_CTX, 100) X(cudaHostRegister, F_CTX | F_LOOK, 600000) \
+    X(cudaHostUnregister, F_CTX | F_LOOK, 10000) X(cudaGetDeviceProperties, 0, 100000) X(cudaSetDeviceFlags, 0, 100) \
+    X(cudaDeviceGetStreamPriorityRange, F_CTX, 50) X(cudaDeviceDisablePeerAccess, F_CTX, 1000) \
+    X(cudaStreamAddCallback, F_CTX, 4300) X(cudaStreamGetPriority, F_CTX, 50) \
     X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, 0, 8) X(cuDeviceGetCount, 0, 8) \
     X(cuDeviceGetAttribute, 0, 8) X(cuDeviceTotalMem, 0, 8) X(cuDeviceCanAccessPeer, 0, 100) \
     X(cuCtxGetCurrent, F_SURE | F_ALWAYS, 8) X(cuCtxSetCurrent, 0, 16) X(cuCtxPushCurrent, 0, 16) \
@@ -247,6 +262,7 @@ typedef struct sm_work {
     bool to_device, from_device;
     size_t bytes;
     int value;           /* SET */
+    struct sm_frame *frame; /* ACCESS: a kernel with a body */
     void *staged;        /* COPY from pageable memory: its bytes at the time of the call */
 } sm_work;
 
@@ -254,6 +270,7 @@ typedef struct sm_work {
 typedef struct sm_action {
     void (*call)(void *);
     void *arg;
+    struct sm_frame *frame;
     sim_access *access;  /* backed mode: with their parts */
     sm_parts *parts;
     int n;
@@ -387,6 +404,8 @@ typedef struct sm_thread {
     bool calling;       /* inside a host function */
     sm_default_stream *streams;
     size_t nstreams, capstreams;
+    sim_access *declared; /* of the kernel that it launches next */
+    size_t ndeclared, capdeclared;
 } sm_thread;
 
 /* ---- the state ------------------------------------------------------------------------------------------------- */
@@ -406,6 +425,7 @@ typedef struct sm_callback {
 typedef struct sm_state {
     sim_options opt;
     bool started, initialised, exiting;
+    bool user;                     /* nobody called sim_start */
     unsigned long long generation; /* of sim_start */
     uint64_t random;
     int sticky;
@@ -450,7 +470,7 @@ typedef struct sm_state {
     uint32_t *free_handles;
     size_t nfree_handles, capfree_handles;
     uint32_t handle_serial;
-    struct sm_pinned { char *p; size_t size; sm_context *context; } *pinned;
+    struct sm_pinned { char *p; size_t size; sm_context *context; bool theirs; } *pinned;
     size_t npinned, cappinned;
     size_t addresses, unmapped_under_work;
 
@@ -480,6 +500,8 @@ static inline size_t sm_round_up(size_t n, size_t unit) { return (n + unit - 1) 
 void *sm_alloc(size_t bytes);              /* zeroed; ends the program when there is none */
 void *sm_grow(void *p, size_t n, size_t *cap, size_t each);
 void sm_lock(void);
+int sm_lock_for(int seconds);
+int sm_start(const sim_options *options);
 void sm_unlock(void);
 sm_thread *sm_self(void);
 int sm_begin(int fn);
@@ -497,6 +519,10 @@ void sm_context_close(sm_context *c);
 void sm_context_set(sm_thread *t, sm_context *c);
 void sm_context_push(sm_thread *t, sm_context *c);
 int sm_device_reset(void);
+
+/* sim_user.c */
+void sm_user_start(void);
+void sm_user_found(const char *text);
 
 /* sim_ledger.c */
 void sm_clock_drop(sm_clock *c);
@@ -538,6 +564,7 @@ int sm_wait(const sm_stamp *stamp);
 int sm_wait_context(sm_context *c);
 int sm_synchronize(sm_context *c);
 void sm_pace(void);
+void sm_run_all(void);
 void sm_events_of_context_die(sm_context *c);
 
 /* sim_capture.c */
@@ -602,6 +629,8 @@ int sm_graph_instantiate(cudaGraphExec_t *out, cudaGraph_t graph);
 int sm_graph_upload(cudaGraphExec_t x, CUstream handle);
 int sm_graph_launch(cudaGraphExec_t exec, CUstream handle);
 int sm_exec_update(cudaGraphExec_t x, cudaGraph_t g, int *result, CUgraphNode *where);
+int sm_node_set_work(CUgraphNode node, const sm_work *w);
+int sm_exec_set_work(cudaGraphExec_t x, CUgraphNode original, const sm_work *w);
 int sm_exec_child(cudaGraphExec_t x, CUgraphNode original, cudaGraph_t child);
 int sm_exec_destroy(cudaGraphExec_t exec);
 int sm_object_create(cudaUserObject_t *out, void *ptr, cudaHostFn_t destroy, unsigned refs, unsigned flags);
@@ -630,6 +659,8 @@ int sm_free_async(uint64_t address, CUstream stream);
 void sm_trim_async(void);
 int sm_host_malloc(void **out, size_t bytes);
 int sm_host_free(void *p);
+int sm_host_register(void *p, size_t bytes);
+int sm_host_unregister(void *p);
 bool sm_is_pinned(const void *p, size_t bytes);
 int sm_mem_info(size_t *left, size_t *total);
 int sm_reserve(CUdeviceptr *out, size_t size, size_t alignment, uint64_t hint);
@@ -654,6 +685,15 @@ int sm_work_of_copy(sm_work *w, uint64_t to, uint64_t from, size_t bytes, int ki
 int sm_work_of_set(sm_work *w, uint64_t to, int value, size_t bytes);
 int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait);
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream);
+
+/* sim_kernel.c */
+typedef struct sm_frame sm_frame;
+sm_frame *sm_frame_keep(sm_frame *f);
+void sm_frame_drop(sm_frame *f);
+void sm_frame_run(sm_frame *f);
+int sm_kernel_check(const void *function);
+int sm_work_of_kernel(sm_work *w, const void *function, dim3 grid, dim3 block, void **arguments, size_t shared);
+int sm_kernel_launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, CUstream stream);
 
 /* sim_driver.c */
 typedef struct sm_error {

@@ -22,6 +22,7 @@
 
 struct CUmemPoolHandle_st {
     struct CUmemPoolHandle_st *next;
+    int device;
     size_t most, reserved, reserved_high;
     uint64_t threshold;
     int follows, opportunistic, internal;
@@ -559,18 +560,25 @@ int sm_free_block(uint64_t address) {
 
 /* ---- cudaMallocAsync: whole regions, kept from a free to the next synchronising call ----------------------------- */
 
+/* A pool's memory is on the pool's device, whoever asks for it; else it is on the stream's. No context but the primary
+   one of the device owns it. */
+static int async_device(const sm_stream *s, const struct CUmemPoolHandle_st *pool) {
+    return pool ? pool->device : s->context->device;
+}
+
 static sm_region *async_reuse(sm_stream *s, size_t size, const struct CUmemPoolHandle_st *pool) {
+    int device = async_device(s, pool);
     for (size_t i = sm.nasync; i-- > 0;) {
         sm_region *r = sm.async[i];
         sm_stream *by = r->freed.stream;
         bool before = sm_before(s, (sm_epoch){by->index, r->freed.no}), done = by->done >= r->freed.no;
         if (pool && by != s) before = before && pool->follows;
         if (pool && by != s) done = done && pool->opportunistic;
-        if (r->size != size || r->context != s->context || r->pool != pool || !(before || done)) continue;
+        if (r->size != size || r->whole->handle->device != device || r->pool != pool || !(before || done)) continue;
         if (r->freed.no) sm_after(s, &r->freed);
         remove_region(sm.async, &sm.nasync, r);
         sm_stamp_set(&r->freed, (sm_stamp){NULL, 0, NULL});
-        r->whole->read = r->whole->write = 1u << s->context->device;
+        r->whole->read = r->whole->write = 1u << device;
         return r;
     }
     return NULL;
@@ -592,7 +600,8 @@ static void pool_empty(const struct CUmemPoolHandle_st *pool, size_t keep) {
 static sm_region *async_new(sm_stream *s, size_t size, struct CUmemPoolHandle_st *pool) {
     if (pool && pool->most && pool->reserved + size > pool->most) pool_empty(pool, 0);
     if (pool && pool->most && pool->reserved + size > pool->most) return NULL;
-    sm_region *r = region_filled(s->context, size);
+    sm_region *r = region_filled(&sm.device[async_device(s, pool)].primary, size);
+    if (r) r->whole->plain = false; /* cudaDeviceEnablePeerAccess does not open it */
     if (!r || !pool) return r;
     r->pool = pool;
     pool->reserved += size;
@@ -649,7 +658,7 @@ static int free_async(sm_region *r, sm_stream *s) {
 static int free_now(sm_region *r) {
     check_unused(r->whole);
     if (r->graph) return free_of_graph(r);
-    async_add(r, (sm_stamp){r->context->legacy, 0, NULL});
+    async_add(r, (sm_stamp){sm_current()->legacy, 0, NULL});
     return 0;
 }
 
@@ -735,6 +744,7 @@ int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props) {
     pool->most = props->maxSize;
 #endif
     pool->follows = pool->opportunistic = pool->internal = 1;
+    pool->device = props->location.id;
     pool->next = sm.pools;
     *out = sm.pools = pool;
     return 0;
@@ -794,8 +804,17 @@ int sm_host_malloc(void **out, size_t bytes) {
     if (posix_memalign(&p, 4096, bytes)) return E_MEMORY;
     memset(p, 0, bytes);
     sm.pinned = sm_grow(sm.pinned, sm.npinned, &sm.cappinned, sizeof *sm.pinned);
-    sm.pinned[sm.npinned++] = (struct sm_pinned){p, bytes, sm_current()};
+    sm.pinned[sm.npinned++] = (struct sm_pinned){p, bytes, sm_current(), false};
     *out = p;
+    return 0;
+}
+
+/* Memory of the program's own counts as pinned until it is taken back. */
+int sm_host_register(void *p, size_t bytes) {
+    if (!p || !bytes) return E_VALUE;
+    if (sm_is_pinned(p, 1)) return E_REGISTERED;
+    sm.pinned = sm_grow(sm.pinned, sm.npinned, &sm.cappinned, sizeof *sm.pinned);
+    sm.pinned[sm.npinned++] = (struct sm_pinned){p, bytes, sm_current(), true};
     return 0;
 }
 
@@ -809,13 +828,23 @@ static size_t pinned_at(const void *p) {
 int sm_host_free(void *p) {
     if (!p) return 0;
     size_t i = pinned_at(p);
-    if (i == sm.npinned) return E_VALUE;
+    if (i == sm.npinned || sm.pinned[i].theirs) return E_VALUE;
     int error = sm_wait_context(sm.pinned[i].context);
     if (error) return error;
     i = pinned_at(p);
-    if (i == sm.npinned) return E_VALUE;
+    if (i == sm.npinned || sm.pinned[i].theirs) return E_VALUE;
     free(p);
     sm.pinned[i] = sm.pinned[--sm.npinned];
+    return 0;
+}
+
+int sm_host_unregister(void *p) {
+    size_t i = pinned_at(p);
+    if (i == sm.npinned || !sm.pinned[i].theirs) return E_NOT_REGISTERED;
+    int error = sm_wait_context(sm.pinned[i].context);
+    if (error) return error;
+    i = pinned_at(p);
+    if (i < sm.npinned) sm.pinned[i] = sm.pinned[--sm.npinned];
     return 0;
 }
 
@@ -871,7 +900,8 @@ void sm_memory_clear(void) {
     while (sm.nregions) region_clear(sm.regions[sm.nregions - 1]);
     for (size_t i = 0; i < sm.nhandles; i++)
         if (sm.handles[i]) handle_free(sm.handles[i]);
-    for (size_t i = 0; i < sm.npinned; i++) free(sm.pinned[i].p);
+    for (size_t i = 0; i < sm.npinned; i++)
+        if (!sm.pinned[i].theirs) free(sm.pinned[i].p);
     for (int d = 0; sm_backed() && d < sm.opt.devices; d++) close(sm.device[d].memfd);
     void *rest[] = {sm.regions, sm.slabs, sm.async, sm.handles, sm.free_handles, sm.pinned};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) free(rest[i]);

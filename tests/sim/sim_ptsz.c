@@ -80,6 +80,19 @@ cudaError_t CUDARTAPI cudaMemset_ptds(void *to, int value, size_t bytes) {
     SM_RUNTIME(cudaMemset, sm_set((uintptr_t)to, value, bytes, CU_STREAM_PER_THREAD));
 }
 
+cudaError_t CUDARTAPI cudaMemcpy2D_ptds(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                        size_t height, enum cudaMemcpyKind kind);
+cudaError_t CUDARTAPI cudaMemcpy2D_ptds(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                        size_t height, enum cudaMemcpyKind kind) {
+    cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, CU_STREAM_PER_THREAD);
+    return error ? error : cudaStreamSynchronize(CU_STREAM_PER_THREAD);
+}
+
+cudaError_t CUDARTAPI cudaMemset2D_ptds(void *to, size_t pitch, int value, size_t width, size_t height);
+cudaError_t CUDARTAPI cudaMemset2D_ptds(void *to, size_t pitch, int value, size_t width, size_t height) {
+    return cudaMemset2DAsync(to, pitch, value, width, height, CU_STREAM_PER_THREAD);
+}
+
 /* Declares and defines name_ptsz by what it calls. */
 #define PTSZ(name, parameters, arguments) \
     cudaError_t CUDARTAPI name##_ptsz parameters; \
@@ -91,6 +104,18 @@ PTSZ(cudaMemsetAsync, (void *to, int value, size_t n, cudaStream_t s), (to, valu
 PTSZ(cudaMallocAsync, (void **p, size_t n, cudaStream_t s), (p, n, own(s)))
 PTSZ(cudaFreeAsync, (void *p, cudaStream_t s), (p, own(s)))
 PTSZ(cudaGraphLaunch, (cudaGraphExec_t x, cudaStream_t s), (x, own(s)))
+PTSZ(cudaMemcpy2DAsync,
+     (void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+      enum cudaMemcpyKind kind, cudaStream_t s),
+     (to, to_pitch, from, from_pitch, width, height, kind, own(s)))
+PTSZ(cudaMemset2DAsync, (void *to, size_t pitch, int value, size_t width, size_t height, cudaStream_t s),
+     (to, pitch, value, width, height, own(s)))
+PTSZ(cudaLaunchKernel,
+     (const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t s),
+     (function, grid, block, arguments, shared, own(s)))
+PTSZ(cudaStreamGetPriority, (cudaStream_t s, int *priority), (own(s), priority))
+PTSZ(cudaStreamAddCallback, (cudaStream_t s, cudaStreamCallback_t call, void *arg, unsigned int flags),
+     (own(s), call, arg, flags))
 PTSZ(cudaGraphUpload, (cudaGraphExec_t x, cudaStream_t s), (x, own(s)))
 PTSZ(cudaLaunchHostFunc, (cudaStream_t s, cudaHostFn_t call, void *arg), (own(s), call, arg))
 PTSZ(cudaStreamBeginCapture, (cudaStream_t s, enum cudaStreamCaptureMode mode), (own(s), mode))
@@ -127,6 +152,17 @@ PTSZ(cudaStreamGetCaptureInfo_v2,
       const cudaGraphNode_t **deps, size_t *ndeps),
      (own(s), status, id, graph, deps, ndeps))
 #endif
+
+cudaError_t CUDARTAPI cudaLaunchKernelExC_ptsz(const cudaLaunchConfig_t *config, const void *function,
+                                               void **arguments);
+cudaError_t CUDARTAPI cudaLaunchKernelExC_ptsz(const cudaLaunchConfig_t *config, const void *function,
+                                               void **arguments) {
+    cudaLaunchConfig_t c;
+    if (!config) return cudaLaunchKernelExC(NULL, function, arguments);
+    c = *config;
+    c.stream = own(c.stream);
+    return cudaLaunchKernelExC(&c, function, arguments);
+}
 
 /* Here the default is the driver's functions of the same kind. */
 static unsigned long long own_flags(unsigned long long flags) {

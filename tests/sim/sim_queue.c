@@ -263,9 +263,13 @@ static void want(sm_stream *s, uint64_t no) {
         for (int i = 0; op->no > before && i < op->ndeps; i++) want(op->deps[i].stream, op->deps[i].no);
 }
 
-/* Another thread may be about to set things going, if there is one. */
+void sm_run_all(void) {
+    while (step()) {}
+}
+
+/* Another thread may be about to set things going, if there is one. A program's own may take its time. */
 static bool be_patient(int *tries) {
-    if (sm.nthreads < 2 || ++*tries > 50) return false;
+    if ((sm.nthreads < 2 && !sm.user) || ++*tries > (sm.user ? 5000 : 50)) return false;
     int fn = sm.fn;
     sm_unlock();
     usleep(1000);

@@ -134,6 +134,7 @@ void sm_action_end(sm_action *a) {
     for (int i = 0; i < a->n; i++)
         if (a->access[i].how & SIM_WRITE) fill_parts(&a->access[i], &a->parts[i]);
     if (a->copy.bytes) move(a);
+    if (a->frame) sm_frame_run(a->frame);
     if (a->call) a->call(a->arg);
 }
 
@@ -141,6 +142,7 @@ void sm_action_drop(sm_action *a) {
     for (int i = 0; i < a->n; i++) parts_drop(&a->parts[i]);
     parts_drop(&a->to);
     parts_drop(&a->from);
+    sm_frame_drop(a->frame);
     free(a->copy.staged);
     free(a->runs);
     free(a->access);
@@ -152,20 +154,25 @@ void sm_action_drop(sm_action *a) {
 
 void sm_work_copy(sm_work *to, const sm_work *from) {
     *to = *from;
+    sm_frame_keep(to->frame);
     to->access = sm_alloc((size_t)from->n * sizeof *to->access);
     if (from->n) memcpy(to->access, from->access, (size_t)from->n * sizeof *to->access);
 }
 
-void sm_work_drop(sm_work *w) { free(w->access); }
+void sm_work_drop(sm_work *w) {
+    sm_frame_drop(w->frame);
+    free(w->access);
+}
 
 static void launch_accesses(sm_stream *s, sm_op *op, const sm_work *w) {
     for (int i = 0; i < w->n; i++)
         if (w->access[i].bytes) sm_touch(s, &w->access[i]);
-    if (!w->call && !sm_backed()) return;
+    if (!w->call && !sm_backed()) return; /* without memory a body cannot run */
     sm_action *a = op->action = sm_alloc(sizeof *a);
     a->call = w->call;
     a->arg = w->arg;
-    if (!sm_backed() || !w->n) return;
+    if (sm_backed()) a->frame = sm_frame_keep(w->frame);
+    if (!sm_backed() || !w->n || w->frame) return;
     a->n = w->n;
     a->access = sm_alloc((size_t)w->n * sizeof *a->access);
     a->parts = sm_alloc((size_t)w->n * sizeof *a->parts);
@@ -192,14 +199,14 @@ static void touch_copy(sm_stream *s, const sm_work *w, uint64_t **runs, int *n) 
     *runs = NULL;
     *n = 0;
     if (w->from_device) {
-        touch_range(s, w->from, w->bytes, SIM_READ, 0);
+        touch_range(s, w->from, w->bytes, SIM_READ | SM_COPY, 0);
         *n = sm_tag_runs(w->from, w->bytes, runs);
     }
     if (!w->to_device) return;
-    if (!w->from_device) touch_range(s, w->to, w->bytes, SIM_WRITE, host_tag(w));
+    if (!w->from_device) touch_range(s, w->to, w->bytes, SIM_WRITE | SM_COPY, host_tag(w));
     uint64_t at = w->to;
     for (int i = 0; i < *n; i++) {
-        touch_range(s, at, (*runs)[2 * i], SIM_WRITE, (*runs)[2 * i + 1]);
+        touch_range(s, at, (*runs)[2 * i], SIM_WRITE | SM_COPY, (*runs)[2 * i + 1]);
         at += (*runs)[2 * i];
     }
 }

@@ -31,5 +31,11 @@ template <class T> static inline cudaError_t cudaHostGetDevicePointer(T **pDevic
 {
     return ::cudaHostGetDevicePointer(reinterpret_cast<void **>(pDevice), pHost, flags);
 }
+template <class T>
+static inline cudaError_t cudaLaunchKernel(T *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem = 0,
+                                           cudaStream_t stream = 0)
+{
+    return ::cudaLaunchKernel((const void *)func, gridDim, blockDim, args, sharedMem, stream);
+}
 #endif
 #endif
