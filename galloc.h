@@ -2,8 +2,8 @@
 
    It hands out device memory at the price of a look-up instead of a call into the driver, reuses what was freed in
    the order of your streams, maps physical pages into one address range per pool so that memory of any size serves
-   any other, and tells you what it is doing. C99, C++11, CUDA C++; gcc, clang, nvcc, MSVC; CUDA 12.0 or later and
-   nothing else.
+   any other, and tells you what it is doing. C99, C++11, CUDA C++; gcc, clang, nvcc, 64 bits; written for MSVC too, and
+   not tested there; CUDA 12.0 or later and nothing else.
 
    DO THIS
      In one file:                                       In all others:
@@ -25,10 +25,14 @@
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
-     GALLOC_STATIC        off    every file             all functions are static: no names for the linker
+     GALLOC_STATIC        off    every file             all functions are static: no names for the linker. Each file
+                                                        that defines GALLOC_IMPLEMENTATION then has a heap of its own,
+                                                        with its own limits: what one file has allocated another one
+                                                        cannot free
      GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
                                                         with locks held: they must not call galloc, nor CUDA
-     GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held
+     GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held.
+                                                        galloc_set_log and GALLOC_CONF=log:... act at run time
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
 
@@ -231,14 +235,14 @@
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
-     has it in words. An error after which the context is lost (an illegal address, say) makes its pools refuse until
+     has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after which the context is lost (an illegal address, say) makes its pools refuse until
      cudaDeviceReset. After a reset pages live on, cudaMalloc segments do not; galloc follows by itself. Once the
      driver has shut down, frees succeed and do nothing.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
      >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>capture >>streams >>pages
-     >>torch >>policy >>heap >>configuration >>report >>check >>pools >>ways >>public
+     >>torch >>policy >>heap >>configuration >>log >>report >>check >>pools >>ways >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -332,6 +336,15 @@ enum {
 enum {
     GALLOC_LIKE_GALLOC = 0,
     GALLOC_LIKE_PYTORCH = 1 /* PyTorch's segments, splitting, collection: the same memory held; see LIKE PYTORCH */
+};
+
+/* How much is logged: GALLOC_CONF=log:off, error, info or debug; see galloc_set_log. */
+enum {
+    GALLOC_LOG_OFF = 0,
+    GALLOC_LOG_ERROR = 1, /* a line for each call that fails. Lines that differ from one before only in numbers are
+                             told at powers of ten, and after a second: "(and 89 more like it)" */
+    GALLOC_LOG_INFO = 2,  /* (default) and what strategy:heuristic decides, and settings that have no effect */
+    GALLOC_LOG_DEBUG = 3  /* the same, and every repeat */
 };
 
 #define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
@@ -767,7 +780,8 @@ GALLOC_API galloc_config galloc_config_default(void);
      reuse       none, or of completed, followed, wait joined by '+'
      roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: from 256 MiB and below, from 512 MiB,
                                 from 1 GiB on
-     release_lock_on_cudamalloc is accepted and changes nothing: no lock that a fast path wants is ever held there.
+       log         off, error, info or debug: how much the process logs (GALLOC_LOG_...); in the variable only
+   release_lock_on_cudamalloc is accepted and changes nothing: no lock that a fast path wants is ever held there.
    Strict: anything else is an error and then nothing is changed.
      message  receives what is wrong, where, and what would be right; on success, which settings of the text have no
               effect beside others, else "". NULL with size 0 if it is not wanted */
@@ -902,8 +916,18 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
      Device   waits for it */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
-/* This thread's last error in words; "" if there was none. Valid until the thread's next error. */
+/* This thread's last error in words, the name of the function that failed first; "" if there was none. Valid until the
+   thread's next error. */
 GALLOC_API const char *galloc_last_message(void);
+
+/* Has every line that is logged given to a function of the program's, in place of GALLOC_LOG: one setting for the
+   process, which lasts until it is changed. GALLOC_CONF=log:... says how much is logged, and is read with the first
+   line.
+     call   called with no lock held, by the thread whose call logs; level is GALLOC_LOG_ERROR or GALLOC_LOG_INFO, text
+            is good during the call. Another thread may still be in it when it has just been replaced. NULL: GALLOC_LOG
+            again
+     user   its last argument */
+GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user);
 
 #ifdef __cplusplus
 /* As cudaMalloc has it: float *p; galloc_malloc(&p, bytes, stream). */
@@ -1306,10 +1330,12 @@ static GAI_INLINE uint64_t *gai_latch_on(gai_latch *latch)
 static GAI_INLINE void gai_latch_off(uint64_t *in) { gai_store(in, 0); }
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
-   nodes of the address maps; budget: what the pools of each device hold together; both taken after any other. */
+   nodes of the address maps; budget: what the pools of each device hold together; log: where lines go and which were
+   seen; each of these three taken after any other. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
+static gai_lock gai_log_lock = GAI_LOCK_STATIC;
 
 /* What threads remember of pools is worth nothing once a pool has ended, or has changed what it goes by: then this goes
    on. 0: there is nothing to
@@ -1322,17 +1348,21 @@ static void gai_generation_end(void)
     while (!gai_swap(&gai_generation, now, now + 1)) now = gai_load(&gai_generation);
 }
 
-/* A child of fork inherits the heap but not the driver: it must not touch either. */
+/* A child of fork inherits the heap but not the driver: it must not touch either. It may say so, and so needs the lock
+   of the log. */
 static void *gai_forked;
 static int gai_forks_are_watched;
 
 #if !defined(_WIN32)
+static void gai_before_fork(void) { gai_lock_on(&gai_log_lock); }
+static void gai_after_fork(void) { gai_lock_off(&gai_log_lock); }
 static void gai_on_fork(void)
 {
     gai_store_pointer(&gai_forked, &gai_forked);
     gai_store(&gai_generation, 0);
+    gai_lock_off(&gai_log_lock);
 }
-static int gai_watch_forks(void) { return pthread_atfork(NULL, NULL, gai_on_fork); }
+static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork); }
 #else
 static int gai_watch_forks(void) { return 0; }
 #endif
@@ -1356,7 +1386,7 @@ static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread
 
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
    ends, with no lock held, so that GALLOC_LOG may do what it likes. */
-static GAI_THREAD_LOCAL char gai_message[512];
+static GAI_THREAD_LOCAL char gai_message[544];
 static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
 
 #define GAI_NOTE 2
@@ -1384,15 +1414,6 @@ static void gai_note(const char *format, ...)
     va_start(arguments, format);
     (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
     va_end(arguments);
-}
-
-/* Every public function ends here. */
-static cudaError_t gai_end(cudaError_t error)
-{
-    int say = gai_message_is_new == GAI_NOTE || (error && gai_message_is_new);
-    gai_message_is_new = 0;
-    if (say) GALLOC_LOG(gai_message);
-    return error;
 }
 
 /* ==== SIZES ===================================================================================================== */
@@ -2411,16 +2432,19 @@ static void gai_slab_end(gai_slab *slab)
 #define GAI_LEAF_LOG2 16
 #define GAI_LEAF_SLOTS (1 << (GAI_LEAF_LOG2 - GAI_UNIT_LOG2))
 
+/* Nothing in it is set beforehand, so that it takes no place in the program's file. */
 typedef struct gai_map {
-    int levels;                    /* below the root */
-    int log2[GAI_MAP_LEVELS];      /* width of each, the root first */
-    int shift[GAI_MAP_LEVELS];     /* of the address, for the digit of each: what the levels after it take */
     void *root[1 << GAI_MAP_ROOT_LOG2];
-    void *nodes;                   /* all inner nodes, linked by their first word */
+    void *nodes; /* all inner nodes, linked by their first word */
 } gai_map;
 
-static gai_map gai_block_map = {4, {GAI_MAP_ROOT_LOG2, 13, 9, 5}, {43, 30, 21, GAI_LEAF_LOG2}, {NULL}, NULL};
-static gai_map gai_page_map = {3, {GAI_MAP_ROOT_LOG2, 13, 9, 0}, {43, 30, 21, 0}, {NULL}, NULL};
+static gai_map gai_block_map, gai_page_map;
+
+static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* width of each level, root first */
+static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* what the levels after it take */
+
+/* Below the root; the map of pages has no use for the last one. */
+static int gai_map_levels(const gai_map *map) { return map == &gai_block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1; }
 
 /* The node's slots begin behind its link. */
 static void **gai_map_node_new(gai_map *map, size_t slots)
@@ -2434,9 +2458,9 @@ static void **gai_map_node_new(gai_map *map, size_t slots)
     return node + 1;
 }
 
-static size_t gai_map_digit(const gai_map *map, int level, uintptr_t addr)
+static size_t gai_map_digit(int level, uintptr_t addr)
 {
-    return (size_t)(addr >> map->shift[level]) & (((size_t)1 << map->log2[level]) - 1);
+    return (size_t)(addr >> gai_map_shift[level]) & (((size_t)1 << gai_map_log2[level]) - 1);
 }
 
 /* The slot of an address, or NULL where there is no node for it. */
@@ -2445,11 +2469,11 @@ static void **gai_map_slot(gai_map *map, uintptr_t addr)
     void **slots = map->root;
     int level;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
-    for (level = 0; level < map->levels - 1; level++) {
-        slots = (void **)gai_load_pointer(&slots[gai_map_digit(map, level, addr)]);
+    for (level = 0; level < gai_map_levels(map) - 1; level++) {
+        slots = (void **)gai_load_pointer(&slots[gai_map_digit(level, addr)]);
         if (!slots) return NULL;
     }
-    return &slots[gai_map_digit(map, level, addr)];
+    return &slots[gai_map_digit(level, addr)];
 }
 
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
@@ -2504,9 +2528,9 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     if (addr >> GAI_ADDRESS_BITS) return 0;
     if (gai_map_slot(map, addr)) return 1;
     gai_lock_on(&gai_map_lock);
-    for (level = 0; level < map->levels - 1 && slots; level++) {
-        void **slot = &slots[gai_map_digit(map, level, addr)];
-        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, (size_t)1 << map->log2[level + 1]));
+    for (level = 0; level < gai_map_levels(map) - 1 && slots; level++) {
+        void **slot = &slots[gai_map_digit(level, addr)];
+        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, (size_t)1 << gai_map_log2[level + 1]));
         slots = (void **)*slot;
     }
     gai_lock_off(&gai_map_lock);
@@ -2545,7 +2569,7 @@ static gai_block *gai_entry_last(void *in, uintptr_t addr)
 /* The same below a node of the map of blocks. Beside the address's own way all of an entry lies before it. */
 static gai_block *gai_block_floor(void **slots, int level, uintptr_t addr)
 {
-    size_t own = gai_map_digit(&gai_block_map, level, addr), n;
+    size_t own = gai_map_digit(level, addr), n;
     for (n = gai_slots_last(slots, own + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
         uintptr_t last = n - 1 == own ? addr : ~(uintptr_t)0;
         void *in = gai_load_pointer(&slots[n - 1]);
@@ -6050,7 +6074,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
 /* Makes sure that what is mapped there can be found. 0: no host memory. */
 static int gai_page_map_need(uintptr_t addr, size_t bytes)
 {
-    const uintptr_t node = (uintptr_t)1 << gai_page_map.shift[1];
+    const uintptr_t node = (uintptr_t)1 << gai_map_shift[1];
     uintptr_t at;
     for (at = gai_down(addr, node); at < addr + bytes; at += node)
         if (!gai_map_need(&gai_page_map, at)) return 0;
@@ -6065,7 +6089,7 @@ static void gai_mapping_show(gai_mapping *mapping, int show)
     void **slot = NULL;
     if (mapping->segment->given) return;
     for (at = mapping->addr; at < end; at += page) {
-        slot = slot && gai_map_digit(&gai_page_map, 2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
+        slot = slot && gai_map_digit(2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
         if (show) gai_store_pointer(slot, mapping);
         else if (slot && gai_load_pointer(slot) == mapping) gai_store_pointer(slot, NULL);
     }
@@ -9981,7 +10005,7 @@ static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
 /* Which limit stands in the way of so many bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
-    size_t share = gai_pool_share(pool), held, limit, own;
+    size_t share = gai_pool_share(pool), held, limit, own, left;
     gai_lock_on(&gai_budget_lock);
     held = pool->budget->held;
     limit = pool->budget->limit;
@@ -9993,6 +10017,11 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
     else
         (void)snprintf(text, size, "the pool's memory_limit is %zu", pool->config.memory_limit);
+    left = gai_min(own, gai_left(limit, held));
+    if (!pool->config.backend && bytes <= left && gai_up(bytes, pool->granularity) > left) {
+        size_t length = strlen(text);
+        (void)snprintf(text + length, size - length, "; pages have %zu bytes", pool->granularity);
+    }
 }
 
 /* More than there can ever be: nothing that is waited for or given back would make it fit. */
@@ -10858,6 +10887,12 @@ static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
     return block && addr - block->addr < block->bytes ? block : NULL;
 }
 
+#if defined(GALLOC_STATIC)
+#define GAI_OTHER_COPIES ", or another file's: with GALLOC_STATIC each file has a heap of its own"
+#else
+#define GAI_OTHER_COPIES ""
+#endif
+
 /* Says what is wrong with a pointer that is not the start of a used block. */
 static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
 {
@@ -10877,7 +10912,8 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
         return gai_fail(cudaErrorInvalidDevicePointer, "%p lies inside the block of %zu bytes at %p: give its start",
                         ptr, bytes, (void *)base);
     if (pool) return gai_fail(cudaErrorInvalidDevicePointer, "%p is free memory of galloc: freed already?", ptr);
-    return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device", ptr);
+    return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device%s", ptr,
+                    GAI_OTHER_COPIES);
 }
 
 static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
@@ -11510,7 +11546,7 @@ static cudaError_t gai_graph_begin(galloc_graph *graph, const gai_site *site, in
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
     if (!taken) return cudaSuccess;
-    return gai_fail(cudaErrorNotPermitted, "galloc_graph_begin: the graph has begun, or the stream with another one");
+    return gai_fail(cudaErrorNotPermitted, "the graph has begun, or the stream with another one");
 }
 
 static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
@@ -11518,7 +11554,7 @@ static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, co
     cudaError_t error;
     galloc_graph *graph;
     if (gai_pool_is_async(pool))
-        return gai_fail(cudaErrorNotSupported, "galloc_graph_begin: with backend:cudaMallocAsync the memory of graphs "
+        return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the memory of graphs "
                         "is the driver's");
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
@@ -11626,7 +11662,8 @@ enum gai_form {
     GAI_TIME,      /* uint64_t, nanoseconds */
     GAI_FRACTION,  /* double */
     GAI_ROUNDING,  /* roundup_power2_divisions */
-    GAI_NO_SETTING /* accepted, for PyTorch's sake */
+    GAI_NO_SETTING, /* accepted, for PyTorch's sake */
+    GAI_OF_PROCESS  /* no pool's, but the process's: the level of the log */
 };
 
 /* What the language knows. `odd` is a value with a name of its own, the only one in `words`; least and most bound all
@@ -11643,6 +11680,7 @@ typedef struct gai_key {
 #define GAI_MEMBER(member) offsetof(galloc_config, member)
 #define GAI_SWITCHED "False|True", 0, 0, 1, "True or False"
 #define GAI_BYTES_LIKE "bytes, or a number with K, M or G"
+#define GAI_LOG_LEVELS "off|error|info|debug"
 
 static const gai_key gai_keys[] = {
     {"like", GAI_WORDS, GAI_MEMBER(like), "galloc|pytorch", 0, 0, 1, "galloc or pytorch"},
@@ -11685,6 +11723,7 @@ static const gai_key gai_keys[] = {
     {"throw_on_cudamalloc_oom", GAI_WORDS, GAI_MEMBER(throw_on_cudamalloc_oom), GAI_SWITCHED},
     {"gpu_direct_rdma", GAI_WORDS, GAI_MEMBER(gpu_direct_rdma), GAI_SWITCHED},
     {"release_lock_on_cudamalloc", GAI_NO_SETTING, 0, GAI_SWITCHED},
+    {"log", GAI_OF_PROCESS, 0, GAI_LOG_LEVELS, 0, 0, 3, "off, error, info or debug"},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
 
@@ -11809,7 +11848,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
 {
     uint64_t n;
     int i;
-    if (key->form == GAI_NO_SETTING) return 1;
+    if (key->form >= GAI_NO_SETTING) return 1;
     if (key->form == GAI_FRACTION) {
         double x = gai_key_fraction(config, key);
         return x >= 0 && x <= (double)key->most / (double)GAI_MILLION;
@@ -12020,11 +12059,12 @@ static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t 
 static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text text, int mib)
 {
     void *at = (char *)config + key->at;
-    int word = key->form == GAI_WORDS || key->form == GAI_NO_SETTING ? gai_word_number(key->words, text) : 0;
+    int word = key->form == GAI_WORDS || key->form >= GAI_NO_SETTING ? gai_word_number(key->words, text) : 0;
     uint64_t n = 0;
     if (word < 0) return 0;
     switch (key->form) {
-    case GAI_NO_SETTING: return 1;
+    case GAI_NO_SETTING:
+    case GAI_OF_PROCESS: return 1;
     case GAI_FLAGS: return gai_parse_flags(key->words, text, (int *)at);
     case GAI_FRACTION: return gai_parse_fraction(text, (double *)at);
     case GAI_ROUNDING: return gai_parse_divisions(text, (unsigned *)at);
@@ -12075,11 +12115,23 @@ static const char *gai_key_near(gai_text name)
     return best >= 32 ? gai_keys[at].name : NULL;
 }
 
+/* The key with values to be joined of which a word is one: after a comma it was meant to follow one more. */
+static const char *gai_flags_with(gai_text word)
+{
+    int i;
+    for (i = 0; i < GAI_KEYS; i++)
+        if (gai_keys[i].form == GAI_FLAGS && gai_word_number(gai_keys[i].words, word) > 0) return gai_keys[i].name;
+    return NULL;
+}
+
 static void gai_say_unknown(gai_text key, size_t place, char *message, size_t size)
 {
-    const char *near = gai_key_near(key);
+    const char *near = gai_key_near(key), *flags = gai_flags_with(key);
     int shown = (int)gai_min(key.length, 40);
-    if (near)
+    if (flags)
+        (void)snprintf(message, size, "at %zu: '%.*s' is no key, but a value of %s, whose values are joined by '+'",
+                       place, shown, key.at, flags);
+    else if (near)
         (void)snprintf(message, size, "at %zu: unknown key '%.*s'; perhaps %s?", place, shown, key.at, near);
     else
         (void)snprintf(message, size, "at %zu: unknown key '%.*s'; the keys are the members of galloc_config, such as "
@@ -12308,11 +12360,137 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
     paper.left = size;
     for (i = 0; i < GAI_KEYS; i++) {
         const gai_key *key = &gai_keys[i];
-        if (key->form == GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
+        if (key->form >= GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
         gai_print(&paper, "%s%s:", i ? "," : "", key->name);
         gai_print_value(&paper, config, key);
     }
     return paper.left != 0;
+}
+
+/* ==== LOG ======================================================================================================= */
+/* >>log */
+
+#define GAI_REPEAT_KINDS 16        /* messages that are told from each other, the last ones */
+#define GAI_REPEAT_REST 1000000000 /* ns after which a repeat is told again */
+
+/* Messages that differ in numbers only. */
+typedef struct gai_repeat {
+    uint64_t key, count;
+    uint64_t when, hidden; /* when one was shown last, and how many were not since */
+} gai_repeat;
+
+/* All of it is guarded by gai_log_lock. */
+static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read */
+static void (*gai_log_function)(int level, const char *text, void *user);
+static void *gai_log_user;
+static gai_repeat gai_repeats[GAI_REPEAT_KINDS];
+static unsigned gai_repeat_kinds; /* that have had a place so far */
+
+/* What GALLOC_CONF says of it, wrong as the rest may be: errors in it are to be seen, or not. */
+static int gai_log_level_of(const char *text)
+{
+    gai_text rest = gai_text_of(text ? text : ""), pair, name;
+    int more = 1, level = GALLOC_LOG_INFO;
+    while (more) {
+        more = gai_text_cut(&rest, ',', &pair);
+        if (!gai_text_cut(&pair, ':', &name) || !gai_text_is(name, "log")) continue;
+        level = gai_word_number(GAI_LOG_LEVELS, pair);
+        if (level < 0) level = GALLOC_LOG_INFO;
+    }
+    return level;
+}
+
+/* The same for all texts that differ in numbers only, those of addresses included. */
+static uint64_t gai_repeat_key(const char *text)
+{
+    uint64_t key = 14695981039346656037u;
+    const char *digits = "0123456789";
+    for (; *text; text++) {
+        if (text[0] == '0' && text[1] == 'x') {
+            text++;
+            digits = "0123456789abcdef";
+        } else if (!strchr(digits, *text)) {
+            key = (key ^ (unsigned char)*text) * 1099511628211u;
+            digits = "0123456789";
+        }
+    }
+    return key;
+}
+
+static int gai_is_power_of_ten(uint64_t n)
+{
+    while (n >= 10 && n % 10 == 0) n /= 10;
+    return n == 1;
+}
+
+/* Is it to be shown? Repeats are that make a power of ten, and those long after the last one. *hidden: how many were
+   not since. */
+static int gai_repeat_shows(const char *text, uint64_t *hidden)
+{
+    uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
+    gai_repeat *repeat;
+    int i = 0;
+    while (i < GAI_REPEAT_KINDS && gai_repeats[i].key != key) i++;
+    repeat = &gai_repeats[i < GAI_REPEAT_KINDS ? (unsigned)i : gai_repeat_kinds % GAI_REPEAT_KINDS];
+    if (i == GAI_REPEAT_KINDS) {
+        gai_repeat_kinds++;
+        memset(repeat, 0, sizeof *repeat);
+        repeat->key = key;
+    }
+    if (!gai_is_power_of_ten(++repeat->count) && now - repeat->when < GAI_REPEAT_REST) {
+        repeat->hidden++;
+        return 0;
+    }
+    *hidden = repeat->hidden;
+    repeat->hidden = 0;
+    repeat->when = now;
+    return 1;
+}
+
+GAI_APART
+static void gai_log(int level, const char *text)
+{
+    char folded[sizeof gai_message + 64];
+    void (*call)(int level, const char *text, void *user);
+    void *user;
+    uint64_t hidden = 0;
+    int shows;
+    gai_lock_on(&gai_log_lock);
+    if (gai_log_level < 0) gai_log_level = gai_log_level_of(getenv("GALLOC_CONF"));
+    shows = level <= gai_log_level && (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(text, &hidden));
+    call = gai_log_function;
+    user = gai_log_user;
+    gai_lock_off(&gai_log_lock);
+    if (!shows) return;
+    (void)snprintf(folded, sizeof folded, "%s (and %llu more like it)", text, (unsigned long long)hidden);
+    if (hidden) text = folded;
+    if (call) call(level, text, user);
+    else GALLOC_LOG(text);
+}
+
+/* Puts the name of the function that fails before what is wrong. */
+static void gai_message_begin(const char *function)
+{
+    size_t length = strlen(function), most = sizeof gai_message - 3 - length;
+    size_t told = gai_min(strlen(gai_message), most);
+    memmove(gai_message + length + 2, gai_message, told);
+    memcpy(gai_message, function, length);
+    memcpy(gai_message + length, ": ", 2);
+    gai_message[length + 2 + told] = 0;
+}
+
+/* Every public function that can fail ends here. */
+static cudaError_t gai_end(const char *function, cudaError_t error)
+{
+    int is_new = gai_message_is_new;
+    gai_message_is_new = 0;
+    if (is_new == GAI_NOTE) {
+        gai_log(GALLOC_LOG_INFO, gai_message);
+    } else if (error && is_new) {
+        gai_message_begin(function);
+        gai_log(GALLOC_LOG_ERROR, gai_message);
+    }
+    return error;
 }
 
 /* ==== REPORT ==================================================================================================== */
@@ -12891,6 +13069,9 @@ static int gai_check_pool(galloc_pool *pool)
 
 static void *gai_default_pool[GAI_DEVICES];
 
+/* Has it what no right one can lack? A config that was set to zero has not. */
+static int gai_config_is_begun(const galloc_config *config) { return config->large_segment_size != 0; }
+
 static cudaError_t gai_config_check(const galloc_config *config, int *devices)
 {
     char message[GAI_MESSAGE];
@@ -12900,7 +13081,8 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
         return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1, or below the number of devices, "
                         "which is %d", config->device, *devices);
     if (!gai_config_is_right(config, message, sizeof message))
-        return gai_fail(cudaErrorInvalidValue, "config: %s", message);
+        return gai_fail(cudaErrorInvalidValue, "config: %s%s", message, gai_config_is_begun(config) ? "" :
+                        "; start from what galloc_config_default() returns");
     return cudaSuccess;
 }
 
@@ -13173,9 +13355,9 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
     if (pool->telling)
-        return gai_fail(cudaErrorNotPermitted, "galloc_pool_set_callbacks: a callback of this pool is under way");
+        return gai_fail(cudaErrorNotPermitted, "a callback of this pool is under way");
     if (pool->config.backend && (call->on_map || call->on_unmap))
-        return gai_fail(cudaErrorNotSupported, "galloc_pool_set_callbacks: only where the backend is native does the "
+        return gai_fail(cudaErrorNotSupported, "only where the backend is native does the "
                         "pool map anything");
     if (call->on_map)
         return gai_pool_walk(pool, call) ? cudaSuccess
@@ -13486,8 +13668,9 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
     galloc_pool *pool;
     gai_site site;
     cudaError_t error;
-    if (!streams || n < 1)
-        return gai_fail(cudaErrorInvalidValue, "galloc_free_after: needs at least one stream, has %d", streams ? n : 0);
+    if (!streams)
+        return gai_fail(cudaErrorInvalidValue, "streams is NULL: it must be an array of the n = %d streams", n);
+    if (n < 1) return gai_fail(cudaErrorInvalidValue, "n is %d: give the streams that use the block, at least one", n);
     error = gai_find_pool(&pool, ptr, streams[0] ? streams[0] : zero, &site);
     return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
 }
@@ -13862,13 +14045,18 @@ static int gai_malloc_near(enum gai_passage passage, gai_way *way, void **ptr, s
     return 1;
 }
 
+static cudaError_t gai_alloc_far(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
+{
+    if (passage == GAI_LONG) return gai_alloc_at(request->pool, ptr, request);
+    *ptr = NULL;
+    return gai_pool_alloc(way->pool, ptr, request, &way->site); /* if the lane has changed, the way follows */
+}
+
 /* Kept out of the functions that call it, which are short without it. */
 GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
 {
-    if (passage == GAI_LONG) return gai_end(gai_alloc_at(request->pool, ptr, request));
-    *ptr = NULL;
-    return gai_end(gai_pool_alloc(way->pool, ptr, request, &way->site)); /* if the lane has changed, the way follows */
+    return gai_end("galloc_alloc", gai_alloc_far(passage, way, ptr, request));
 }
 
 GAI_APART
@@ -13881,7 +14069,7 @@ static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, gal
     request.bytes = bytes;
     request.stream = stream;
     request.pool = pool;
-    return gai_alloc_slowly(passage, way, ptr, &request);
+    return gai_end(pool ? "galloc_pool_malloc" : "galloc_malloc", gai_alloc_far(passage, way, ptr, &request));
 }
 
 static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
@@ -13919,11 +14107,11 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
     } else {
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
-    if (!pool) return gai_end(error);
+    if (!pool) return gai_end("galloc_free", error);
     error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
-    if (way && site.life == way->site.life) return gai_end(error);
+    if (way && site.life == way->site.life) return gai_end("galloc_free", error);
     if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
-    return gai_end(error);
+    return gai_end("galloc_free", error);
 }
 
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
@@ -13966,78 +14154,88 @@ GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream
 
 GALLOC_API const char *galloc_last_message(void) { return gai_message; }
 
+GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
+{
+    gai_lock_on(&gai_log_lock);
+    gai_log_function = call;
+    gai_log_user = user;
+    gai_lock_off(&gai_log_lock);
+}
+
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
 
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
+    static const char *const of_process[] = {"log", NULL};
     char said[GAI_MESSAGE];
     uint64_t seen = 0;
     int right;
     if (message && size) message[0] = 0;
     if (!config || !text)
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_parse: config and text must not be NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
     right = gai_parse(config, text, NULL, &seen, said, sizeof said);
     if (right) gai_config_say_idle(config, seen, said, sizeof said);
+    if (right) gai_say_idle(seen, of_process, "but in the variable GALLOC_CONF", said, sizeof said);
     if (message && size) (void)snprintf(message, size, "%s", said);
-    return right ? cudaSuccess : gai_end(gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
+    return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
 }
 
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size)
 {
     char message[GAI_MESSAGE];
     if (!config || !text || !size)
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_print: config and text must not be NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
     text[0] = 0;
     if (!gai_config_is_right(config, message, sizeof message))
-        return gai_end(gai_fail(cudaErrorInvalidValue, "config: %s", message));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_config_print: %zu bytes are too few", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "%zu bytes are too few", size));
 }
 
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
 {
     galloc_config defaults = galloc_config_default();
     cudaError_t error;
-    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_create: pool is NULL"));
+    if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     *pool = NULL;
     error = gai_begin();
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&gai_global_lock);
     error = gai_pool_new(pool, config ? config : &defaults, 0);
     gai_lock_off(&gai_global_lock);
-    return gai_end(error);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
 {
     cudaError_t error = gai_begin();
-    if (error) return gai_end(error);
-    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_destroy: pool is NULL"));
+    if (error) return gai_end(__func__, error);
+    if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     if (pool->is_default)
-        return gai_end(gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only"));
+        return gai_end(__func__, gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only"));
     gai_pool_part(pool);
     gai_lock_on(&gai_global_lock);
     error = gai_pool_end(pool);
     gai_lock_off(&gai_global_lock);
-    return gai_end(error);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device)
 {
     cudaError_t error;
-    if (!pool) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_default: pool is NULL"));
+    if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     *pool = NULL;
     error = gai_begin();
     if (!error && device == -1) error = gai_current_device(&device);
-    return gai_end(error ? error : gai_pool_of_device(pool, device));
+    return gai_end(__func__, error ? error : gai_pool_of_device(pool, device));
 }
 
 GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
 {
     if (!request) {
         if (ptr) *ptr = NULL;
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_alloc: request is NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "request is NULL"));
     }
     return gai_alloc(ptr, request);
 }
@@ -14054,14 +14252,14 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
     request.bytes = bytes;
     request.max_bytes = gai_max(bytes, max_bytes);
     request.stream = stream;
-    return gai_end(gai_alloc_at(NULL, ptr, &request));
+    return gai_end(__func__, gai_alloc_at(NULL, ptr, &request));
 }
 
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
     if (!pool) {
         if (ptr) *ptr = NULL;
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_pool_malloc: pool is NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     }
     return gai_malloc(pool, ptr, bytes, stream);
 }
@@ -14073,7 +14271,7 @@ GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream)
 
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n)
 {
-    return gai_end(gai_free_after(ptr, streams, n, cudaStreamLegacy));
+    return gai_end(__func__, gai_free_after(ptr, streams, n, cudaStreamLegacy));
 }
 
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream)
@@ -14081,14 +14279,14 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     galloc_pool *pool;
     gai_site site;
     cudaError_t error;
-    if (!ptr) return gai_end(gai_fail(cudaErrorInvalidDevicePointer, "galloc_resize: ptr is NULL"));
-    if (!bytes) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_resize: 0 bytes"));
+    if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
+    if (!bytes) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "0 bytes"));
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_end(gai_fail(cudaErrorNotSupported, "galloc_resize: there are no addresses for %zu bytes", bytes));
+        return gai_end(__func__, gai_fail(cudaErrorNotSupported, "there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
     if (error) gai_has_report = 0;
-    if (pool && gai_site_is_free(&site)) return gai_end(cudaErrorNotSupported);
-    return gai_end(pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
+    if (pool && gai_site_is_free(&site)) return gai_end(__func__, cudaErrorNotSupported);
+    return gai_end(__func__, pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
 }
 
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
@@ -14096,10 +14294,10 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
     galloc_pool *pool;
     gai_site site;
     cudaError_t error;
-    if (!ptr) return gai_end(gai_fail(cudaErrorInvalidDevicePointer, "galloc_record_stream: ptr is NULL"));
+    if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
     error = gai_find_pool(&pool, ptr, stream, &site);
     if (pool) error = gai_site_is_sound(&site);
-    return gai_end(pool && !error ? gai_pool_record_stream(pool, ptr, &site) : error);
+    return gai_end(__func__, pool && !error ? gai_pool_record_stream(pool, ptr, &site) : error);
 }
 
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
@@ -14109,14 +14307,14 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
-    if (error) return gai_end(error == cudaErrorCudartUnloading ? cudaSuccess : error);
+    if (error) return gai_end(__func__, error == cudaErrorCudartUnloading ? cudaSuccess : error);
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
         error = gai_pool_retire(pool, &site);
         if (error && !first) first = error;
     }
     gai_lock_off(&gai_global_lock);
-    return gai_end(first);
+    return gai_end(__func__, first);
 }
 
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream)
@@ -14124,31 +14322,31 @@ GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *poo
     gai_site site;
     int device = 0;
     cudaError_t error = gai_begin();
-    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: graph is NULL");
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
     if (!error && *graph && pool && pool != (*graph)->pool)
-        error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: the graph belongs to another pool");
+        error = gai_fail(cudaErrorInvalidValue, "the graph belongs to another pool");
     if (!error && (!stream || stream == cudaStreamLegacy))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_graph_begin: the legacy stream is never captured");
+        error = gai_fail(cudaErrorInvalidValue, "the legacy stream is never captured");
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_sound(&site);
-    if (!error && *graph) return gai_end(gai_graph_begin(*graph, &site, 0));
+    if (!error && *graph) return gai_end(__func__, gai_graph_begin(*graph, &site, 0));
     if (!error && !pool) error = gai_site_device(&site, &device);
     if (!error && !pool) error = gai_pool_of_device(&pool, device);
-    return gai_end(error ? error : gai_graph_begin_new(graph, pool, &site));
+    return gai_end(__func__, error ? error : gai_graph_begin_new(graph, pool, &site));
 }
 
 GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph)
 {
     cudaError_t error = gai_begin();
-    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_end: graph is NULL");
-    if (error) return gai_end(error);
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&graph->pool->marking);
     gai_lock_on(&graph->pool->lock);
-    if (!graph->stream) error = gai_fail(cudaErrorNotPermitted, "galloc_graph_end: the graph has not begun");
+    if (!graph->stream) error = gai_fail(cudaErrorNotPermitted, "the graph has not begun");
     graph->stream = NULL;
     gai_lock_off(&graph->pool->lock);
     gai_lock_off(&graph->pool->marking);
-    return gai_end(error);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream)
@@ -14157,16 +14355,16 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     gai_scope scope;
     galloc_pool *pool;
     cudaError_t error = gai_begin();
-    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "galloc_graph_release: graph is NULL");
-    if (!error && graph->stream) error = gai_fail(cudaErrorNotPermitted, "galloc_graph_release: end the graph first");
+    if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
+    if (!error && graph->stream) error = gai_fail(cudaErrorNotPermitted, "end the graph first");
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
     if (!error) error = gai_pool_enter(graph->pool, &scope);
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     pool = graph->pool;
     error = gai_graph_release(graph, &site);
     gai_pool_leave(pool, &scope, 0);
-    return gai_end(error);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
@@ -14174,21 +14372,21 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     gai_job job;
     galloc_request request;
     cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_reserve: pool is NULL");
-    if (error || !bytes) return gai_end(error);
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (error || !bytes) return gai_end(__func__, error);
     memset(&job, 0, sizeof job);
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     job.pool = pool;
     if (pool->config.backend)
-        error = gai_fail(cudaErrorNotSupported, "galloc_pool_reserve: with this backend the driver is asked each time");
+        error = gai_fail(cudaErrorNotSupported, "with this backend the driver is asked each time");
     if (!error) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, &request, &job.want);
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     job.want.just_ready = 1;
     gai_job_run(&job);
     if (job.error) gai_has_report = job.reported;
-    return gai_end(job.error);
+    return gai_end(__func__, job.error);
 }
 
 static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int synchronised, size_t *released)
@@ -14196,35 +14394,36 @@ static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int 
     gai_scope scope;
     size_t gone = 0;
     cudaError_t error = gai_pool_enter(pool, &scope);
-    if (error) return gai_end(error);
+    if (error) return error;
     error = gai_pool_shrink(pool, keep_bytes, synchronised, &gone);
     gai_pool_leave(pool, &scope, !synchronised);
     if (released) *released = gone;
-    return gai_end(error);
+    return error;
 }
 
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released)
 {
     cudaError_t error = gai_begin();
     if (released) *released = 0;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_trim: pool is NULL");
-    return error ? gai_end(error) : gai_pool_give_back(pool, keep_bytes, 0, released);
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    return gai_end(__func__, error ? error : gai_pool_give_back(pool, keep_bytes, 0, released));
 }
 
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released)
 {
     cudaError_t error = gai_begin();
     if (released) *released = 0;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_sync_point: pool is NULL");
-    return error ? gai_end(error) : gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
 {
     cudaError_t error = gai_begin();
     if (!error && (!pool || !config))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_config: pool and config must not be NULL");
-    if (error) return gai_end(error);
+        error = gai_fail(cudaErrorInvalidValue, "pool and config must not be NULL");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_read_config(pool, config);
     gai_lock_off(&pool->lock);
@@ -14236,8 +14435,8 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
     int i;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_decisions: needs a pool, and an array for n decisions");
-    if (error) return gai_end(error);
+        error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n decisions");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     for (i = 0; i < n && i < pool->tuning.decided; i++) array[i] = pool->tuning.decisions[i];
     if (count) *count = pool->tuning.decided;
@@ -14248,8 +14447,8 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
 GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
 {
     cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_freeze: pool is NULL");
-    if (error) return gai_end(error);
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
@@ -14265,19 +14464,19 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
     cudaError_t error = gai_begin();
     memset(&call, 0, sizeof call);
     if (callbacks) call = *callbacks;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_set_callbacks: pool is NULL");
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
     if (!error) error = gai_pool_enter(pool, &scope);
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     error = gai_pool_call(pool, &call);
     gai_pool_leave(pool, &scope, 0);
-    return gai_end(error);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 {
-    if (!report) return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_oom_report: report is NULL"));
+    if (!report) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report is NULL"));
     if (!gai_has_report)
-        return gai_end(gai_fail(cudaErrorNotReady, "galloc_oom_report: no allocation failed for want of memory"));
+        return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation failed for want of memory"));
     *report = gai_last_report;
     return cudaSuccess;
 }
@@ -14285,11 +14484,11 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size)
 {
     if (!report || !text || !size)
-        return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_report_text: report and text must not be NULL"));
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report and text must not be NULL"));
     text[0] = 0;
     if (gai_report_print(report, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(gai_fail(cudaErrorInvalidValue, "galloc_report_text: %zu bytes are too few", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "%zu bytes are too few", size));
 }
 
 #define GAI_CALL_READ(name, function)                                        \
@@ -14306,8 +14505,8 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     const gai_capture *capture;
     cudaError_t error = gai_begin();
     if (!error && (!pool || !stats))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats: pool and stats must not be NULL");
-    if (error) return gai_end(error);
+        error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
     gai_pool_freeze(pool);
@@ -14325,11 +14524,11 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
 {
     cudaError_t error = gai_begin();
     if (!error && (!pool || !stats))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_torch_stats: pool and stats must not be NULL");
+        error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
     if (!error && !pool->torch)
-        error = gai_fail(cudaErrorNotSupported, "galloc_pool_torch_stats: the pool is not like:pytorch with "
+        error = gai_fail(cudaErrorNotSupported, "the pool is not like:pytorch with "
                          "expandable_segments:False");
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
     *stats = pool->torch_stats;
@@ -14343,8 +14542,8 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     int i = 0;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "galloc_pool_streams: needs a pool, and an array for n streams");
-    if (error) return gai_end(error);
+        error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n streams");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) {
@@ -14392,8 +14591,8 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
     galloc_stats now, *stats = pool ? &pool->stats : NULL;
     cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "galloc_pool_stats_reset: pool is NULL");
-    if (error) return gai_end(error);
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_stats_now(pool, &now);
     gai_stat_reset(&stats->live, &now.live);
@@ -14433,8 +14632,8 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     gai_block *block;
     int used;
     cudaError_t error = gai_begin();
-    if (!error && !info) error = gai_fail(cudaErrorInvalidValue, "galloc_pointer_info: info is NULL");
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
+    if (!info) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "info is NULL"));
     memset(info, 0, sizeof *info);
     pool = gai_pool_of(ptr);
     if (!pool) return cudaSuccess;
@@ -14462,7 +14661,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     galloc_pool *pool, *next;
     int device;
     cudaError_t error = gai_begin(), first = cudaSuccess;
-    if (error) return gai_end(error);
+    if (error) return gai_end(__func__, error);
     for (device = 0; device < GAI_DEVICES; device++) {
         pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
         if (pool) gai_pool_part(pool);
@@ -14483,7 +14682,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_threads_forget();
     }
     gai_lock_off(&gai_global_lock);
-    return gai_end(first);
+    return gai_end(__func__, first);
 }
 
 /* The same for files that are compiled for per-thread default streams. */
@@ -14506,7 +14705,7 @@ GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream)
 
 GALLOC_API cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n)
 {
-    return gai_end(gai_free_after(ptr, streams, n, cudaStreamPerThread));
+    return gai_end("galloc_free_after", gai_free_after(ptr, streams, n, cudaStreamPerThread));
 }
 
 GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request)

@@ -32,7 +32,7 @@ static int pool_open(const char *conf, size_t limit)
     if (!allocator_conf(&config, conf)) return -1;
     if (limit < config.memory_limit) config.memory_limit = limit;
     if (!galloc_pool_create(&pool, &config)) return 0;
-    fprintf(stderr, "galloc_pool_create: %s\n", galloc_last_message());
+    fprintf(stderr, "%s\n", galloc_last_message());
     return -1;
 }
 
@@ -46,7 +46,7 @@ static int pool_close(void)
     cudaError_t error = galloc_pool_destroy(pool);
     if (!error) error = galloc_shutdown();
     if (!error) return 0;
-    fprintf(stderr, "galloc_pool_destroy: %s\n", galloc_last_message());
+    fprintf(stderr, "%s\n", galloc_last_message());
     return -1;
 }
 
@@ -68,14 +68,14 @@ static int default_open(const char *conf, size_t limit)
     }
     if (conf) setenv("GALLOC_CONF", conf, 1);
     if (!galloc_pool_default(&pool, -1)) return 0;
-    fprintf(stderr, "galloc_pool_default: %s\n", galloc_last_message());
+    fprintf(stderr, "%s\n", galloc_last_message());
     return -1;
 }
 
 static int default_close(void)
 {
     if (!galloc_shutdown()) return 0;
-    fprintf(stderr, "galloc_shutdown: %s\n", galloc_last_message());
+    fprintf(stderr, "%s\n", galloc_last_message());
     return -1;
 }
 

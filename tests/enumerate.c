@@ -527,7 +527,7 @@ static void do_malloc(action a, cudaStream_t at)
     uint64_t tag = (uint64_t)a.block + 1;
     void *ptr = NULL;
     cudaError_t error = CALL(galloc_pool_malloc(pool, &ptr, b->bytes, at));
-    if (error == cudaErrorMemoryAllocation && !strncmp(galloc_last_message(), "out of memory", 13)) {
+    if (error == cudaErrorMemoryAllocation && strstr(galloc_last_message(), ": out of memory")) {
         count.failed_mallocs++;
         trace("  no memory: %s\n", galloc_last_message());
         return;

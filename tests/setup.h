@@ -55,6 +55,7 @@ static void log_line(const char *text)
 static UNUSED void begin_with(sim_options options)
 {
     unsetenv("GALLOC_CONF");
+    gai_log_level = GALLOC_LOG_DEBUG; /* a line for each failure, also for one that comes again */
     EXPECT_EQ(sim_start(&options), 0);
     log_lines = 0;
     log_text[0] = 0;

@@ -1,0 +1,417 @@
+/* test_log.c - the messages of calls that fail: the function's name, the cause and the remedy; how much of it is logged,
+   where, and what becomes of repeats. */
+
+#define _GNU_SOURCE
+#include <stdint.h>
+
+static uint64_t the_time = 1;
+#define GALLOC_CLOCK() __atomic_load_n(&the_time, __ATOMIC_RELAXED)
+
+#include "setup.h"
+
+enum { SECOND = 1000000000 };
+
+/* As in a program: GALLOC_CONF is read with the first line, nothing was said before. */
+static void begin_logging(const char *conf)
+{
+    begin();
+    if (conf) setenv("GALLOC_CONF", conf, 1);
+    gai_log_level = -1;
+    memset(gai_repeats, 0, sizeof gai_repeats);
+}
+
+static void finish_logging(void)
+{
+    finish();
+    unsetenv("GALLOC_CONF");
+}
+
+static int says(const char *text)
+{
+    int found = strstr(galloc_last_message(), text) != NULL;
+    if (!found) printf("    \"%s\" is not in: %s\n", text, galloc_last_message());
+    return found;
+}
+
+static int begins(const char *function)
+{
+    size_t n = strlen(function);
+    int right = !strncmp(galloc_last_message(), function, n) && !strncmp(galloc_last_message() + n, ": ", 2) &&
+                !strcmp(galloc_last_message(), log_text);
+    if (!right) printf("    %s is not named in: %s, %s\n", function, galloc_last_message(), log_text);
+    return right;
+}
+
+/* The call fails, and its message begins with the function's name; so does the line that is logged. */
+#define NAMED(function, arguments)                                                                                     \
+    do {                                                                                                               \
+        EXPECT(function arguments != cudaSuccess);                                                                     \
+        EXPECT(begins(#function));                                                                                     \
+        EXPECT(!strstr(galloc_last_message() + 1, #function));                                                         \
+    } while (0)
+
+/* ---- what a message says ----------------------------------------------------------------------------------------- */
+
+TEST(each_message_begins_with_the_function_that_failed)
+{
+    void *p = NULL, *foreign = &p;
+    char small[1];
+    galloc_pool *none = NULL;
+    galloc_graph *graph = NULL;
+    galloc_config config = galloc_config_default();
+    galloc_request request = {0};
+    galloc_report report;
+    cudaStream_t zero[1] = {0};
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    request.bytes = 1;
+    request.alignment = 3;
+    memset(&report, 0, sizeof report);
+    NAMED(galloc_malloc, (&p, SIZE_MAX, 0));
+    NAMED(galloc_malloc_growable, (&p, 1, SIZE_MAX, 0));
+    NAMED(galloc_pool_malloc, (pool, &p, SIZE_MAX, 0));
+    NAMED(galloc_pool_malloc, (NULL, &p, 1, 0));
+    NAMED(galloc_alloc, (&p, &request));
+    NAMED(galloc_alloc, (&p, NULL));
+    NAMED(galloc_free, (foreign, 0));
+    NAMED(galloc_free_after, (foreign, zero, 1));
+    NAMED(galloc_resize, (foreign, 1, 0));
+    NAMED(galloc_resize, (NULL, 1, 0));
+    NAMED(galloc_record_stream, (foreign, 0));
+    NAMED(galloc_graph_begin, (&graph, NULL, 0));
+    NAMED(galloc_graph_end, (NULL));
+    NAMED(galloc_graph_release, (NULL, 0));
+    NAMED(galloc_pool_create, (&none, &(galloc_config){0}));
+    NAMED(galloc_pool_create, (NULL, NULL));
+    NAMED(galloc_pool_destroy, (NULL));
+    NAMED(galloc_pool_default, (&none, 99));
+    NAMED(galloc_pool_reserve, (pool, SIZE_MAX / 2));
+    NAMED(galloc_pool_trim, (NULL, 0, NULL));
+    NAMED(galloc_pool_sync_point, (NULL, NULL));
+    NAMED(galloc_pool_set_callbacks, (NULL, NULL));
+    NAMED(galloc_pool_config, (pool, NULL));
+    NAMED(galloc_pool_decisions, (pool, NULL, 1, NULL));
+    NAMED(galloc_pool_freeze, (NULL));
+    NAMED(galloc_pool_stats, (pool, NULL));
+    NAMED(galloc_pool_stats_reset, (NULL));
+    NAMED(galloc_pool_torch_stats, (pool, NULL));
+    NAMED(galloc_pool_streams, (pool, NULL, 1, NULL));
+    NAMED(galloc_pointer_info, (p, NULL));
+    NAMED(galloc_oom_report, (NULL));
+    NAMED(galloc_report_text, (&report, small, 1));
+    NAMED(galloc_config_parse, (&config, "foo", NULL, 0));
+    NAMED(galloc_config_print, (&config, small, 1));
+    pool_end(pool);
+    finish();
+}
+
+TEST(the_names_are_those_that_the_program_has_written)
+{
+    void *p = NULL;
+    cudaStream_t zero[1] = {0};
+    begin();
+    EXPECT(galloc_malloc_ptsz(&p, SIZE_MAX, 0) != cudaSuccess);
+    EXPECT(begins("galloc_malloc"));
+    EXPECT(galloc_free_after_ptsz(&p, zero, 1) != cudaSuccess);
+    EXPECT(begins("galloc_free_after"));
+    galloc_pool *pool = pool_new(NULL);
+    EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+    EXPECT(begins("galloc_shutdown"));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_long_message_keeps_its_beginning_and_its_end)
+{
+    char text[600] = "memory_limit:1G,";
+    memset(text + 16, 'x', 400);
+    galloc_config config = galloc_config_default();
+    begin();
+    EXPECT_EQ(galloc_config_parse(&config, text, NULL, 0), cudaErrorInvalidValue);
+    EXPECT(begins("galloc_config_parse") && strlen(galloc_last_message()) < sizeof gai_message);
+    finish();
+}
+
+TEST(a_config_of_zeros_is_told_where_to_begin)
+{
+    galloc_config zeros, half = {0}, wrong = galloc_config_default();
+    galloc_pool *pool = NULL;
+    begin();
+    memset(&zeros, 0, sizeof zeros);
+    EXPECT_EQ(galloc_pool_create(&pool, &zeros), cudaErrorInvalidValue);
+    EXPECT(says("galloc_config_default()"));
+    half.memory_limit = GIB(1);
+    half.expandable_segments = 1;
+    EXPECT_EQ(galloc_pool_create(&pool, &half), cudaErrorInvalidValue);
+    EXPECT(says("galloc_config_default()"));
+    wrong.backend = 7;
+    EXPECT_EQ(galloc_pool_create(&pool, &wrong), cudaErrorInvalidValue);
+    EXPECT(!strstr(galloc_last_message(), "galloc_config_default"));
+    finish();
+}
+
+TEST(free_after_says_which_argument_is_wrong)
+{
+    void *p = NULL;
+    cudaStream_t zero[1] = {0};
+    begin();
+    OK(galloc_malloc(&p, 1, 0));
+    EXPECT_EQ(galloc_free_after(p, NULL, 2), cudaErrorInvalidValue);
+    EXPECT(says("streams is NULL") && says("2"));
+    EXPECT_EQ(galloc_free_after(p, zero, 0), cudaErrorInvalidValue);
+    EXPECT(says("n is 0"));
+    EXPECT_EQ(galloc_free_after(p, zero, -1), cudaErrorInvalidValue);
+    EXPECT(says("n is -1"));
+    OK(galloc_free_after(p, zero, 1));
+    finish();
+}
+
+TEST(words_of_reuse_with_a_comma_between_are_to_be_joined)
+{
+    galloc_config config = galloc_config_default();
+    char message[512];
+    begin();
+    EXPECT_EQ(galloc_config_parse(&config, "reuse:completed,followed", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "at 17: 'followed'") && strstr(message, "reuse") && strstr(message, "'+'"));
+    EXPECT_EQ(galloc_config_parse(&config, "wait:1", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "'+'") != NULL);
+    EXPECT_EQ(galloc_config_parse(&config, "follower:1", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(!strstr(message, "'+'"));
+    finish();
+}
+
+TEST(a_limit_that_only_the_size_of_pages_defeats_says_so)
+{
+    void *p = NULL;
+    begin();
+    for (int how = 0; how < 3; how++) {
+        galloc_config config = galloc_config_default();
+        if (how == 1) config.device_limit = MIB(1);
+        else config.memory_limit = MIB(1);
+        config.expandable_segments = how != 2;
+        galloc_pool *pool = pool_new(&config);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, 512, 0), cudaErrorMemoryAllocation);
+        EXPECT(says("pages have 2097152 bytes") && says("1048576"));
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(1) + 512, 0), cudaErrorMemoryAllocation);
+        EXPECT(says("1048576") && !strstr(galloc_last_message(), "pages have"));
+        pool_end(pool);
+    }
+    galloc_config config = config_limit(MIB(5));
+    galloc_pool *pool = pool_new(&config);
+    void *held = get(pool, MIB(4), 0);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(512), 0), cudaErrorMemoryAllocation);
+    EXPECT(says("pages have 2097152 bytes"));
+    OK(galloc_free(held, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- how much is logged ------------------------------------------------------------------------------------------ */
+
+TEST(the_level_of_the_log_is_that_of_the_variable)
+{
+    static const struct {
+        const char *conf;
+        int notes, errors;
+    } row[] = {{"max_split_size:20M,log:off", 0, 0},   {"max_split_size:20M,log:error", 0, 1},
+               {"log:info,max_split_size:20M", 1, 1},  {"log:debug,max_split_size:20M", 1, 1},
+               {"max_split_size:20M", 1, 1},           {"log:loud,max_split_size:20M", 0, 2},
+               {"max_split_size:20M,foo,log:off", 0, 0}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        void *p = NULL;
+        begin_logging(row[i].conf);
+        cudaError_t error = galloc_malloc(&p, 1, 0);
+        EXPECT_EQ(error != cudaSuccess, strstr(row[i].conf, "loud") || strstr(row[i].conf, "foo"));
+        EXPECT_EQ(log_lines, error ? row[i].errors == 2 : row[i].notes);
+        EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+        EXPECT(says("galloc_malloc: ptr is NULL"));
+        EXPECT_EQ(log_lines, row[i].notes + row[i].errors);
+        if (!error) OK(galloc_free(p, 0));
+        finish_logging();
+    }
+}
+
+TEST(the_level_of_the_log_is_no_pools)
+{
+    galloc_config config = galloc_config_default(), before = config;
+    char message[512], text[GALLOC_CONFIG_TEXT];
+    begin_logging(NULL);
+    OK(galloc_config_parse(&config, "log:off", message, sizeof message));
+    EXPECT(strstr(message, "log: no effect but in the variable GALLOC_CONF") != NULL);
+    EXPECT(!memcmp(&config, &before, sizeof config));
+    EXPECT_EQ(galloc_config_parse(&config, "log:quiet", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "off, error, info or debug") != NULL);
+    EXPECT_EQ(galloc_config_parse(&config, "log:off,log:info", message, sizeof message), cudaErrorInvalidValue);
+    EXPECT(strstr(message, "twice") != NULL);
+    OK(galloc_config_print(&config, text, sizeof text));
+    EXPECT(!strstr(text, "log"));
+    EXPECT_EQ(log_lines, 2);
+    finish_logging();
+}
+
+/* ---- repeats ----------------------------------------------------------------------------------------------------- */
+
+static void free_foreign(int times)
+{
+    for (int i = 0; i < times; i++)
+        EXPECT_EQ(galloc_free((char *)(uintptr_t)0x7a0000000000 + 512 * i, 0), cudaErrorInvalidDevicePointer);
+}
+
+TEST(repeats_that_differ_in_numbers_only_are_told_at_powers_of_ten)
+{
+    begin_logging(NULL);
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(!strstr(log_text, "more like it"));
+    free_foreign(8);
+    EXPECT_EQ(log_lines, 1);
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 2);
+    EXPECT(strstr(log_text, "(and 8 more like it)") && !strstr(galloc_last_message(), "more like it"));
+    free_foreign(989);
+    EXPECT_EQ(log_lines, 3);
+    EXPECT(strstr(log_text, "(and 89 more like it)") != NULL);
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 4);
+    EXPECT(strstr(log_text, "(and 899 more like it)") != NULL);
+    EXPECT(says("7a000000"));
+    finish_logging();
+}
+
+TEST(what_is_another_message_or_comes_later_is_no_repeat)
+{
+    begin_logging(NULL);
+    free_foreign(5);
+    EXPECT_EQ(log_lines, 1);
+    EXPECT_EQ(galloc_resize((void *)(uintptr_t)0x7a0000000000, 1, 0), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(log_lines, 2); /* of another function */
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 2);
+    __atomic_add_fetch(&the_time, SECOND, __ATOMIC_RELAXED);
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 3);
+    EXPECT(strstr(log_text, "(and 5 more like it)") != NULL);
+    free_foreign(1);
+    EXPECT_EQ(log_lines, 3);
+    finish_logging();
+    begin_logging("log:debug");
+    free_foreign(50);
+    EXPECT_EQ(log_lines, 50);
+    finish_logging();
+}
+
+TEST(kinds_of_messages_beyond_those_that_are_remembered_are_all_told)
+{
+    begin_logging(NULL);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 40; i++) {
+            char text[42] = "";
+            galloc_config config = galloc_config_default();
+            memset(text, 'a', (size_t)i + 1);
+            EXPECT_EQ(galloc_config_parse(&config, text, NULL, 0), cudaErrorInvalidValue);
+        }
+    }
+    EXPECT(log_lines >= 40 && log_lines <= 120);
+    finish_logging();
+}
+
+/* ---- the program's function -------------------------------------------------------------------------------------- */
+
+typedef struct heard {
+    long lines[4];
+    char text[600];
+    int nested;
+} heard;
+
+static void hear(int level, const char *text, void *user)
+{
+    heard *h = (heard *)user;
+    __atomic_add_fetch(&h->lines[level], 1, __ATOMIC_RELAXED);
+    if (h->nested && h->lines[GALLOC_LOG_ERROR] < 3) EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
+    else if (!h->nested) snprintf(h->text, sizeof h->text, "%s", text);
+}
+
+TEST(the_program_is_given_the_lines_with_their_level)
+{
+    heard h;
+    void *p = NULL;
+    memset(&h, 0, sizeof h);
+    begin_logging("max_split_size:20M");
+    galloc_set_log(hear, &h);
+    OK(galloc_malloc(&p, 1, 0));
+    EXPECT(h.lines[GALLOC_LOG_INFO] == 1 && strstr(h.text, "max_split_size: no effect"));
+    free_foreign(1);
+    EXPECT(h.lines[GALLOC_LOG_ERROR] == 1 && !strcmp(h.text, galloc_last_message()));
+    EXPECT_EQ(log_lines, 0);
+    h.nested = 1; /* it may call galloc */
+    EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(h.lines[GALLOC_LOG_ERROR], 3);
+    galloc_set_log(NULL, NULL);
+    EXPECT_EQ(galloc_resize(NULL, 1, 0), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(h.lines[GALLOC_LOG_ERROR], 3);
+    EXPECT_EQ(log_lines, 1);
+    OK(galloc_free(p, 0));
+    finish_logging();
+}
+
+static void count(int level, const char *text, void *user)
+{
+    (void)text;
+    __atomic_add_fetch(&((heard *)user)->lines[level], 1, __ATOMIC_RELAXED);
+}
+
+static void *fail_often(void *unused)
+{
+    (void)unused;
+    free_foreign(2000);
+    return NULL;
+}
+
+TEST(threads_fail_while_the_function_is_set)
+{
+    pthread_t threads[3];
+    static heard h[2];
+    begin_logging("log:debug");
+    for (int i = 0; i < 3; i++) EXPECT_EQ(pthread_create(&threads[i], NULL, fail_often, NULL), 0);
+    for (int i = 0; i < 500; i++) galloc_set_log(i % 3 ? count : NULL, &h[i % 2]);
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    galloc_set_log(NULL, NULL);
+    EXPECT_EQ(h[0].lines[GALLOC_LOG_ERROR] + h[1].lines[GALLOC_LOG_ERROR] + log_lines, 6000);
+    finish_logging();
+}
+
+static void *hold_the_log(void *held)
+{
+    gai_lock_on(&gai_log_lock);
+    __atomic_store_n((int *)held, 1, __ATOMIC_RELEASE);
+    usleep(100000);
+    gai_lock_off(&gai_log_lock);
+    __atomic_store_n((int *)held, 2, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+TEST(a_child_of_fork_can_say_that_it_is_one_whatever_other_threads_did)
+{
+    pthread_t thread;
+    static int held; /* 1: the thread has the lock; 2: it is done with it */
+    int status = -1;
+    void *p = NULL;
+    held = 0;
+    begin_logging(NULL);
+    OK(galloc_malloc(&p, 1, 0));
+    EXPECT_EQ(pthread_create(&thread, NULL, hold_the_log, &held), 0);
+    pthread_detach(thread); /* the child has nobody to wait for */
+    while (!__atomic_load_n(&held, __ATOMIC_ACQUIRE)) usleep(100);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        _exit(galloc_malloc(&p, 1, 0) == cudaErrorInitializationError && log_lines == 1 ? 0 : 1);
+    }
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    while (__atomic_load_n(&held, __ATOMIC_ACQUIRE) != 2) usleep(100);
+    OK(galloc_free(p, 0));
+    finish_logging();
+}
+
+TEST_MAIN()
