@@ -32,7 +32,7 @@
      GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
                                                         with locks held: they must not call galloc, nor CUDA
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held.
-                                                        galloc_set_log and GALLOC_CONF=log:... act at run time
+                                                        At run time: galloc_set_log
      GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
 
@@ -235,9 +235,10 @@
 
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
-     has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after which the context is lost (an illegal address, say) makes its pools refuse until
-     cudaDeviceReset. After a reset pages live on, cudaMalloc segments do not; galloc follows by itself. Once the
-     driver has shut down, frees succeed and do nothing.
+     has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after
+     which the context is lost (an illegal address, say) makes its pools refuse until cudaDeviceReset. After a reset
+     pages live on, cudaMalloc segments do not; galloc follows by itself. Once the driver has shut down, frees succeed
+     and do nothing.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
@@ -249,6 +250,10 @@
 
 #ifndef GALLOC_H
 #define GALLOC_H
+
+#if defined(__cplusplus)
+extern "C++" { /* whatever this is included in; CUDA's headers have templates */
+#endif
 
 #include <stddef.h>
 #include <stdint.h>
@@ -266,6 +271,9 @@
 
 #if !defined(CUDART_VERSION) || CUDART_VERSION < 12000
 #error "galloc.h: needs the CUDA Toolkit 12.0 or later"
+#endif
+#if UINTPTR_MAX < 0xffffffffffffffff
+#error "galloc.h: needs 64-bit addresses, as CUDA does: this is compiled for 32 bits"
 #endif
 #if defined(GALLOC_MALLOC) != defined(GALLOC_FREE)
 #error "galloc.h: define GALLOC_MALLOC and GALLOC_FREE together, or neither"
@@ -961,6 +969,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
+} /* extern "C++" */
 #endif
 
 #endif /* GALLOC_H */
@@ -969,6 +978,10 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 
 #if defined(GALLOC_IMPLEMENTATION) && !defined(GALLOC_IMPLEMENTATION_DONE)
 #define GALLOC_IMPLEMENTATION_DONE
+
+#if defined(__cplusplus)
+extern "C++" {
+#endif
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -10366,8 +10379,9 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
     int i, hopeless = gai_job_is_hopeless(job);
     report->steps_taken = !hopeless;
     job->rejected = hopeless || pool->config.throw_on_cudamalloc_oom;
-    if (!hopeless) before = gai_job_gauge(job);
-    for (i = 0; i < GALLOC_REPORT_STEPS && !hopeless; i++, before = after) {
+    if (hopeless) return;
+    before = gai_job_gauge(job);
+    for (i = 0; i < GALLOC_REPORT_STEPS; i++, before = after) {
         const gai_step *step = &gai_job_ladder(job)[i];
         if (!step->take) return;
         job->left_out = job->rejected && !step->at_once ? "throw_on_cudamalloc_oom is on" : NULL;
@@ -12379,9 +12393,11 @@ typedef struct gai_repeat {
     uint64_t when, hidden; /* when one was shown last, and how many were not since */
 } gai_repeat;
 
+typedef void (*gai_log_call)(int level, const char *text, void *user);
+
 /* All of it is guarded by gai_log_lock. */
 static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read */
-static void (*gai_log_function)(int level, const char *text, void *user);
+static gai_log_call gai_log_function;
 static void *gai_log_user;
 static gai_repeat gai_repeats[GAI_REPEAT_KINDS];
 static unsigned gai_repeat_kinds; /* that have had a place so far */
@@ -12451,7 +12467,7 @@ GAI_APART
 static void gai_log(int level, const char *text)
 {
     char folded[sizeof gai_message + 64];
-    void (*call)(int level, const char *text, void *user);
+    gai_log_call call;
     void *user;
     uint64_t hidden = 0;
     int shows;
@@ -14759,6 +14775,10 @@ GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream
 #define galloc_resize galloc_resize_ptsz
 #define galloc_graph_begin galloc_graph_begin_ptsz
 #define galloc_graph_release galloc_graph_release_ptsz
+#endif
+
+#if defined(__cplusplus)
+} /* extern "C++" */
 #endif
 
 #endif /* GALLOC_IMPLEMENTATION */

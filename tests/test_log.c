@@ -1,5 +1,5 @@
-/* test_log.c - the messages of calls that fail: the function's name, the cause and the remedy; how much of it is logged,
-   where, and what becomes of repeats. */
+/* test_log.c - the messages of calls that fail: the function's name, the cause and the remedy; how much of it is
+   logged, where, and what becomes of repeats. */
 
 #define _GNU_SOURCE
 #include <stdint.h>

@@ -11,6 +11,10 @@ int use_from_c(void);
 int use_from_cpp(void);
 int use_per_thread(void);
 
+/* Of two_heaps.c. */
+int another_heap_malloc(void **ptr);
+int another_heap_end(void *ptr);
+
 #ifdef __cplusplus
 }
 #endif
