@@ -10725,7 +10725,8 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
     size_t unit = room && !pool->config.backend ? pool->granularity : GAI_UNIT;
     memset(want, 0, sizeof *want);
     if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55", request->alignment);
+        return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55",
+                        request->alignment);
     if (request->lifetime != GALLOC_LIFETIME_ANY && request->lifetime != GALLOC_LIFETIME_LONG)
         return gai_fail(cudaErrorInvalidValue, "lifetime %d: must be one of GALLOC_LIFETIME_...", request->lifetime);
     if (!gai_round(request->bytes, unit, &want->bytes) || !gai_round(room, unit, &want->room) ||

@@ -148,7 +148,7 @@ TEST(wrong_pointers_are_told_apart)
         galloc_pool *pool = pool_new(&config);
         char *used = get(pool, 4096, s), *freed = get(pool, 8192, s), *wall = get(pool, 512, s);
         void *foreign = NULL;
-        char message[4][512];
+        char message[4][544];
         OK(cudaMalloc(&foreign, 512));
         OK(galloc_free(freed, s));
         galloc_stats before = stats_of(pool);
@@ -528,6 +528,7 @@ TEST(what_is_cut_off_lost_memory_is_nobodys)
     galloc_config config = config_fixed();
     galloc_pool *pool = pool_new(&config);
     void *first = get(pool, MIB(2), s), *lost = get(pool, MIB(6), s);
+    OK(galloc_free(first, s));
     OK(cudaDeviceReset());
     s = stream_new();
     OK(galloc_pool_trim(pool, 0, NULL)); /* here it is noticed */

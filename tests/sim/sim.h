@@ -55,7 +55,7 @@ typedef struct sim_options {
     int driver_version;  /* what cuDriverGetVersion says; functions newer than it have no entry point */
 } sim_options;
 
-sim_options sim_defaults(void); /* of sim_start: ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
+sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
 
 /* Begins anew, as a new process would: no contexts, no streams, counters zero, faults and findings cleared. The calling
    thread has no current context, like any thread until it calls the runtime. Returns 0, or -1 with a line on stderr. */
