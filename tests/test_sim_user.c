@@ -225,6 +225,31 @@ TEST(pitched_copies_move_rows)
     finish();
 }
 
+TEST(a_set_in_a_graph_may_be_of_words)
+{
+    start();
+    short back[6] = {0};
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaGraphNode_t two = NULL, four = NULL;
+    char *p = memory(64);
+    struct cudaMemsetParams set = {p, 0, 0x10203, 2, 6, 1};
+    OK(cudaGraphCreate(&graph, 0));
+    OK(cudaGraphAddMemsetNode(&two, graph, NULL, 0, &set));
+    set.dst = p + 8;
+    set.elementSize = 4;
+    set.width = 1;
+    OK(cudaGraphAddMemsetNode(&four, graph, &two, 1, &set));
+    set.dst = p + 1;
+    EXPECT_EQ(cudaGraphAddMemsetNode(&four, graph, &two, 1, &set), cudaErrorInvalidValue);
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, 0));
+    OK(cudaMemcpy(back, p, sizeof back, cudaMemcpyDeviceToHost));
+    EXPECT(back[0] == 0x203 && back[3] == 0x203 && back[4] == 0x203 && back[5] == 1);
+    (void)cudaGetLastError();
+    finish();
+}
+
 TEST(copies_reach_the_memory_of_another_device)
 {
     start_with(SIM_BACKED, 2, 64 * PAGE);

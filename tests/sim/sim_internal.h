@@ -261,7 +261,8 @@ typedef struct sm_work {
     uint64_t to, from;   /* COPY, SET */
     bool to_device, from_device;
     size_t bytes;
-    int value;           /* SET */
+    uint32_t value;      /* SET */
+    int element;         /* bytes of it that are set again and again */
     struct sm_frame *frame; /* ACCESS: a kernel with a body */
     void *staged;        /* COPY from pageable memory: its bytes at the time of the call */
 } sm_work;
@@ -682,7 +683,7 @@ void sm_action_begin(sm_action *a);
 void sm_action_end(sm_action *a);
 void sm_action_drop(sm_action *a);
 int sm_work_of_copy(sm_work *w, uint64_t to, uint64_t from, size_t bytes, int kind);
-int sm_work_of_set(sm_work *w, uint64_t to, int value, size_t bytes);
+int sm_work_of_set(sm_work *w, uint64_t to, unsigned value, int element, size_t bytes);
 int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait);
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream);
 

@@ -15,8 +15,10 @@ static int add_set(cudaGraphNode_t *out, cudaGraph_t g, const cudaGraphNode_t *a
                    const struct cudaMemsetParams *p) {
     sm_work w;
     if (!p || !p->height) return E_VALUE;
-    if (p->elementSize != 1 || p->height != 1) return E_NOT_SUPPORTED;
-    int error = sm_work_of_set(&w, (uintptr_t)p->dst, (int)p->value, p->width);
+    if (p->elementSize != 1 && p->elementSize != 2 && p->elementSize != 4) return E_VALUE;
+    if ((uintptr_t)p->dst % p->elementSize) return E_VALUE;
+    if (p->height != 1) return E_NOT_SUPPORTED;
+    int error = sm_work_of_set(&w, (uintptr_t)p->dst, p->value, (int)p->elementSize, p->width * p->elementSize);
     return error ? error : sm_graph_add_work(out, g, after, n, &w);
 }
 

@@ -124,7 +124,7 @@ static int set_rows(void *to, size_t pitch, int value, size_t width, size_t heig
     if (pitch < width) return E_PITCH;
     if (pitch == width) return sm_set(number(to), value, width * height, stream);
     for (size_t i = 0; i < height; i++) {
-        int error = sm_work_of_set(&w, number(to) + i * pitch, value, width);
+        int error = sm_work_of_set(&w, number(to) + i * pitch, (unsigned)value, 1, width);
         if (error) return error;
     }
     int error = 0;

@@ -118,6 +118,14 @@ static void write_runs(char *to, const uint64_t *runs, int n) {
     }
 }
 
+/* An element lies at a multiple of its size, so no part begins within one. */
+static void set_part(const sm_part *p, const sm_work *w) {
+    char *at = p->handle->view + p->offset;
+    if (w->element == 1) memset(at, (int)(w->value & 0xff), p->bytes);
+    else
+        for (size_t i = 0; i < p->bytes; i += (size_t)w->element) memcpy(at + i, &w->value, (size_t)w->element);
+}
+
 static void move(sm_action *a) {
     const sm_work *w = &a->copy;
     char *host_to = w->to_device ? NULL : (char *)(uintptr_t)w->to;
@@ -126,8 +134,7 @@ static void move(sm_action *a) {
     else if (w->kind == WORK_COPY)
         copy_bytes((cursor){&a->to, 0, 0, host_to}, (cursor){&a->from, 0, 0, host_from}, w->bytes);
     else
-        for (int i = 0; i < a->to.n; i++)
-            memset(a->to.part[i].handle->view + a->to.part[i].offset, w->value, a->to.part[i].bytes);
+        for (int i = 0; i < a->to.n; i++) set_part(&a->to.part[i], w);
 }
 
 void sm_action_end(sm_action *a) {
@@ -221,7 +228,7 @@ static void launch_copy(sm_stream *s, sm_op *op, const sm_work *w) {
     uint64_t *runs = NULL;
     int n = 0;
     if (w->kind == WORK_COPY) touch_copy(s, w, &runs, &n);
-    else touch_range(s, w->to, w->bytes, SIM_WRITE, (unsigned char)w->value * 0x0101010101010101u);
+    else touch_range(s, w->to, w->bytes, SIM_WRITE, w->value * 0x0000000100000001u);
     bool moves = sm_backed() || !w->to_device;
     if (moves) {
         sm_action *a = op->action = sm_alloc(sizeof *a);
@@ -282,8 +289,11 @@ int sm_work_of_copy(sm_work *w, uint64_t to, uint64_t from, size_t bytes, int ki
     return (w->to_device && !is_mapped(to, bytes)) || (w->from_device && !is_mapped(from, bytes)) ? E_VALUE : 0;
 }
 
-int sm_work_of_set(sm_work *w, uint64_t to, int value, size_t bytes) {
-    *w = (sm_work){.kind = bytes ? WORK_SET : WORK_ACCESS, .to = to, .to_device = true, .bytes = bytes, .value = value};
+/* Of elements of 1, 2 or 4 bytes. */
+int sm_work_of_set(sm_work *w, uint64_t to, unsigned value, int element, size_t bytes) {
+    *w = (sm_work){.kind = bytes ? WORK_SET : WORK_ACCESS, .to = to, .to_device = true, .bytes = bytes};
+    w->element = element;
+    w->value = element == 4 ? value : element == 2 ? (value & 0xffff) * 0x10001u : (value & 0xff) * 0x1010101u;
     return is_mapped(to, bytes) ? 0 : E_VALUE;
 }
 
@@ -302,7 +312,7 @@ int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream,
 
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream) {
     sm_work w;
-    int error = sm_work_of_set(&w, to, value, bytes);
+    int error = sm_work_of_set(&w, to, (unsigned)value, 1, bytes);
     return error ? error : sm_work_queue(stream, &w, NULL);
 }
 
