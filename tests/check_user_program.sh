@@ -235,7 +235,8 @@ verdict $? "a function that is not there links"
 
 # The list of functions in the text is that of the objects.
 if command -v nm >/dev/null; then
-    nm -g --defined-only "$sim"/*.o | sed -n 's/.* T \(cu[A-Za-z0-9_]*\)$/\1/p' | sed 's/_ptsz$//; s/_ptds$//; s/_v[0-9]$//' |
+    nm -g --defined-only "$sim"/*.o | sed -n 's/.* T \(cu[A-Za-z0-9_]*\)$/\1/p' |
+        sed 's/_ptsz$//; s/_ptds$//; s/_v[0-9]$//' |
         sort -u >"$work/have"
     sed -n '/^<!-- functions -->/,/^<!-- end -->/p' docs/simulated-device.md | grep -oE '\bcu[A-Za-z0-9]+' | sort -u \
         >"$work/listed"

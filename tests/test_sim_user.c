@@ -46,7 +46,8 @@ static void finish_with(long findings)
 {
     OK(cudaDeviceSynchronize());
     EXPECT_EQ(sim_findings(SIM_ANY), findings);
-    for (long i = 0; findings != sim_findings(SIM_ANY) && sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
+    if (findings != sim_findings(SIM_ANY))
+        for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
     sim_stop();
 }
 
@@ -190,9 +191,10 @@ TEST(what_is_no_kernel_or_no_shape_is_refused)
         void (*function)(void);
         const void *pointer;
     } wrong = {not_a_kernel};
-    EXPECT_EQ(cudaLaunchKernel(wrong.pointer, shape(1, 1), shape(1, 1), arguments, 0, 0), cudaErrorInvalidDeviceFunction);
-    EXPECT_EQ(cudaLaunchKernel(fill, shape(1, 1), shape(2048, 1), arguments, 0, 0), cudaErrorInvalidConfiguration);
-    EXPECT_EQ(cudaLaunchKernel(fill, shape(0, 1), shape(1, 1), arguments, 0, 0), cudaErrorInvalidConfiguration);
+    dim3 one = shape(1, 1), large = shape(2048, 1), none = shape(0, 1);
+    EXPECT_EQ(cudaLaunchKernel(wrong.pointer, one, one, arguments, 0, 0), cudaErrorInvalidDeviceFunction);
+    EXPECT_EQ(cudaLaunchKernel(fill, one, large, arguments, 0, 0), cudaErrorInvalidConfiguration);
+    EXPECT_EQ(cudaLaunchKernel(fill, none, one, arguments, 0, 0), cudaErrorInvalidConfiguration);
     EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
     cudaLaunchConfig_t config;
     memset(&config, 0, sizeof config);
