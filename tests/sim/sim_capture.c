@@ -307,7 +307,9 @@ int sm_capture_record(sm_stream *s, sm_event *e, bool external) {
     return 0;
 }
 
-static void wait_for_mark(sm_stream *s, int mark) { sm_nodes_add_all(&s->capture->end[s->lane], &s->capture->mark[mark]); }
+static void wait_for_mark(sm_stream *s, int mark) {
+    sm_nodes_add_all(&s->capture->end[s->lane], &s->capture->mark[mark]);
+}
 
 /* A captured stream waits. Only for its own capture, or for an event that it is told lies outside. */
 static int captured_waits(sm_stream *s, sm_event *e, bool external) {

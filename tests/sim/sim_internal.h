@@ -24,7 +24,7 @@
 
 #define SM_DEVICES 8                   /* at most */
 #define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps a history for each so many bytes of a handle */
-#define SM_COPY    8                   /* with SIM_READ, SIM_WRITE: by a copy, which reaches cudaMalloc's memory anywhere */
+#define SM_COPY    8                   /* an access is a copy's, which reaches cudaMalloc's memory on any device */
 #define SM_LANES   64                  /* streams that may take part in one capture */
 
 /* Numbers that both APIs give the same meaning. Named here, since the two name them differently. */

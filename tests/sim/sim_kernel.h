@@ -8,8 +8,8 @@
        ...
        scale_launch(grid, block, 0, stream, p, 2.0f, n);
 
-   SIM_KERNEL defines a kernel of that name, of 1 to 12 parameters, and a function NAME_launch(grid, block, shared bytes,
-   stream, arguments...) that returns what cudaLaunchKernel returns. cudaLaunchKernel((const void *)scale, ...) works
+   SIM_KERNEL defines a kernel of that name, of 1 to 12 parameters, and a function NAME_launch(grid, block, shared
+   bytes, stream, arguments...) that returns what cudaLaunchKernel returns. cudaLaunchKernel((const void *)scale, ...) works
    too. On the simulated device the threads run one after another, in stream order, when the launch has its turn: there
    is no __syncthreads, no __shared__ and no atomic function, and a body must not call CUDA.
 
@@ -117,7 +117,8 @@ void sim_kernel_access(const void *ptr, size_t bytes, int how);
         kernel##_body(SIM_EACH(SIM_GIVEN, SIM_COMMA, __VA_ARGS__)); \
     } \
     static const sim_parameter kernel##_parameters[] = {SIM_EACH(SIM_DESCRIBE, SIM_COMMA, __VA_ARGS__)}; \
-    static const sim_kernel kernel[1] = {{SIM_KERNEL_MAGIC, #kernel, sizeof kernel##_parameters / sizeof(sim_parameter), \
+    static const sim_kernel kernel[1] = {{SIM_KERNEL_MAGIC, #kernel, \
+                                          sizeof kernel##_parameters / sizeof kernel##_parameters[0], \
                                           kernel##_parameters, kernel##_run}}; \
     SIM_LAUNCHER(kernel, __VA_ARGS__) \
     static void kernel##_body(SIM_EACH(SIM_PARAMETER, SIM_COMMA, __VA_ARGS__))

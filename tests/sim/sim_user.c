@@ -54,7 +54,8 @@ static sim_options options(void) {
     sim_options o = sim_defaults();
     o.mode = choice("SIM_MODE", modes, SIM_BACKED, "backed or ledger");
     bool backed = o.mode == SIM_BACKED;
-    o.memory = (size_t)number("SIM_MEMORY", backed ? 4ull << 30 : 64ull << 30, SM_PAGE, backed ? 1ull << 40 : 1ull << 44,
+    unsigned long long memory = backed ? 4ull << 30 : 64ull << 30, most = backed ? 1ull << 40 : 1ull << 44;
+    o.memory = (size_t)number("SIM_MEMORY", memory, SM_PAGE, most,
                               "a number of bytes, 2M or more, with K, M, G or T: 8G");
     o.memory -= o.memory % SM_PAGE;
     o.devices = (int)number("SIM_DEVICES", 1, 1, SM_DEVICES, "1 to 8");
