@@ -2,8 +2,9 @@
 
    Link the sources beside it instead of the CUDA runtime and compile against either the toolkit's headers or the subset
    in tests/sim/include. The functions of CUDA that it knows behave as a real device was measured to behave; what only a
-   test needs (start, work, faults, findings, accounts) is declared here and begins with sim_. A program that never calls
-   sim_start has a device by its first call of CUDA, and is told at its end what was found: docs/simulated-device.md.
+   test needs (start, work, faults, findings, accounts) is declared here and begins with sim_. A program that never
+   calls sim_start has a device by its first call of CUDA, and is told at its end what was found:
+   docs/simulated-device.md.
    Kernels with a body: sim_kernel.h.
 
    The main service is the LEDGER: for each physical page it keeps which operation last wrote and read which bytes, with

@@ -8,9 +8,10 @@
        ...
        scale_launch(grid, block, 0, stream, p, 2.0f, n);
 
-   SIM_KERNEL defines a kernel of that name, of 1 to 12 parameters, and a function NAME_launch(grid, block, shared
-   bytes, stream, arguments...) that returns what cudaLaunchKernel returns. cudaLaunchKernel((const void *)scale, ...) works
-   too. On the simulated device the threads run one after another, in stream order, when the launch has its turn: there
+   SIM_KERNEL defines a kernel of that name, of 1 to 12 parameters, and a function
+   NAME_launch(grid, block, shared bytes, stream, arguments...) that returns what cudaLaunchKernel returns.
+   cudaLaunchKernel((const void *)scale, ...) works too. On the simulated device the threads run
+   one after another, in stream order, when the launch has its turn: there
    is no __syncthreads, no __shared__ and no atomic function, and a body must not call CUDA.
 
    What a launch accesses: SIM_READS and SIM_WRITES before it, by the same thread, say so and are then all that counts.
