@@ -40,7 +40,7 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On D
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags fuzz
+.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags check-compile-all test-bare fuzz
 .PHONY: bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -54,6 +54,8 @@ help:
 	@echo 'make soak-programs  random programs with streams, graphs, pools, threads for FUZZ_SECONDS=60'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
+	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
+	@echo 'make test-bare      demo and test on a machine that has but gcc, libc6-dev, make and gzip; as root'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
 	@echo 'make test-gpu       tests and examples on a GPU; needs nvcc'
 	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
@@ -75,9 +77,15 @@ THREAD_TESTS := $(filter test_threads% test_random test_lanes test_capture test_
 CHECKS := $(wildcard tests/check_*.sh)
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
-# Test programs are compiled far more often than they are run: -O1, but for what runs long.
+# Compiling a test program for speed takes longer than it saves, but for what runs long.
 OPTIMIZE = -O1
+build/bundled/test_% build/toolkit/test_%: OPTIMIZE = -O0
+build/bundled/test_moves build/bundled/test_programs: OPTIMIZE = -O1
 build/%/enumerate: OPTIMIZE = -O3
+# These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
+TOOLKIT_RUNS := test_api test_backends test_capture test_streams
+# They take longest, and so begin first.
+LONGEST := build/bundled/enumerate tests/check_compile.sh build/bundled/test_moves
 define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
@@ -91,6 +99,10 @@ $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
 $(eval $(call variant,asan,$(BUNDLED),$(ASAN)))
 $(eval $(call variant,tsan,$(BUNDLED),$(TSAN)))
 
+build/toolkit/%.compiles: tests/%.c galloc.h tests/setup.h
+	$(folder)
+	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests -Itests/sim -isystem $(TOOLKIT) $< && touch $@
+
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
 
 build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
@@ -99,8 +111,9 @@ build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 
 test: | build/hotpath
 test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
-		$(if $(TOOLKIT),$(TESTS:%=build/toolkit/%)) $(EXAMPLES)
-	@tests/run.sh $(CHECKS) $(filter-out build/replay build/adversary,$^)
+		$(if $(TOOLKIT),$(TOOLKIT_RUNS:%=build/toolkit/%)) $(EXAMPLES) \
+		| $(if $(TOOLKIT),$(patsubst %,build/toolkit/%.compiles,$(filter-out $(TOOLKIT_RUNS),$(TESTS))))
+	@tests/run.sh $(LONGEST) $(filter-out $(LONGEST) build/replay build/adversary,$(CHECKS) $^)
 
 enumerate: build/bundled/enumerate
 	@ENUMERATOR=$< tests/enumerate.sh $(PARTS)
@@ -110,6 +123,12 @@ soak-oom: build/bundled/test_exhaust
 
 soak-programs: build/bundled/test_programs
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $<
+
+check-compile-all:
+	@GRID=1 tests/check_compile.sh
+
+test-bare:
+	@tests/bare_machine.sh
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 	@tests/run.sh $^

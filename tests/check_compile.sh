@@ -1,7 +1,8 @@
 #!/bin/sh
 # check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found,
 # against the bundled and the toolkit's headers, without a warning; and a program of several files that runs.
-# Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in).
+# Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in), GRID (set: every compiler at
+# every level of optimisation, since warnings differ; some minutes).
 
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
@@ -31,26 +32,37 @@ check() {
 
 found() { command -v "$1" >/dev/null 2>&1; }
 
+# Does a compiler know a standard?
+speaks() { # compiler, language, standard
+    echo 'int nothing;' | "$1" -std=$3 -x $2 -fsyntax-only - >/dev/null 2>&1
+}
+
 # Every file that can stand alone, by compiler and standard. Only warnings are asked for, no code.
 languages() { # header set, include folder, standards of C, of C++
     for compiler in "$cc" "$clang"; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
         for std in $3; do
+            speaks "$compiler" c $std || continue
             check "$label-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
                 -x c $parts/main.c $parts/header.c
         done
-        check "$label-static" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" -x c $parts/static.c
+        check "$label-static" "$compiler" -std=c99 $strict_c -fsyntax-only $include -isystem "$2" -x c $parts/static.c
     done
     for compiler in "$cxx" "$clangxx"; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
         for std in $4; do
+            speaks "$compiler" c++ $std || continue
             check "$label-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
                 -x c++ $parts/main.c $parts/header.c $parts/typed.cpp
         done
-        check "$label-static" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
+        check "$label-static" "$compiler" -std=c++11 $strict_cpp -fsyntax-only $include -isystem "$2" \
             -x c++ $parts/static.c
+        check "$label-bare" "$compiler" -std=c++17 -fno-exceptions -fno-rtti $strict_cpp -fsyntax-only $include \
+            -isystem "$2" -x c++ $parts/main.c $parts/all.c
+        check "$label-extern-c" "$compiler" -std=c++17 $strict_cpp -fsyntax-only $include -isystem "$2" \
+            $parts/extern_c.cpp
     done
 }
 
@@ -63,6 +75,11 @@ program() { # header set, include folder
         "$cc" -std=c11 -Itests/sim -isystem "$2" -c "$file" -o "$dir/$(basename "$file" .c).sim.o" &
     done
     wait
+    for file in two_heaps another_heap; do
+        check "$1-$file" "$cc" -std=c99 $strict_c $flags -c $parts/$file.c -o "$dir/$file.heap"
+    done
+    check "$1-link-heaps" "$cc" "$dir"/*.sim.o "$dir"/*.heap -o "$dir/program_heaps" -lpthread -lm
+    check "$1-run-heaps" "$dir/program_heaps"
     check "$1-use" "$cc" -std=c99 $strict_c $flags -c $parts/use.c -o "$dir/use.o"
     check "$1-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -c $parts/per_thread.c \
         -o "$dir/per_thread.o"
@@ -93,21 +110,47 @@ refuses() { # name, text, options
 }
 
 options() {
-    set -- "$cc" -std=c99 $strict_c -O2 $include -isystem tests/sim/include -c -o "$work/options.o"
-    check optimised "$@" $parts/main.c
+    bundled="$include -isystem tests/sim/include"
+    check optimised "$cc" -std=c99 $strict_c -O2 $bundled -c -o "$work/optimised.o" $parts/main.c
+    check optimised-static "$cc" -std=c11 $strict_c -Os $bundled -c -o "$work/static.o" $parts/all.c
+    set -- "$cc" -std=c99 $strict_c $bundled -c -o "$work/options.o"
     check with-assert "$@" -include assert.h -DGALLOC_ASSERT=assert $parts/main.c
     check with-allocator "$@" -include stdlib.h -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
     check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
     check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
     refuses half-an-allocator 'define GALLOC_MALLOC and GALLOC_FREE together' -DGALLOC_MALLOC=malloc
+    printf '#include <stdint.h>\n#undef UINTPTR_MAX\n#define UINTPTR_MAX 0xffffffffu\n' >"$work/narrow.h"
+    refuses 32-bits 'needs 64-bit addresses' -include "$work/narrow.h"
     refuses too-old-a-toolkit 'needs the CUDA Toolkit 12.0' -DCUDART_VERSION=11080
     if found "$nvcc"; then
         check nvcc "$nvcc" -std=c++17 -I. -Xcompiler -Wall,-Wextra -c $parts/device.cu -o "$work/device.o"
     fi
 }
 
+# What optimisers see: each compiler at each level, with the functions exported, or static and all of them or two used.
+grid() {
+    printf '%s\n' '#define GALLOC_STATIC' '#define GALLOC_IMPLEMENTATION' '#include "galloc.h"' 'int main(void) {' \
+        '    void *p;' '    return galloc_malloc(&p, 1, 0) != cudaSuccess || galloc_free(p, 0) != cudaSuccess;' '}' \
+        >"$work/two.c"
+    for compiler in "$cc" "$cxx" "$clang" "$clangxx"; do
+        found "$compiler" || continue
+        language=c std=c99 strict=$strict_c
+        case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
+        for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
+            for file in $parts/main.c $parts/all.c "$work/two.c"; do
+                name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
+                check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
+                    -c -o "$work/grid-$name.o" -x $language "$file"
+                [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
+                check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$work"/bundled/*.sim.o \
+                    -o "$work/$name" -lpthread -lm
+            done
+        done
+    done
+}
+
 # Side by side: a check's outcome is a line of the file `results`.
-languages bundled tests/sim/include 'c99 c11 c17' 'c++11 c++14 c++17 c++20' &
+languages bundled tests/sim/include 'c99 c11 c17 c2x' 'c++11 c++14 c++17 c++20 c++2b' &
 program bundled tests/sim/include &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
     languages toolkit "$cuda/include" 'c99 c17' 'c++11 c++20' &
@@ -115,6 +158,7 @@ if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
 fi
 options &
 wait
+[ -z "$GRID" ] || grid
 passed=$(grep -c '^passed' "$work/results") failed=$(grep -c '^FAILED' "$work/results")
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

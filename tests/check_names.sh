@@ -53,6 +53,12 @@ empty "GALLOC_STATIC exports names" "$work/static.names"
 "$nm" -u "$work/public.o" | awk '{ print $NF }' | grep '^cu[A-Z]' >"$work/driver"
 empty "names that need -lcuda" "$work/driver"
 
+# Tables that are filled at run time take no place in the program's file.
+size "$work/public.o" >"$work/size"
+awk 'NR == 2 && $2 < 4096 { small = 1 } END { if (!small) print ".data is 4 KiB or more, or not known:", $0 }' \
+    "$work/size" >"$work/data"
+empty "initialised data" "$work/data"
+
 # What galloc is linked with neither waits for the device nor does what the driver's functions do: those it fetches.
 echo 'cudaGetDevice cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion cudaGetErrorString cudaGetLastError
 cudaPeekAtLastError cudaSetDevice' | tr ' ' '\n' >"$work/runtime.allowed"

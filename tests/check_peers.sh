@@ -77,11 +77,15 @@ torch 'echo /nowhere 2.11.0+cpu None'
 says '^not built: PyTorch 2.11.0+cpu is not for CUDA' 'PyTorch for the CPU'
 torch 'echo /no where 2.11.0 13.0'
 says '^not built: PyTorch 2.11.0 has no libc10_cuda.so in /no where/lib' 'PyTorch without its library'
-mkdir -p "$work/torch/lib" "$work/torch/include/c10/cuda"
-: >"$work/torch/lib/libc10_cuda.so"
-echo '#error "of another kind"' >"$work/torch/include/c10/cuda/CUDACachingAllocator.h"
-torch "echo $PWD/$work/torch 9.9.9 13.0"
-says '^not built: PyTorch 9.9.9 does not compile: .*error' 'PyTorch that does not compile'
+if command -v "${CXX:-g++}" >/dev/null 2>&1; then
+    mkdir -p "$work/torch/lib" "$work/torch/include/c10/cuda"
+    : >"$work/torch/lib/libc10_cuda.so"
+    echo '#error "of another kind"' >"$work/torch/include/c10/cuda/CUDACachingAllocator.h"
+    torch "echo $PWD/$work/torch 9.9.9 13.0"
+    says '^not built: PyTorch 9.9.9 does not compile: .*error' 'PyTorch that does not compile'
+else
+    echo "skipped: no C++ compiler, which PyTorch needs"
+fi
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 

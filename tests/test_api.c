@@ -1600,7 +1600,7 @@ TEST(messages_belong_to_threads_and_last)
 {
     begin();
     EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
-    char first[512];
+    char first[sizeof gai_message];
     snprintf(first, sizeof first, "%s", galloc_last_message());
     EXPECT(first[0] != 0);
     EXPECT(strstr(log_text, first) != NULL);
