@@ -98,12 +98,12 @@ static const row *find_peer(const demo *d, const char *name)
 static void print_head(const demo *d)
 {
     printf("\ngalloc, replaying the allocations of real programs on a\n  %s\n\n", d->device);
-    printf("%-22s %7s %8s %8s %6s %9s %9s   peak memory held / peak memory live\n", "", "", "driver", "calls", "",
+    printf("%-22s %7s %7s %8s %9s %9s   peak memory held / peak memory live\n", "", "", "driver", "per 1000",
            "MiB live", "MiB held");
-    printf("%-22s %7s %8s %8s %6s %9s %9s   %6s | %7s %10s %9s\n", "trace", "calls", "made", "saved", "", "(peak)",
-           "(peak)", "galloc", "PyTorch", "PyTorch", "cudaMal-");
-    printf("%-22s %7s %8s %8s %6s %9s %9s   %6s | %7s %10s %9s\n", "", "", "", "", "", "", "", "", "native",
-           "expandable", "locAsync");
+    printf("%-22s %7s %7s %8s %9s %9s   %6s | %7s %10s %9s\n", "trace", "calls", "calls", "calls", "(peak)", "(peak)",
+           "galloc", "PyTorch", "PyTorch", "cudaMal-");
+    printf("%-22s %7s %7s %8s %9s %9s   %6s | %7s %10s %9s\n", "", "", "", "", "", "", "", "native", "expandable",
+           "locAsync");
 }
 
 static void print_ratios(const row *r)
@@ -115,8 +115,7 @@ static void print_ratios(const row *r)
 
 static void print_calls(const char *name, size_t calls, int64_t made)
 {
-    double saved = (double)calls - (double)made;
-    printf("%-22.22s %7zu %8lld %8.0f %5.1f%%", name, calls, (long long)made, saved, 100 * saved / (double)calls);
+    printf("%-22.22s %7zu %7lld %8.1f", name, calls, (long long)made, 1000 * (double)made / (double)calls);
 }
 
 static void print_row(const row *r, const run_result *result)
@@ -144,8 +143,8 @@ static void print_means(demo *d)
 static void print_notes(const demo *d)
 {
     bool simulated = !strcmp(device_backend, "sim");
-    puts("\ndriver calls made: all that make, map, move or give back memory or order streams, to the pool's end");
-    puts("driver calls saved: against one cudaMalloc or cudaFree for each call");
+    puts("\ncalls: the program's allocations and frees; driver calls: galloc's, all that make, map, move or give back");
+    puts("memory or order streams, to the pool's end; the others' were not counted, only the memory that they held");
     printf("galloc's figures: counted just now by the %s\n", simulated ? "SIMULATED device" : "program, on this GPU");
     if (d->peers) printf("the others' figures: %s\n", d->peers_from);
 }
