@@ -72,6 +72,8 @@
      cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
      A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
+     Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
+     one is current, and is refused as CUDA refuses it.
      Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
 
    ON MEMORY
@@ -182,15 +184,23 @@
        - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
          capture) and not be freed before the capture has ended, or else what is captured later may write to it; or it
          must be freed only when the graph is gone;
-       - all of it comes back when the graph, its instances and clones and their launches are gone. CUDA tells galloc by
-         an object that the graph holds (cudaUserObject), so a capture that fails gives its memory back as well.
+       - all of it comes back when the graph, its instances and clones, graphs that it is a child of, and their launches
+         are gone. CUDA tells galloc by an object that the graph holds (cudaUserObject), so a capture that fails gives
+         its memory back as well. An instance that is updated (cudaGraphExecUpdate), or a child of one that is set, has
+         the new graph's memory from then on, and lets go of the old one's when the launches before it are done. A child
+         or a conditional node that is destroyed lets go of what its graph has; other nodes do not;
+       - instances, clones and children of one graph use the same memory: no two of them may run at once. Nodes that the
+         program adds or sets itself use addresses of others': those are inputs.
      Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it. (One that concerns
-     the legacy stream, having been given it or a block that was recorded for it, cannot help it when another thread
-     begins to capture a blocking stream meanwhile.) Frees succeed on a stream whose capture was invalidated. Under
-     stream_check:off nothing may be captured. While a capture lasts, a stream in it is known by its handle: do not
-     destroy it before the capture has ended. What a captured stream comes after must only grow:
-     cudaStreamUpdateCaptureDependencies may add to it, not set it anew.
+     Where a captured stream stands in the graph is asked at each call. So when a stream is captured into one graph
+     several times (cudaStreamBeginCaptureToGraph), or is told what to come after
+     (cudaStreamUpdateCaptureDependencies), it has what it freed before only if it comes after that; what 512 nodes
+     backwards do not tell is taken to be so. The body of a conditional node is a graph of its own in all this.
+     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it, but for captures that
+     another thread begins meanwhile: of the stream that the call was given, or, in a call that concerns the legacy
+     stream (having been given it or a block that was recorded for it), of a blocking stream. Frees succeed on a stream
+     whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a stream in
+     it is known by its handle: do not destroy it before the capture has ended.
      Calls of galloc on captured streams read the graph that is made: threads that capture into one graph must take
      turns with them, as CUDA demands of all calls on one graph (CUDA Runtime API, "Graph object thread safety").
      galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
@@ -5328,10 +5338,10 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     return lane;
 }
 
-/* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before what
-   it does from now on: the capture's id is that of all captures into the same graph (cudaStreamBeginCaptureToGraph),
-   and a program may say what a captured stream comes after (cudaStreamUpdateCaptureDependencies). Called with the lock
-   held; lets it go to ask the driver. */
+/* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before
+   what it does from now on: the capture's id is that of all captures into the same graph
+   (cudaStreamBeginCaptureToGraph), and a program may say what a captured stream comes after
+   (cudaStreamUpdateCaptureDependencies). Called with the lock held; lets it go to ask the driver. */
 static int gai_lane_goes_on(galloc_pool *pool, gai_lane *lane, const gai_site *site)
 {
     gai_walk walk;

@@ -872,8 +872,8 @@ TEST(nothing_is_followed_where_that_is_switched_off)
     forked_end(&f);
 }
 
-/* What comes before others is looked for only when nothing fits, and what was found out is kept. A call walks from where
-   its stream is to where it was at the last call. */
+/* What comes before others is looked for only when nothing fits, and what was found out is kept. A call walks from
+   where its stream is to where it was at the last call. */
 TEST(the_graph_is_not_asked_twice)
 {
     forked f = forked_begin(0, ANY_REUSE);

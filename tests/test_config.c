@@ -458,8 +458,8 @@ TEST(settings_without_effect_are_named)
          "strategy, expandable_segments, stats, overhead, growth, large_segment_size, max_split_size, "
          "max_non_split_rounding, roundup_power2_divisions, gc_threshold, gc_age, stream_check, gpu_direct_rdma: "
          "no effect unless backend is native; reuse, release_threshold: no effect with backend:cudaMalloc; "
-         "wait_limit_ms, max_retries: no effect with throw_on_cudamalloc_oom:True; release_lock_on_cudamalloc: no effect since such a lock is "
-         "never held there"},
+         "wait_limit_ms, max_retries: no effect with throw_on_cudamalloc_oom:True; release_lock_on_cudamalloc: "
+         "no effect since such a lock is never held there"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         galloc_config config = galloc_config_default();

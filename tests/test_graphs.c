@@ -1,5 +1,5 @@
-/* test_graphs.c - galloc and what a program does with graphs besides capturing and launching them: captures into a graph
-   that is there, updates of instances, children, clones, nodes that go. The ledger looks at every access of every
+/* test_graphs.c - galloc and what a program does with graphs besides capturing and launching them: captures into a
+   graph that is there, updates of instances, children, clones, nodes that go. The ledger looks at every access of every
    launch: memory that is given to somebody else too early is a race. */
 
 #include "setup.h"
@@ -94,7 +94,7 @@ static cudaGraphNode_t last_node(cudaGraph_t graph)
 /* CUDA gives them one id. A stream that takes part again goes on only if it comes after what it did before. */
 TEST(captures_into_one_graph_share_memory_in_its_order_only)
 {
-    for (int way = 0; way < 4; way++) { /* into a new graph or one that was captured; after what is there or beside it */
+    for (int way = 0; way < 4; way++) { /* into a new graph or one that was captured; beside what is there or after */
         begin();
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_for(3);

@@ -596,12 +596,14 @@ static cudaGraph_t capture_of_launch(cudaGraphExec_t exec, cudaStreamCaptureMode
 
 static void launched_into_capture(void)
 {
-    for (int mode = 0; mode < 3; mode++) {
+    for (int way = 0; way < 6; way++) {
         note *a;
         cudaGraph_t graph = captured(&a, 1), outer;
         cudaGraphExec_t exec = instance(graph);
         MUST(cudaGraphDestroy(graph));
-        outer = capture_of_launch(exec, (cudaStreamCaptureMode)mode);
+        if (way / 3) launch_and_wait(exec);
+        printf("      capture mode %d, an instance that has %s before\n", way % 3, way / 3 ? "run" : "not run");
+        outer = capture_of_launch(exec, (cudaStreamCaptureMode)(way % 3));
         MUST(cudaGraphExecDestroy(exec));
         if (!outer) continue;
         look("launched into a capture, graph and instance destroyed", a);

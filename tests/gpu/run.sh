@@ -20,7 +20,8 @@ content_seconds=${CONTENT_SECONDS:-24}
 graphs_seconds=${GRAPHS_SECONDS:-8}
 pressure_seconds=${PRESSURE_SECONDS:-9}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graphs gpu_pdl gpu_pressure gpu_reset"
+programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graph_updates gpu_graphs gpu_pdl gpu_pressure"
+programs="$programs gpu_reset"
 examples="01_first_program 02_reuse 03_growing_vector 04_graphs"
 [ "$backend" = sim ] && examples="01_first_program 03_growing_vector 04_graphs"
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync probe_graphs"
