@@ -1562,6 +1562,61 @@ TEST(a_capture_begins_while_an_event_is_recorded)
     begin_in_between(1);
 }
 
+/* The stream that a call was given, which another thread begins to capture before the call's nth call of CUDA. */
+static struct {
+    cudaStream_t s;
+    long left;
+} intruder;
+
+static void begin_uninvited(const char *function)
+{
+    (void)function;
+    if (intruder.left && --intruder.left == 0) OK(cudaStreamBeginCapture(intruder.s, cudaStreamCaptureModeRelaxed));
+}
+
+/* The capture may be lost, and the call fail; memory is given to nobody too early. 0: the call made fewer calls. */
+static int capture_begins_within(int what, long nth)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(16));
+    cudaGraph_t graph = NULL;
+    void *own = get_used(pool, MIB(6), s, 1), *other = get_used(pool, MIB(10), t, 2), *p = NULL;
+    if (what != 1) OK(galloc_free(own, s));
+    OK(galloc_free(other, t)); /* that work is not done */
+    intruder.s = s;
+    intruder.left = nth;
+    sim_hook(begin_uninvited, NULL);
+    cudaError_t error = what == 0   ? galloc_pool_malloc(pool, &p, MIB(8), s)
+                        : what == 1 ? galloc_free(own, s)
+                                    : galloc_pool_malloc(pool, &p, MIB(6), s);
+    sim_hook(NULL, NULL);
+    int began = !intruder.left;
+    if (began && cudaStreamEndCapture(s, &graph) == cudaSuccess) OK(cudaGraphDestroy(graph));
+    (void)cudaGetLastError();
+    if (what == 1 && error) OK(galloc_free(own, s));
+    if (p) put(s, p, what ? MIB(6) : MIB(8), 3);
+    OK(galloc_free(p, s));
+    void *all = get_used(pool, MIB(4), t, 4);
+    OK(galloc_free(all, t));
+    sim_run(-1);
+    EXPECT_EQ(sim_findings(SIM_ANY), sim_findings(SIM_CAPTURE_BROKEN));
+    if (sim_findings(SIM_ANY) != sim_findings(SIM_CAPTURE_BROKEN)) print_findings();
+    sim_findings_clear();
+    pool_end(pool);
+    finish();
+    return began;
+}
+
+TEST(a_capture_begins_before_any_call_of_cuda)
+{
+    for (int what = 0; what < 3; what++) {
+        long nth = 1;
+        while (capture_begins_within(what, nth)) nth++;
+        EXPECT(nth > 3);
+    }
+}
+
 enum { THREADS = 16 };
 
 static struct {
