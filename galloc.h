@@ -243,6 +243,17 @@
      was allocated on a default stream is freed on no other device's. A promise that is broken is a race, or a call on
      a stream that is gone.
 
+   ON LIFETIMES
+     A handle of a pool or a galloc_graph is looked up, never dereferenced. Once its pool or group has ended every call
+     with it returns cudaErrorInvalidResourceHandle, also where another one has taken its place since, and also while
+     another thread ends it. (The handle of a pool comes again after some hundred thousand pools.) An address of an
+     ended pool is foreign. What a pool has of host memory serves the pools that are made later, and goes at
+     galloc_shutdown.
+     A library that contains galloc can be unloaded while threads live that have used it; its pools should end before,
+     since nobody gives back what they hold. Static destructors and functions of atexit may call galloc. When the code
+     is unloaded, and when a thread ends, galloc calls nothing of CUDA. Graphs that used its pools must be gone before
+     it is unloaded: they call it at their end.
+
    ERRORS AND LOGGING
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
      has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after
@@ -672,8 +683,9 @@ typedef struct galloc_callbacks {
 /* >>api */
 
 /* Unless a function says otherwise:
-     Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInitializationError in
-              a child made by fork, and whatever error the driver gave. A failure changes nothing, writes one line to
+     Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInvalidResourceHandle
+              for a pool or graph that has ended, cudaErrorInitializationError in a child made by fork, and whatever
+              error the driver gave. A failure changes nothing, writes one line to
               GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as it was.
      Streams  may be captured (see ON GRAPHS), except for galloc_resize (cudaErrorNotSupported), galloc_stream_retire
               and galloc_graph_release (cudaErrorStreamCaptureUnsupported)
@@ -749,6 +761,7 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
    is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
    two MiB, or its share of a 128th of the heap (of half of it in a program that repeats itself), is found again only
    when memory runs out, or after a thousand such streams. A stream that is given to galloc again counts as not retired.
+   It is retired in all pools, or after an error in none; give it no work meanwhile.
      Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
@@ -819,10 +832,11 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 
 /* Ends a pool and gives its memory back.
      Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, for
-              default pools, and in on_map or on_unmap for one that has either and holds memory; and whatever error the
-              driver gave when it would not take something back: the pool goes on
-     Threads  no other thread may be using this pool
-     Device   waits for it */
+              default pools, in a callback for a pool that a call is in, and in on_map or on_unmap for one that has
+              either and holds memory; and whatever error the driver gave when it would not take something back: the
+              pool goes on
+     Threads  no other thread should be using this pool: calls that are in it are waited for, later ones fail
+     Device   waits for it; calls that do not concern this pool go on meanwhile */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
 /* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
@@ -919,11 +933,11 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
 
 /* Walks the whole heap and returns how many of its invariants (they stand above the private structs) do not hold: 0
-   is healthy. -1 for a NULL pool and in a forked child. For tests and debugging: takes time in proportion to the
-   number of blocks. */
+   is healthy. -1 for a pool that is NULL or has ended, and in a forked child. For tests and debugging: takes time in
+   proportion to the number of blocks. */
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
 
-/* What is known of an address. Any address may be asked: for one that is not galloc's the state is
+/* What is known of an address. Any address may be asked at any time: for one that is not galloc's the state is
    GALLOC_STATE_FOREIGN and the call succeeds. */
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
 
@@ -1400,11 +1414,22 @@ static int gai_thread_key_new(gai_thread_key *key, void(GAI_AT_THREAD_END *call)
     return *key != FLS_OUT_OF_INDEXES;
 }
 static int gai_thread_key_set(gai_thread_key key, void *value) { return FlsSetValue(key, value) != 0; }
+static void gai_thread_key_end(gai_thread_key key) { (void)FlsFree(key); }
 #else
 #define GAI_AT_THREAD_END
 typedef pthread_key_t gai_thread_key;
 static int gai_thread_key_new(gai_thread_key *key, void (*call)(void *)) { return !pthread_key_create(key, call); }
 static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread_setspecific(key, value); }
+static void gai_thread_key_end(gai_thread_key key) { (void)pthread_key_delete(key); }
+#endif
+
+/* A function that is called before the code goes: at dlclose (FreeLibrary), or when the process ends. */
+#if defined(__GNUC__)
+#define GAI_AT_UNLOAD __attribute__((destructor))
+static int gai_watch_unload(void (*call)(void)) { return call != NULL; }
+#else
+#define GAI_AT_UNLOAD
+static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in a DLL: when that goes */
 #endif
 
 /* This thread's last error in words, and whether it is still to be logged: that happens when the public function
@@ -2107,8 +2132,8 @@ typedef struct gai_capture {
 
 /* Captures that share memory. */
 struct galloc_graph {
-    galloc_graph *next; /* of the pool */
-    galloc_pool *pool;
+    galloc_graph *next;   /* of the pool */
+    galloc_graph *handle; /* what the program has: a number never given twice */
     CUstream stream;        /* captures of it are of the group; NULL: none is any more */
     unsigned long long key; /* of that handle */
 };
@@ -2298,16 +2323,24 @@ static gai_budget gai_budgets[GAI_DEVICES];
    program's, with what they are about out of sight. `marking` is held while events
    are recorded on streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked
    for their streams; it is taken before `lock`, never together with `growth`. Last of all come the latches of the
-   fronts. */
+   fronts.
+   Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
+   what is read without a lock is never given back to the host before galloc_shutdown, and is never used for anything
+   else: the pool itself with its locks, its lanes, the descriptors of blocks and mappings. All that serves the next
+   pool. A handle is never dereferenced. It is an address within the pool, another one for each pool that this has been,
+   until all are used up. A call with a handle, or with an address that it has looked up, counts among the users before
+   it does anything, and who ends the pool waits for them. Calls by way of a front do not: a lane's life tells. */
 struct galloc_pool {
-    galloc_config config; /* as `is_default` not changed any more, and read without a lock */
+    galloc_config config; /* as `is_default` not changed while the pool exists, and read without a lock */
     int is_default;
     int one_context; /* by promise all calls with default streams are made in it */
+    void *key;       /* by which ways find it: the handle, or of a default pool NULL. Read by threads that come late */
     char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
     int due; /* some lane is */
     int lost; /* segments that are */
+    int retires; /* guarded by the global lock: the call that retires a stream everywhere has done so here */
     int collects; /* pages note their use, for gc_threshold or gc_age */
     int unfronted;    /* no lane's front may be used: stats_exact, torch */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
@@ -2331,7 +2364,7 @@ struct galloc_pool {
     size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
-    gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once */
+    gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once, in this pool or another */
     size_t streams;                 /* plain lanes in use */
     gai_lane *lane_index[GAI_LANE_INDEX]; /* by key */
     gai_block *holes;     /* linked by next_bin, prev_bin */
@@ -2360,14 +2393,22 @@ struct galloc_pool {
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments that are graphs' */
     galloc_stats stats;
+    uint64_t users;  /* calls that are in the pool, and GAI_ENDED */
+    galloc_pool *handle;
+    size_t lives;    /* pools that this has been; of the handles used up */
+    void *known;     /* the next of gai_known_pools */
 };
+
+#define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: nobody comes in */
 
 #define GAI_WAY_LONG 1    /* torch, oversize */
 #define GAI_WAY_CELLS 2   /* pooled */
 #define GAI_WAY_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_WAY_TUNE 8    /* the long one, once: sizes have been watched for long enough */
 
-static galloc_pool *gai_pools; /* all of them; guarded by the global lock */
+static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
+static galloc_pool *gai_ended_pools; /* what serves the next ones */
+static void *gai_known_pools;        /* both, and those about to begin or to end; read without a lock */
 
 /* What an allocation looks for. */
 typedef struct gai_want {
@@ -2396,19 +2437,23 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros, on a line of
-   memory of their own if their size allows it. */
+/* Descriptors are on a line of memory of their own if their size allows it. */
+static void gai_slab_spread(gai_slab *slab, char *chunk)
+{
+    size_t at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
+    for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+}
+
+/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
         char *chunk = (char *)GALLOC_MALLOC(GAI_CHUNK_BYTES);
-        size_t at;
         if (!chunk) return 0;
         memset(chunk, 0, GAI_CHUNK_BYTES);
         *(void **)(void *)chunk = slab->chunks;
         slab->chunks = chunk;
-        at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
-        for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+        gai_slab_spread(slab, chunk);
     }
     return 1;
 }
@@ -2438,6 +2483,17 @@ static void gai_slab_end(gai_slab *slab)
         GALLOC_FREE(slab->chunks);
         slab->chunks = next;
     }
+    slab->unused = NULL;
+    slab->available = slab->promised = 0;
+}
+
+/* All descriptors are unused again. */
+static void gai_slab_reset(gai_slab *slab)
+{
+    char *chunk;
+    slab->unused = NULL;
+    slab->available = slab->promised = 0;
+    for (chunk = (char *)slab->chunks; chunk; chunk = *(char **)(void *)chunk) gai_slab_spread(slab, chunk);
 }
 
 /* ==== MAP ======================================================================================================= */
@@ -6505,7 +6561,7 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     gai_lock_off(&pool->growth);
     gai_callback_begin(&gai_in_mapping, &said);
     for (mapping = batch->first; mapping; mapping = mapping->next)
-        if (!mapping->standing && mapping->addr) tell(pool, (void *)mapping->addr, mapping->bytes, user);
+        if (!mapping->standing && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
     gai_callback_end(&gai_in_mapping, &said);
     gai_lock_on(&pool->growth);
     pool->telling--;
@@ -7588,6 +7644,45 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
 /* ==== POLICY ==================================================================================================== */
 /* >>policy */
 
+/* ---- who is in a pool ---- */
+
+/* The call is in whatever pool this is now, which does not end before gai_pool_unpin. 0: there is none. */
+static int gai_pool_pin(galloc_pool *pool)
+{
+    uint64_t users = gai_load(&pool->users);
+    while (!(users & GAI_ENDED)) {
+        if (gai_swap(&pool->users, users, users + 1)) return 1;
+        users = gai_load(&pool->users);
+    }
+    return 0;
+}
+
+static void gai_pool_unpin(galloc_pool *pool)
+{
+    uint64_t users = gai_load(&pool->users);
+    while (!gai_swap(&pool->users, users, users - 1)) users = gai_load(&pool->users);
+}
+
+static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
+{
+    return gai_fail(cudaErrorInvalidResourceHandle, "%p is no pool: it has been destroyed, or never was one",
+                    (const void *)handle);
+}
+
+/* From the program's handle to the pool, in which the call is from then on. */
+static cudaError_t gai_pool_find(galloc_pool **pool)
+{
+    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    while (at && (uintptr_t)*pool - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
+    if (at && gai_pool_pin(at)) {
+        int same = at->handle == *pool;
+        if (same) *pool = at;
+        if (same) return cudaSuccess;
+        gai_pool_unpin(at);
+    }
+    return gai_pool_is_gone(*pool);
+}
+
 /* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
    cudaMalloc gave does not. */
 static cudaError_t gai_pool_check_context(galloc_pool *pool)
@@ -7854,19 +7949,10 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
     collector->look = pool->clock + collector->stride;
 }
 
-/* A free has come to the pool, and it is time to look whether something is due. Where another thread has the growth
-   lock, nobody waits for it. */
-GAI_APART
-static void gai_pool_tend(galloc_pool *pool)
+/* With the growth lock held, which is let go. */
+static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
-    uint64_t now = GALLOC_CLOCK();
-    int due;
-    gai_lock_on(&pool->lock);
-    gai_collector_stride(pool, now);
-    due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
-    gai_lock_off(&pool->lock);
-    if (!due || gai_load(&pool->broken) || !gai_lock_try(&pool->growth)) return;
     if (gai_pool_enter_locked(pool, &scope)) {
         gai_message_is_new = 0; /* the free has succeeded all the same */
         return;
@@ -7877,6 +7963,22 @@ static void gai_pool_tend(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->growth);
+}
+
+/* A free has come to the pool, and it is time to look whether something is due. Where another thread has the growth
+   lock, nobody waits for it. The free is over: the pool may have ended. */
+GAI_APART
+static void gai_pool_tend(galloc_pool *pool)
+{
+    uint64_t now = GALLOC_CLOCK();
+    int due;
+    if (!gai_pool_pin(pool)) return;
+    gai_lock_on(&pool->lock);
+    gai_collector_stride(pool, now);
+    due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
+    gai_lock_off(&pool->lock);
+    if (due && !gai_load(&pool->broken) && gai_lock_try(&pool->growth)) gai_pool_collect_due(pool);
+    gai_pool_unpin(pool);
 }
 
 /* One allocation, or the growth of a block where it stands, on its way through the heap. */
@@ -10283,7 +10385,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     blank.rounds = report->rounds;
     blank.steps_taken = report->steps_taken;
     *report = blank;
-    report->pool = pool;
+    report->pool = pool->handle;
     report->device = pool->config.device;
     gai_job_cause(job, report->cause, sizeof report->cause);
     report->asked = job->want.requested;
@@ -10302,7 +10404,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_report_device(report, pool);
 }
 
-/* Adds what other pools hold. With no lock held: a pool that ends is waited for. */
+/* Adds what other pools hold. With no lock held. */
 static void gai_report_add_pools(galloc_report *report)
 {
     galloc_pool *pool;
@@ -10311,7 +10413,7 @@ static void gai_report_add_pools(galloc_report *report)
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
         galloc_stats now;
-        if (pool == report->pool || pool->config.device != report->device) continue;
+        if (pool->handle == report->pool || pool->config.device != report->device) continue;
         gai_lock_on(&pool->lock);
         gai_stats_now(pool, &now);
         gai_lock_off(&pool->lock);
@@ -11404,8 +11506,9 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
     lane = gai_lane_find(pool, site);
+    pool->retires = lane && !lane->retired;
     if (lane) {
-        int named;
+        int named, before = lane->retired;
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 1);
         named = lane->uses || lane->busy || lane->handed > lane->done || (gai_pool_is_async(pool) && lane->blocks);
@@ -11415,10 +11518,40 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         else lane->retired = 1;
         lane->due = 0; /* last: a free may have made it due while the lock was let go */
         lane->busy--;
+        if (result) lane->retired = before;
+        gai_front_set(pool, lane);
     }
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
     return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
+}
+
+/* Another pool has failed: the stream is as it was before. That there is one event more is no loss, and what was freed
+   meanwhile comes after no work of the stream that the event does not stand for: the program has not given it any while
+   it retires it. */
+static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
+{
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    lane = pool->retires ? gai_lane_find(pool, site) : NULL; /* NULL also where it has been forgotten */
+    if (lane) lane->retired = 0;
+    if (lane) gai_front_set(pool, lane);
+    gai_lock_off(&pool->lock);
+}
+
+/* In all pools or in none. With the global lock held. */
+static cudaError_t gai_retire(const gai_site *site)
+{
+    galloc_pool *pool, *done;
+    cudaError_t error = cudaSuccess;
+    for (pool = gai_pools; pool && !error; pool = error ? pool : pool->next) {
+        pool->retires = 0;
+        if (!gai_pool_pin(pool)) continue; /* it ends, and holds nothing */
+        error = gai_pool_retire(pool, site);
+        gai_pool_unpin(pool);
+    }
+    for (done = error ? gai_pools : NULL; done != pool; done = done->next) gai_pool_unretire(done, site);
+    return error;
 }
 
 /* ---- in place ---- */
@@ -11547,16 +11680,53 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 
 /* ---- groups of graphs ---- */
 
-/* Puts captures of the site's stream into the group from now on, the one that is under way included. */
-static cudaError_t gai_graph_begin(galloc_graph *graph, const gai_site *site, int is_new)
+static uint64_t gai_graphs; /* that have had a number */
+
+/* The group with a handle, or NULL. With the lock held. */
+static galloc_graph *gai_graph_at(const galloc_pool *pool, const galloc_graph *handle)
 {
-    galloc_pool *pool = graph->pool;
+    galloc_graph *graph = pool->graphs;
+    while (graph && graph->handle != handle) graph = graph->next;
+    return graph;
+}
+
+static cudaError_t gai_graph_is_gone(const galloc_graph *handle)
+{
+    return gai_fail(cudaErrorInvalidResourceHandle, "%p is no galloc_graph: it has been released, its pool has been "
+                    "destroyed, or it never was one", (const void *)handle);
+}
+
+/* The pool of a group, in which the call is from then on. */
+static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
+{
+    galloc_pool *pool;
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) {
+        int found;
+        gai_lock_on(&pool->lock);
+        found = gai_graph_at(pool, handle) != NULL;
+        gai_lock_off(&pool->lock);
+        if (found) break;
+    }
+    if (pool && !gai_pool_pin(pool)) pool = NULL;
+    gai_lock_off(&gai_global_lock);
+    *out = pool;
+    return pool ? cudaSuccess : gai_graph_is_gone(handle);
+}
+
+/* Puts captures of the site's stream into the group from now on, the one that is under way included. */
+static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
+                                   const gai_site *site)
+{
+    galloc_graph *graph = made;
     const galloc_graph *other;
     gai_capture *capture;
     unsigned long long key = gai_stream_key(site->stream);
-    int taken = graph->stream != NULL;
+    int taken;
     gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
+    if (!made) graph = gai_graph_at(pool, handle);
+    taken = !graph || graph->stream;
     for (other = pool->graphs; other; other = other->next) taken |= other->stream && other->key == key;
     for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
         taken |= capture->id == site->capture && capture->graph && capture->graph != graph;
@@ -11565,30 +11735,46 @@ static cudaError_t gai_graph_begin(galloc_graph *graph, const gai_site *site, in
         graph->key = key;
         for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
             if (capture->id == site->capture) capture->graph = graph;
-        if (is_new) graph->next = pool->graphs;
-        if (is_new) pool->graphs = graph;
+        if (made) made->next = pool->graphs;
+        if (made) pool->graphs = made;
     }
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
     if (!taken) return cudaSuccess;
+    if (!graph) return gai_graph_is_gone(handle);
     return gai_fail(cudaErrorNotPermitted, "the graph has begun, or the stream with another one");
 }
 
 static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
 {
     cudaError_t error;
-    galloc_graph *graph;
+    galloc_graph *graph, *handle;
     if (gai_pool_is_async(pool))
         return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the memory of graphs "
                         "is the driver's");
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
     memset(graph, 0, sizeof *graph);
-    graph->pool = pool;
-    error = gai_graph_begin(graph, site, 1);
+    graph->handle = handle = (galloc_graph *)(uintptr_t)(gai_next(&gai_graphs) * sizeof *graph);
+    error = gai_graph_begin(pool, handle, graph, site);
     if (error) GALLOC_FREE(graph);
-    else *out = graph;
+    else *out = handle;
     return error;
+}
+
+static cudaError_t gai_graph_end(galloc_pool *pool, const galloc_graph *handle)
+{
+    galloc_graph *graph;
+    int begun;
+    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->lock);
+    graph = gai_graph_at(pool, handle);
+    begun = graph && graph->stream;
+    if (graph) graph->stream = NULL;
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->marking);
+    if (!graph) return gai_graph_is_gone(handle);
+    return begun ? cudaSuccess : gai_fail(cudaErrorNotPermitted, "the graph has not begun");
 }
 
 static int gai_lane_is_graphs(const gai_lane *lane, const galloc_graph *graph)
@@ -11641,16 +11827,19 @@ static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const
 }
 
 /* The end of a group: what its graphs own is free after this point of the site's stream. In the pool's scope. */
-static cudaError_t gai_graph_release(galloc_graph *graph, gai_site *site)
+static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *handle, gai_site *site)
 {
-    galloc_pool *pool = graph->pool;
-    galloc_graph **at = &pool->graphs;
+    galloc_graph *graph, **at = &pool->graphs;
     gai_segment *segment;
     gai_block *block;
     gai_capture *capture, *next;
-    gai_lane *lane;
+    gai_lane *lane, *held;
+    int begun;
     gai_lock_on(&pool->lock);
-    lane = gai_lane_hold(pool, site);
+    lane = held = gai_lane_hold(pool, site);
+    graph = gai_graph_at(pool, handle);
+    begun = graph && graph->stream;
+    if (!graph || begun) lane = NULL;
     for (segment = lane ? pool->segments : NULL; segment; segment = segment->next)
         for (block = segment->first; block; block = block->next) block = gai_block_hand_over(pool, block, graph, lane);
     for (capture = lane ? pool->captures : NULL; capture; capture = next) {
@@ -11659,8 +11848,10 @@ static cudaError_t gai_graph_release(galloc_graph *graph, gai_site *site)
     }
     while (lane && *at != graph) at = &(*at)->next;
     if (lane) *at = graph->next;
-    if (lane) gai_lane_release(pool, lane, site);
+    if (held) gai_lane_release(pool, held, site);
     gai_lock_off(&pool->lock);
+    if (!graph) return gai_graph_is_gone(handle);
+    if (begun) return gai_fail(cudaErrorNotPermitted, "end the graph first");
     if (!lane) return gai_lane_refused(site);
     GALLOC_FREE(graph);
     return cudaSuccess;
@@ -13186,9 +13377,38 @@ static CUresult gai_pool_open(galloc_pool *pool)
     return result;
 }
 
+/* What a pool that has ended leaves to the next one. NULL: no host memory. */
+static galloc_pool *gai_pool_memory(void)
+{
+    galloc_pool *pool;
+    gai_lock_on(&gai_global_lock);
+    pool = gai_ended_pools;
+    if (pool) gai_ended_pools = pool->next;
+    gai_lock_off(&gai_global_lock);
+    if (pool) return pool;
+    pool = (galloc_pool *)GALLOC_MALLOC(sizeof *pool);
+    if (!pool) return NULL;
+    memset(pool, 0, sizeof *pool);
+    pool->users = GAI_ENDED;
+    gai_lock_init(&pool->lock);
+    gai_lock_init(&pool->growth);
+    gai_lock_init(&pool->marking);
+    gai_lock_on(&gai_global_lock);
+    pool->known = gai_known_pools;
+    gai_store_pointer(&gai_known_pools, pool);
+    gai_lock_off(&gai_global_lock);
+    return pool;
+}
+
+/* With the lock held: threads may still come to a pool that was here before. */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
-    memset(pool, 0, sizeof *pool);
+    gai_lane *unused = pool->unused_lanes;
+    gai_slab blocks = pool->blocks, mappings = pool->mappings;
+    memset(&pool->due, 0, offsetof(galloc_pool, users) - offsetof(galloc_pool, due));
+    pool->unused_lanes = unused;
+    pool->blocks = blocks;
+    pool->mappings = mappings;
     pool->config = *config;
     if (config->backend) pool->config.stats_exact = 1; /* no front is ever open */
     pool->rhythm.patience = 8;
@@ -13197,9 +13417,6 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->tuning.growth = config->growth;
     pool->tuning.lane_bytes = config->lane_bytes;
     pool->tuning.divisions = config->roundup_power2_divisions[0];
-    gai_lock_init(&pool->lock);
-    gai_lock_init(&pool->growth);
-    gai_lock_init(&pool->marking);
     pool->blocks.size = sizeof(gai_block);
     pool->marks.size = sizeof(gai_mark);
     pool->pages.size = sizeof(gai_page);
@@ -13209,17 +13426,34 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->spots.size = sizeof(gai_spot);
 }
 
-static void gai_lanes_end(gai_lane *lane)
+/* Nothing is on the shelves any more, wherever it went. */
+static void gai_front_clear(gai_front *front)
 {
-    while (lane) {
-        gai_lane *next = lane->next;
-        if (!gai_lane_is_outside(lane)) GALLOC_FREE(lane->memory);
-        lane = next;
+    uint64_t *in = gai_latch_on(&front->latch);
+    front->open = 0;
+    front->fresh = front->strays = NULL;
+    front->fresh_blocks = front->fresh_bytes = front->mallocs = front->live_in = front->live_out = 0;
+    front->blocks = front->bytes = front->allocated_in = 0;
+    front->filled = front->spell = 0;
+    gai_latch_off(in);
+}
+
+static void gai_lanes_end(galloc_pool *pool)
+{
+    gai_pool_disown(pool);
+    while (pool->lanes) {
+        gai_lane *lane = pool->lanes;
+        pool->lanes = lane->next;
+        lane->life = 0; /* who remembers it must not find it */
+        gai_front_clear(&lane->front);
+        if (gai_lane_is_outside(lane)) continue;
+        lane->next = pool->unused_lanes;
+        pool->unused_lanes = lane;
     }
 }
 
-/* Frees what the pool has of host memory. */
-static void gai_pool_discard(galloc_pool *pool)
+/* Frees what the pool has of host memory, but for what threads may look at that come late. With the lock held. */
+static void gai_pool_strip(galloc_pool *pool)
 {
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
@@ -13236,19 +13470,50 @@ static void gai_pool_discard(galloc_pool *pool)
         GALLOC_FREE(pool->graphs);
         pool->graphs = next;
     }
-    gai_lanes_end(pool->lanes);
-    gai_lanes_end(pool->unused_lanes);
-    gai_slab_end(&pool->blocks);
+    gai_lanes_end(pool);
+    gai_slab_reset(&pool->blocks);
+    gai_slab_reset(&pool->mappings);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
-    gai_slab_end(&pool->mappings);
     gai_slab_end(&pool->events);
     gai_slab_end(&pool->waits);
     gai_slab_end(&pool->spots);
-    gai_lock_end(&pool->lock);
-    gai_lock_end(&pool->growth);
-    gai_lock_end(&pool->marking);
-    GALLOC_FREE(pool);
+}
+
+/* There is no pool here any more, until the next one begins. */
+static void gai_pool_discard(galloc_pool *pool)
+{
+    gai_lock_on(&pool->lock);
+    gai_pool_strip(pool);
+    gai_lock_off(&pool->lock);
+    gai_lock_on(&gai_global_lock);
+    pool->next = gai_ended_pools;
+    gai_ended_pools = pool;
+    gai_lock_off(&gai_global_lock);
+}
+
+/* No pool exists, and no thread is inside: frees what was kept for those that come late. With the global lock held. */
+static void gai_pools_free(void)
+{
+    galloc_pool *pool = (galloc_pool *)gai_known_pools;
+    gai_store_pointer(&gai_known_pools, NULL);
+    gai_ended_pools = NULL;
+    while (pool) {
+        galloc_pool *next = (galloc_pool *)pool->known;
+        gai_lanes_end(pool);
+        while (pool->unused_lanes) {
+            gai_lane *lane = pool->unused_lanes;
+            pool->unused_lanes = lane->next;
+            GALLOC_FREE(lane->memory);
+        }
+        gai_slab_end(&pool->blocks);
+        gai_slab_end(&pool->mappings);
+        gai_lock_end(&pool->lock);
+        gai_lock_end(&pool->growth);
+        gai_lock_end(&pool->marking);
+        GALLOC_FREE(pool);
+        pool = next;
+    }
 }
 
 static void gai_pool_start_collector(galloc_pool *pool)
@@ -13261,7 +13526,35 @@ static void gai_pool_start_collector(galloc_pool *pool)
     if (pool->collects) collector->look = 0;
 }
 
-/* With the global lock held. */
+/* Another handle than all that its memory has had. */
+static void gai_pool_name(galloc_pool *pool)
+{
+    pool->handle = (galloc_pool *)(void *)((char *)pool + pool->lives);
+    pool->lives = (pool->lives + 1) % sizeof *pool;
+    gai_store_pointer(&pool->key, pool->is_default ? NULL : (void *)pool->handle);
+}
+
+/* Lets the program have it, unless another thread has made the default pool first: then returns that one. */
+static galloc_pool *gai_pool_publish(galloc_pool *pool)
+{
+    void **place = pool->is_default ? &gai_default_pool[pool->config.device] : NULL;
+    galloc_pool *first;
+    gai_lock_on(&gai_global_lock);
+    first = place ? (galloc_pool *)*place : NULL;
+    if (!first) {
+        gai_pool_name(pool);
+        gai_budget_join(pool);
+        pool->next = gai_pools;
+        gai_pools = pool;
+        if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
+        gai_store(&pool->users, 0);
+        if (place) gai_store_pointer(place, pool);
+    }
+    gai_lock_off(&gai_global_lock);
+    return first;
+}
+
+/* With no lock held: to begin a context takes long. */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
     CUresult result;
@@ -13269,9 +13562,11 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     int devices = 0;
     cudaError_t error = gai_config_check(config, &devices);
     if (error) return error;
-    pool = (galloc_pool *)GALLOC_MALLOC(sizeof *pool);
+    pool = gai_pool_memory();
     if (!pool) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a pool");
+    gai_lock_on(&pool->lock);
     gai_pool_init(pool, config);
+    gai_lock_off(&pool->lock);
     if (config->device == -1) error = gai_current_device(&pool->config.device);
     if (!error) {
         result = gai_pool_open(pool);
@@ -13284,23 +13579,30 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     pool->is_default = is_default;
     pool->one_context = !pool->config.stream_check && devices == 1;
     gai_pool_start_collector(pool);
-    gai_budget_join(pool);
-    pool->next = gai_pools;
-    gai_pools = pool;
-    if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
-    *out = pool;
+    *out = gai_pool_publish(pool);
+    if (!*out) {
+        *out = pool;
+        return cudaSuccess;
+    }
+    if (pool->driver_pool) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
+    (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
+    gai_pool_discard(pool);
+    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread says it */
     return cudaSuccess;
 }
 
+/* The limits that it shared are the others' alone, and no call finds it any more. */
 static void gai_pool_unlink(galloc_pool *pool)
 {
     galloc_pool **at = &gai_pools;
+    gai_budget_leave(pool);
+    gai_lock_on(&gai_global_lock);
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
-    gai_budget_leave(pool);
     if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
     gai_generation_end();
+    gai_lock_off(&gai_global_lock);
 }
 
 /* The settings in effect. With the lock held. */
@@ -13369,7 +13671,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     pool->telling++;
     gai_lock_off(&pool->growth);
     gai_callback_begin(&gai_in_mapping, &said);
-    for (i = 0; i < n; i++) call->on_map(pool, (void *)ranges[i].addr, ranges[i].bytes, call->user);
+    for (i = 0; i < n; i++) call->on_map(pool->handle, (void *)ranges[i].addr, ranges[i].bytes, call->user);
     gai_callback_end(&gai_in_mapping, &said);
     gai_lock_on(&pool->growth);
     pool->telling--;
@@ -13452,7 +13754,6 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
 /* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
-    gai_lane *lane;
     CUresult result;
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
@@ -13470,7 +13771,6 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     if (pool->driver_pool) result = GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
     if (result) return gai_driver_failed(result, "cuMemPoolDestroy");
     pool->driver_pool = NULL;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
     return cudaSuccess;
 }
 
@@ -13533,26 +13833,83 @@ static void gai_pool_part(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* Ends a pool; a default pool that is used gives back what is not. The memory of a driver that is gone went with it:
-   then only the host's is given back. With the global lock held, so that the program is told of nothing. */
-static cudaError_t gai_pool_end(galloc_pool *pool)
+/* Keeps others out, and waits until those are out again that were in. The call itself is in. 0: another thread ends
+   the pool already, or this one is called by a call that is in it. */
+static int gai_pool_shut_out(galloc_pool *pool)
+{
+    uint64_t users;
+    unsigned round;
+    do {
+        users = gai_load(&pool->users);
+        if (users & GAI_ENDED || (users > 1 && (gai_in_mapping || gai_in_shortage))) return 0;
+    } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
+    for (round = 0; gai_load(&pool->users) != (GAI_ENDED | 1); round++) gai_latch_rest(round);
+    return 1;
+}
+
+/* The pool goes on, and the call is in it as before. */
+static void gai_pool_let_in(galloc_pool *pool) { gai_store(&pool->users, 1); }
+
+/* Gives back what the device knows of, if nothing is used. A default pool that is used gives back what is not. The
+   program is told of nothing. */
+static cudaError_t gai_pool_empty(galloc_pool *pool)
 {
     gai_scope scope;
     size_t gone;
-    cudaError_t error = gai_pool_is_orphaned(pool) ? cudaErrorCudartUnloading : gai_pool_enter(pool, &scope);
-    if (!error) {
-        pool->walking = pool->callbacks.on_unmap != NULL;
-        error = gai_pool_is_used(pool);
-        if (!error) error = gai_pool_is_captured(pool);
-        if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
-        if (!error) error = gai_pool_close(pool);
-        pool->walking = 0;
-        gai_scope_leave(&scope);
-        gai_lock_off(&pool->growth);
+    cudaError_t error = gai_pool_enter(pool, &scope);
+    if (error) return error;
+    pool->walking = pool->callbacks.on_unmap != NULL;
+    error = gai_pool_is_used(pool);
+    if (!error) error = gai_pool_is_captured(pool);
+    if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    if (!error) error = gai_pool_close(pool);
+    pool->walking = 0;
+    gai_scope_leave(&scope);
+    gai_lock_off(&pool->growth);
+    return error;
+}
+
+/* Calls that came by a front find no lane any more. One that did before, and let the lock go to leave a mark, is waited
+   for; then the events go. */
+static void gai_pool_leave_lanes(galloc_pool *pool, int orphaned)
+{
+    gai_lane *lane;
+    unsigned round = 0;
+    gai_lock_on(&pool->lock);
+    for (lane = pool->lanes; lane; lane = lane->next) lane->life = 0;
+    for (lane = pool->lanes; lane;) {
+        if (lane->busy) {
+            gai_lock_off(&pool->lock);
+            gai_latch_rest(round++);
+            gai_lock_on(&pool->lock);
+        } else {
+            lane = lane->next;
+        }
     }
-    if (error && error != cudaErrorCudartUnloading) return error;
-    if (!error) (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
+    gai_lock_off(&pool->lock);
+    for (lane = orphaned ? NULL : pool->lanes; lane; lane = lane->next)
+        gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
+}
+
+/* Ends a pool that the call is in; after an error it is still. The memory of a driver that is gone went with it: then
+   only the host's is given back. With no lock held: it may wait for the device, or for threads that do. */
+static cudaError_t gai_pool_end(galloc_pool *pool)
+{
+    int orphaned = gai_pool_is_orphaned(pool);
+    cudaError_t error = orphaned || pool->is_default ? cudaSuccess : gai_pool_is_used(pool);
+    if (error) return error;
+    if (!gai_pool_shut_out(pool))
+        return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or a call that is in it "
+                        "has called the program, which would destroy it");
+    if (!orphaned) error = gai_pool_empty(pool);
+    if (error) {
+        gai_pool_let_in(pool);
+        return error;
+    }
     gai_pool_unlink(pool);
+    gai_pool_leave_lanes(pool, orphaned);
+    gai_store(&pool->users, GAI_ENDED);
+    if (!orphaned) (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
     return cudaSuccess;
 }
@@ -13637,23 +13994,22 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     return cudaSuccess;
 }
 
+/* The default pool, in which the call is from then on. *pool is NULL after an error. */
 static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
 {
     galloc_config config;
     cudaError_t error = cudaSuccess;
+    *pool = NULL;
     if (device < 0 || device >= GAI_DEVICES)
         return gai_fail(cudaErrorInvalidDevice, "device %d: there is none", device);
     *pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
-    if (*pool) return cudaSuccess;
-    gai_lock_on(&gai_global_lock);
-    *pool = (galloc_pool *)gai_default_pool[device];
     if (!*pool) {
         error = gai_config_of_environment(&config);
         config.device = device;
         if (!error) error = gai_pool_new(pool, &config, 1);
-        if (!error) gai_store_pointer(&gai_default_pool[device], *pool);
     }
-    gai_lock_off(&gai_global_lock);
+    if (!error && !gai_pool_pin(*pool)) error = gai_pool_is_gone(*pool);
+    if (error) *pool = NULL;
     return error;
 }
 
@@ -13675,8 +14031,29 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-/* What every function that takes a used block begins with. *pool is NULL when there is nothing to do: no pointer, or
-   no driver any more. */
+static int gai_is_used(const void *ptr)
+{
+    const gai_block *block = gai_block_at((uintptr_t)ptr);
+    return block && gai_block_addr(block) == (uintptr_t)ptr && gai_load_pointer(&block->held);
+}
+
+/* The pool that an address may be of, in which the call is from then on; NULL: there is none. It may be another one
+   than it was when the address was looked up: with its lock held the address is looked up again. A pool with a used
+   block does not end, whoever tries: that is waited for. */
+static galloc_pool *gai_pool_around(const void *ptr)
+{
+    galloc_pool *pool = gai_pool_of(ptr);
+    unsigned round;
+    for (round = 0; pool && !gai_pool_pin(pool); round++) {
+        if (!gai_is_used(ptr)) return NULL;
+        gai_latch_rest(round);
+        pool = gai_pool_of(ptr);
+    }
+    return pool;
+}
+
+/* What every function that takes a used block begins with; the call is in the pool from then on. *pool is NULL when
+   there is nothing to do: no pointer, or no driver any more. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
 {
     cudaError_t error;
@@ -13686,7 +14063,7 @@ static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t str
     error = gai_site_of(stream, site);
     if (error == cudaErrorCudartUnloading) return cudaSuccess;
     if (error) return error;
-    *pool = gai_pool_of(ptr);
+    *pool = gai_pool_around(ptr);
     return *pool ? cudaSuccess : gai_pointer_refused(NULL, ptr);
 }
 
@@ -13699,7 +14076,10 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
         return gai_fail(cudaErrorInvalidValue, "streams is NULL: it must be an array of the n = %d streams", n);
     if (n < 1) return gai_fail(cudaErrorInvalidValue, "n is %d: give the streams that use the block, at least one", n);
     error = gai_find_pool(&pool, ptr, streams[0] ? streams[0] : zero, &site);
-    return pool ? gai_pool_free_after(pool, ptr, streams, n, zero) : error;
+    if (!pool) return error;
+    error = gai_pool_free_after(pool, ptr, streams, n, zero);
+    gai_pool_unpin(pool);
+    return error;
 }
 
 /* ==== WAYS ====================================================================================================== */
@@ -13712,7 +14092,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
    life of the lane that the way led to. */
 typedef struct gai_way {
     uint64_t generation; /* the way is none unless this is of now */
-    const galloc_pool *key; /* NULL: the default pool of the stream's device, whichever that is */
+    const galloc_pool *key; /* its handle; NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
     int looks; /* stream_check */
     int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
@@ -13822,10 +14202,24 @@ static GAI_INLINE int gai_way_vouches(const gai_way *way)
     return !gai_cu.StreamGetId(way->site.stream, &id) && id == way->site.stream_id;
 }
 
-/* ---- threads that end ---- */
+/* Takes the call of a known way into its pool; the way may have ended since. */
+static int gai_way_pin(const gai_way *way)
+{
+    galloc_pool *pool = way->pool;
+    if (!gai_pool_pin(pool)) return 0;
+    if (way->generation == gai_load(&gai_generation)) return 1;
+    gai_pool_unpin(pool);
+    return 0;
+}
+
+/* ---- threads that end, and code that goes before them ---- */
+
+#define GAI_UNWATCHED 0
+#define GAI_WATCHED 1  /* there is a key */
+#define GAI_UNLOADED 2 /* nothing of galloc may be called any more that nobody waits for */
 
 static gai_thread_key gai_end_key;
-static int gai_ends_are_watched; /* guarded by the global lock */
+static uint64_t gai_ends; /* GAI_UNWATCHED ... */
 static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
 
 /* The per-thread streams of a thread that ends are nobody's any more: what their fronts hold goes where others find it.
@@ -13834,7 +14228,7 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
     galloc_pool *pool;
     gai_lane *lane;
-    if (gai_load_pointer(&gai_forked)) return;
+    if (gai_load_pointer(&gai_forked) || gai_load(&gai_ends) != GAI_WATCHED) return;
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
         gai_lock_on(&pool->lock);
@@ -13845,24 +14239,49 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
     gai_lock_off(&gai_global_lock);
 }
 
+/* The code may be unloaded while threads go on that have used it, or the process may end before them. Static
+   destructors and functions of atexit, which may call galloc, come before this or after it. It takes no lock, since
+   another thread may have died with one, and calls nothing of CUDA. */
+GAI_AT_UNLOAD
+static void gai_unload(void)
+{
+    while (!gai_swap(&gai_ends, GAI_UNWATCHED, GAI_UNLOADED)) {
+        if (gai_load(&gai_ends) == GAI_UNLOADED) return;
+        if (!gai_swap(&gai_ends, GAI_WATCHED, GAI_UNLOADED)) continue;
+        gai_thread_key_end(gai_end_key);
+        return;
+    }
+}
+
+static int gai_unload_is_watched; /* guarded by the global lock */
+
+/* With the global lock held. */
+static int gai_watch_ends(void)
+{
+    if (gai_load(&gai_ends) != GAI_UNWATCHED) return gai_load(&gai_ends) == GAI_WATCHED;
+    if (!gai_unload_is_watched) gai_unload_is_watched = gai_watch_unload(gai_unload);
+    if (!gai_unload_is_watched || !gai_thread_key_new(&gai_end_key, gai_thread_ends)) return 0;
+    if (gai_swap(&gai_ends, GAI_UNWATCHED, GAI_WATCHED)) return 1;
+    gai_thread_key_end(gai_end_key);
+    return 0;
+}
+
 static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_generation);
     uintptr_t number = (uintptr_t)gai_stream_key(CU_STREAM_PER_THREAD);
     if (gai_watched == generation) return;
     gai_lock_on(&gai_global_lock);
-    if (!gai_ends_are_watched) gai_ends_are_watched = gai_thread_key_new(&gai_end_key, gai_thread_ends);
-    if (gai_ends_are_watched && gai_thread_key_set(gai_end_key, (void *)number)) gai_watched = generation;
+    if (gai_watch_ends() && gai_thread_key_set(gai_end_key, (void *)number)) gai_watched = generation;
     gai_lock_off(&gai_global_lock);
 }
 
-/* galloc may be unloaded after galloc_shutdown. Windows would call the function for each thread that lives: there the
-   key is kept. With the global lock held. */
+/* Threads that end need not be seen any more. Windows would call the function for each thread that lives: there the key
+   is kept until the code is unloaded. With the global lock held. */
 static void gai_threads_forget(void)
 {
 #if !defined(_WIN32)
-    if (gai_ends_are_watched) (void)pthread_key_delete(gai_end_key);
-    gai_ends_are_watched = 0;
+    if (gai_swap(&gai_ends, GAI_WATCHED, GAI_UNWATCHED)) gai_thread_key_end(gai_end_key);
 #endif
 }
 
@@ -14024,32 +14443,44 @@ static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, g
     block = gai_block_at((uintptr_t)ptr);
     if (!block) return NULL;
     pool = (const galloc_pool *)gai_load_pointer(&block->pool);
-    *found = gai_way_find(stream, pool->is_default ? NULL : pool);
+    *found = gai_way_find(stream, (const galloc_pool *)gai_load_pointer(&pool->key));
     return *found && (*found)->pool == pool ? block : NULL;
 }
 
 /* ---- and what becomes of the rest ---- */
 
-static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
+/* In a pool that the call is in; where that is NULL, in the default pool, in which it is from then on. */
+static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
     int device = 0;
+    cudaError_t error = *pool ? gai_pool_refuses(*pool) : cudaSuccess;
+    if (!error) error = gai_site_of(request->stream, &site);
+    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
+    if (!error) error = gai_site_is_sound(&site);
+    if (!error && !*pool) {
+        error = gai_site_device(&site, &device);
+        if (!error) error = gai_pool_of_device(pool, device);
+    }
+    if (error) gai_has_report = 0;
+    else error = gai_pool_alloc(*pool, ptr, request, &site);
+    if (!error) gai_way_note(&site, *pool, request->pool);
+    return error;
+}
+
+static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
+{
     cudaError_t error;
     if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
     *ptr = NULL;
     error = gai_begin();
-    if (!error && !request->bytes) return cudaSuccess;
-    if (!error && pool) error = gai_pool_refuses(pool);
-    if (!error) error = gai_site_of(request->stream, &site);
-    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
-    if (!error) error = gai_site_is_sound(&site);
-    if (!error && !pool) {
-        error = gai_site_device(&site, &device);
-        if (!error) error = gai_pool_of_device(&pool, device);
+    if (!error && pool) error = gai_pool_find(&pool);
+    if (error) {
+        gai_has_report = 0;
+        return error;
     }
-    if (error) gai_has_report = 0;
-    else error = gai_pool_alloc(pool, ptr, request, &site);
-    if (!error) gai_way_note(&site, pool, request->pool);
+    if (request->bytes) error = gai_alloc_in(&pool, ptr, request);
+    if (pool) gai_pool_unpin(pool);
     return error;
 }
 
@@ -14074,9 +14505,14 @@ static int gai_malloc_near(enum gai_passage passage, gai_way *way, void **ptr, s
 
 static cudaError_t gai_alloc_far(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
 {
-    if (passage == GAI_LONG) return gai_alloc_at(request->pool, ptr, request);
+    galloc_pool *pool;
+    cudaError_t error;
+    if (passage == GAI_LONG || !gai_way_pin(way)) return gai_alloc_at(request->pool, ptr, request);
     *ptr = NULL;
-    return gai_pool_alloc(way->pool, ptr, request, &way->site); /* if the lane has changed, the way follows */
+    pool = way->pool;
+    error = gai_pool_alloc(pool, ptr, request, &way->site); /* if the lane has changed, the way follows */
+    gai_pool_unpin(pool);
+    return error;
 }
 
 /* Kept out of the functions that call it, which are short without it. */
@@ -14120,15 +14556,14 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
 }
 
 GAI_APART
-static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
-                                   cudaStream_t stream)
+static cudaError_t gai_free_long(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+                                 cudaStream_t stream)
 {
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
     int taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
-    if (taken && gai_pool_free_near(way->pool, block, &way->site, passage == GAI_TAKEN_BARE)) return cudaSuccess;
-    if (passage != GAI_LONG) {
+    if (taken || (passage != GAI_LONG && gai_way_pin(way))) { /* a pool does not end while a block is used */
         pool = way->pool;
         site = way->site;
     } else {
@@ -14136,9 +14571,20 @@ static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way,
     }
     if (!pool) return gai_end("galloc_free", error);
     error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
-    if (way && site.life == way->site.life) return gai_end("galloc_free", error);
-    if (!error && (site.home || !pool->is_default)) gai_way_note(&site, pool, pool->is_default ? NULL : pool);
+    if (taken && !gai_pool_pin(pool)) return gai_end("galloc_free", error);
+    if (!error && !(way && site.life == way->site.life) && (site.home || !pool->is_default))
+        gai_way_note(&site, pool, (const galloc_pool *)pool->key);
+    gai_pool_unpin(pool);
     return gai_end("galloc_free", error);
+}
+
+GAI_APART
+static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+                                   cudaStream_t stream)
+{
+    int taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
+    if (taken && gai_pool_free_near(way->pool, block, &way->site, passage == GAI_TAKEN_BARE)) return cudaSuccess;
+    return gai_free_long(passage, way, ptr, block, stream);
 }
 
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
@@ -14223,39 +14669,45 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
 {
     galloc_config defaults = galloc_config_default();
+    galloc_pool *made = NULL;
     cudaError_t error;
     if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     *pool = NULL;
     error = gai_begin();
-    if (error) return gai_end(__func__, error);
-    gai_lock_on(&gai_global_lock);
-    error = gai_pool_new(pool, config ? config : &defaults, 0);
-    gai_lock_off(&gai_global_lock);
+    if (!error) error = gai_pool_new(&made, config ? config : &defaults, 0);
+    if (!error) *pool = made->handle;
     return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
 {
     cudaError_t error = gai_begin();
+    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
-    if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
-    if (pool->is_default)
-        return gai_end(__func__, gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only"));
-    gai_pool_part(pool);
-    gai_lock_on(&gai_global_lock);
-    error = gai_pool_end(pool);
-    gai_lock_off(&gai_global_lock);
+    if (pool->is_default) {
+        error = gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only");
+    } else {
+        gai_pool_part(pool);
+        error = gai_pool_end(pool);
+    }
+    if (error) gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device)
 {
+    galloc_pool *found;
     cudaError_t error;
     if (!pool) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     *pool = NULL;
     error = gai_begin();
     if (!error && device == -1) error = gai_current_device(&device);
-    return gai_end(__func__, error ? error : gai_pool_of_device(pool, device));
+    if (!error) error = gai_pool_of_device(&found, device);
+    if (error) return gai_end(__func__, error);
+    *pool = found->handle;
+    gai_pool_unpin(found);
+    return gai_end(__func__, cudaSuccess);
 }
 
 GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
@@ -14312,8 +14764,10 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
         return gai_end(__func__, gai_fail(cudaErrorNotSupported, "there are no addresses for %zu bytes", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
     if (error) gai_has_report = 0;
-    if (pool && gai_site_is_free(&site)) return gai_end(__func__, cudaErrorNotSupported);
-    return gai_end(__func__, pool ? gai_pool_resize(pool, ptr, bytes, &site) : error);
+    if (!pool) return gai_end(__func__, error);
+    error = gai_site_is_free(&site) ? cudaErrorNotSupported : gai_pool_resize(pool, ptr, bytes, &site);
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
@@ -14323,56 +14777,69 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
     cudaError_t error;
     if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
     error = gai_find_pool(&pool, ptr, stream, &site);
-    if (pool) error = gai_site_is_sound(&site);
-    return gai_end(__func__, pool && !error ? gai_pool_record_stream(pool, ptr, &site) : error);
+    if (!pool) return gai_end(__func__, error);
+    error = gai_site_is_sound(&site);
+    if (!error) error = gai_pool_record_stream(pool, ptr, &site);
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
 {
-    galloc_pool *pool;
     gai_site site;
-    cudaError_t error = gai_begin(), first = cudaSuccess;
+    cudaError_t error = gai_begin();
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
     if (error) return gai_end(__func__, error == cudaErrorCudartUnloading ? cudaSuccess : error);
     gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) {
-        error = gai_pool_retire(pool, &site);
-        if (error && !first) first = error;
-    }
+    error = gai_retire(&site);
     gai_lock_off(&gai_global_lock);
-    return gai_end(__func__, first);
+    return gai_end(__func__, error);
+}
+
+/* The pool of a group that exists, or is to be made; the call is in it from then on. */
+static cudaError_t gai_graph_pool(const galloc_graph *graph, galloc_pool *named, gai_site *site, galloc_pool **out)
+{
+    galloc_pool *pool = NULL;
+    int device = 0;
+    cudaError_t error = named ? gai_pool_find(&named) : cudaSuccess;
+    if (error) return error;
+    if (graph) error = gai_graph_find(graph, &pool);
+    if (!error && !graph && !named) error = gai_site_device(site, &device);
+    if (!error && !graph && !named) error = gai_pool_of_device(&pool, device);
+    if (!error && named && pool && named != pool)
+        error = gai_fail(cudaErrorInvalidValue, "the graph belongs to another pool");
+    if (named && pool) gai_pool_unpin(pool);
+    *out = named ? named : pool;
+    if (error && *out) gai_pool_unpin(*out);
+    return error;
 }
 
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream)
 {
     gai_site site;
-    int device = 0;
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
-    if (!error && *graph && pool && pool != (*graph)->pool)
-        error = gai_fail(cudaErrorInvalidValue, "the graph belongs to another pool");
     if (!error && (!stream || stream == cudaStreamLegacy))
         error = gai_fail(cudaErrorInvalidValue, "the legacy stream is never captured");
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_sound(&site);
-    if (!error && *graph) return gai_end(__func__, gai_graph_begin(*graph, &site, 0));
-    if (!error && !pool) error = gai_site_device(&site, &device);
-    if (!error && !pool) error = gai_pool_of_device(&pool, device);
-    return gai_end(__func__, error ? error : gai_graph_begin_new(graph, pool, &site));
+    if (!error) error = gai_graph_pool(*graph, pool, &site, &pool);
+    if (error) return gai_end(__func__, error);
+    error = *graph ? gai_graph_begin(pool, *graph, NULL, &site) : gai_graph_begin_new(graph, pool, &site);
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph)
 {
+    galloc_pool *pool;
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
+    if (!error) error = gai_graph_find(graph, &pool);
     if (error) return gai_end(__func__, error);
-    gai_lock_on(&graph->pool->marking);
-    gai_lock_on(&graph->pool->lock);
-    if (!graph->stream) error = gai_fail(cudaErrorNotPermitted, "the graph has not begun");
-    graph->stream = NULL;
-    gai_lock_off(&graph->pool->lock);
-    gai_lock_off(&graph->pool->marking);
+    error = gai_graph_end(pool, graph);
+    gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
 
@@ -14383,14 +14850,16 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     galloc_pool *pool;
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
-    if (!error && graph->stream) error = gai_fail(cudaErrorNotPermitted, "end the graph first");
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
-    if (!error) error = gai_pool_enter(graph->pool, &scope);
+    if (!error) error = gai_graph_find(graph, &pool);
     if (error) return gai_end(__func__, error);
-    pool = graph->pool;
-    error = gai_graph_release(graph, &site);
-    gai_pool_leave(pool, &scope, 0);
+    error = gai_pool_enter(pool, &scope);
+    if (!error) {
+        error = gai_graph_release(pool, graph, &site);
+        gai_pool_leave(pool, &scope, 0);
+    }
+    gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
 
@@ -14400,7 +14869,8 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     galloc_request request;
     cudaError_t error = gai_begin();
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (error || !bytes) return gai_end(__func__, error);
+    if (!error) error = gai_pool_find(&pool);
+    if (error) return gai_end(__func__, error);
     memset(&job, 0, sizeof job);
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
@@ -14409,22 +14879,28 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         error = gai_fail(cudaErrorNotSupported, "with this backend the driver is asked each time");
     if (!error) error = gai_pool_refuses(pool);
     if (!error) error = gai_want_of(pool, &request, &job.want);
-    if (error) return gai_end(__func__, error);
-    job.want.just_ready = 1;
-    gai_job_run(&job);
-    if (job.error) gai_has_report = job.reported;
-    return gai_end(__func__, job.error);
+    if (!error && bytes) {
+        job.want.just_ready = 1;
+        gai_job_run(&job);
+        error = job.error;
+        if (error) gai_has_report = job.reported;
+    }
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
 }
 
+/* The end of a call that is in the pool. */
 static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int synchronised, size_t *released)
 {
     gai_scope scope;
     size_t gone = 0;
     cudaError_t error = gai_pool_enter(pool, &scope);
-    if (error) return error;
-    error = gai_pool_shrink(pool, keep_bytes, synchronised, &gone);
-    gai_pool_leave(pool, &scope, !synchronised);
+    if (!error) {
+        error = gai_pool_shrink(pool, keep_bytes, synchronised, &gone);
+        gai_pool_leave(pool, &scope, !synchronised);
+    }
     if (released) *released = gone;
+    gai_pool_unpin(pool);
     return error;
 }
 
@@ -14433,6 +14909,7 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
     cudaError_t error = gai_begin();
     if (released) *released = 0;
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_find(&pool);
     return gai_end(__func__, error ? error : gai_pool_give_back(pool, keep_bytes, 0, released));
 }
 
@@ -14441,6 +14918,7 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
     cudaError_t error = gai_begin();
     if (released) *released = 0;
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (!error) error = gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
     return gai_end(__func__, error);
 }
@@ -14450,10 +14928,12 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
     cudaError_t error = gai_begin();
     if (!error && (!pool || !config))
         error = gai_fail(cudaErrorInvalidValue, "pool and config must not be NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_read_config(pool, config);
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14463,11 +14943,13 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
         error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n decisions");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     for (i = 0; i < n && i < pool->tuning.decided; i++) array[i] = pool->tuning.decisions[i];
     if (count) *count = pool->tuning.decided;
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14475,12 +14957,14 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
 {
     cudaError_t error = gai_begin();
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
     pool->special &= ~(uint64_t)GAI_WAY_TUNE;
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14492,10 +14976,14 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
     memset(&call, 0, sizeof call);
     if (callbacks) call = *callbacks;
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_enter(pool, &scope);
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
-    error = gai_pool_call(pool, &call);
-    gai_pool_leave(pool, &scope, 0);
+    error = gai_pool_enter(pool, &scope);
+    if (!error) {
+        error = gai_pool_call(pool, &call);
+        gai_pool_leave(pool, &scope, 0);
+    }
+    gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
 
@@ -14533,6 +15021,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     cudaError_t error = gai_begin();
     if (!error && (!pool || !stats))
         error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
@@ -14544,6 +15033,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     for (capture = pool->captures; capture; capture = capture->next) stats->graphs++;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14552,15 +15042,16 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
     cudaError_t error = gai_begin();
     if (!error && (!pool || !stats))
         error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
-    if (!error && !pool->torch)
-        error = gai_fail(cudaErrorNotSupported, "the pool is not like:pytorch with "
-                         "expandable_segments:False");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
-    *stats = pool->torch_stats;
+    if (pool->torch) *stats = pool->torch_stats;
+    else error = gai_fail(cudaErrorNotSupported, "the pool is not like:pytorch with "
+                          "expandable_segments:False");
     gai_lock_off(&pool->lock);
-    return cudaSuccess;
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
@@ -14570,6 +15061,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
         error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n streams");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_disown(pool);
@@ -14580,6 +15072,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     }
     gai_lock_off(&pool->lock);
     if (count) *count = i;
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14616,10 +15109,12 @@ static void gai_torch_stats_reset(galloc_torch_stats *stats)
 
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
-    galloc_stats now, *stats = pool ? &pool->stats : NULL;
+    galloc_stats now, *stats;
     cudaError_t error = gai_begin();
     if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
+    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
+    stats = &pool->stats;
     gai_lock_on(&pool->lock);
     gai_stats_now(pool, &now);
     gai_stat_reset(&stats->live, &now.live);
@@ -14636,6 +15131,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     gai_torch_stats_reset(&pool->torch_stats);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
@@ -14643,6 +15139,10 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
 {
     int broken;
     if (!pool || gai_begin()) return -1;
+    if (gai_pool_find(&pool)) {
+        (void)gai_end(__func__, cudaErrorInvalidResourceHandle);
+        return -1;
+    }
     gai_lock_on(&pool->growth);
     gai_lock_on(&pool->lock);
     gai_pool_freeze(pool);
@@ -14650,6 +15150,7 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
     gai_pool_thaw(pool);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->growth);
+    gai_pool_unpin(pool);
     return broken;
 }
 
@@ -14662,12 +15163,12 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (error) return gai_end(__func__, error);
     if (!info) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "info is NULL"));
     memset(info, 0, sizeof *info);
-    pool = gai_pool_of(ptr);
+    pool = gai_pool_around(ptr);
     if (!pool) return cudaSuccess;
     gai_lock_on(&pool->lock);
     block = gai_block_around(pool, (uintptr_t)ptr);
     if (block && gai_block_has_pages(block)) {
-        info->pool = pool;
+        info->pool = pool->handle;
         info->base = (void *)block->addr;
         used = gai_load_pointer(&block->held) != NULL;
         info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
@@ -14680,28 +15181,30 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
         info->state = used ? GALLOC_STATE_USED : GALLOC_STATE_FREE;
     }
     gai_lock_off(&pool->lock);
+    gai_pool_unpin(pool);
     return cudaSuccess;
 }
 
 GALLOC_API cudaError_t galloc_shutdown(void)
 {
-    galloc_pool *pool, *next;
+    galloc_pool *pool;
     int device;
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (error) return gai_end(__func__, error);
     for (device = 0; device < GAI_DEVICES; device++) {
         pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
-        if (pool) gai_pool_part(pool);
-    }
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = next) {
-        next = pool->next;
-        error = cudaSuccess;
-        if (pool->is_default) error = gai_pool_end(pool);
-        else error = gai_fail(cudaErrorNotPermitted, "a pool of the program's own still exists: destroy it first");
+        if (!pool || !gai_pool_pin(pool)) continue;
+        gai_pool_part(pool);
+        error = gai_pool_end(pool);
+        if (error) gai_pool_unpin(pool);
         if (error && !first) first = error;
     }
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool && pool->is_default; pool = pool->next) continue;
+    if (pool) error = gai_fail(cudaErrorNotPermitted, "a pool of the program's own still exists: destroy it first");
+    if (pool && !first) first = error;
     if (!gai_pools) {
+        gai_pools_free();
         gai_map_end(&gai_block_map);
         gai_map_end(&gai_page_map);
         gai_store_pointer(&gai_cu_ready, NULL);

@@ -1,0 +1,525 @@
+/* test_lifetimes.c - pools, groups of graphs and streams that end: what was said of them is not said any more, whoever
+   else is at work; and what was given out for them is refused. Run it under AddressSanitizer and ThreadSanitizer as
+   well. */
+
+#include "setup.h"
+
+static galloc_config limited(size_t limit) { return limit ? config_limit(limit) : galloc_config_default(); }
+
+/* ---- streams that retire ----------------------------------------------------------------------------------------- */
+
+/* The stream is used in two pools; the driver fails for the pool that comes second. */
+static void retire_in_half(const char *function, int again)
+{
+    begin_still();
+    galloc_config config = limited(MIB(4));
+    galloc_pool *second = pool_new(NULL), *first = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(first, MIB(4), s), *q, *r;
+    order(s, t);
+    OK(galloc_record_stream(p, t));
+    q = get(second, MIB(1), t);
+    OK(galloc_free(q, t));
+    sim_fail(function, 2, 0, 0);
+    EXPECT(galloc_stream_retire(t) != cudaSuccess);
+    EXPECT(galloc_last_message()[0]);
+    sim_fail_clear();
+    if (again) OK(galloc_free(get(second, 512, t), t));
+    sim_run(-1);
+    put(t, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    sim_hold(t, 1);
+    r = get(first, MIB(4), s);
+    put(s, r, MIB(4), 2);
+    sim_hold(t, 0);
+    OK(galloc_free(r, s));
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    pool_end(first);
+    pool_end(second);
+    finish();
+}
+
+TEST(a_retire_that_fails_in_one_pool_changes_none)
+{
+    for (int again = 0; again < 2; again++) {
+        retire_in_half("cuEventCreate", again);
+        retire_in_half("cuEventRecord", again);
+    }
+}
+
+/* A stream that was retired everywhere is not unretired by a second attempt that fails: it may be gone. */
+TEST(a_retired_stream_stays_retired)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(4), s), *q = get(other, MIB(4), s);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_record_stream(q, t));
+    OK(galloc_stream_retire(t));
+    sim_fail("cuEventRecord", 2, 0, 0);
+    EXPECT(galloc_stream_retire(t) != cudaSuccess);
+    sim_fail_clear();
+    stream_end(t);
+    OK(galloc_free(p, s)); /* records nothing on what is gone */
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+/* ---- what other threads do while a pool begins or ends ----------------------------------------------------------- */
+
+enum { RETIRE, CREATE, FIRST_USE, TRIM, THREAD_ENDS, STATS, GRAPH, FREE, BESIDES };
+
+/* One thread stops where it is about to call a function of CUDA's, until the other one has done something. */
+static struct {
+    const char *at;
+    pthread_t stops;
+    galloc_pool *other;
+    cudaStream_t stream;
+    int what, stopped, done, unreserved;
+} beside;
+
+static void stop_there(const char *function)
+{
+    int here = pthread_equal(pthread_self(), beside.stops), last;
+    if (!here) return;
+    last = beside.unreserved;
+    if (!strcmp(function, "cuMemAddressFree")) beside.unreserved = 1;
+    if (beside.at && !strcmp(beside.at, "cuDevicePrimaryCtxRelease") && !last) return; /* not the pool's own */
+    if (beside.at && !strcmp(function, beside.at)) {
+        beside.at = NULL;
+        __atomic_store_n(&beside.stopped, 1, __ATOMIC_RELEASE);
+        for (int i = 0; i < 20000 && !__atomic_load_n(&beside.done, __ATOMIC_ACQUIRE); i++) usleep(1000);
+        EXPECT(__atomic_load_n(&beside.done, __ATOMIC_ACQUIRE));
+    }
+}
+
+static void *use_per_thread(void *arg)
+{
+    (void)arg;
+    OK(galloc_free(get(beside.other, 1000, cudaStreamPerThread), cudaStreamPerThread));
+    return NULL;
+}
+
+static void do_beside(void)
+{
+    pthread_t thread;
+    galloc_pool *made = NULL;
+    galloc_graph *graph = NULL;
+    void *p = NULL;
+    switch (beside.what) {
+    case RETIRE: OK(galloc_stream_retire(beside.stream)); break;
+    case CREATE:
+        if (OK(galloc_pool_create(&made, NULL))) pool_end(made);
+        break;
+    case FIRST_USE:
+        if (OK(galloc_malloc(&p, 1000, beside.stream))) OK(galloc_free(p, beside.stream));
+        break;
+    case TRIM: OK(galloc_pool_trim(beside.other, SIZE_MAX, NULL)); break;
+    case THREAD_ENDS:
+        if (!pthread_create(&thread, NULL, use_per_thread, NULL)) pthread_join(thread, NULL);
+        break;
+    case STATS: (void)stats_of(beside.other); break;
+    case GRAPH:
+        OK(galloc_graph_begin(&graph, beside.other, beside.stream));
+        OK(galloc_graph_end(graph));
+        OK(galloc_graph_release(graph, beside.stream));
+        break;
+    default: OK(galloc_free(get(beside.other, MIB(3), beside.stream), beside.stream));
+    }
+}
+
+static void *go_on(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(0));
+    while (!__atomic_load_n(&beside.stopped, __ATOMIC_ACQUIRE)) usleep(1000);
+    do_beside();
+    __atomic_store_n(&beside.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void make_and_end(const galloc_config *config, const char *at)
+{
+    cudaStream_t s = stream_new(), t = stream_new();
+    beside.at = !strcmp(at, "cuDevicePrimaryCtxRetain") ? at : NULL;
+    galloc_pool *pool = pool_new(config);
+    void *p = get(pool, MIB(1), s), *q = get(pool, MIB(3), t);
+    put(s, p, MIB(1), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    if (strcmp(at, "cuDevicePrimaryCtxRetain")) beside.at = at;
+    pool_end(pool);
+    EXPECT(!beside.at); /* it came by there */
+}
+
+static void stop_at(const char *at, const galloc_config *config)
+{
+    for (int what = 0; what < BESIDES; what++) {
+        pthread_t thread;
+        begin();
+        memset(&beside, 0, sizeof beside);
+        beside.other = pool_new(NULL);
+        beside.stream = stream_new();
+        beside.what = what;
+        beside.stops = pthread_self();
+        sim_hook(stop_there, NULL);
+        EXPECT_EQ(pthread_create(&thread, NULL, go_on, NULL), 0);
+        make_and_end(config, at);
+        __atomic_store_n(&beside.stopped, 1, __ATOMIC_RELEASE);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        sim_hook(NULL, NULL);
+        pool_end(beside.other);
+        finish();
+    }
+}
+
+/* Whatever the device, or the driver, makes a pool that ends wait for: nobody else waits along, since the device may be
+   waiting for just that thread. */
+TEST(a_pool_that_ends_holds_no_other_thread_up)
+{
+    static const char *const calls[] = {"cuMemFreeHost",    "cuMemUnmap",     "cuMemRelease",
+                                        "cuMemAddressFree", "cuEventDestroy", "cuDevicePrimaryCtxRelease"};
+    galloc_config fixed = config_fixed(), async = galloc_config_default();
+    async.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) stop_at(calls[i], NULL);
+    stop_at("cuMemFree", &fixed);
+    stop_at("cuMemPoolDestroy", &async);
+}
+
+TEST(a_pool_that_begins_holds_no_other_thread_up) { stop_at("cuDevicePrimaryCtxRetain", NULL); }
+
+static int end_it(const galloc_report *report, void *user)
+{
+    int *asked = (int *)user;
+    EXPECT_EQ(galloc_pool_destroy(report->pool), cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_pool_check(report->pool), 0);
+    ++*asked;
+    return 0;
+}
+
+/* The call that asks the program is in the pool yet. */
+TEST(a_callback_does_not_end_its_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = limited(MIB(8));
+    galloc_pool *pool = pool_new(&config);
+    galloc_callbacks calls = {0};
+    void *p = NULL;
+    int asked = 0;
+    calls.on_oom = end_it;
+    calls.user = &asked;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(7), s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    EXPECT(asked > 0);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- names of what has ended ------------------------------------------------------------------------------------- */
+
+static void expect_gone(cudaError_t error)
+{
+    EXPECT_EQ(error, cudaErrorInvalidResourceHandle);
+    EXPECT(galloc_last_message()[0] && log_text[0]);
+    log_text[0] = 0;
+}
+
+static void expect_no_pool(galloc_pool *pool, cudaStream_t s)
+{
+    galloc_request request = {0};
+    galloc_stats stats;
+    galloc_torch_stats torch;
+    galloc_config config;
+    galloc_decision decision;
+    galloc_stream_stats streams;
+    galloc_graph *graph = NULL;
+    void *p = &request;
+    int count;
+    size_t released;
+    expect_gone(galloc_pool_malloc(pool, &p, 100, s));
+    EXPECT(p == NULL);
+    expect_gone(galloc_pool_malloc(pool, &p, 0, s));
+    expect_gone(galloc_pool_malloc(pool, &p, MIB(300), cudaStreamPerThread));
+    request.pool = pool;
+    request.bytes = MIB(3);
+    request.stream = s;
+    expect_gone(galloc_alloc(&p, &request));
+    request.max_bytes = MIB(30);
+    expect_gone(galloc_alloc(&p, &request));
+    expect_gone(galloc_pool_destroy(pool));
+    expect_gone(galloc_pool_reserve(pool, MIB(2)));
+    expect_gone(galloc_pool_reserve(pool, 0));
+    expect_gone(galloc_pool_trim(pool, 0, &released));
+    expect_gone(galloc_pool_sync_point(pool, &released));
+    expect_gone(galloc_pool_set_callbacks(pool, NULL));
+    expect_gone(galloc_pool_config(pool, &config));
+    expect_gone(galloc_pool_decisions(pool, &decision, 1, &count));
+    expect_gone(galloc_pool_freeze(pool));
+    expect_gone(galloc_pool_stats(pool, &stats));
+    expect_gone(galloc_pool_stats_reset(pool));
+    expect_gone(galloc_pool_torch_stats(pool, &torch));
+    expect_gone(galloc_pool_streams(pool, &streams, 1, &count));
+    expect_gone(galloc_graph_begin(&graph, pool, s));
+    EXPECT(graph == NULL);
+    log_text[0] = 0;
+    EXPECT_EQ(galloc_pool_check(pool), -1);
+    EXPECT(log_text[0]);
+}
+
+static void expect_no_graph(galloc_graph *graph, galloc_pool *pool, cudaStream_t s)
+{
+    galloc_graph *same = graph;
+    expect_gone(galloc_graph_begin(&same, NULL, s));
+    if (pool) expect_gone(galloc_graph_begin(&same, pool, s));
+    EXPECT(same == graph);
+    expect_gone(galloc_graph_end(graph));
+    expect_gone(galloc_graph_release(graph, s));
+}
+
+/* All kinds of pools, each in the place of the one before. */
+enum { ASYNC = 5, KINDS };
+
+static galloc_config kind_of_pool(int kind)
+{
+    galloc_config config = galloc_config_default();
+    if (kind == 1) config.expandable_segments = 0;
+    if (kind == 2) config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+    if (kind == 3) config.strategy = GALLOC_STRATEGY_POOLED;
+    if (kind == 4) config.stats_exact = 1;
+    if (kind == ASYNC) config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    return config;
+}
+
+TEST(a_pool_that_ended_is_refused)
+{
+    enum { MANY = 12 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *ended[MANY], *pool;
+    void *stale[MANY], *p;
+    for (int i = 0; i < MANY; i++) {
+        galloc_config config = kind_of_pool(i % KINDS);
+        galloc_pointer info;
+        pool = pool_new(&config);
+        for (int k = 0; k < i; k++) expect_no_pool(ended[k], s); /* that another pool is there now is nothing to them */
+        for (int k = 0; k < 3; k++) {
+            p = get(pool, KIB(100), s);
+            EXPECT(info_of(p).pool == pool);
+            OK(galloc_free(p, s));
+        }
+        stale[i] = p;
+        pool_end(pool);
+        ended[i] = pool;
+        for (int k = 0; k <= i; k++) expect_no_pool(ended[k], s);
+        for (int k = 0; k <= i; k++) {
+            EXPECT_EQ(galloc_free(stale[k], s), cudaErrorInvalidDevicePointer);
+            EXPECT_EQ(galloc_free_after(stale[k], &s, 1), cudaErrorInvalidDevicePointer);
+            EXPECT_EQ(galloc_resize(stale[k], 100, s), cudaErrorInvalidDevicePointer);
+            EXPECT_EQ(galloc_record_stream(stale[k], s), cudaErrorInvalidDevicePointer);
+            OK(galloc_pointer_info(stale[k], &info));
+            EXPECT_EQ(info.state, GALLOC_STATE_FOREIGN);
+        }
+    }
+    OK(galloc_pool_default(&pool, 0));
+    OK(galloc_shutdown());
+    expect_no_pool(pool, s);
+    finish();
+}
+
+TEST(what_is_no_pool_is_refused)
+{
+    char memory[4096];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    expect_no_pool((galloc_pool *)(void *)(memory + 1024), s);
+    expect_no_pool((galloc_pool *)(void *)((char *)pool + 64), s);
+    expect_no_pool((galloc_pool *)(uintptr_t)64, s);
+    pool_end(pool);
+    finish();
+}
+
+/* What stays for calls that come late does not pile up. */
+TEST(pools_that_come_and_go_leave_no_more_than_they_needed)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    size_t most = 0;
+    for (int i = 0; i < 400; i++) {
+        galloc_config config = kind_of_pool(i % KINDS);
+        galloc_pool *pool = pool_new(&config);
+        void *p[50];
+        for (int k = 0; k < 50; k++) p[k] = get(pool, KIB(4) * (size_t)(k + 1), s);
+        for (int k = 0; k < 50; k++) OK(galloc_free(p[k], s));
+        pool_end(pool);
+        if (i == 100) most = sim_malloc_live();
+        if (i > 100) EXPECT(sim_malloc_live() <= most + 8); /* nodes of the map of addresses */
+    }
+    OK(galloc_shutdown());
+    EXPECT_EQ(sim_malloc_live(), 0);
+    finish();
+}
+
+TEST(a_group_that_ended_is_refused)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    galloc_graph *graph[4] = {NULL}, *last = NULL;
+    for (int i = 0; i < 4; i++) {
+        OK(galloc_graph_begin(&graph[i], pool, s));
+        for (int k = 0; k < i; k++) expect_no_graph(graph[k], pool, s);
+        EXPECT_EQ(galloc_graph_release(graph[i], s), cudaErrorNotPermitted);
+        OK(galloc_graph_end(graph[i]));
+        EXPECT_EQ(galloc_graph_end(graph[i]), cudaErrorNotPermitted);
+        OK(galloc_graph_release(graph[i], s));
+        expect_no_graph(graph[i], pool, s);
+        expect_no_graph(graph[i], other, s);
+    }
+    OK(galloc_graph_begin(&last, other, s));
+    OK(galloc_graph_end(last));
+    EXPECT_EQ(galloc_graph_begin(&last, pool, s), cudaErrorInvalidValue);
+    pool_end(other);
+    expect_no_graph(last, NULL, s);
+    expect_gone(galloc_graph_begin(&last, other, s));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- calls that come late ---------------------------------------------------------------------------------------- */
+
+enum { LATE = 3 };
+
+static struct {
+    galloc_pool *pool;
+    void *address;
+    galloc_graph *graph;
+    cudaStream_t stream[LATE];
+    int stop;
+} late;
+
+static int is_one_of(cudaError_t error, cudaError_t a, cudaError_t b)
+{
+    return error == cudaSuccess || error == a || error == b;
+}
+
+static void ask_late(dice *d, cudaStream_t s)
+{
+    galloc_pool *pool = (galloc_pool *)gai_load_pointer((void **)&late.pool);
+    void *ptr = gai_load_pointer(&late.address), *p = NULL;
+    galloc_graph *graph = (galloc_graph *)gai_load_pointer((void **)&late.graph);
+    const cudaError_t gone = cudaErrorInvalidResourceHandle;
+    galloc_pointer info;
+    galloc_stats stats;
+    size_t released;
+    cudaError_t error = cudaSuccess;
+    switch (roll_below(d, 14)) {
+    case 0: OK(galloc_pointer_info(ptr, &info)); break;
+    case 1: EXPECT_EQ(galloc_free(ptr, s), cudaErrorInvalidDevicePointer); break;
+    case 2: EXPECT_EQ(galloc_resize(ptr, 100, s), cudaErrorInvalidDevicePointer); break;
+    case 3: EXPECT_EQ(galloc_record_stream(ptr, s), cudaErrorInvalidDevicePointer); break;
+    case 4: EXPECT_EQ(galloc_free_after(ptr, &s, 1), cudaErrorInvalidDevicePointer); break;
+    case 5: error = galloc_pool_stats(pool, &stats); break;
+    case 6: error = galloc_pool_trim(pool, 0, &released); break;
+    case 7: EXPECT(galloc_pool_check(pool) <= 0); break;
+    case 8: EXPECT(is_one_of(galloc_graph_end(graph), gone, cudaErrorNotPermitted)); break;
+    case 9: EXPECT(is_one_of(galloc_graph_release(graph, s), gone, cudaErrorNotPermitted)); break;
+    case 10: OK(galloc_stream_retire(s)); break;
+    default:
+        error = galloc_pool_malloc(pool, &p, roll_bytes(d, MIB(4)), s);
+        if (!error) put(s, p, 512, 1);
+        if (!error) OK(galloc_free(p, s));
+    }
+    EXPECT(is_one_of(error, gone, gone));
+}
+
+static void *come_late(void *stream)
+{
+    dice d = {(uint64_t)(uintptr_t)stream};
+    OK(cudaSetDevice(0));
+    while (!__atomic_load_n(&late.stop, __ATOMIC_ACQUIRE)) ask_late(&d, *(cudaStream_t *)stream);
+    return NULL;
+}
+
+/* That a pool is used by others while it ends is the program's mistake, and costs it an error, no more. */
+TEST(calls_come_late_to_a_pool_that_ends)
+{
+    pthread_t thread[LATE];
+    const char *rounds = getenv("GALLOC_ROUNDS");
+    int n = rounds && *rounds ? 2 * atoi(rounds) : 60;
+    begin();
+    memset(&late, 0, sizeof late);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    late.pool = pool;
+    late.address = &late;
+    late.graph = (galloc_graph *)(void *)&late;
+    for (int i = 0; i < LATE; i++) late.stream[i] = stream_new();
+    for (int i = 0; i < LATE; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, come_late, &late.stream[i]), 0);
+    for (int i = 0; i < n; i++) {
+        galloc_config config = kind_of_pool(i % ASYNC);
+        galloc_graph *graph = NULL;
+        cudaError_t error;
+        void *p = NULL, *q = NULL;
+        error = galloc_pool_malloc(pool, &p, MIB(3), s);
+        if (!error) (void)galloc_graph_begin(&graph, pool, s);
+        if (graph) gai_store_pointer((void **)&late.graph, graph);
+        OK(galloc_free(p, s));
+        if (p && galloc_malloc(&q, MIB(3), s) == cudaSuccess) OK(galloc_free(q, s));
+        if (p) gai_store_pointer(&late.address, (char *)p + 1);
+        while ((error = galloc_pool_destroy(pool)) == cudaErrorNotPermitted) usleep(100);
+        OK(error);
+        pool = pool_new(&config);
+        gai_store_pointer((void **)&late.pool, pool);
+    }
+    __atomic_store_n(&late.stop, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < LATE; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- what may come while the default pool is made ---------------------------------------------------------------- */
+
+static pthread_barrier_t first_use;
+
+static void *use_first(void *pool)
+{
+    void *p = NULL;
+    OK(cudaSetDevice(0));
+    pthread_barrier_wait(&first_use);
+    OK(galloc_pool_default((galloc_pool **)pool, 0));
+    OK(galloc_malloc(&p, 1000, cudaStreamPerThread));
+    EXPECT(info_of(p).pool == *(galloc_pool **)pool);
+    OK(galloc_free(p, cudaStreamPerThread));
+    return NULL;
+}
+
+TEST(threads_that_come_first_together_get_one_default_pool)
+{
+    enum { TOGETHER = 4 };
+    static const char *const confs[] = {"", "backend:cudaMallocAsync"};
+    for (int round = 0; round < 20; round++) {
+        pthread_t thread[TOGETHER];
+        galloc_pool *pool[TOGETHER];
+        begin();
+        setenv("GALLOC_CONF", confs[round % 2], 1);
+        OK(cudaFree(0));
+        EXPECT_EQ(pthread_barrier_init(&first_use, NULL, TOGETHER), 0);
+        for (int i = 0; i < TOGETHER; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, use_first, &pool[i]), 0);
+        for (int i = 0; i < TOGETHER; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        for (int i = 1; i < TOGETHER; i++) EXPECT(pool[i] == pool[0]);
+        pthread_barrier_destroy(&first_use);
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+}
+
+TEST_MAIN()
