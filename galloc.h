@@ -109,7 +109,8 @@
      galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
      for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
-     memory itself is kept.
+     memory itself is kept. Rooms of one length (max_bytes) come to stand where others were, and the pages of a freed
+     block wait there for the next: what comes, grows and goes soon needs few calls into the driver, or none.
 
    ON LIMITS AND COLLECTION
      A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
@@ -1932,7 +1933,8 @@ typedef struct gai_block {
     gai_segment *segment;
     gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
     struct gai_mapping *away; /* away: what is still mapped here */
-    size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none */
+    size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none
+                     away: how far it lies behind the start of the used block in whose room it is; 0: in none */
 } gai_block;
 
 #define GAI_STRIP_CELL 1  /* a block that was cut as a cell, and has kept its size */
@@ -2164,7 +2166,7 @@ struct gai_lane {
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
-    uint64_t freed;      /* the latest stamp given */
+    uint64_t freed;      /* the latest stamp given to what was freed; captured: of no use */
     uint64_t handed;     /* the same for blocks that went out again, and lost their mark, or never had one */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
@@ -3547,7 +3549,8 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
 static gai_block *gai_room_owner(const gai_block *block)
 {
     gai_block *owner = block->prev;
-    while (owner && (owner->kind == GAI_ROOM || owner->kind == GAI_BUSY)) owner = owner->prev;
+    while (owner && (owner->kind == GAI_ROOM || owner->kind == GAI_BUSY || (owner->kind == GAI_AWAY && owner->room)))
+        owner = owner->prev;
     return owner && owner->kind == GAI_USED && block->addr - owner->addr < owner->room ? owner : NULL;
 }
 
@@ -3558,6 +3561,7 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
     gai_block_hide(block);
     gai_marks_end(pool, &block->marks);
     block->kind = kind;
+    block->room = 0;
     if (block->next && block->next->kind == kind) {
         if (kind == GAI_HOLE) gai_hole_unlink(pool, block->next);
         gai_block_absorb(pool, block, block->next);
@@ -3570,17 +3574,34 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
     if (kind == GAI_HOLE) gai_hole_link(pool, block);
 }
 
-/* Keeps the hole behind a block for it, up to `room` bytes from its start; with no host memory to cut it there, all of
-   it. Lock held. */
+/* An old mapping, or a parked page, may lie in a room: nothing that still runs can touch it, so that the block can have
+   the page back, or the addresses for another one, with no wait. */
+static int gai_block_suits_room(const gai_block *block)
+{
+    const gai_mark *mark = block->marks;
+    while (mark && gai_mark_is_complete(mark)) mark = mark->next;
+    return block->kind == GAI_AWAY && !block->room && !mark;
+}
+
+/* Keeps the holes and old mappings behind a block for it, up to `room` bytes from its start; with no host memory to cut
+   the last hole there, all of that. Lock held. */
 static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
 {
-    gai_block *hole = block->next;
-    if (room <= block->bytes || !hole || hole->kind != GAI_HOLE) return;
-    gai_hole_unlink(pool, hole);
-    if (block->bytes + hole->bytes > room && gai_slab_need(&pool->blocks, 1))
-        gai_hole_link(pool, gai_block_split(pool, hole, block->addr + room, GAI_HOLE));
-    hole->kind = GAI_ROOM;
-    block->room = block->bytes + hole->bytes;
+    uintptr_t end = block->addr + room;
+    gai_block *piece = block->next;
+    for (; piece && piece->addr < end; piece = piece->next) {
+        if (piece->kind == GAI_HOLE) {
+            gai_hole_unlink(pool, piece);
+            if (piece->addr + piece->bytes > end && gai_slab_need(&pool->blocks, 1))
+                gai_hole_link(pool, gai_block_split(pool, piece, end, GAI_HOLE));
+            piece->kind = GAI_ROOM;
+        } else if (gai_block_suits_room(piece)) {
+            piece->room = piece->addr - block->addr;
+        } else {
+            return;
+        }
+        block->room = piece->addr + piece->bytes - block->addr;
+    }
 }
 
 /* The room of a block becomes anybody's. Lock held. */
@@ -3591,6 +3612,7 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
     block->room = 0;
     for (; piece && piece->addr < end; piece = next) {
         next = piece->next && piece->next->addr < end ? piece->next : NULL; /* a hole behind the room is absorbed */
+        piece->room = 0;
         if (piece->kind == GAI_ROOM) gai_block_to_hole(pool, piece);
     }
 }
@@ -4117,7 +4139,6 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
     block->tag |= GAI_SPECIAL;
-    lane->freed = lane->epoch;
     gai_marks_add(pool, &block->marks,
                   gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
 }
@@ -4151,7 +4172,7 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
     if (!own) return;
     own->begin = block->addr;
     own->end = block->addr + block->bytes;
-    own->epoch = block->lane->freed = block->lane->epoch;
+    own->epoch = block->lane->epoch;
 }
 
 /* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
@@ -6430,15 +6451,14 @@ static size_t gai_batch_marks(const gai_batch *batch)
     return n;
 }
 
-/* Makes sure of all that host memory is needed for. With the lock held. */
+/* Makes sure of all that host memory is needed for, but for marks. With the lock held. */
 static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintptr_t addr)
 {
     size_t n = (filling->fresh + filling->page_bytes - 1) / filling->page_bytes, moved = 0;
-    size_t marks = gai_batch_marks(&filling->donors) + gai_batch_marks(&filling->lenders);
     const gai_mapping *donor;
     for (donor = filling->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
-           gai_slab_need(&pool->blocks, n + moved + 6) && gai_slab_need(&pool->marks, 4 * marks + 1) &&
+           gai_slab_need(&pool->blocks, n + moved + 6) &&
            gai_page_map_need(addr, filling->moved + filling->fresh) && gai_block_map_need(addr);
 }
 
@@ -6892,20 +6912,42 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
     return enough;
 }
 
-/* Takes parked pages, those that have waited longest first. */
+static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_quest *quest, gai_batch *batch)
+{
+    gai_away_remove(pool, mapping);
+    mapping->standing = 1;
+    gai_batch_add(batch, mapping, mapping->block);
+    quest->wanted -= gai_min(mapping->bytes, quest->wanted);
+    quest->most -= mapping->bytes;
+}
+
+static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_quest *quest)
+{
+    return mapping->page->current == mapping && mapping->bytes <= quest->most &&
+           gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest);
+}
+
+/* The parked page in a room that lies farthest behind its block, which needs it last; NULL: none serves the quest. */
+static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_quest *quest)
+{
+    gai_mapping *mapping, *best = NULL;
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (mapping->block->room > (best ? best->block->room : 0) && gai_parked_serves(pool, mapping, quest))
+            best = mapping;
+    return best;
+}
+
+/* Takes parked pages, those that have waited longest first, and those in rooms last. */
 static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
     gai_mapping *mapping, *newer;
     for (mapping = pool->away_oldest; mapping && quest->wanted; mapping = newer) {
         newer = mapping->newer;
-        if (mapping->page->current != mapping || mapping->bytes > quest->most) continue;
-        if (!gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest)) continue;
-        gai_away_remove(pool, mapping);
-        mapping->standing = 1;
-        gai_batch_add(batch, mapping, mapping->block);
-        quest->wanted -= gai_min(mapping->bytes, quest->wanted);
-        quest->most -= mapping->bytes;
+        if (!mapping->block->room && gai_parked_serves(pool, mapping, quest))
+            gai_parked_take(pool, mapping, quest, batch);
     }
+    while (quest->wanted && pool->parked && (mapping = gai_parked_farthest(pool, quest)) != NULL)
+        gai_parked_take(pool, mapping, quest, batch);
 }
 
 /* The same over all sets: everybody's, the asking stream's own, then all others. */
@@ -7143,6 +7185,21 @@ static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintp
     return at > end ? 0 : at - *begin;
 }
 
+/* Parks pages that were taken out of a free block. Returns the last one's block. Lock held. */
+static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
+{
+    gai_block *block = NULL;
+    while (batch->first) {
+        gai_mapping *mapping = batch->first;
+        batch->first = mapping->next;
+        gai_block_hide(mapping->block);
+        gai_mapping_show(mapping, 1);
+        gai_away_add(pool, mapping);
+        block = mapping->block;
+    }
+    return block;
+}
+
 /* Takes whole pages out of a free block: they wait where they are to be used there or elsewhere. With the lock
    held. */
 static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
@@ -7152,15 +7209,29 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     gai_batch batch;
     gai_batch_start(&batch);
     if (!bytes || !gai_block_to_batch(pool, block, begin, bytes, &batch)) return block->next;
-    while (batch.first) {
-        gai_mapping *mapping = batch.first;
-        batch.first = mapping->next;
-        gai_block_hide(mapping->block);
-        gai_mapping_show(mapping, 1);
-        gai_away_add(pool, mapping);
-        block = mapping->block;
+    return gai_batch_park(pool, &batch)->next;
+}
+
+static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *mapping, const gai_block *block)
+{
+    return block && gai_load_pointer(&block->pool) == pool && block->kind == GAI_FREE &&
+           block->addr <= mapping->addr && block->addr + block->bytes >= mapping->addr + mapping->bytes;
+}
+
+/* The same for what a block with room has left: the pages wait there for the next one, whose room takes them in, those
+   that it will need last for others first. */
+static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
+{
+    while (begin < end) {
+        gai_mapping *mapping = gai_page_at(end - 1);
+        gai_block *block = mapping ? gai_block_before(mapping->addr) : NULL;
+        gai_batch batch;
+        if (!mapping || mapping->addr < begin) return;
+        end = mapping->addr;
+        if (!gai_mapping_is_within(pool, mapping, block)) continue;
+        gai_batch_start(&batch);
+        if (gai_block_to_batch(pool, block, end, mapping->bytes, &batch)) gai_batch_park(pool, &batch);
     }
-    return block->next;
 }
 
 /* Merges the blocks of a set with free neighbours of other sets, whoever gave those up. */
@@ -7229,13 +7300,15 @@ static void gai_pool_park(galloc_pool *pool)
     rhythm->mapped = 0;
 }
 
-/* Lets parked pages be free blocks again, of which streams may have parts by the marks of their bytes. */
-static void gai_pool_unpark(galloc_pool *pool)
+/* Lets parked pages between two addresses be free blocks again, of which streams may have parts by the marks of their
+   bytes; but not those in rooms. */
+static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_mapping *mapping, *newer;
     for (mapping = pool->away_oldest; mapping; mapping = newer) {
         gai_block *block = mapping->block;
         newer = mapping->newer;
+        if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin || block->room) continue;
         if (!gai_block_is_parked(block) || !gai_block_map_need(mapping->addr)) continue;
         gai_away_remove(pool, mapping);
         mapping->block = NULL;
@@ -8207,12 +8280,39 @@ static void gai_job_search_home(gai_job *job)
     if (block && gai_block_may_serve(pool, block, job->want.bytes)) gai_job_take_at_home(job, block);
 }
 
+/* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
+   the block mostly begins where it did the last time. */
+static gai_block *gai_mapping_lender(const galloc_pool *pool, gai_mapping *mapping, const gai_quest *quest)
+{
+    gai_block *block = gai_block_at(mapping->within);
+    if (!gai_mapping_is_within(pool, mapping, block)) block = gai_block_before(mapping->addr);
+    if (!gai_mapping_is_within(pool, mapping, block)) return NULL;
+    mapping->within = block->addr;
+    return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
+}
+
+/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
+   in free blocks was noted, unless this is about one place only. */
+static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
+{
+    gai_mapping *current = page->current;
+    if (page->looked == pool->plans) return page->holder;
+    page->looked = pool->plans;
+    page->holder = NULL;
+    if (!current) return NULL;
+    if (!gai_block_is_parked(current->block))
+        page->holder = quest->one_place ? gai_mapping_lender(pool, current, quest) : NULL;
+    else if (gai_mapping_is_spare(pool, current, current->block->marks, quest))
+        page->holder = current->block;
+    return page->holder;
+}
+
 /* ---- in place ---- */
 
 /* What stands between a block and the length that it is to have; each is worse than those before it. */
 enum gai_hurdle {
     GAI_HURDLE_NONE,   /* nothing */
-    GAI_HURDLE_HOLE,   /* holes, beside free memory that may be had */
+    GAI_HURDLE_HOLE,   /* holes, or old mappings whose pages may be had, beside free memory that may be had */
     GAI_HURDLE_MARKED, /* memory that another stream has not done with */
     GAI_HURDLE_BUSY,   /* old mappings of pages, what the driver would not unmap, what a front holds, or cells */
     GAI_HURDLE_SHUT    /* a used block, the room of one, the end of the segment */
@@ -8221,7 +8321,8 @@ enum gai_hurdle {
 typedef struct gai_stretch {
     gai_block *block; /* that grows */
     uintptr_t end;    /* that it is to have */
-    gai_block *hole;  /* the next to fill: the block's own room last, so that a failure before leaves it alone */
+    gai_block *hole;  /* the next to fill, in the room perhaps an old mapping: the block's own room last, so that a
+                         failure before leaves it alone */
     gai_mark mark;    /* the first that stands in the way */
     int alien;        /* something in the way is neither the block's nor in its room */
 } gai_stretch;
@@ -8249,6 +8350,27 @@ static void gai_stretch_note(gai_stretch *stretch, enum gai_hurdle *way, const g
     stretch->alien |= alien;
 }
 
+/* Is the page of an old mapping in the room to be had there, with no call into the driver? */
+static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_stretch *stretch)
+{
+    gai_quest quest;
+    const gai_block *holder;
+    if (gai_block_is_parked(piece)) return 1;
+    memset(&quest, 0, sizeof quest);
+    quest.want = &job->want;
+    quest.one_place = 1;
+    job->pool->plans++;
+    holder = gai_plan_holder(job->pool, piece->away->page, &quest);
+    return holder && (holder->addr < stretch->block->addr || holder->addr >= stretch->end);
+}
+
+/* Notes what is to be filled next: what is not in the block's room before that, which is filled from its start on. */
+static enum gai_hurdle gai_stretch_fill(gai_stretch *stretch, gai_block *piece, enum gai_hurdle way)
+{
+    if (!stretch->hole || (piece->kind == GAI_HOLE && stretch->hole->kind != GAI_HOLE)) stretch->hole = piece;
+    return way < GAI_HURDLE_HOLE ? GAI_HURDLE_HOLE : way;
+}
+
 /* One block behind that which grows: makes the way worse, or leaves it. */
 static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch *stretch, enum gai_hurdle way)
 {
@@ -8262,12 +8384,13 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
         return way;
     case GAI_HOLE:
     case GAI_ROOM:
-        if (!stretch->hole || stretch->hole->kind == GAI_ROOM) stretch->hole = piece;
         job->want.bytes += end - piece->addr;
-        return way < GAI_HURDLE_HOLE ? GAI_HURDLE_HOLE : way;
+        return gai_stretch_fill(stretch, piece, way);
+    case GAI_AWAY:
+        if (own && gai_job_returns(job, piece, stretch)) return gai_stretch_fill(stretch, piece, way);
+        /* fall through */
     case GAI_CELL:
     case GAI_BUSY:
-    case GAI_AWAY:
         stretch->alien |= !own;
         return GAI_HURDLE_BUSY;
     case GAI_USED:
@@ -8513,7 +8636,7 @@ static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, con
 
 static int gai_block_is_unused(const gai_block *block)
 {
-    return block && (block->kind == GAI_HOLE || block->kind == GAI_AWAY);
+    return block && (block->kind == GAI_HOLE || (block->kind == GAI_AWAY && !block->room));
 }
 
 static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_quest *quest)
@@ -8538,39 +8661,6 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
         for (block = set->bins[bin.row][bin.column]; block; block = block->next_bin)
             gai_block_note_pages(pool, block, quest);
     } while (gai_bin_next(set, &bin));
-}
-
-static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *mapping, const gai_block *block)
-{
-    return block && gai_load_pointer(&block->pool) == pool && block->kind == GAI_FREE &&
-           block->addr <= mapping->addr && block->addr + block->bytes >= mapping->addr + mapping->bytes;
-}
-
-/* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
-   the block mostly begins where it did the last time. */
-static gai_block *gai_mapping_lender(const galloc_pool *pool, gai_mapping *mapping, const gai_quest *quest)
-{
-    gai_block *block = gai_block_at(mapping->within);
-    if (!gai_mapping_is_within(pool, mapping, block)) block = gai_block_before(mapping->addr);
-    if (!gai_mapping_is_within(pool, mapping, block)) return NULL;
-    mapping->within = block->addr;
-    return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
-}
-
-/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
-   in free blocks was noted, unless this is about one place only. */
-static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
-{
-    gai_mapping *current = page->current;
-    if (page->looked == pool->plans) return page->holder;
-    page->looked = pool->plans;
-    page->holder = NULL;
-    if (!current) return NULL;
-    if (!gai_block_is_parked(current->block))
-        page->holder = quest->one_place ? gai_mapping_lender(pool, current, quest) : NULL;
-    else if (gai_mapping_is_spare(pool, current, current->block->marks, quest))
-        page->holder = current->block;
-    return page->holder;
 }
 
 /* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
@@ -8731,6 +8821,69 @@ static int gai_plan_best(galloc_pool *pool, const gai_quest *quest, gai_plan *be
         if (gai_block_starts_run(hole)) gai_plan_in_run(pool, hole, quest, best);
     for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
         if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, quest, best);
+    return best->first != NULL;
+}
+
+/* Rooms of one length stand side by side from their segment's start on, so that a room is found again where one was. */
+static uintptr_t gai_room_up(const gai_segment *segment, uintptr_t addr, const gai_want *want)
+{
+    size_t unit = gai_up(want->room, want->alignment);
+    return segment->addr + (addr - segment->addr + unit - 1) / unit * unit;
+}
+
+/* Is all from `at` in a block on, as far as the room goes, holes and old mappings that suit it? Mappings are no longer
+   than what is asked for: who grows by a little does not get much. Adds up the bytes of pages that are there. */
+static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_want *want, size_t *there)
+{
+    uintptr_t end = at + want->room;
+    *there = 0;
+    for (; block && block->addr < end; block = block->next) {
+        if (block->kind == GAI_HOLE && block->addr + block->bytes >= end) return 1;
+        if (block->kind == GAI_HOLE) continue;
+        if (!gai_block_suits_room(block) || block->bytes > want->bytes || block->addr + block->bytes > end) return 0;
+        if (gai_block_is_parked(block)) *there += block->bytes;
+    }
+    return block && block->addr == end;
+}
+
+/* Considers a room from `at` on, in a hole or at an old mapping. */
+static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_quest *quest,
+                         gai_plan *best, size_t *most)
+{
+    gai_want want = *quest->want;
+    gai_quest bare = *quest;
+    gai_window window;
+    gai_plan plan;
+    size_t there;
+    if (at >= block->addr + block->bytes || at % want.alignment || !gai_room_is_there(block, at, &want, &there)) return;
+    memset(&window, 0, sizeof window);
+    memset(&plan, 0, sizeof plan);
+    window.first = block;
+    want.room = 0;
+    bare.want = &want;
+    bare.one_place = 1;
+    gai_window_try(pool, &window, at, &bare, &plan);
+    gai_window_clear(&window);
+    if (!plan.first || plan.end != plan.until) return;
+    if (best->first && (there < *most || (there == *most && !gai_plan_is_better(&bare, &plan, best)))) return;
+    *best = plan;
+    *most = there;
+}
+
+/* A place for a room: where one was whose pages are there still, if there is one. With the lock held. */
+static int gai_plan_room(galloc_pool *pool, const gai_quest *quest, gai_plan *best)
+{
+    gai_block *hole;
+    gai_mapping *mapping;
+    size_t most = 0;
+    memset(best, 0, sizeof *best);
+    if (!quest->want->room) return 0;
+    pool->plans++;
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+        if (gai_room_up(mapping->segment, mapping->addr, quest->want) == mapping->addr)
+            gai_room_try(pool, mapping->block, mapping->addr, quest, best, &most);
+    for (hole = pool->holes; hole; hole = hole->next_bin)
+        gai_room_try(pool, hole, gai_room_up(hole->segment, hole->addr, quest->want), quest, best, &most);
     return best->first != NULL;
 }
 
@@ -8940,11 +9093,17 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     gai_stretch stretch;
     memset(plan, 0, sizeof *plan);
     if (gai_job_look(job, &stretch) != GAI_HURDLE_HOLE) return 0;
-    plan->hole = stretch.hole;
     plan->begin = plan->at = stretch.hole->addr;
-    plan->end = gai_min(stretch.hole->addr + stretch.hole->bytes, gai_up(stretch.end, job->pool->granularity));
     plan->until = stretch.end;
     gai_plan_hold(plan, stretch.block);
+    if (stretch.hole->kind == GAI_AWAY) {
+        plan->first = stretch.hole;
+        plan->away = stretch.hole->bytes;
+        plan->end = plan->begin + plan->away;
+        return 1;
+    }
+    plan->hole = stretch.hole;
+    plan->end = gai_min(stretch.hole->addr + stretch.hole->bytes, gai_up(stretch.end, job->pool->granularity));
     return 1;
 }
 
@@ -8982,7 +9141,8 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     quest.may_wait = job->may_wait;
     quest.wanted = quest.most = 0;
     quest.one_place = 0;
-    found = gai_plan_again(pool, &quest, plan) || gai_plan_best(pool, &quest, plan);
+    found = gai_plan_room(pool, &quest, plan) || gai_plan_again(pool, &quest, plan) ||
+            gai_plan_best(pool, &quest, plan);
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
@@ -9121,7 +9281,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, in
     if (!room && !job->grows && !exact) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     quest.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
-    if (job->want.room) most = job->want.room;
+    if (job->want.room) most = gai_min(most, job->want.room);
     filling->moved = quest.most = room ? bytes : most;
     if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
     filling->moved -= quest.most;
@@ -9168,7 +9328,8 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_filling *fill
     return gai_job_choose(job, plan, filling, exact);
 }
 
-/* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. */
+/* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. The
+   marks of pages that come are copied, and the answer is cut out at both ends. */
 static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *filling)
 {
     galloc_pool *pool = job->pool;
@@ -9178,7 +9339,7 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *f
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
-    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 2) &&
+    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 3) &&
            gai_block_map_need(plan->begin) && gai_block_map_need(plan->at) &&
            gai_block_map_need(plan->until) && gai_filling_need(pool, filling, addr);
 }
@@ -9370,7 +9531,32 @@ static int gai_job_leave_out(gai_job *job, const char *why)
     return 0;
 }
 
-/* A block that grows may have several holes before it, and fills one after the other. */
+/* What stands in the way of a block that grows, seen by itself. */
+static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
+{
+    enum gai_hurdle way;
+    gai_lock_on(&job->pool->lock);
+    way = gai_job_look(job, stretch);
+    gai_lock_off(&job->pool->lock);
+    return way;
+}
+
+/* Old mappings behind a block that grows go, if their pages are not to be had there, and parked pages there are free
+   blocks again. */
+static void gai_job_clear_behind(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    uintptr_t begin = (uintptr_t)job->grows;
+    gai_stretch stretch;
+    if (gai_job_way(job, &stretch) != GAI_HURDLE_BUSY) return;
+    gai_lock_on(&pool->lock);
+    gai_pool_unpark(pool, begin, begin + job->grow_to);
+    gai_lock_off(&pool->lock);
+    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
+}
+
+/* A block that grows may have several holes before it, and fills one after the other. What fills one may be the page
+   that was to come back to the next. */
 static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9383,6 +9569,7 @@ static int gai_step_grow(gai_job *job)
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
     do {
         grown = job->grown;
+        if (job->grows) gai_job_clear_behind(job);
         if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
             (void)gai_job_grow_expandable(job, 1);
     } while (job->grows && job->grown > grown && !gai_job_is_done(job));
@@ -9398,17 +9585,6 @@ static int gai_step_grow_within(gai_job *job)
     done = gai_step_grow(job);
     job->frugal = job->thrifty = 0;
     return done;
-}
-
-/* Old mappings behind a block that grows go, and parked pages there are free blocks again. */
-static void gai_job_clear_behind(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    uintptr_t begin = (uintptr_t)job->grows;
-    gai_lock_on(&pool->lock);
-    gai_pool_unpark(pool);
-    gai_lock_off(&pool->lock);
-    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
 }
 
 /* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
@@ -9503,20 +9679,11 @@ static int gai_step_collect(gai_job *job)
 /* Parts of parked pages. */
 static int gai_step_unpark(gai_job *job)
 {
+    if (job->grows || job->want.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
     gai_lock_on(&job->pool->lock);
-    gai_pool_unpark(job->pool);
+    gai_pool_unpark(job->pool, 0, UINTPTR_MAX);
     gai_lock_off(&job->pool->lock);
     return gai_job_search(job, GAI_REACH_ALL);
-}
-
-/* What stands in the way of a block that grows, seen by itself. */
-static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
-{
-    enum gai_hurdle way;
-    gai_lock_on(&job->pool->lock);
-    way = gai_job_look(job, stretch);
-    gai_lock_off(&job->pool->lock);
-    return way;
 }
 
 /* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
@@ -11093,7 +11260,7 @@ static void gai_block_stamp_result(gai_block *block, gai_lane *lane, const gai_m
     for (; users; users = users->next)
         if (users->lane->capture_id == lane->capture_id) return;
     for (mark = block->marks; mark; mark = mark->next)
-        if (mark->lane == lane) mark->epoch = lane->freed = lane->epoch;
+        if (mark->lane == lane) mark->epoch = lane->epoch;
     lane->unmarked += block->bytes;
 }
 
@@ -11110,9 +11277,24 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
+/* A block with room is freed: the streams of its marks are asked for events, since only what is known to be done can be
+   in a room. 0: nobody would get that of a graph. With the lock held. */
+static int gai_block_asks_marks(const galloc_pool *pool, const gai_block *block, const gai_mark *marks)
+{
+    if (block->lane && block->lane->capture) return 0;
+    for (; marks; marks = marks->next) {
+        if (marks->lane->capture_id) return 0;
+        if (marks->lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool)) gai_lane_ask(marks->lane);
+    }
+    return 1;
+}
+
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
+    uintptr_t addr = block->addr;
+    size_t bytes = block->bytes;
+    int roomy = block->room && pool->config.expandable_segments && gai_block_asks_marks(pool, block, marks);
     if (block->lane && block->lane->capture) gai_block_stamp_result(block, block->lane, marks);
     if (marks) block->stream_id = marks->lane->stream_id;
     if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
@@ -11124,6 +11306,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->room) gai_block_give_room(pool, block);
     if (pool->torch) gai_torch_count_unused(pool, block);
     gai_block_put(pool, block);
+    if (roomy) gai_pool_park_room(pool, addr, addr + bytes);
 }
 
 /* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
@@ -13103,7 +13286,8 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
-        broken += (block->kind == GAI_ROOM) != (gai_room_owner(block) != NULL);
+        broken += (block->kind == GAI_ROOM || block->room) != (gai_room_owner(block) != NULL);
+    broken += block->room && block->kind != GAI_USED && block->kind != GAI_BUSY && block->kind != GAI_AWAY;
     return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block);
 }
 

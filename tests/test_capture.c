@@ -603,6 +603,47 @@ TEST(what_a_result_grows_by_is_the_graphs)
 
 /* ---- captures that go wrong -------------------------------------------------------------------------------------- */
 
+/* What was mapped into a result's room is the graph's too, though the growth as a whole is refused. */
+TEST(what_a_refused_growth_has_mapped_is_the_graphs)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    galloc_config config = config_limit(MIB(64));
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    galloc_request request = {0};
+    void *p = NULL, *plain = NULL;
+    cudaGraph_t graph;
+    request.bytes = MIB(2);
+    request.max_bytes = MIB(16);
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc(&plain, &request));
+    OK(galloc_resize(plain, MIB(12), s));
+    OK(galloc_free(plain, s));
+    sim_run(-1);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_alloc(&p, &request));
+    OK(cudaStreamEndCapture(s, &graph));
+    EXPECT(p == plain); /* whose pages come back to it, as far as there are any */
+    sim_fail("cuMemCreate", 1, 1, 0);
+    EXPECT_EQ(galloc_resize(p, MIB(16), s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).usable, MIB(12));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_resize(p, MIB(16), s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    OK(cudaGraphDestroy(graph));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Allocating is of no use any more; what is freed is free as soon as it is known who used it. */
 TEST(frees_succeed_in_an_invalidated_capture)
 {

@@ -479,6 +479,37 @@ TEST(a_neighbour_of_another_stream_is_taken_in_order)
     }
 }
 
+/* With reuse:followed off a wait serves the growth that it was queued for, and no later one. */
+TEST(no_growth_follows_the_wait_of_another)
+{
+    for (int reuse = WAIT; reuse <= ALL; reuse++) {
+        if (!(reuse & WAIT)) continue;
+        begin_still();
+        galloc_config config = frugal(GIB(1), reuse);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        OK(galloc_pool_reserve(pool, 8 * PAGE));
+        char *p = get(pool, 2 * PAGE, s), *next = get(pool, 4 * PAGE, t), *wall = get(pool, PAGE, s);
+        if (EXPECT(next == p + 2 * PAGE)) {
+            put(t, next, 4 * PAGE, 1);
+            OK(galloc_free(next, t));
+            OK(galloc_resize(p, 3 * PAGE, s));
+            put(s, p, 3 * PAGE, 2);
+            EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 1);
+            OK(galloc_resize(p, 5 * PAGE, s));
+            put(s, p, 5 * PAGE, 3);
+            EXPECT_EQ(sim_calls("cuStreamWaitEvent"), reuse & FOLLOWED ? 1 : 2);
+        }
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* Legacy is never made to wait, and waits would not be noticed by anybody. */
 TEST(the_legacy_stream_does_not_wait_for_a_neighbour)
 {
@@ -674,6 +705,355 @@ TEST(a_block_with_room_shrinks_and_grows_for_nothing)
     OK(galloc_free(p, s));
     pool_end(pool);
     finish();
+}
+
+/* ---- rooms where others were ------------------------------------------------------------------------------------- */
+
+enum { SEQUENCES = 16 };
+
+/* Sequences that grow in turn, page by page, to a length of their own, end, and begin again. */
+typedef struct decoder {
+    galloc_pool *pool;
+    cudaStream_t s;
+    dice d;
+    size_t least, most, step;
+    char *at[SEQUENCES];
+    size_t bytes[SEQUENCES], end[SEQUENCES];
+} decoder;
+
+static void decoder_open(decoder *e, const galloc_config *config, size_t least, size_t most)
+{
+    memset(e, 0, sizeof *e);
+    e->pool = pool_new(config);
+    e->s = stream_new();
+    e->d.state = 5;
+    e->least = least;
+    e->most = most;
+    e->step = PAGE;
+}
+
+static void decoder_step(decoder *e, int i)
+{
+    if (e->at[i] && e->bytes[i] >= e->end[i]) {
+        OK(galloc_free(e->at[i], e->s));
+        e->at[i] = NULL;
+    }
+    if (!e->at[i]) {
+        e->end[i] = e->least + e->step * roll_below(&e->d, (uint32_t)((e->most - e->least) / e->step) + 1);
+        e->bytes[i] = e->step;
+        e->at[i] = get_growable(e->pool, e->step, e->most, e->s);
+    } else {
+        e->bytes[i] += e->step;
+        OK(galloc_resize(e->at[i], e->bytes[i], e->s));
+    }
+    put(e->s, e->at[i], e->bytes[i], (uint64_t)i);
+}
+
+static void decoder_run(decoder *e, int steps)
+{
+    for (int i = 0; i < steps; i++) decoder_step(e, i % SEQUENCES);
+}
+
+static void decoder_close(decoder *e)
+{
+    expect_healthy(e->pool, 1);
+    for (int i = 0; i < SEQUENCES; i++)
+        if (e->at[i]) OK(galloc_free(e->at[i], e->s));
+    expect_healthy(e->pool, 1);
+    pool_end(e->pool);
+    stream_end(e->s);
+    finish();
+}
+
+TEST(sequences_of_one_length_soon_grow_with_no_driver_call)
+{
+    static const size_t steps[] = {KIB(256), PAGE, 3 * PAGE};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        begin();
+        decoder e;
+        decoder_open(&e, NULL, MIB(96), MIB(96));
+        e.step = steps[i];
+        int round = SEQUENCES * (int)(MIB(96) / e.step);
+        decoder_run(&e, 3 * round);
+        long before = memory_calls();
+        decoder_run(&e, 3 * round);
+        EXPECT_EQ(memory_calls(), before);
+        decoder_close(&e);
+    }
+}
+
+/* Each growth is by a page; without old mappings in rooms each of them maps one. */
+TEST(sequences_of_any_length_map_a_page_in_one_of_three_steps)
+{
+    for (int limited = 0; limited < 2; limited++) {
+        begin();
+        decoder e;
+        galloc_config config = config_limit(limited ? SEQUENCES * MIB(128) : SIZE_MAX);
+        decoder_open(&e, &config, MIB(8), MIB(128));
+        decoder_run(&e, 8000);
+        long before = sim_calls("cuMemMap");
+        decoder_run(&e, 8000);
+        EXPECT(sim_calls("cuMemMap") - before < 8000 / 3);
+        galloc_stats stats = stats_of(e.pool);
+        EXPECT((double)stats.reserved.peak <= 1.03 * (double)stats.live.peak);
+        decoder_close(&e);
+    }
+}
+
+/* A freed block of `pages` with room, all of whose work is known to be done. */
+static char *room_leave(galloc_pool *pool, cudaStream_t s, size_t pages, size_t room)
+{
+    char *p = get_growable(pool, pages * PAGE, room * PAGE, s);
+    put(s, p, pages * PAGE, 1);
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    return p;
+}
+
+/* The pages that it needs last are lent first; its place is nobody's. */
+TEST(a_room_lends_its_pages_and_grows_all_the_same)
+{
+    for (int pages = 1; pages < 16; pages++) {
+        begin_still();
+        galloc_config config = frugal(SIZE_MAX, ALL);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        char *p = room_leave(pool, s, 16, 16), *q = get_growable(pool, PAGE, 16 * PAGE, s);
+        EXPECT(q == p);
+        long made = sim_calls("cuMemCreate");
+        char *other = get_used(pool, (size_t)pages * PAGE, s, 2);
+        EXPECT_EQ(sim_calls("cuMemCreate"), made);
+        EXPECT(other >= p + 16 * PAGE || other + pages * PAGE <= p);
+        long calls = memory_calls();
+        OK(galloc_resize(q, (size_t)(16 - pages) * PAGE, s));
+        EXPECT_EQ(memory_calls(), calls);
+        sim_run(-1);
+        OK(galloc_resize(q, 16 * PAGE, s));
+        EXPECT_EQ(sim_calls("cuMemCreate"), made + pages);
+        put(s, q, 16 * PAGE, 3);
+        look(s, other, (size_t)pages * PAGE, 2);
+        expect_healthy(pool, 1);
+        OK(galloc_free(other, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+TEST(the_place_with_most_pages_is_taken_for_a_room)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *few = get_growable(pool, PAGE, 8 * PAGE, s), *many = get_growable(pool, 8 * PAGE, 8 * PAGE, s);
+    void *other = get(pool, PAGE, s);
+    OK(galloc_free(few, s));
+    OK(galloc_free(many, s));
+    sim_run(-1);
+    long calls = memory_calls();
+    void *q = get_growable(pool, PAGE, 8 * PAGE, s);
+    EXPECT(q == many);
+    OK(galloc_resize(q, 8 * PAGE, s));
+    EXPECT_EQ(memory_calls(), calls);
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, s));
+    OK(galloc_free(other, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Pages that lie free right behind the room do not come back into it: they are part of the answer there. */
+TEST(a_block_grows_beyond_its_room_over_its_own_old_pages)
+{
+    begin_still();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    char *p = room_leave(pool, s, 4, 4), *q = get_growable(pool, PAGE, 4 * PAGE, s);
+    EXPECT(q == p);
+    char *other = get_used(pool, 3 * PAGE, s, 2);
+    EXPECT(other == p + 4 * PAGE);
+    OK(galloc_free(other, s));
+    sim_run(-1);
+    OK(galloc_resize(q, 7 * PAGE, s));
+    put(s, q, 7 * PAGE, 3);
+    expect_healthy(pool, 1);
+    look(s, q, 7 * PAGE, 3);
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A room is to be had on every stream with no wait, so that it takes in nothing that other work may still touch. */
+TEST(what_still_runs_is_in_no_room)
+{
+    for (int lent = 0; lent < 2; lent++) {
+        begin_still();
+        galloc_config config = frugal(SIZE_MAX, lent ? ALL : COMPLETED);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        char *p = get_growable(pool, 8 * PAGE, 8 * PAGE, s), *other = NULL;
+        put(s, p, 8 * PAGE, 1);
+        OK(galloc_free(p, s));
+        if (lent) other = get_used(pool, 4 * PAGE, s, 2);
+        char *q = get_growable(pool, PAGE, 8 * PAGE, s);
+        long blocking = sim_blocking_calls(), waits = sim_calls("cuStreamWaitEvent");
+        OK(galloc_resize(q, 8 * PAGE, t));
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        EXPECT_EQ(sim_calls("cuStreamWaitEvent"), waits);
+        put(t, q + PAGE, 7 * PAGE, 3);
+        expect_healthy(pool, 1);
+        if (other) OK(galloc_free(other, s));
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* Who asks for a little at a time does not get a large page for it. */
+TEST(a_room_takes_in_no_page_larger_than_the_step)
+{
+    begin_still();
+    galloc_config config = config_limit(SIZE_MAX);
+    config.growth = MIB(16);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_growable(pool, PAGE, 32 * PAGE, s);
+    OK(galloc_resize(p, 9 * PAGE, s)); /* by one page of 16 MiB */
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    void *q = get_growable(pool, PAGE, 32 * PAGE, s);
+    OK(galloc_resize(q, 2 * PAGE, s));
+    EXPECT(stats_of(pool).allocated.current < 9 * PAGE);
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Trim takes pages out of rooms too, and the blocks grow all the same. */
+TEST(trim_takes_the_pages_of_rooms)
+{
+    begin_still();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    char *p = room_leave(pool, s, 8, 8), *q = get_growable(pool, PAGE, 8 * PAGE, s);
+    EXPECT(q == p);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, PAGE);
+    expect_healthy(pool, 1);
+    OK(galloc_resize(q, 8 * PAGE, s));
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Growth by many pages at once, over pages that come back, old mappings whose pages are in use, and holes, beside
+   blocks that lend and borrow. Nothing is limited, so nothing is refused. */
+TEST(rooms_grow_by_any_steps_beside_other_blocks)
+{
+    static const int paces[] = {SIM_PACE_RANDOM, SIM_PACE_PROMPT, SIM_PACE_STILL};
+    for (int round = 0; round < 12; round++) {
+        sim_options options = sim_defaults();
+        options.pace = paces[round % 3];
+        options.seed = test_seed() + (uint64_t)round;
+        begin_with(options);
+        galloc_config config = frugal(SIZE_MAX, round & 1 ? ALL : COMPLETED);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s[2] = {stream_new(), stream_new()};
+        dice d = {options.seed};
+        char *at[16] = {NULL};
+        size_t pages[16] = {0};
+        for (int step = 0; step < 600; step++) {
+            int i = (int)roll_below(&d, 16), growable = i < 8;
+            cudaStream_t own = s[i % 2];
+            if (at[i] && (!growable || pages[i] == 16 || !roll_below(&d, 8))) {
+                look(own, at[i], pages[i] * PAGE, (uint64_t)i);
+                OK(galloc_free(at[i], own));
+                at[i] = NULL;
+            } else {
+                size_t most = growable ? 16 : 12;
+                pages[i] += 1 + roll_below(&d, (uint32_t)(most - (at[i] ? pages[i] : (pages[i] = 0))));
+                if (at[i]) OK(galloc_resize(at[i], pages[i] * PAGE, own));
+                else at[i] = growable ? get_growable(pool, pages[i] * PAGE, 16 * PAGE, own)
+                                      : get(pool, pages[i] * PAGE, own);
+                put(own, at[i], pages[i] * PAGE, (uint64_t)i);
+            }
+            if (!roll_below(&d, 100)) OK(galloc_pool_trim(pool, roll_below(&d, 64) * (size_t)PAGE, NULL));
+            if (!roll_below(&d, 30)) sim_run(-1);
+            if (!EXPECT_EQ(galloc_pool_check(pool), 0)) break;
+        }
+        for (int i = 0; i < 16; i++)
+            if (at[i]) OK(galloc_free(at[i], s[i % 2]));
+        pool_end(pool);
+        stream_end(s[0]);
+        stream_end(s[1]);
+        finish();
+    }
+}
+
+/* 1 while there was still something to fail. */
+static int room_with_fault(int host, int nth, int on)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    galloc_config config = frugal(GIB(1), ALL);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    char *p = get_growable(pool, 6 * PAGE, 8 * PAGE, s), *q = NULL, *other = NULL;
+    galloc_request request = {0};
+    request.bytes = PAGE;
+    request.max_bytes = 8 * PAGE;
+    request.stream = s;
+    request.pool = pool;
+    put(s, p, 6 * PAGE, 1);
+    if (host) sim_fail_malloc(nth, on);
+    OK(galloc_free(p, s));
+    if (!host) sim_fail(NULL, nth, on, 0);
+    cudaError_t got = galloc_alloc((void **)&q, &request);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    if (!galloc_pool_malloc(pool, (void **)&other, 3 * PAGE, s)) put(s, other, 3 * PAGE, 2);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    cudaError_t grown = q ? galloc_resize(q, 3 * PAGE, s) : got;
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    if (!grown) put(s, q, 3 * PAGE, 3);
+    if (!grown && !galloc_resize(q, 8 * PAGE, s)) put(s, q, 8 * PAGE, 4);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    int fired = (host ? sim_failed_mallocs() : sim_failed()) > 0;
+    sim_fail_clear();
+    sim_fail_malloc(0, 0);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    if (q) OK(galloc_resize(q, 8 * PAGE, s));
+    if (q) put(s, q, 8 * PAGE, 5);
+    expect_healthy(pool, 1);
+    if (other) OK(galloc_free(other, s));
+    if (q) OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+    return fired;
+}
+
+TEST(calls_of_rooms_where_others_were_fail)
+{
+    for (int way = 0; way < 4; way++) {
+        long before = test_failures;
+        int nth = 1;
+        while (room_with_fault(way / 2, nth, way % 2) && test_failures == before) nth++;
+        if (test_failures > before) printf("    call %d, way %d\n", nth, way);
+        EXPECT(nth > 3);
+    }
 }
 
 /* ---- contents ---------------------------------------------------------------------------------------------------- */

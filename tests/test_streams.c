@@ -913,6 +913,48 @@ TEST(dead_streams_are_not_touched)
     }
 }
 
+/* A stream that holds nothing may still have used what it has given on unused. */
+TEST(a_stream_whose_block_went_out_again_is_not_forgotten)
+{
+    enum { MANY = 80 };
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t many[MANY], a = stream_new(), s = stream_new(), n = stream_new();
+    void *held[MANY];
+    for (int i = 0; i < MANY; i++) held[i] = get(pool, 1000, many[i] = stream_new());
+    void *first = get(pool, KIB(16), n), *hold = get(pool, MIB(4), s);
+    char *p = get(pool, KIB(16), a);
+    OK(cudaStreamSynchronize(a));
+    put(s, p, KIB(16), 1);
+    OK(galloc_free(p, s));
+    char *again = get(pool, KIB(16), s);
+    EXPECT(again == p);
+    OK(galloc_free(hold, a));
+    OK(galloc_pool_reserve(pool, MIB(64))); /* a miss, at which streams are forgotten */
+    OK(galloc_free(again, n));              /* not used since: any stream may free it */
+    for (int i = 0; i < 300; i++) {
+        char *r = get(pool, KIB(16), n);
+        if (r < p + KIB(16) && r + KIB(16) > p) put(n, r, KIB(16), 2);
+    }
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    sim_run(-1);
+    expect_healthy(pool, 1);
+    OK(galloc_free(first, n));
+    for (int i = 0; i < MANY; i++) OK(galloc_free(held[i], many[i]));
+    for (gai_segment *segment = pool->segments; segment; segment = segment->next)
+        for (gai_block *block = segment->first; block;) {
+            void *ptr = gai_load_pointer(&block->held) ? (void *)block->addr : NULL;
+            if (ptr) OK(galloc_free(ptr, n));
+            block = ptr ? segment->first : block->next;
+        }
+    pool_end(pool);
+    for (int i = 0; i < MANY; i++) stream_end(many[i]);
+    stream_end(a);
+    stream_end(s);
+    stream_end(n);
+    finish();
+}
+
 /* What galloc remembers of streams that nobody retired does not grow for ever. */
 TEST(forgotten_streams_do_not_pile_up)
 {

@@ -1,0 +1,175 @@
+/* test_reserved.c - host memory is made sure of before anything changes. Each chunk holds one descriptor or two, and
+   before each call all that nobody was promised is taken away: a step that takes more than it has made sure of finds an
+   empty slab. GALLOC_SEED chooses the numbers, GALLOC_ROUNDS how many programs there are. */
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define GAI_CHUNK_BYTES (sizeof(void *) + GAI_CACHE_LINE + slab->size) /* where the slab is at hand by that name */
+#define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
+#include "setup.h"
+
+enum { STREAMS = 12, BLOCKS = 96, PAGE = 2 << 20, STEPS = 1500 };
+
+static void drain_slab(gai_slab *slab)
+{
+    while (slab->available > slab->promised + GAI_SLAB_KEPT) (void)gai_slab_take(slab); /* they stay in their chunks */
+}
+
+static void drain(galloc_pool *pool)
+{
+    drain_slab(&pool->blocks);
+    drain_slab(&pool->marks);
+    drain_slab(&pool->pages);
+    drain_slab(&pool->mappings);
+    drain_slab(&pool->events);
+    drain_slab(&pool->waits);
+    drain_slab(&pool->spots);
+}
+
+typedef struct party {
+    galloc_pool *pool;
+    cudaStream_t s[STREAMS];
+    dice d;
+    size_t unit; /* sizes are up to 16 of these */
+    char *at[BLOCKS];
+    size_t bytes[BLOCKS], room[BLOCKS];
+    int home[BLOCKS];
+} party;
+
+static void take_one(party *p, int i)
+{
+    galloc_request request = {0};
+    request.bytes = p->bytes[i] = p->unit * (1 + roll_below(&p->d, 16));
+    request.pool = p->pool;
+    request.stream = p->s[p->home[i]];
+    if (!roll_below(&p->d, 6)) request.max_bytes = p->room[i] = 16 * PAGE;
+    else p->room[i] = 0;
+    if (!roll_below(&p->d, 10)) request.alignment = KIB(64);
+    if (request.max_bytes && request.bytes > request.max_bytes) request.bytes = p->bytes[i] = request.max_bytes;
+    drain(p->pool);
+    cudaError_t err = galloc_alloc((void **)&p->at[i], &request);
+    if (err != cudaErrorMemoryAllocation) OK(err);
+    if (!err) put(request.stream, p->at[i], p->bytes[i], (uint64_t)i);
+}
+
+static void change_one(party *p, int i)
+{
+    size_t bytes = p->unit * (1 + roll_below(&p->d, 16));
+    if (p->room[i] && bytes > p->room[i]) bytes = p->room[i];
+    drain(p->pool);
+    cudaError_t err = galloc_resize(p->at[i], bytes, p->s[p->home[i]]);
+    if (err != cudaErrorNotSupported && err != cudaErrorMemoryAllocation) OK(err);
+    if (err) return;
+    p->bytes[i] = bytes;
+    put(p->s[p->home[i]], p->at[i], bytes, (uint64_t)i);
+}
+
+static void free_one(party *p, int i)
+{
+    cudaStream_t after[STREAMS];
+    int n = roll_below(&p->d, 3) ? 1 : STREAMS; /* each mark is of all bytes, so that every cut doubles it */
+    after[0] = p->s[p->home[i]];
+    for (int k = 1; k < n; k++) after[k] = p->s[roll_below(&p->d, STREAMS)];
+    if (!roll_below(&p->d, 8)) {
+        drain(p->pool);
+        OK(galloc_record_stream(p->at[i], p->s[roll_below(&p->d, STREAMS)]));
+    }
+    drain(p->pool);
+    if (n == 1) OK(galloc_free(p->at[i], after[0]));
+    else OK(galloc_free_after(p->at[i], after, n));
+    p->at[i] = NULL;
+}
+
+static void party_step(party *p)
+{
+    int i = (int)roll_below(&p->d, BLOCKS), what = (int)roll_below(&p->d, 16);
+    if (p->at[i] && what < 3) {
+        change_one(p, i);
+    } else if (p->at[i]) {
+        free_one(p, i);
+    } else {
+        p->home[i] = (int)roll_below(&p->d, STREAMS);
+        take_one(p, i);
+    }
+    if (!roll_below(&p->d, 60)) sim_run(-1);
+    if (!roll_below(&p->d, 200)) {
+        drain(p->pool);
+        OK(galloc_pool_trim(p->pool, MIB(roll_below(&p->d, 64)), NULL));
+    }
+}
+
+static void have_party(uint64_t seed, size_t unit, double overhead, int strategy)
+{
+    sim_options options = sim_defaults();
+    options.seed = seed;
+    options.pace = seed % 2 ? SIM_PACE_RANDOM : SIM_PACE_STILL;
+    begin_with(options);
+    party p;
+    galloc_config config = galloc_config_default();
+    memset(&p, 0, sizeof p);
+    config.overhead = overhead;
+    config.memory_limit = gai_up(unit * 16 * BLOCKS / 6, PAGE); /* so that streams wait for each other */
+    config.strategy = strategy;
+    p.pool = pool_new(&config);
+    p.d.state = seed;
+    p.unit = unit;
+    for (int i = 0; i < STREAMS; i++) p.s[i] = stream_new();
+    for (int step = 0; step < STEPS; step++) party_step(&p);
+    EXPECT_EQ(galloc_pool_check(p.pool), 0);
+    for (int i = 0; i < BLOCKS; i++)
+        if (p.at[i]) free_one(&p, i);
+    drain(p.pool);
+    pool_end(p.pool);
+    for (int i = 0; i < STREAMS; i++) stream_end(p.s[i]);
+    finish();
+}
+
+static int rounds(void)
+{
+    const char *text = getenv("GALLOC_ROUNDS");
+    return text ? atoi(text) : 4;
+}
+
+TEST(every_step_makes_sure_of_what_it_takes)
+{
+    static const size_t units[] = {512, KIB(40), KIB(700), PAGE};
+    for (int round = 0; round < rounds(); round++) {
+        for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+            uint64_t seed = test_seed() + (uint64_t)round;
+            have_party(seed, units[i], 0, GALLOC_STRATEGY_CACHING);
+            have_party(seed, units[i], 0.2, GALLOC_STRATEGY_CACHING);
+            have_party(seed, units[i], 0.02, GALLOC_STRATEGY_POOLED);
+        }
+    }
+}
+
+/* Host memory that is lacking is missed before the driver is asked for anything, not when the answer is cut. */
+TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
+{
+    static const size_t sizes[] = {1000, KIB(40), KIB(700), MIB(3), MIB(31), MIB(32), MIB(70), GIB(1), GIB(1) + 512};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int nth = 1, fired = 1; fired && nth < 100; nth++) {
+            begin_still();
+            galloc_pool *pool = pool_new(NULL);
+            cudaStream_t s = stream_new();
+            void *first = get(pool, PAGE, s), *p;
+            drain(pool);
+            long created = sim_calls("cuMemCreate");
+            sim_fail_malloc(nth, 1);
+            cudaError_t err = galloc_pool_malloc(pool, &p, sizes[i], s);
+            fired = sim_failed_mallocs() > 0;
+            sim_fail_malloc(0, 0);
+            if (err && !EXPECT_EQ(sim_calls("cuMemCreate"), created))
+                printf("    %zu bytes, malloc %d\n", sizes[i], nth);
+            else OK(galloc_free(p, s));
+            EXPECT_EQ(fired, err != cudaSuccess);
+            OK(galloc_free(first, s));
+            pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
+TEST_MAIN()
