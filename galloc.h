@@ -74,6 +74,11 @@
      A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
      Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
      one is current, and is refused as CUDA refuses it.
+     Streams of any context may be used, also of one beside the primary one of its device (cuCtxCreate). galloc knows
+     such a context from the first allocation on one of its streams on. Before that nothing may be freed there, unless
+     all streams are retired: by a handle that came back in a context that is not known, a free is not seen to be that
+     of another stream, and the memory is not waited for there. While a context is destroyed or a device reset, no
+     other thread is in a call of galloc that may touch it.
      Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
 
    ON MEMORY
@@ -259,7 +264,10 @@
      Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
      has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after
      which the context is lost (an illegal address, say) makes its pools refuse until cudaDeviceReset. After a reset
-     pages live on, cudaMalloc segments do not; galloc follows by itself. Once the driver has shut down, frees succeed
+     pages live on, cudaMalloc segments do not; galloc follows by itself, also where only streams of other contexts use
+     the pool. What was used in such segments may be freed, or not: once the driver gives its addresses out again, to
+     whatever pool, they are the new block's, and the old one counts as freed. Nothing is asked of a context that does
+     not tell its id: calls that depend on it return the driver's error. Once the driver has shut down, frees succeed
      and do nothing.
 
    SECTIONS (search for the tag)
@@ -1369,11 +1377,12 @@ static GAI_INLINE void gai_latch_off(uint64_t *in) { gai_store(in, 0); }
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
    nodes of the address maps; budget: what the pools of each device hold together; log: where lines go and which were
-   seen; each of these three taken after any other. */
+   seen; context: the contexts that are known; each of these four taken after any other. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
 static gai_lock gai_log_lock = GAI_LOCK_STATIC;
+static gai_lock gai_context_lock = GAI_LOCK_STATIC;
 
 /* What threads remember of pools is worth nothing once a pool has ended, or has changed what it goes by: then this goes
    on. 0: there is nothing to
@@ -1685,13 +1694,77 @@ static int gai_is_sticky(CUresult result)
 
 static int gai_is_driver_gone(CUresult result) { return result == CUDA_ERROR_DEINITIALIZED; }
 
-/* Has the context with this id come to an end? An odd error proves nothing. */
-static int gai_context_is_dead(CUcontext context, unsigned long long context_id)
+enum gai_health { GAI_ALIVE, GAI_DEAD, GAI_UNKNOWN };
+
+/* Does the context with this id exist? An odd error proves neither: then nothing that was in it may be taken for
+   complete, and nothing in it may be asked, since a call on an event or stream that is gone crashes. */
+static CUresult gai_context_look(CUcontext context, unsigned long long context_id, enum gai_health *health)
 {
     unsigned long long id = 0;
     CUresult result = gai_cu.CtxGetId(context, &id);
-    if (!result) return id != context_id;
-    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!result) *health = id == context_id ? GAI_ALIVE : GAI_DEAD;
+    else if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) *health = GAI_DEAD;
+    else *health = GAI_UNKNOWN;
+    return result;
+}
+
+static enum gai_health gai_context_health(CUcontext context, unsigned long long context_id)
+{
+    enum gai_health health;
+    (void)gai_context_look(context, context_id, &health);
+    return health;
+}
+
+/* The contexts that streams of galloc's calls have been in, beside the primary ones of their pools. CUDA has no list of
+   a process's contexts, and work that nobody can name may be in any of them. Entries stay, and are used again when
+   their context has ended. Guarded by a lock of their own. */
+typedef struct gai_known_context {
+    struct gai_known_context *next;
+    CUcontext context;
+    unsigned long long id;
+} gai_known_context;
+
+static gai_known_context *gai_known_contexts;
+
+/* 0: no host memory. */
+static int gai_context_know(CUcontext context, unsigned long long id)
+{
+    gai_known_context *known, *unused = NULL;
+    gai_lock_on(&gai_context_lock);
+    for (known = gai_known_contexts; known && (known->context != context || known->id != id); known = known->next)
+        if (gai_context_health(known->context, known->id) == GAI_DEAD) unused = known;
+    if (!known && !unused) {
+        unused = (gai_known_context *)GALLOC_MALLOC(sizeof *unused);
+        if (unused) unused->next = gai_known_contexts;
+        if (unused) gai_known_contexts = unused;
+    }
+    if (!known && unused) {
+        unused->context = context;
+        unused->id = id;
+    }
+    gai_lock_off(&gai_context_lock);
+    return known || unused;
+}
+
+/* The n-th of them. 0: there are no more. */
+static int gai_context_known(size_t n, CUcontext *context, unsigned long long *id)
+{
+    const gai_known_context *known;
+    gai_lock_on(&gai_context_lock);
+    for (known = gai_known_contexts; known && n; n--) known = known->next;
+    if (known) *context = known->context;
+    if (known) *id = known->id;
+    gai_lock_off(&gai_context_lock);
+    return known != NULL;
+}
+
+static void gai_contexts_forget(void)
+{
+    while (gai_known_contexts) {
+        gai_known_context *known = gai_known_contexts;
+        gai_known_contexts = known->next;
+        GALLOC_FREE(known);
+    }
 }
 
 /* Where a call stands. Streams are told apart by their ids, which CUDA never gives twice, since handles come back
@@ -2085,7 +2158,8 @@ typedef struct gai_shelf {
      - who empties the front for others' sake leaves what is fresh where it is;
      - a free that finds no room here asks for the id: what a stream that dies unannounced leaves behind is no more
        than GAI_MARK_BYTES, and than GAI_FRESH_BLOCKS;
-     - once all devices have been waited for, what was fresh before is nobody's any more (`strays` while they are);
+     - once all contexts that are known have been waited for, what was fresh before is nobody's any more (`strays`
+       while they are);
      - a retired lane is shut.
    Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
 
@@ -2162,7 +2236,8 @@ struct gai_lane {
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
     int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
     int due;             /* record an event as soon as the lock is let go: record_stream's rule */
-    int retired;         /* its stream is, or is about to be, destroyed */
+    short retired;       /* its stream is, or is about to be, destroyed */
+    short silent;        /* its context did not say whether it exists: nothing in it is asked */
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
@@ -2345,6 +2420,7 @@ struct galloc_pool {
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has done so here */
     int collects; /* pages note their use, for gc_threshold or gc_age */
     int unfronted;    /* no lane's front may be used: stats_exact, torch */
+    int mortal;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
     int pooled;       /* strategy:pooled: small requests have cells */
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
@@ -2361,6 +2437,8 @@ struct galloc_pool {
     size_t taken;        /* from the budget, and guarded by its lock; so is */
     int visitors;        /* threads of other pools that look for what is idle here */
     void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
+    CUcontext fence_context; /* where that was allocated */
+    unsigned long long fence_context_id;
     uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
     size_t live_peak;    /* of live bytes, since the pool exists */
@@ -3222,10 +3300,10 @@ static uint64_t gai_lane_waited(const gai_lane *lane, const gai_lane *on)
     return wait ? wait->epoch : 0;
 }
 
-/* The recorded event that stands for the mark, or NULL while there is none. */
+/* The recorded event that stands for the mark, or NULL while there is none that may be asked. */
 static gai_event *gai_mark_event(const gai_mark *mark)
 {
-    gai_event *event = mark->lane->recorded;
+    gai_event *event = mark->lane->silent ? NULL : mark->lane->recorded;
     while (event && event->epoch < mark->epoch) event = event->next;
     return event;
 }
@@ -3742,6 +3820,20 @@ static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
     galloc_pool *next;
     gai_lock_on(&gai_budget_lock);
     next = pool ? pool->next_sharing : budget->pools;
+    if (pool) pool->visitors--;
+    if (next) next->visitors++;
+    gai_lock_off(&gai_budget_lock);
+    return next;
+}
+
+/* The same for the pools of all devices. */
+static galloc_pool *gai_pool_visit(galloc_pool *pool)
+{
+    gai_budget *budget = pool ? pool->budget + 1 : gai_budgets;
+    galloc_pool *next;
+    gai_lock_on(&gai_budget_lock);
+    next = pool ? pool->next_sharing : NULL;
+    for (; !next && budget < gai_budgets + GAI_DEVICES; budget++) next = budget->pools;
     if (pool) pool->visitors--;
     if (next) next->visitors++;
     gai_lock_off(&gai_budget_lock);
@@ -5205,6 +5297,8 @@ static void gai_pool_lose_context(galloc_pool *pool)
     if (!pool->lost) return;
     gai_pool_shut_fronts(pool);
     gai_pool_flush(pool);
+    (void)gai_pool_gather_strays(pool); /* no work can use what is gone: nobody need vouch for it */
+    gai_pool_file_strays(pool);
 }
 
 static uint64_t gai_lives; /* of all pools */
@@ -5231,7 +5325,7 @@ static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
     gai_front_set(pool, lane);
 }
 
-/* Work that nobody can name is done when all devices have been waited for. */
+/* Work that nobody can name is done when all contexts that are known have been waited for. */
 static gai_lane *gai_pool_outside(galloc_pool *pool)
 {
     if (!pool->outside.life) {
@@ -5344,10 +5438,12 @@ static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
     gai_lane *lane;
     unsigned int flags;
     CUresult result;
+    int known = 1;
     gai_lock_off(&pool->lock);
     result = gai_site_introduce(site, &flags);
+    if (!result && site->context != pool->context) known = gai_context_know(site->context, site->context_id);
     gai_lock_on(&pool->lock);
-    if (result) return NULL;
+    if (result || !known) return NULL;
     lane = gai_lane_find(pool, site);
     return lane ? lane : gai_lane_new(pool, site, flags);
 }
@@ -5401,6 +5497,8 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     gai_lane *lane;
     gai_lock_off(&pool->lock);
     site->refused = gai_site_context(site);
+    if (!site->refused && site->context != pool->context && !gai_context_know(site->context, site->context_id))
+        site->refused = GAI_NO_HOST_MEMORY;
     if (!capture && !site->refused) gai_pool_note_capture(pool, site);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
@@ -5879,10 +5977,13 @@ static void gai_lane_complete(gai_lane *lane, uint64_t epoch)
 }
 
 /* After cudaDeviceReset a context's address lives on under another id: what was queued in it is gone, and touching
-   one of its events would crash. Only a clear answer counts: an odd error proves nothing complete. */
-static int gai_lane_is_dead(const gai_lane *lane) { return gai_context_is_dead(lane->context, lane->context_id); }
+   one of its events would crash. */
+static enum gai_health gai_lane_health(const gai_lane *lane)
+{
+    return gai_context_health(lane->context, lane->context_id);
+}
 
-/* Gives up the lane's events: destroyed, or in a dead context dropped unasked. Called without the lock. */
+/* Gives up the lane's events: destroyed, or where the context may be dead dropped unasked. Called without the lock. */
 static void gai_lane_drop_events(galloc_pool *pool, gai_lane *lane, int destroy)
 {
     gai_event *list, *event;
@@ -5915,18 +6016,22 @@ static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
 }
 
 /* Before anything touches an event: what was queued in contexts that have ended is complete, and their events are
-   gone. Called with `growth` held. */
+   gone. Those of a context that does not answer are left alone until it does. Called with `growth` held. */
 static void gai_pool_bury(galloc_pool *pool)
 {
     gai_lane *lane, *last = NULL;
-    int dead = 0;
+    enum gai_health health = GAI_ALIVE;
     gai_lock_on(&pool->lock);
     lane = pool->lanes;
     gai_lock_off(&pool->lock);
     for (; lane; last = lane, lane = lane->next) {
         if (!last || last->context != lane->context || last->context_id != lane->context_id)
-            dead = gai_lane_is_dead(lane);
-        if (dead && !gai_lane_is_outside(lane)) gai_lane_died(pool, lane);
+            health = gai_lane_health(lane);
+        if (gai_lane_is_outside(lane)) continue;
+        if (health == GAI_DEAD) gai_lane_died(pool, lane);
+        gai_lock_on(&pool->lock);
+        lane->silent = health == GAI_UNKNOWN;
+        gai_lock_off(&pool->lock);
     }
 }
 
@@ -5936,7 +6041,7 @@ static gai_event *gai_lane_next_to_ask(const gai_lane *lane, const gai_event *op
 {
     gai_event *event = lane->recorded, *middle = lane->recorded;
     size_t n = 0;
-    if (event == open) return NULL;
+    if (event == open || lane->silent) return NULL;
     for (; event->next != open; event = event->next)
         if (++n % 2 == 0) middle = middle->next;
     return open ? middle : event;
@@ -6034,6 +6139,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     for (lane = pool->lanes; lane; lane = next) {
         next = lane->next;
         if (!gai_lane_is_idle(lane) || (!lane->retired && pool->streams <= GAI_LANES_KEPT)) continue;
+        if (lane->silent) continue; /* its events could not be destroyed */
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 0);
         if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
@@ -6047,7 +6153,7 @@ static void gai_pool_sweep_lanes(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     for (; gone; gone = next) {
         next = gone->next;
-        gai_lane_drop_events(pool, gone, !gai_lane_is_dead(gone));
+        gai_lane_drop_events(pool, gone, gai_lane_health(gone) != GAI_DEAD);
         gai_lock_on(&pool->lock);
         gone->next = pool->unused_lanes;
         pool->unused_lanes = gone;
@@ -6104,6 +6210,20 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
 
 static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
 
+/* A used block of a home's is not used any more. */
+GAI_APART
+static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->home->small;
+    gai_torch_subtract(&stats->allocation, small, 1);
+    gai_torch_subtract(&stats->active, small, 1);
+    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
+    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
+}
+
 /* A segment is made for the streams of a home. Lock held. */
 static void gai_segment_enter_home(galloc_pool *pool, gai_segment *segment, gai_home *home)
 {
@@ -6145,6 +6265,91 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     GALLOC_FREE(segment);
 }
 
+/* Lets the mapping be found by its addresses, or no longer. */
+static void gai_mapping_show(gai_mapping *mapping, int show)
+{
+    const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
+    uintptr_t at, end = mapping->addr + mapping->bytes;
+    void **slot = NULL;
+    if (mapping->segment->given) return;
+    for (at = mapping->addr; at < end; at += page) {
+        slot = slot && gai_map_digit(2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
+        if (show) gai_store_pointer(slot, mapping);
+        else if (slot && gai_load_pointer(slot) == mapping) gai_store_pointer(slot, NULL);
+    }
+}
+
+/* The segment's addresses lead nowhere any more. */
+static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
+{
+    gai_block *block;
+    uintptr_t at;
+    for (block = segment->first; block; block = block->next) {
+        gai_marks_end(pool, &block->marks);
+        gai_block_hide(block);
+        for (at = block->addr; !segment->fixed && gai_block_has_pages(block) && at < block->addr + block->bytes;) {
+            gai_mapping *mapping = gai_page_at(at);
+            if (!mapping || mapping->segment != segment) break;
+            at = mapping->addr + mapping->bytes;
+            gai_mapping_show(mapping, 0);
+        }
+    }
+    if (segment->whole) gai_mapping_show(segment->whole, 0);
+}
+
+/* A block of lost memory is the program's until it is freed, or until its address is given out again. With the lock
+   held. */
+static void gai_block_forsake(galloc_pool *pool, gai_block *block)
+{
+    if (block->kind != GAI_USED || !gai_block_seize(block, (void *)block->addr)) return;
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    if (pool->torch) gai_torch_count_unused(pool, block);
+    gai_marks_end(pool, &block->takers);
+    gai_block_untake(pool, block);
+    gai_block_give(pool, block);
+}
+
+/* What the pool had at these addresses, and has not given back, is gone: the driver gives them to somebody else. */
+static void gai_pool_leave_range(galloc_pool *pool, uintptr_t addr, size_t bytes)
+{
+    gai_segment *segment;
+    gai_block *block;
+    gai_lock_on(&pool->lock);
+    for (segment = pool->segments; segment; segment = segment->next) {
+        if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
+        if (!segment->whole->page->current) continue; /* on its way out */
+        if (!segment->lost) gai_pool_lose_context(pool);
+        for (block = segment->first; block; block = block->next) gai_block_forsake(pool, block);
+        gai_segment_hide(pool, segment);
+    }
+    gai_lock_off(&pool->lock);
+}
+
+/* Has the pool lost memory, for all that is known? */
+static int gai_pool_may_have_lost(galloc_pool *pool)
+{
+    CUcontext context;
+    unsigned long long id;
+    int lost;
+    gai_lock_on(&pool->lock);
+    context = pool->context;
+    id = pool->context_id;
+    lost = pool->lost;
+    gai_lock_off(&pool->lock);
+    return lost || gai_context_health(context, id) != GAI_ALIVE;
+}
+
+/* The driver has given these addresses out. After a reset they may still be noted as those of memory that is gone, in
+   this pool or in one that has made no call since. With no pool's lock held. */
+static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
+{
+    galloc_pool *pool = NULL;
+    while ((pool = gai_pool_visit(pool)) != NULL)
+        if (pool->mortal && gai_pool_may_have_lost(pool)) gai_pool_leave_range(pool, addr, bytes);
+}
+
 /* Reserves addresses: twice the device's memory at once if it can be had, since address space is plentiful and one
    range serves blocks of all sizes and streams. */
 static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
@@ -6159,6 +6364,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
         if (!result || bytes == at_least || gai_is_sticky(result)) break;
         bytes = gai_up(gai_max(bytes / 2, at_least), pool->granularity);
     }
+    if (!result) gai_addresses_are_new((uintptr_t)addr, bytes);
     gai_lock_on(&pool->lock);
     if (result) {
         gai_segment_end(pool, segment);
@@ -6179,20 +6385,6 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     for (at = gai_down(addr, node); at < addr + bytes; at += node)
         if (!gai_map_need(&gai_page_map, at)) return 0;
     return 1;
-}
-
-/* Lets the mapping be found by its addresses, or no longer. */
-static void gai_mapping_show(gai_mapping *mapping, int show)
-{
-    const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
-    uintptr_t at, end = mapping->addr + mapping->bytes;
-    void **slot = NULL;
-    if (mapping->segment->given) return;
-    for (at = mapping->addr; at < end; at += page) {
-        slot = slot && gai_map_digit(2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
-        if (show) gai_store_pointer(slot, mapping);
-        else if (slot && gai_load_pointer(slot) == mapping) gai_store_pointer(slot, NULL);
-    }
 }
 
 /* A page appears at an address; if it has no memory yet it gets it. */
@@ -6730,6 +6922,7 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     CUresult result = gai_driver_alloc(pool, &addr, segment->given ? segment->given : bytes, site);
     if (result) return result;
     segment->whole->addr = (uintptr_t)addr;
+    gai_addresses_are_new((uintptr_t)addr, segment->given ? segment->given : bytes);
     if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
@@ -7381,24 +7574,6 @@ static int gai_segment_is_used(const gai_segment *segment)
     return block != NULL;
 }
 
-/* The segment's addresses lead nowhere any more. */
-static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
-{
-    gai_block *block;
-    uintptr_t at;
-    for (block = segment->first; block; block = block->next) {
-        gai_marks_end(pool, &block->marks);
-        gai_block_hide(block);
-        for (at = block->addr; gai_block_has_pages(block) && at < block->addr + block->bytes;) {
-            gai_mapping *mapping = gai_page_at(at);
-            if (!mapping || mapping->segment != segment) break;
-            at = mapping->addr + mapping->bytes;
-            gai_mapping_show(mapping, 0);
-        }
-    }
-    if (segment->whole) gai_mapping_show(segment->whole, 0);
-}
-
 static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
@@ -7558,20 +7733,6 @@ static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
     gai_torch_add(&stats->active_bytes, small, block->bytes, 1);
     gai_torch_add(&stats->requested_bytes, small, (size_t)block->requested, 1);
     if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
-}
-
-/* It is not any more. */
-GAI_APART
-static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->home->small;
-    gai_torch_subtract(&stats->allocation, small, 1);
-    gai_torch_subtract(&stats->active, small, 1);
-    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
 }
 
 static void gai_torch_count_wait(galloc_pool *pool)
@@ -7762,8 +7923,10 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
 {
     CUcontext context = NULL;
     unsigned long long id = 0;
-    CUresult result;
-    if (!gai_context_is_dead(pool->context, pool->context_id)) return cudaSuccess;
+    enum gai_health health;
+    CUresult result = gai_context_look(pool->context, pool->context_id, &health);
+    if (health == GAI_ALIVE) return cudaSuccess;
+    if (health == GAI_UNKNOWN) return gai_driver_failed(result, "cuCtxGetId");
     result = gai_cu.DevicePrimaryCtxRetain(&context, pool->config.device);
     if (result) return gai_driver_failed(result, "cuDevicePrimaryCtxRetain");
     result = gai_cu.CtxGetId(context, &id);
@@ -7797,6 +7960,7 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
     gai_pool_flush(pool);
     gai_stat_peaks(pool);
     gai_lock_off(&pool->lock);
+    gai_pool_sweep_lost(pool);
     gai_pool_bury(pool);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
@@ -9784,7 +9948,7 @@ static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
     gai_lane *lane, *best = NULL;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next) {
-        if (!lane->recorded || !lane->uses) continue;
+        if (!lane->recorded || !lane->uses || lane->silent) continue;
         if (best && best->free.bytes > lane->free.bytes) continue;
         if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
         best = lane;
@@ -9844,12 +10008,17 @@ static int gai_step_wait_host(gai_job *job)
     return 0;
 }
 
-/* Gives back what the driver would not take the last time. What it does not know went with its context. */
+/* Gives back what the driver would not take the last time. What it does not know went with its context; where that has
+   ended it is not asked, as the address may be the program's by now. */
 static CUresult gai_fence_drop(galloc_pool *pool)
 {
-    CUresult result = CUDA_SUCCESS;
-    if (pool->fence) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (result && result != CUDA_ERROR_INVALID_VALUE) return result;
+    enum gai_health health;
+    CUresult result;
+    if (!pool->fence) return CUDA_SUCCESS;
+    result = gai_context_look(pool->fence_context, pool->fence_context_id, &health);
+    if (health == GAI_UNKNOWN) return result;
+    if (health == GAI_ALIVE) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
+    if (health == GAI_ALIVE && result && result != CUDA_ERROR_INVALID_VALUE) return result;
     pool->fence = NULL;
     return CUDA_SUCCESS;
 }
@@ -9862,6 +10031,8 @@ static CUresult gai_device_wait(galloc_pool *pool)
 {
     void *fence = NULL;
     CUresult result = gai_fence_drop(pool);
+    if (!result) result = gai_cu.CtxGetCurrent(&pool->fence_context);
+    if (!result) result = gai_cu.CtxGetId(pool->fence_context, &pool->fence_context_id);
     if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
     if (result) return result;
     result = GAI_CALL(pool, host_free, MemFreeHost, (fence));
@@ -9881,7 +10052,10 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
 {
     gai_scope scope;
     gai_lane *lane;
-    CUresult result = gai_scope_enter(&scope, context);
+    enum gai_health health;
+    CUresult result = gai_context_look(context, context_id, &health);
+    if (health == GAI_DEAD) return CUDA_SUCCESS;
+    if (!result) result = gai_scope_enter(&scope, context);
     if (result) return result;
     gai_lock_on(&pool->lock);
     for (lane = pool->lanes; lane; lane = lane->next)
@@ -9907,32 +10081,59 @@ static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
     return incomplete && gai_lane_is_plain(lane);
 }
 
-/* Waits for all work of a device that has a primary context in use. */
-static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device)
+static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
 {
-    CUcontext context = NULL;
     gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, context);
+    if (result) return result;
+    result = gai_device_wait(pool);
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* Waits for all work of a device's primary context, if that is in use; *context says which it is. */
+static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *context)
+{
     unsigned int flags = 0;
     int active = 0;
     CUresult result = gai_cu.DevicePrimaryCtxGetState(device, &flags, &active);
+    *context = NULL;
     if (result || !active) return result;
-    result = gai_cu.DevicePrimaryCtxRetain(&context, device);
+    result = gai_cu.DevicePrimaryCtxRetain(context, device);
     if (result) return result;
-    result = gai_scope_enter(&scope, context);
-    if (!result) {
-        result = gai_device_wait(pool);
-        gai_scope_leave(&scope);
-    }
+    result = gai_device_wait_in(pool, *context);
     (void)gai_cu.DevicePrimaryCtxRelease(device);
     return result;
 }
 
-/* For what was freed on streams that nobody vouches for or can name: they may have been any device's. */
+/* The same for all other contexts that are known. */
+static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *primary, int devices)
+{
+    CUcontext context;
+    unsigned long long id;
+    enum gai_health health;
+    CUresult result = CUDA_SUCCESS;
+    size_t n;
+    int device;
+    for (n = 0; !result && gai_context_known(n, &context, &id); n++) {
+        for (device = 0; device < devices && primary[device] != context; device++) continue;
+        if (device < devices) continue;
+        result = gai_context_look(context, id, &health);
+        if (health == GAI_ALIVE) result = gai_device_wait_in(pool, context);
+        else if (health == GAI_DEAD) result = CUDA_SUCCESS;
+    }
+    return result;
+}
+
+/* For what was freed on streams that nobody vouches for or can name: they may have been of any context. */
 static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
 {
+    CUcontext primary[GAI_DEVICES];
     int devices = 0, device;
     CUresult result = gai_cu.DeviceGetCount(&devices);
-    for (device = 0; device < devices && !result; device++) result = gai_primary_wait(pool, device);
+    devices = (int)gai_min((size_t)devices, GAI_DEVICES);
+    for (device = 0; device < devices && !result; device++) result = gai_primary_wait(pool, device, &primary[device]);
+    if (!result) result = gai_known_contexts_wait(pool, primary, devices);
     if (result) return result;
     gai_lock_on(&pool->lock);
     gai_pool_file_strays(pool);
@@ -9947,6 +10148,33 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
+/* Waits for what is queued in a context that captured lanes of the pool have, if that is another than `last`. */
+static CUresult gai_capture_wait(galloc_pool *pool, const gai_lane *lane, const gai_lane *last)
+{
+    enum gai_health health;
+    CUresult result;
+    if (last && last->context == lane->context) return CUDA_SUCCESS;
+    result = gai_context_look(lane->context, lane->context_id, &health);
+    if (health == GAI_DEAD) return CUDA_SUCCESS;
+    return result ? result : gai_device_wait_in(pool, lane->context);
+}
+
+/* The same for all of them, and the pool's own. With `growth` held: lanes stay. */
+static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
+{
+    gai_lane *lane, *last = NULL;
+    CUresult result = gai_device_wait(pool);
+    gai_lock_on(&pool->lock);
+    lane = pool->lanes;
+    gai_lock_off(&pool->lock);
+    for (; lane && !result; lane = lane->next) {
+        if (!lane->capture_id || gai_lane_is_outside(lane) || lane->context == pool->context) continue;
+        result = gai_capture_wait(pool, lane, last);
+        last = lane;
+    }
+    return result;
+}
+
 /* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
    pool's scope. */
 static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
@@ -9958,7 +10186,7 @@ static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *re
         gai_pool_reap(pool);
         captured = gai_pool_has_captured(pool);
         gai_lock_off(&pool->lock);
-        if (captured && !round) *result = gai_device_wait(pool);
+        if (captured && !round) *result = gai_pool_wait_for_launches(pool);
         else if (captured) gai_latch_rest(round);
     }
     return !captured;
@@ -10991,7 +11219,7 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
     broken = pool->broken;
     known = pool->context_id;
     gai_lock_off(&pool->lock);
-    if (!broken || gai_context_is_dead(pool->context, known)) return cudaSuccess;
+    if (!broken || gai_context_health(pool->context, known) == GAI_DEAD) return cudaSuccess;
     return gai_fail((cudaError_t)(int)broken, "the pool of device %d gives out nothing after: %s", pool->config.device,
                     cudaGetErrorString((cudaError_t)(int)broken));
 }
@@ -11027,6 +11255,23 @@ static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *re
     return cudaSuccess;
 }
 
+/* A stream of another context than the pool's lives on when that one is reset, and nothing else would tell that what
+   the pool has of cudaMalloc is gone. Called with the lock held; lets it go meanwhile. */
+static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
+{
+    cudaError_t error = cudaSuccess;
+    CUcontext context = pool->context;
+    unsigned long long id = pool->context_id;
+    gai_lock_off(&pool->lock);
+    if (gai_context_health(context, id) != GAI_ALIVE) {
+        gai_lock_on(&pool->growth);
+        error = gai_pool_check_context(pool);
+        gai_lock_off(&pool->growth);
+    }
+    gai_lock_on(&pool->lock);
+    return error;
+}
+
 /* Serves the request from what is at hand, else by the ladder. */
 static cudaError_t gai_job_do(gai_job *job)
 {
@@ -11036,8 +11281,9 @@ static cudaError_t gai_job_do(gai_job *job)
     if (pool->special & GAI_WAY_TUNE) gai_pool_tune_sizes(pool);
     job->want.lane = gai_lane_hold(pool, &job->site);
     if (job->want.lane) {
-        gai_job_search_locked(job, GAI_REACH_OWN);
-        gai_job_count(job);
+        if (pool->mortal && !job->site.home) job->error = gai_pool_look_for_reset(pool);
+        if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
+        if (!job->error) gai_job_count(job);
         done = gai_job_is_done(job);
         if (done) gai_lane_release(pool, job->want.lane, &job->site);
     }
@@ -11134,7 +11380,8 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
     const gai_segment *segment = pool->segments;
     gai_block *block = gai_block_at(addr);
     if (block && gai_load_pointer(&block->pool) == pool && block->addr == addr) return block;
-    while (segment && addr - segment->addr >= segment->bytes) segment = segment->next;
+    while (segment && (addr - segment->addr >= segment->bytes || (segment->lost && !gai_segment_is_used(segment))))
+        segment = segment->next;
     block = segment ? segment->first : NULL;
     while (block && addr - block->addr >= block->bytes) block = block->next;
     return block;
@@ -11342,7 +11589,7 @@ static void gai_pool_mark_due(galloc_pool *pool)
         gai_lane_ask(lane);
         lane->busy++;
         gai_lock_off(&pool->lock);
-        if (!gai_lane_is_dead(lane) && !gai_scope_enter(&scope, lane->context)) {
+        if (gai_lane_health(lane) == GAI_ALIVE && !gai_scope_enter(&scope, lane->context)) {
             reachable = gai_lane_is_reachable(lane);
             gai_scope_leave(&scope);
         }
@@ -11488,8 +11735,11 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
 {
     gai_segment *segment = block->segment;
     CUresult result;
+    CUcontext context = pool->context;
+    unsigned long long id = pool->context_id;
     gai_lock_off(&pool->lock);
-    result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
+    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* perhaps not ours now */
+    else result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
     if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
@@ -13278,7 +13528,7 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     broken += held && (block->kind != GAI_USED || !block->lane);
     broken += gai_block_is_mapped(block) && (!block->slot || gai_load_pointer(block->slot) != block);
     broken += gai_block_is_mapped(block) && gai_block_at(block->addr) != block;
-    broken += gai_block_is_mapped(block) && inside != block && !(inside && inside->segment->lost);
+    broken += gai_block_is_mapped(block) && inside != block;
     if (block->kind == GAI_FREE) {
         broken += pool->torch ? gai_check_at_home(pool, block) : block->set != gai_set_of(pool, block->marks);
         broken += !pool->torch && gai_blocks_merge(pool, block, next, 0);
@@ -13508,6 +13758,7 @@ static void gai_pool_choose_ways(galloc_pool *pool)
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
     pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
     pool->sorts = pool->torch || pool->pooled;
+    pool->mortal = !config->expandable_segments;
     gai_pool_choose_rounding(pool);
     pool->unfronted = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;
@@ -13938,10 +14189,14 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
 /* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
+    gai_lane *lane;
     CUresult result;
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
+    for (lane = pool->lanes; lane; lane = lane->next)
+        if (lane->silent)
+            return gai_fail(cudaErrorUnknown, "cuCtxGetId: the driver does not say whether a stream's context exists");
     if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
         return gai_fail(cudaErrorNotPermitted, "in on_map or on_unmap a pool that has them does not end: it holds %zu "
                         "bytes that are not unmapped there", pool->stats.reserved.current);
@@ -14072,7 +14327,7 @@ static void gai_pool_leave_lanes(galloc_pool *pool, int orphaned)
     }
     gai_lock_off(&pool->lock);
     for (lane = orphaned ? NULL : pool->lanes; lane; lane = lane->next)
-        gai_lane_drop_events(pool, lane, !gai_lane_is_dead(lane));
+        gai_lane_drop_events(pool, lane, gai_lane_health(lane) != GAI_DEAD);
 }
 
 /* Ends a pool that the call is in; after an error it is still. The memory of a driver that is gone went with it: then
@@ -14471,7 +14726,8 @@ static void gai_threads_forget(void)
 
 /* ---- remembering ---- */
 
-/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any. */
+/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any.
+   There is none for a stream that may outlive the pool's memory: see gai_pool_look_for_reset. */
 static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
@@ -14480,6 +14736,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     size_t at = gai_way_at(site->stream, context, key), probes;
     gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
     if (!site->life || site->capture || site->broken || pool->config.backend) return;
+    if (pool->mortal && !site->home) return;
     for (probes = GAI_WAY_PROBES; probes-- > 0;)
         if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
     for (probes = 0; probes < GAI_WAY_PROBES; probes++)
@@ -15391,6 +15648,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_pools_free();
         gai_map_end(&gai_block_map);
         gai_map_end(&gai_page_map);
+        gai_contexts_forget();
         gai_store_pointer(&gai_cu_ready, NULL);
         gai_generation_end();
         gai_threads_forget();

@@ -1,0 +1,543 @@
+/* test_contexts.c - several contexts on a device, several devices, contexts that end: what is keyed by a context, waits
+   for one, or outlives one. */
+
+#include "setup.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- contexts and devices ---------------------------------------------------------------------------------------- */
+
+static void begin_devices(int devices, int pace)
+{
+    sim_options options = sim_defaults();
+    options.devices = devices;
+    options.memory = MIB(256);
+    options.pace = pace;
+    begin_with(options);
+    OK(cudaSetDevice(0));
+    OK(cudaFree(NULL));
+}
+
+static CUcontext current(void)
+{
+    CUcontext context = NULL;
+    OK(cuCtxGetCurrent(&context));
+    return context;
+}
+
+static void enter(CUcontext context) { OK(cuCtxSetCurrent(context)); }
+
+/* The primary context of a device, which is current then. */
+static CUcontext primary(int device)
+{
+    OK(cudaSetDevice(device));
+    OK(cudaFree(NULL));
+    return current();
+}
+
+/* A context beside the primary one; the current one stays. */
+static CUcontext context_new(int device)
+{
+    CUcontext before = current(), context = NULL;
+    OK(cuCtxCreate(&context, NULL, 0, device));
+    enter(before);
+    return context;
+}
+
+static cudaStream_t stream_in(CUcontext context)
+{
+    CUcontext before = current();
+    enter(context);
+    cudaStream_t stream = stream_new();
+    enter(before);
+    return stream;
+}
+
+/* The context that another stream than those of the primary context of device 0 has: of that device, or of the next. */
+enum { BESIDE, NEXT_DEVICE, PLACES };
+
+static CUcontext context_at(int place) { return place == BESIDE ? context_new(0) : primary(1); }
+
+static void reset(int device)
+{
+    OK(cudaSetDevice(device));
+    OK(cudaDeviceReset());
+    (void)primary(device);
+}
+
+static galloc_config config_of(const char *text, int device)
+{
+    galloc_config config = galloc_config_default();
+    char said[200];
+    OK(galloc_config_parse(&config, text, said, sizeof said));
+    config.device = device;
+    return config;
+}
+
+static galloc_pool *pool_of(const char *text, int device)
+{
+    galloc_config config = config_of(text, device);
+    return pool_new(&config);
+}
+
+static void pairs(galloc_pool *pool, size_t bytes, cudaStream_t stream, int n)
+{
+    while (n-- > 0) OK(galloc_free(get(pool, bytes, stream), stream));
+}
+
+/* ---- waiting for all that may use memory ------------------------------------------------------------------------- */
+
+/* The handle of a stream that died unannounced comes back in a context of the program's own. A free by it that did not
+   ask is nobody's, and what was freed so is had only when that context has been waited for, too. */
+TEST(a_handle_that_comes_back_in_another_context_is_waited_for)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext other = context_new(place == BESIDE ? 0 : 1), own = primary(0);
+        galloc_pool *pool = pool_of("memory_limit:2M", 0);
+        cudaStream_t s = stream_new(), keep = stream_new(), first = stream_in(other);
+        pairs(pool, KIB(4), first, 1); /* galloc knows the context from then on */
+        pairs(pool, KIB(64), s, 3);
+        void *p = get(pool, KIB(64), s);
+        put(s, p, KIB(64), 1);
+        OK(cudaStreamSynchronize(s));
+        stream_end(s);
+        cudaStream_t t = stream_in(other);
+        EXPECT(t == s);
+        enter(other);
+        if (place == BESIDE) put(t, p, KIB(64), 2);
+        OK(galloc_free(p, t));
+        enter(own);
+        void *q = get(pool, MIB(2), keep);
+        put(keep, q, MIB(2), 3);
+        OK(galloc_free(q, keep));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The same for what was used before a capture in which it is freed: nobody can say on which streams. */
+TEST(what_was_used_before_a_capture_is_waited_for_in_every_context)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext other = context_new(place == BESIDE ? 0 : 1), own = primary(0);
+        galloc_pool *pool = pool_of("memory_limit:2M", 0);
+        cudaStream_t s = stream_new(), keep = stream_new(), t = stream_in(other);
+        cudaGraph_t graph = NULL;
+        pairs(pool, KIB(4), t, 1);
+        void *p = get(pool, KIB(64), s);
+        enter(other);
+        if (place == BESIDE) put(t, p, KIB(64), 1);
+        enter(own);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        void *q = get(pool, MIB(2), keep);
+        put(keep, q, MIB(2), 2);
+        OK(galloc_free(q, keep));
+        pool_end(pool);
+        finish();
+    }
+}
+
+static const char *const all_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
+                                        "backend:cudaMalloc", "strategy:pooled", "reuse:completed"};
+
+/* What streams of several contexts have freed, and have left no event for, is found when memory runs out, on trim, and
+   at the end of the pool: after the wait, not before. */
+TEST(memory_is_waited_for_in_each_context_that_freed_it)
+{
+    for (size_t kind = 0; kind < COUNT(all_pools); kind++) {
+        for (int how = 0; how < 3; how++) {
+            begin_devices(1, SIM_PACE_STILL);
+            CUcontext own = primary(0), other = context_new(0), third = context_new(0);
+            CUcontext all[3] = {own, other, third};
+            galloc_config config = config_of(all_pools[kind], 0);
+            config.memory_limit = MIB(24);
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s[3];
+            for (int i = 0; i < 3; i++) {
+                s[i] = i == 2 ? cudaStreamLegacy : stream_in(all[i]);
+                enter(all[i]);
+                void *p = get(pool, MIB(6), s[i]);
+                put(s[i], p, MIB(6), 1);
+                OK(galloc_free(p, s[i]));
+            }
+            enter(own);
+            if (how == 0) {
+                void *q = get(pool, MIB(24), s[0]);
+                put(s[0], q, MIB(24), 2);
+                OK(galloc_free(q, s[0]));
+            }
+            if (how == 1) OK(galloc_pool_trim(pool, 0, NULL));
+            if (how == 1) EXPECT_EQ(sim_physical(0), 0);
+            pool_end(pool);
+            EXPECT_EQ(sim_physical(0), 0);
+            finish();
+        }
+    }
+}
+
+/* The legacy streams of two contexts have one handle, and nothing to do with each other; so have per-thread ones. */
+TEST(default_streams_of_two_contexts_are_two_streams)
+{
+    for (int per_thread = 0; per_thread < 2; per_thread++) {
+        for (int place = 0; place < PLACES; place++) {
+            begin_devices(2, SIM_PACE_STILL);
+            CUcontext own = primary(0), other = context_at(place);
+            galloc_pool *pool = pool_of("", 0);
+            cudaStream_t zero = per_thread ? cudaStreamPerThread : cudaStreamLegacy;
+            enter(own);
+            pairs(pool, KIB(64), zero, 3);
+            void *p = get(pool, KIB(64), zero);
+            put(zero, p, KIB(64), 1);
+            OK(galloc_free(p, zero));
+            enter(other);
+            for (int i = 0; i < 3; i++) {
+                void *q = get(pool, KIB(64), zero);
+                EXPECT(q != p); /* its work is not done */
+                if (place == BESIDE) put(zero, q, KIB(64), 2);
+                OK(galloc_free(q, zero));
+            }
+            enter(own);
+            EXPECT(get(pool, KIB(64), zero) == p);
+            put(zero, p, KIB(64), 3);
+            OK(galloc_free(p, zero));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* ---- contexts that end ------------------------------------------------------------------------------------------- */
+
+/* What was queued in a context is over when it ends; its events are gone, and nobody asks for them. */
+TEST(a_context_that_is_destroyed_leaves_its_memory)
+{
+    for (size_t kind = 0; kind < COUNT(all_pools); kind++) {
+        for (int retire = 0; retire < 2; retire++) {
+            begin_devices(1, SIM_PACE_STILL);
+            CUcontext own = primary(0), other = context_new(0);
+            galloc_config config = config_of(all_pools[kind], 0);
+            config.memory_limit = config.like ? MIB(44) : MIB(24); /* PyTorch has a segment for each stream */
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new(), t = stream_in(other);
+            void *p = get(pool, MIB(4), t), *q = get(pool, MIB(4), t), *r = get(pool, MIB(4), s);
+            enter(other);
+            put(t, p, MIB(4), 1);
+            put(t, q, MIB(4), 1);
+            OK(galloc_free(p, t));
+            OK(galloc_record_stream(r, t));
+            if (retire) OK(galloc_stream_retire(t));
+            enter(own);
+            OK(cuCtxDestroy(other));
+            OK(galloc_free(q, s));
+            OK(galloc_free(r, s));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            void *all = get(pool, MIB(24), s);
+            put(s, all, MIB(24), 2);
+            OK(galloc_free(all, s));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* Work in another context goes on when the primary one is reset: pages that it uses are not given to anybody else. */
+TEST(a_reset_does_not_end_the_work_of_other_contexts)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext other = context_new(0);
+    galloc_pool *pool = pool_of("memory_limit:4M", 0);
+    cudaStream_t t = stream_in(other);
+    void *p = get(pool, MIB(4), t);
+    enter(other);
+    put(t, p, MIB(4), 1);
+    OK(galloc_free(p, t));
+    reset(0);
+    cudaStream_t s = stream_new();
+    EXPECT_EQ(sim_stream_done(t), 0);
+    p = get(pool, MIB(4), s);
+    put(s, p, MIB(4), 2);
+    OK(galloc_free(p, s));
+    enter(other);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
+/* A pool waits for the launches of graphs that are gone wherever those run. */
+TEST(launches_in_another_context_are_waited_for)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(place == BESIDE ? 0 : 1);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t t = stream_in(other);
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t instance = NULL;
+        enter(other);
+        OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(2), t);
+        if (place == BESIDE) put(t, p, MIB(2), 1);
+        else OK(sim_launch(t, NULL, 0));
+        OK(galloc_free(p, t));
+        OK(cudaStreamEndCapture(t, &graph));
+        OK(cudaGraphInstantiate(&instance, graph, 0));
+        OK(cudaGraphLaunch(instance, t));
+        OK(cudaGraphExecDestroy(instance));
+        OK(cudaGraphDestroy(graph));
+        enter(own);
+        pool_end(pool);
+        EXPECT_EQ(sim_stream_done(t), 1);
+        finish();
+    }
+}
+
+/* ---- the driver's pool ------------------------------------------------------------------------------------------- */
+
+/* Blocks of cudaMallocAsync may be had and freed on streams of any context, and the pool outlives each of them. */
+TEST(memory_of_the_driver_is_had_on_streams_of_other_contexts)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_RANDOM);
+        CUcontext own = primary(0), other = context_new(place == BESIDE ? 0 : 1);
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+        cudaStream_t s = stream_in(own), t = stream_in(other);
+        for (int i = 0; i < 8; i++) {
+            cudaStream_t first = i & 1 ? s : t, last = i & 2 ? s : t;
+            void *p = get(pool, MIB(1), first);
+            if (i & 4) OK(galloc_record_stream(p, first));
+            OK(galloc_free(p, last));
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        void *p = get(pool, MIB(1), t);
+        enter(own);
+        OK(galloc_stream_retire(t));
+        OK(cuCtxDestroy(other));
+        OK(galloc_free(p, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pairs(pool, MIB(1), s, 2);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- memory that went with its context --------------------------------------------------------------------------- */
+
+static const char *const fixed_pools[] = {"expandable_segments:False", "like:pytorch",
+                                          "expandable_segments:False,strategy:pooled",
+                                          "expandable_segments:False,stats:exact",
+                                          "expandable_segments:False,stream_check:off"};
+
+/* cudaMalloc memory goes with the primary context of its device. A stream of another context, which lives on, does not
+   get what a front or the pool has of it. */
+TEST(a_stream_of_another_context_gets_no_memory_that_is_gone)
+{
+    for (size_t kind = 0; kind < COUNT(fixed_pools); kind++) {
+        for (int place = 0; place < PLACES; place++) {
+            for (int room = 0; room < 2; room++) {
+                begin_devices(2, SIM_PACE_RANDOM);
+                galloc_pool *pool = pool_of(fixed_pools[kind], 0);
+                CUcontext other = context_at(place);
+                cudaStream_t t = stream_in(other);
+                pairs(pool, MIB(1), t, 3);
+                reset(0);
+                EXPECT_EQ(sim_physical(0), 0);
+                galloc_request request = {.bytes = MIB(1), .stream = t, .pool = pool, .max_bytes = room ? MIB(2) : 0};
+                void *p = NULL;
+                OK(galloc_alloc(&p, &request));
+                EXPECT(sim_physical(0) >= MIB(2)); /* it is there */
+                enter(other);
+                OK(galloc_free(p, t));
+                pairs(pool, MIB(1), t, 3);
+                stream_end(t);
+                pool_end(pool);
+                finish();
+            }
+        }
+    }
+}
+
+static const char *const losing_pools[] = {"expandable_segments:False", "like:pytorch", "backend:cudaMalloc",
+                                           "backend:cudaMallocAsync"};
+static const char *const gaining_pools[] = {"expandable_segments:False", "like:pytorch", "backend:cudaMalloc",
+                                            "backend:cudaMallocAsync", "expandable_segments:True"};
+
+static void expect_pool_of(galloc_pool *pool, const char *ptr, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += KIB(16)) {
+        galloc_pointer info = info_of(ptr + at);
+        EXPECT(info.pool == pool && info.base == ptr && info.requested == bytes && info.state == GALLOC_STATE_USED);
+    }
+}
+
+/* After a reset the addresses of cudaMalloc memory are given out anew, perhaps to another pool, before the pool that
+   had them has noticed. They are the new owner's, whatever the old one still has in use or free there. */
+enum { LOST = 5 };
+
+static void addresses_change_hands(const char *loser, const char *gainer, int used, int device)
+{
+    begin_devices(2, SIM_PACE_RANDOM);
+    galloc_pool *b = pool_of(gainer, device), *a = pool_of(loser, 0);
+    cudaStream_t s = stream_new();
+    void *lost[LOST];
+    for (int i = 0; i < LOST; i++) lost[i] = get(a, i + 1 < LOST ? KIB(64) : MIB(12), s);
+    for (int i = LOST; i-- > used;) OK(galloc_free(lost[i], s));
+    reset(0);
+    (void)primary(device);
+    s = stream_new();
+    char *q = get(b, MIB(1), s);
+    put(s, q, MIB(1), 1);
+    if (q == lost[0] && !used && !strstr(loser, "backend")) EXPECT_EQ(stats_of(a).reserved.current, 0);
+    EXPECT_EQ(galloc_pool_check(b), 0);
+    expect_pool_of(b, q, MIB(1));
+    for (int i = 0; i < used; i++) /* an address that is another block's by now is no longer the program's to free */
+        if ((char *)lost[i] != q) (void)galloc_free(lost[i], s);
+    EXPECT_EQ(galloc_pool_check(a), 0);
+    EXPECT_EQ(galloc_pool_check(b), 0);
+    expect_pool_of(b, q, MIB(1));
+    look(s, q, MIB(1), 1);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(stats_of(a).blocks.current, 0);
+    EXPECT_EQ(stats_of(a).live.current, 0);
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
+TEST(addresses_that_come_back_are_their_new_owners)
+{
+    for (size_t loser = 0; loser < COUNT(losing_pools); loser++)
+        for (size_t gainer = 0; gainer < COUNT(gaining_pools); gainer++)
+            for (int used = 0; used < LOST; used += 2)
+                for (int device = 0; device < 2; device++) {
+                    long before = test_failures;
+                    addresses_change_hands(losing_pools[loser], gaining_pools[gainer], used, device);
+                    if (test_failures != before)
+                        printf("    from %s to %s, %d used, device %d\n", losing_pools[loser], gaining_pools[gainer],
+                               used, device);
+                }
+}
+
+/* A reserved range may lie there, too, if no larger one can be had than the memory that was lost. */
+TEST(addresses_that_come_back_may_be_reserved)
+{
+    for (int used = 0; used < 2; used++) {
+        begin_devices(1, SIM_PACE_RANDOM);
+        galloc_pool *a = pool_of("expandable_segments:False", 0), *b = pool_of("", 0);
+        cudaStream_t s = stream_new();
+        char *lost = get(a, MIB(12), s);
+        if (!used) OK(galloc_free(lost, s));
+        reset(0);
+        s = stream_new();
+        for (int i = 1; i <= 6; i++) sim_fail("cuMemAddressReserve", i, 0, 0);
+        char *p = get(b, MIB(10), s), *q = get(b, MIB(1), s);
+        sim_fail_clear();
+        EXPECT(p == lost);
+        put(s, p, MIB(10), 1);
+        put(s, q, MIB(1), 2);
+        EXPECT_EQ(stats_of(a).reserved.current, 0);
+        EXPECT_EQ(stats_of(a).blocks.current, 0);
+        expect_pool_of(b, p, MIB(10));
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(a);
+        pool_end(b);
+        finish();
+    }
+}
+
+/* ---- a context that does not say whether it lives ---------------------------------------------------------------- */
+
+/* Only a context that says so lives: events of one that was reset are not touched, whatever error the driver gives
+   when it is asked for its id. */
+TEST(nothing_is_asked_of_a_context_that_does_not_answer)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        for (int nth = 1; nth < 36; nth++) {
+            begin_devices(2, SIM_PACE_STILL);
+            galloc_pool *pool = pool_of(fixed ? "expandable_segments:False,memory_limit:24M" : "memory_limit:24M", 1);
+            (void)primary(0);
+            cudaStream_t s = stream_new(), t = stream_new();
+            void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), t);
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, t));
+            if (nth % 2) sim_run(-1);
+            if (nth % 2) OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* its events are seen to be complete */
+            reset(0);
+            (void)primary(1);
+            cudaStream_t u = stream_new();
+            for (int on = nth % 3 == 0 ? 2 : 0; on < 2; on++) { /* or its end is the pool's first call */
+                sim_fail("cuCtxGetId", nth, on, 999);
+                void *r = NULL;
+                (void)galloc_pool_malloc(pool, &r, MIB(20), u);
+                (void)galloc_pool_trim(pool, 0, NULL);
+                sim_fail_clear();
+                EXPECT_EQ(galloc_pool_check(pool), 0);
+                if (r) OK(galloc_free(r, u));
+            }
+            if (nth % 3) pairs(pool, MIB(20), u, 1);
+            sim_fail("cuCtxGetId", nth, 1, 999);
+            cudaError_t error = galloc_pool_destroy(pool);
+            sim_fail_clear();
+            if (error) pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* A block that went with its context is not given to the driver, which may have given its address to the program. */
+TEST(a_lost_block_of_the_drivers_is_not_freed_there)
+{
+    begin_devices(1, SIM_PACE_RANDOM);
+    CUcontext other = context_new(0);
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync", 0);
+    cudaStream_t t = stream_in(other);
+    void *p = get(pool, MIB(4), t), *own = NULL;
+    reset(0);
+    OK(cudaMalloc(&own, MIB(4)));
+    EXPECT(own == p);
+    enter(other);
+    OK(galloc_free(p, t));
+    (void)primary(0);
+    OK(cudaFree(own)); /* it is still the program's */
+    enter(other);
+    pairs(pool, MIB(4), t, 2);
+    pool_end(pool);
+    finish();
+}
+
+/* What a wait could not give back goes with its context. Its address is not the pool's to free afterwards. */
+TEST(pinned_memory_of_a_context_that_was_reset_is_not_given_back)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    galloc_pool *pool = pool_of("memory_limit:2M", 0);
+    for (int round = 0; round < 2; round++) { /* the second time with a context that is there */
+        cudaStream_t s = stream_new();
+        void *p = get(pool, MIB(1), s);
+        put(s, p, MIB(1), 1);
+        OK(galloc_free(p, s));
+        sim_fail("cuMemFreeHost", 1, 0, 999);
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+        sim_fail_clear();
+        if (!round) reset(0);
+        s = stream_new();
+        long made = sim_calls("cuMemHostAlloc"), freed = sim_calls("cuMemFreeHost");
+        p = get(pool, MIB(1), s);
+        put(s, p, MIB(1), 1);
+        OK(galloc_free(p, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        made = sim_calls("cuMemHostAlloc") - made;
+        EXPECT(made > 0);
+        EXPECT_EQ(sim_calls("cuMemFreeHost") - freed, made + round);
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
