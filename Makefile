@@ -51,7 +51,7 @@ help:
 	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; an hour'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
 	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
-	@echo 'make soak-programs  random programs with streams, graphs, pools, threads for FUZZ_SECONDS=60'
+	@echo 'make soak-programs  random programs with streams, graphs, pools, threads; contexts, resets: FUZZ_SECONDS=60 each'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
@@ -122,8 +122,9 @@ enumerate: build/bundled/enumerate
 soak-oom: build/bundled/test_exhaust
 	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
 
-soak-programs: build/bundled/test_programs
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $<
+soak-programs: build/bundled/test_programs build/bundled/test_worlds
+	@for program in $^; do FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $$program \
+		|| exit 1; done
 
 check-compile-all:
 	@GRID=1 tests/check_compile.sh
