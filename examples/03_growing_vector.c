@@ -2,8 +2,8 @@
 
    Shows galloc_malloc_growable, which keeps addresses behind a block but takes no memory for them, galloc_resize, and
    what to do for a block without room, for which galloc_resize may say no. A program with many vectors that come and go
-   gives all of them the same max_bytes: each then stands where another was, whose pages it gets with no driver call. Plain C with memsets and copies for the only
-   work, so it runs on a GPU and on the simulated device.
+   gives all of them the same max_bytes: each then stands where another was, whose pages it gets with no driver call.
+   Plain C with memsets and copies for the only work, so it runs on a GPU and on the simulated device.
 
    Run       make examples, then build/examples/03_growing_vector-cuda (GPU) or build/examples/03_growing_vector
    Expected
