@@ -85,6 +85,16 @@ static cudaGraph_t graph_that_puts(void *p, uint64_t tag)
     return graph;
 }
 
+static cudaGraph_t graph_that_looks(void *p, uint64_t tag)
+{
+    cudaStream_t s = stream();
+    capture(s);
+    look(s, p, tag);
+    cudaGraph_t graph = captured(s);
+    OK(cudaStreamDestroy(s));
+    return graph;
+}
+
 static cudaGraphExec_t instance(cudaGraph_t graph)
 {
     cudaGraphExec_t exec = NULL;
@@ -165,6 +175,31 @@ static cudaGraphNode_t child_after(cudaGraph_t graph, cudaGraphNode_t after, cud
     cudaGraphNode_t node = NULL;
     OK(cudaGraphAddChildGraphNode(&node, graph, after ? &after : NULL, after != NULL, child));
     return node;
+}
+
+/* The graph that the stream is captured into, and the nodes that its next one comes after. */
+static cudaGraph_t captured_into(cudaStream_t s, const cudaGraphNode_t **after, size_t *n)
+{
+    cudaGraph_t graph = NULL;
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 13000
+    OK(cudaStreamGetCaptureInfo(s, &status, NULL, &graph, after, NULL, n));
+#else
+    OK(cudaStreamGetCaptureInfo_v2(s, &status, NULL, &graph, after, n));
+#endif
+    EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+    return graph;
+}
+
+/* The next node of the captured stream runs a copy of the graph. */
+static void add_child(cudaStream_t s, cudaGraph_t child)
+{
+    const cudaGraphNode_t *after = NULL;
+    cudaGraphNode_t node = NULL;
+    size_t n = 0;
+    cudaGraph_t graph = captured_into(s, &after, &n);
+    OK(cudaGraphAddChildGraphNode(&node, graph, after, n, child));
+    OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
 }
 
 static void raise_flag(void *flag) { ++*(int *)flag; }
@@ -348,22 +383,17 @@ TEST(each_node_runs_on_the_device_where_it_was_captured)
 
 /* ==== CHILDREN AND COPIES ======================================================================================== */
 
-TEST(a_graph_launched_on_a_captured_stream_becomes_a_child)
+TEST(a_child_runs_where_its_node_stands)
 {
     for (int together = 0; together < 2; together++) {
         start();
         void *p = memory();
         cudaStream_t s = stream(), t = stream();
-        cudaGraphExec_t inner = instance(graph_that_puts(p, 2));
-        capture(s);
-        put(s, p, 1);
-        OK(cudaGraphLaunch(inner, s));
-        look(s, p, 2);
-        order(s, t);
-        cudaGraph_t graph = captured(s);
+        cudaGraph_t graph = graph_that_puts(p, 1), child = graph_that_puts(p, 2), last = graph_that_looks(p, 2);
+        child_after(graph, child_after(graph, only_node(graph), child), last);
         EXPECT_EQ(count_nodes(graph), 3);
         EXPECT_EQ(count_roots(graph), 1);
-        OK(cudaGraphExecDestroy(inner)); /* the child is a copy */
+        OK(cudaGraphDestroy(child)); /* the node has a copy */
         cudaGraphExec_t exec = instance(graph);
         OK(cudaGraphDestroy(graph));
         look(s, p, 0); /* nothing has run */
@@ -387,14 +417,14 @@ TEST(the_nodes_of_a_child_lie_between_what_is_before_and_after_it)
     put(s, p, 1);
     put(t, q, 2);
     order(t, s);
-    cudaGraphExec_t two = instance(captured(s));
+    cudaGraph_t two = captured(s);
     capture(s);
     put(s, p, 5);
     put(s, q, 6);
-    OK(cudaGraphLaunch(two, s));
+    add_child(s, two);
     look(s, p, 1);
     look(s, q, 2);
-    OK(cudaGraphLaunch(two, s));
+    add_child(s, two);
     cudaGraphExec_t exec = instance(captured(s));
     for (int i = 0; i < 2; i++) {
         OK(cudaGraphLaunch(exec, s));
@@ -403,16 +433,16 @@ TEST(the_nodes_of_a_child_lie_between_what_is_before_and_after_it)
     finish();
 }
 
-TEST(launches_into_captures_of_both_sides_of_a_fork_are_unordered)
+TEST(children_on_both_sides_of_a_fork_are_unordered)
 {
     start();
     void *p = memory();
     cudaStream_t s = stream(), t = stream();
-    cudaGraphExec_t inner = instance(graph_that_puts(p, 2));
+    cudaGraph_t inner = graph_that_puts(p, 2);
     capture(s);
     order(s, t);
-    OK(cudaGraphLaunch(inner, s));
-    OK(cudaGraphLaunch(inner, t));
+    add_child(s, inner);
+    add_child(t, inner);
     order(t, s);
     OK(cudaGraphLaunch(instance(captured(s)), s));
     EXPECT_EQ(sim_findings(SIM_RACE), 1);
@@ -499,9 +529,6 @@ TEST(a_graph_that_allocates_is_neither_child_nor_clone)
     EXPECT_EQ(cudaGraphClone(&clone, graph), cudaErrorNotSupported);
     EXPECT_EQ(cudaGraphDestroyNode(only_node(graph)), cudaErrorNotSupported);
     EXPECT_EQ(count_nodes(other), 0);
-    capture(s);
-    EXPECT_EQ(cudaGraphLaunch(exec, s), cudaErrorNotSupported);
-    OK(cudaGraphDestroy(captured(s)));
     OK(cudaGraphDestroy(graph));
     OK(cudaGraphLaunch(exec, s)); /* its memory is still there */
     OK(cudaStreamSynchronize(s));
@@ -535,26 +562,130 @@ TEST(a_capture_goes_on_with_a_graph_where_it_is_told_to)
     }
 }
 
-TEST(a_graph_outlives_a_capture_into_it_that_is_lost)
+/* Invalidated by a query, or ended while a stream has not joined. */
+TEST(a_capture_into_a_graph_that_is_lost_destroys_the_graph)
+{
+    for (int unjoined = 0; unjoined < 2; unjoined++) {
+        start_with(SIM_PACE_RANDOM, 1, 0);
+        void *p = memory();
+        cudaGraph_t graph = graph_that_puts(p, 1), same = graph;
+        cudaStream_t s = stream(), t = stream();
+        int gone, objects = 0;
+        retain(graph, &gone);
+        OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeGlobal));
+        if (unjoined) {
+            order(s, t);
+            put(t, p, 2);
+        } else EXPECT_EQ(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(gone, 0);
+        EXPECT_EQ(cudaStreamEndCapture(s, &same),
+                  unjoined ? cudaErrorStreamCaptureUnjoined : cudaErrorStreamCaptureInvalidated);
+        EXPECT(!same);
+        EXPECT_EQ(gone, 1);
+        EXPECT_EQ(sim_findings(SIM_ANY), sim_findings(SIM_CAPTURE_BROKEN));
+        cudaUserObject_t object = NULL;
+        cudaGraphExec_t exec = NULL;
+        size_t n = 0;
+        EXPECT_EQ(cudaGraphGetNodes(graph, NULL, &n), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaGraphInstantiateWithFlags(&exec, graph, 0), cudaErrorInvalidValue);
+        OK(cudaUserObjectCreate(&object, &objects, raise_flag, 1, cudaUserObjectNoDestructorSync));
+        EXPECT_EQ(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaGraphDestroy(graph), cudaErrorInvalidValue);
+        EXPECT_EQ(sim_findings(SIM_DEAD_HANDLE), 4);
+        OK(cudaUserObjectRelease(object, 1));
+        sim_stop();
+    }
+}
+
+/* Its node owns it, and goes on with what was there before. */
+TEST(a_capture_into_a_child_that_is_lost_leaves_the_child_to_its_node)
 {
     start();
     void *p = memory();
-    cudaGraph_t graph = graph_that_puts(p, 1), same = NULL;
-    cudaStream_t s = stream(), t = stream();
-    int gone;
-    retain(graph, &gone);
-    OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeGlobal));
-    EXPECT_EQ(cudaStreamBeginCaptureToGraph(t, graph, NULL, NULL, 0, cudaStreamCaptureModeGlobal),
-              cudaErrorInvalidValue);
+    cudaGraph_t graph = new_graph(), child = NULL, none = NULL;
+    cudaGraphNode_t node = child_after(graph, NULL, graph_that_puts(p, 1));
+    cudaStream_t s = stream();
+    OK(cudaGraphChildGraphNodeGetGraph(node, &child));
+    OK(cudaStreamBeginCaptureToGraph(s, child, NULL, NULL, 0, cudaStreamCaptureModeGlobal));
     EXPECT_EQ(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
-    EXPECT_EQ(cudaStreamEndCapture(s, &same), cudaErrorStreamCaptureInvalidated);
-    EXPECT(!same);
-    EXPECT_EQ(gone, 0);
-    EXPECT_EQ(count_nodes(graph), 1);
-    OK(cudaGraphDestroy(graph));
-    EXPECT_EQ(gone, 1);
+    EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+    EXPECT(!none);
+    EXPECT_EQ(count_nodes(child), 1);
+    OK(cudaGraphLaunch(instance(graph), s));
+    look(s, p, 1);
     EXPECT_EQ(sim_findings(SIM_ANY), sim_findings(SIM_CAPTURE_BROKEN));
     sim_stop();
+}
+
+TEST(a_graph_is_captured_into_by_one_capture_at_a_time)
+{
+    for (int given = 0; given < 2; given++) { /* the program's graph, or the capture's own */
+        start();
+        void *p = memory();
+        cudaStream_t s = stream(), t = stream();
+        cudaGraph_t graph = NULL, same = NULL;
+        if (given) OK(cudaStreamBeginCaptureToGraph(s, new_graph(), NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        else OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        graph = captured_into(s, NULL, NULL);
+        EXPECT_EQ(cudaStreamBeginCaptureToGraph(t, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed),
+                  cudaErrorIllegalState);
+        put(s, p, 1);
+        OK(cudaStreamEndCapture(s, &same));
+        EXPECT(same == graph);
+        OK(cudaStreamBeginCaptureToGraph(t, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        OK(cudaStreamEndCapture(t, &same));
+        EXPECT_EQ(count_nodes(graph), 1);
+        (void)cudaGetLastError();
+        finish();
+    }
+}
+
+TEST(a_graph_cannot_be_destroyed_while_it_is_captured_into)
+{
+    for (int inside = 0; inside < 2; inside++) { /* it, or a child of it */
+        start();
+        void *p = memory();
+        cudaStream_t s = stream();
+        cudaGraph_t graph = new_graph(), into = graph, same = NULL;
+        cudaGraphNode_t node = child_after(graph, NULL, graph_that_puts(p, 1));
+        int gone;
+        retain(graph, &gone);
+        if (inside) OK(cudaGraphChildGraphNodeGetGraph(node, &into));
+        OK(cudaStreamBeginCaptureToGraph(s, into, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        EXPECT_EQ(cudaGraphDestroy(graph), cudaErrorIllegalState);
+        if (inside) EXPECT_EQ(cudaGraphDestroyNode(node), cudaErrorIllegalState);
+        EXPECT_EQ(gone, 0);
+        OK(cudaStreamEndCapture(s, &same));
+        EXPECT(same == into);
+        OK(cudaGraphDestroy(graph));
+        EXPECT_EQ(gone, 1);
+        (void)cudaGetLastError();
+        finish();
+    }
+}
+
+TEST(a_launch_on_a_captured_stream_is_refused_and_loses_the_capture)
+{
+    for (int mode = 0; mode < 3; mode++) {
+        for (int ran = 0; ran < 2; ran++) {
+            start();
+            void *p = memory();
+            cudaStream_t s = stream();
+            cudaGraph_t graph = NULL;
+            cudaGraphExec_t exec = instance(graph_that_puts(p, 1));
+            if (ran) OK(cudaGraphLaunch(exec, s));
+            OK(cudaStreamBeginCapture(s, (enum cudaStreamCaptureMode)mode));
+            EXPECT_EQ(cudaGraphLaunch(exec, s), cudaErrorStreamCaptureUnsupported);
+            EXPECT_EQ(sim_findings(SIM_CAPTURE_BROKEN), 1);
+            EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+            EXPECT(!graph);
+            OK(cudaGraphLaunch(exec, s));
+            look(s, p, 1);
+            OK(cudaStreamSynchronize(s));
+            EXPECT_EQ(sim_findings(SIM_ANY), 1);
+            sim_stop();
+        }
+    }
 }
 
 TEST(a_program_may_say_what_a_captured_stream_depends_on)
@@ -565,15 +696,9 @@ TEST(a_program_may_say_what_a_captured_stream_depends_on)
         cudaStream_t s = stream();
         cudaGraphNode_t node = NULL;
         cudaGraph_t graph = NULL;
-        enum cudaStreamCaptureStatus status;
         capture(s);
         put(s, p, 1);
-        OK(cudaStreamIsCapturing(s, &status));
-#if CUDART_VERSION >= 13000
-        OK(cudaStreamGetCaptureInfo(s, &status, NULL, &graph, NULL, NULL, NULL));
-#else
-        OK(cudaStreamGetCaptureInfo_v2(s, &status, NULL, &graph, NULL, NULL));
-#endif
+        graph = captured_into(s, NULL, NULL);
         OK(cudaGraphAddEmptyNode(&node, graph, NULL, 0));
         unsigned how = set ? cudaStreamSetCaptureDependencies : cudaStreamAddCaptureDependencies;
         OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, how));
@@ -593,10 +718,10 @@ TEST(work_that_nothing_joins_cannot_end_a_capture)
     void *p = memory();
     cudaStream_t s = stream(), t = stream();
     cudaGraph_t graph = NULL;
-    cudaGraphExec_t inner = instance(graph_that_puts(p, 1));
+    cudaGraph_t inner = graph_that_puts(p, 1);
     capture(s);
     order(s, t);
-    OK(cudaGraphLaunch(inner, t));
+    add_child(t, inner);
     EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureUnjoined);
     EXPECT(!graph);
     (void)cudaGetLastError();
@@ -690,7 +815,7 @@ TEST(a_child_of_an_instance_can_be_changed)
 
 /* ==== USER OBJECTS =============================================================================================== */
 
-TEST(a_user_object_stays_while_a_captured_launch_of_its_graph_can_run)
+TEST(a_user_object_stays_while_a_launch_with_its_graph_as_a_child_can_run)
 {
     start_still();
     void *p = memory();
@@ -698,12 +823,10 @@ TEST(a_user_object_stays_while_a_captured_launch_of_its_graph_can_run)
     cudaGraph_t graph = graph_that_puts(p, 1);
     int gone;
     retain(graph, &gone);
-    cudaGraphExec_t inner = instance(graph);
     capture(s);
-    OK(cudaGraphLaunch(inner, s));
+    add_child(s, graph);
     cudaGraph_t outer = captured(s);
     OK(cudaGraphDestroy(graph));
-    OK(cudaGraphExecDestroy(inner));
     EXPECT_EQ(gone, 0);
     cudaGraphExec_t exec = instance(outer);
     OK(cudaGraphDestroy(outer));
@@ -724,11 +847,9 @@ TEST(a_user_object_goes_with_a_capture_that_held_it_as_a_child)
     cudaGraph_t graph = graph_that_puts(p, 1), none = NULL;
     int gone;
     retain(graph, &gone);
-    cudaGraphExec_t inner = instance(graph);
-    OK(cudaGraphDestroy(graph));
     capture(s);
-    OK(cudaGraphLaunch(inner, s));
-    OK(cudaGraphExecDestroy(inner));
+    add_child(s, graph);
+    OK(cudaGraphDestroy(graph));
     EXPECT_EQ(gone, 0);
     EXPECT_EQ(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
     EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);

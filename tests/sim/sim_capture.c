@@ -15,7 +15,6 @@ struct sm_capture {
     sm_thread *thread;
     bool lost;
     sm_graph *graph;
-    bool theirs;                 /* the graph was the program's before, and stays it whatever happens */
     sm_stream *stream[SM_LANES];
     int lanes;
     sm_node_list end[SM_LANES];
@@ -27,16 +26,12 @@ static bool is_blocking(const sm_stream *s) { return !s->legacy && !(s->flags & 
 
 /* ---- nodes ----------------------------------------------------------------------------------------------------- */
 
-static void set_end(sm_stream *s, CUgraphNode node) {
-    sm_node_list *end = &s->capture->end[s->lane];
-    end->n = 0;
-    sm_nodes_add(end, node);
-}
-
 /* The stream's next node. */
 static CUgraphNode add_node(sm_stream *s, sm_node_kind kind) {
-    CUgraphNode node = sm_node_new(s->capture->graph, kind, s->context, &s->capture->end[s->lane]);
-    set_end(s, node);
+    sm_node_list *end = &s->capture->end[s->lane];
+    CUgraphNode node = sm_node_new(s->capture->graph, kind, s->context, end);
+    end->n = 0;
+    sm_nodes_add(end, node);
     return node;
 }
 
@@ -181,7 +176,7 @@ int sm_capture_begin(CUstream handle, int mode) {
     return error;
 }
 
-static bool is_captured_into(cudaGraph_t g) {
+bool sm_is_captured_into(const sm_graph *g) {
     for (sm_capture *c = sm.captures; c; c = c->next)
         if (c->graph == g) return true;
     return false;
@@ -193,12 +188,10 @@ int sm_capture_begin_in(CUstream handle, cudaGraph_t g, const CUgraphNode *after
     sm_node_list list;
     int error = may_begin(handle, mode, &s);
     if (!error) error = sm_graph_check(g);
-    if (!error && is_captured_into(g)) error = E_VALUE;
+    if (!error && sm_is_captured_into(g)) error = E_STATE;
     if (!error) error = sm_nodes_named(&list, g, after, n);
     if (error) return error;
-    sm_capture *c = capture_new(s, g, mode);
-    c->theirs = true;
-    c->end[0] = list;
+    capture_new(s, g, mode)->end[0] = list;
     return 0;
 }
 
@@ -214,6 +207,12 @@ static void capture_free(sm_capture *c) {
     for (size_t i = 0; i < c->nmarks; i++) sm_nodes_drop(&c->mark[i]);
     free(c->mark);
     free(c);
+}
+
+static void capture_fail(sm_capture *c) {
+    sm_graph *g = c->graph;
+    capture_free(c);
+    sm_graph_capture_lost(g);
 }
 
 /* Does all captured work come before the end of lane 0? */
@@ -236,11 +235,9 @@ int sm_capture_end(CUstream handle, cudaGraph_t *out) {
         return E_CAPTURE_UNMATCHED;
     }
     error = c->lost ? E_CAPTURE_LOST : is_joined(c) ? 0 : E_CAPTURE_UNJOINED;
-    sm_graph *g = c->graph;
-    bool theirs = c->theirs;
-    capture_free(c);
-    if (!error && out) *out = g;
-    else if (!theirs) sm_graph_abandon(g);
+    if (!error && out) *out = c->graph;
+    if (error || !out) capture_fail(c);
+    else capture_free(c);
     return error;
 }
 
@@ -261,10 +258,7 @@ int sm_capture_status(CUstream handle, int *status, unsigned long long *id, cuda
 void sm_capture_of_context_dies(sm_context *context) {
     for (sm_capture *c = sm.captures, *next; c; c = next) {
         next = c->next;
-        if (c->stream[0]->context != context) continue;
-        sm_graph *g = c->theirs ? NULL : c->graph;
-        capture_free(c);
-        if (g) sm_graph_abandon(g);
+        if (c->stream[0]->context == context) capture_fail(c);
     }
 }
 
@@ -278,14 +272,6 @@ void sm_capture_value(sm_stream *s, uint32_t *word, uint32_t value, unsigned fla
     node->value = value;
     node->flags = flags;
     node->write = write;
-}
-
-/* A graph that is launched on a captured stream becomes a child of the capture's. */
-int sm_capture_child(sm_stream *s, const sm_graph *instance) {
-    CUgraphNode node;
-    int error = sm_node_of_instance(s->capture->graph, s->context, &s->capture->end[s->lane], instance, &node);
-    if (!error) set_end(s, node);
-    return error;
 }
 
 static int add_external(sm_stream *s, sm_event *e, sm_node_kind kind) {

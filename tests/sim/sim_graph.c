@@ -243,10 +243,15 @@ void sm_graph_drop(sm_graph *g) {
 }
 
 /* The program has it no longer. Instances may still use the memory that its nodes allocate, and nothing else of it. */
-void sm_graph_abandon(sm_graph *g) {
+static void graph_abandon(sm_graph *g) {
     g->live = false;
     graph_empty(g, &g->launched);
     sm_graph_drop(g);
+}
+
+/* The graph goes, also one that the program had before the capture. A child is its node's, and stays. */
+void sm_graph_capture_lost(sm_graph *g) {
+    if (!g->owned) graph_abandon(g);
 }
 
 int sm_graph_create(cudaGraph_t *out, unsigned flags) {
@@ -255,10 +260,18 @@ int sm_graph_create(cudaGraph_t *out, unsigned flags) {
     return 0;
 }
 
+/* The graph itself, or one inside it. */
+static bool in_capture(const sm_graph *g) {
+    bool is = sm_is_captured_into(g);
+    for (size_t i = 0; !is && i < g->nodes.n; i++) is = g->nodes.at[i]->child && in_capture(g->nodes.at[i]->child);
+    return is;
+}
+
 int sm_graph_destroy(cudaGraph_t g) {
     int error = sm_graph_check(g);
     if (error || g->owned) return E_VALUE;
-    sm_graph_abandon(g);
+    if (in_capture(g)) return E_STATE;
+    graph_abandon(g);
     return 0;
 }
 
@@ -428,6 +441,7 @@ int sm_node_destroy(CUgraphNode node) {
     if (error) return error;
     sm_graph *g = node->graph;
     if (has_memory(g)) return E_NOT_SUPPORTED;
+    if (node->child && in_capture(node->child)) return E_STATE;
     sm_capture_forget_node(node);
     sm_nodes_remove(&g->nodes, node);
     for (size_t i = 0; i < g->nodes.n; i++) sm_nodes_remove(&g->nodes.at[i]->after, node);
@@ -493,7 +507,7 @@ int sm_graph_add_child(CUgraphNode *out, cudaGraph_t g, const CUgraphNode *after
     sm_graph *copy = graph_copy(child); /* before the node is there: a graph may be added to itself */
     int error = sm_graph_add(out, g, after, n, NODE_CHILD);
     if (error) {
-        sm_graph_abandon(copy);
+        graph_abandon(copy);
         return error;
     }
     copy->owned = true;
@@ -729,7 +743,7 @@ int sm_exec_child(cudaGraphExec_t x, CUgraphNode original, cudaGraph_t child) {
         CUgraphNode old = mine->original;
         mine->original = old->original;
         if (old != node) continue;
-        sm_graph_abandon(mine->child);
+        graph_abandon(mine->child);
         mine->child = graph_copy(child);
         mine->child->owned = true;
     }
@@ -809,8 +823,8 @@ int sm_graph_launch(cudaGraphExec_t x, CUstream handle) {
     if (!error) error = sm_usable(s);
     if (!error) error = exec_check(x);
     if (!error) error = exec_usable(x);
+    if (!error) error = sm_capture_touched(s);
     if (error) return error;
-    if (s->capture) return sm_capture_child(s, x->graph);
     sm_graph *g = x->graph;
     error = sm_graph_memory_launch(g->memory);
     if (error) return error;
@@ -819,17 +833,6 @@ int sm_graph_launch(cudaGraphExec_t x, CUstream handle) {
     sm_queue(s, OP_MARK)->graph = g;
     sm_stamp_set(&x->last, sm_stamp_of(s));
     sm_stamp_set(&g->launched, sm_stamp_of(s));
-    return 0;
-}
-
-/* A node of a capture's graph that runs a copy of an instance's. */
-int sm_node_of_instance(sm_graph *g, sm_context *context, const sm_node_list *after, const sm_graph *instance,
-                        CUgraphNode *out) {
-    if (has_memory(instance)) return E_NOT_SUPPORTED;
-    CUgraphNode node = sm_node_new(g, NODE_CHILD, context, after);
-    node->child = graph_copy(instance);
-    node->child->owned = true;
-    *out = node;
     return 0;
 }
 
