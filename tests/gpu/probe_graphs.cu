@@ -1138,7 +1138,7 @@ static void green_waits(void)
     (void)cudaGetLastError();
 }
 
-/* A green context "can be current to one thread at a time". */
+/* By its documentation a green context can be current to one thread at a time. */
 static void green_in_two_threads(void)
 {
     CUcontext context, popped;
@@ -1169,6 +1169,38 @@ static void green_in_two_threads(void)
     unsigned long long id = 0;
     ASK(f_cuCtxGetId(context, &id));
     ASK(f_cuStreamGetId(green_stream, &id));
+}
+
+/* Is work over once its green context is destroyed? The stream is destroyed before, as CUDA 13.0 demands, or not. */
+static void green_destroyed_running(void)
+{
+    for (int stream_too = 1; stream_too >= 0; stream_too--) {
+        CUcontext context;
+        unsigned long long id = 0;
+        int *done;
+        cudaEvent_t event;
+        make_green();
+        MUST(f_cuCtxFromGreenCtx(&context, green));
+        MUST(cudaHostAlloc(&done, sizeof *done, cudaHostAllocDefault));
+        MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        *(volatile int *)done = 0;
+        *go = 0;
+        hold<<<1, 1, 0, green_stream>>>(go, 0);
+        write_to<<<1, 1, 0, green_stream>>>(done);
+        MUST(cudaGetLastError());
+        MUST(cudaEventRecord(event, green_stream));
+        if (stream_too) MUST(cudaStreamDestroy(green_stream));
+        auto begin = std::chrono::steady_clock::now();
+        ASK(f_cuGreenCtxDestroy(green));
+        double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+        printf("      %s: it took %.1f ms, the work then %s\n", stream_too ? "stream destroyed before" : "stream not",
+               ms, *(volatile int *)done ? "is done" : "is NOT done");
+        ASK(f_cuCtxGetId(context, &id));
+        ASK(cudaEventQuery(event));
+        *(volatile int *)go = 1;
+        ASK(cudaDeviceSynchronize());
+        printf("      after cudaDeviceSynchronize the work %s\n", *(volatile int *)done ? "is done" : "never ran");
+    }
 }
 
 static CUmemAllocationProp page_properties(bool rdma)
@@ -1300,6 +1332,7 @@ static const struct {
     QUESTION(green_waits),
     QUESTION(green_memory_and_graphs),
     QUESTION(green_in_two_threads),
+    QUESTION(green_destroyed_running),
     QUESTION(rdma_pages),
 };
 
