@@ -73,7 +73,8 @@
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
      A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
      Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
-     one is current, and is refused as CUDA refuses it.
+     one is current, and is refused as CUDA refuses it. Wait for the work in a green context before you destroy it:
+     galloc takes that work for done afterwards.
      Streams of any context may be used, also of one beside the primary one of its device (cuCtxCreate). galloc knows
      such a context from the first allocation on one of its streams on. Before that nothing may be freed there, unless
      all streams are retired: by a handle that came back in a context that is not known, a free is not seen to be that
@@ -175,42 +176,52 @@
      galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
    ON GRAPHS
-     Allocate and free on a stream that is being captured as on any other; nothing need be announced. What a graph will
-     use must stay at its address, and nobody else's, as long as it can be launched. So
-       - a captured allocation gets memory of its own graph, memory that nobody still works with, or new pages. It waits
-         for nothing, and nothing is recorded. When these do not suffice it fails, and the capture goes on;
-       - what is freed on a captured stream, or recorded for one (galloc_free_after, galloc_record_stream), is the
-         graph's. Later captured work of the same stream may have it at once, and that of another stream of the capture
-         which the graph has come after the free (reuse:followed): one that waited for it by an event, or forked after
-         it. What else is captured into the graph may not. A block that was used before the capture is not reused in it
-         either: nobody knows where that work stands;
-       - a block that was allocated in a capture and not freed there, a result, is the program's until it is freed, and
-         then the graph's again: a launch writes to it. Freed on a stream that is not of the graph it counts as used by
-         the stream that allocated it, and those that it was recorded for;
-       - a block that a graph uses and did not allocate, an input, must be recorded for it (galloc_record_stream, in the
-         capture) and not be freed before the capture has ended, or else what is captured later may write to it; or it
-         must be freed only when the graph is gone;
-       - all of it comes back when the graph, its instances and clones, graphs that it is a child of, and their launches
-         are gone. CUDA tells galloc by an object that the graph holds (cudaUserObject), so a capture that fails gives
-         its memory back as well. An instance that is updated (cudaGraphExecUpdate), or a child of one that is set, has
-         the new graph's memory from then on, and lets go of the old one's when the launches before it are done. A child
-         or a conditional node that is destroyed lets go of what its graph has; other nodes do not;
-       - instances, clones and children of one graph use the same memory: no two of them may run at once. Nodes that the
-         program adds or sets itself use addresses of others': those are inputs.
-     Only galloc_graph_begin/end/release let graphs share memory, and give it back before they are destroyed.
-     Where a captured stream stands in the graph is asked at each call. So when a stream is captured into one graph
-     several times (cudaStreamBeginCaptureToGraph), or is told what to come after
-     (cudaStreamUpdateCaptureDependencies), it has what it freed before only if it comes after that; what 512 nodes
-     backwards do not tell is taken to be so. The body of a conditional node is a graph of its own in all this.
-     No call of galloc's, in whatever thread and mode, breaks a capture or draws a stream into it, but for captures that
-     another thread begins meanwhile: of the stream that the call was given, or, in a call that concerns the legacy
-     stream (having been given it or a block that was recorded for it), of a blocking stream. Frees succeed on a stream
-     whose capture was invalidated. Under stream_check:off nothing may be captured. While a capture lasts, a stream in
-     it is known by its handle: do not destroy it before the capture has ended.
-     Calls of galloc on captured streams read the graph that is made: threads that capture into one graph must take
-     turns with them, as CUDA demands of all calls on one graph (CUDA Runtime API, "Graph object thread safety").
-     galloc_stats.graph_bytes says what graphs own. Trim, galloc_pool_destroy and galloc_shutdown leave it alone; a pool
-     cannot end before its graphs. A program that unloads the code of galloc must destroy its graphs before.
+     Allocate and free on a stream that is being captured as on any other; nothing need be announced. A graph uses the
+     captured addresses at each launch. So memory that is allocated or freed on a captured stream belongs to the graph
+     of that capture, and nobody else gets it as long as the graph can be launched:
+       - An allocation on a captured stream gets memory that its graph owns, free memory that no queued work can still
+         use, or new pages. It waits for nothing and records no event. When these do not suffice it fails; the capture
+         stays valid.
+       - A block that is freed on a captured stream, or was recorded for one (galloc_free_after, galloc_record_stream),
+         belongs to the graph once it is freed. Later captured work of the same stream may get it at once. Captured work
+         of another stream may get it if the graph orders that work after the free (reuse:followed): its stream waited
+         for an event recorded after the free, or joined the capture by such a wait. Other captured work never gets it.
+         A block that was in use before the capture is not reused in the capture either: when that use ends is not
+         known.
+       - A result is a block that was allocated in a capture and not freed there. The program holds it until it is
+         freed; then it is the graph's again, since each launch writes to it. Freed on a stream outside the capture, it
+         counts as used by the stream that it was allocated for and by the streams that it was recorded for.
+       - An input is a block that a graph uses and did not allocate. Either record it for the captured stream during the
+         capture (galloc_record_stream), and free it after the capture has ended: freed earlier, it may be given to
+         later captured work of the graph, which would overwrite it. Or free it after the graph is gone.
+       - The memory comes back when the graph, its instances and clones, the graphs that it is a child of, and all their
+         launches are gone. galloc learns that from a cudaUserObject which the graph holds. A capture that fails gives
+         its memory back as well; one into a graph that existed before (cudaStreamBeginCaptureToGraph) that graph's too,
+         as CUDA destroys it then. An instance that is updated (cudaGraphExecUpdate), or in which a child graph is set
+         (cudaGraphExecChildGraphNodeSetParams), keeps the new graph's memory from then on; the old graph's is let go
+         once earlier launches are done. A child graph node or conditional node that is destroyed lets go of the memory
+         of the graph in it; other nodes let go of nothing.
+       - Instances, clones and children of one graph use the same memory: no two of them may run at once. The addresses
+         in nodes that the program adds or sets itself are unknown to galloc: those blocks are inputs.
+     Only galloc_graph_begin, galloc_graph_end and galloc_graph_release let graphs share memory, and give it back before
+     they are destroyed. A captured stream cannot launch a graph: CUDA returns cudaErrorStreamCaptureUnsupported, and
+     the capture is lost. Add such a graph as a child (cudaGraphAddChildGraphNode).
+     Each call on a captured stream asks CUDA for the stream's position in the graph. A program can set it back: by
+     another capture into the same graph (cudaStreamBeginCaptureToGraph), or by cudaStreamUpdateCaptureDependencies. The
+     stream then gets what it freed before only if its new position comes after the old one in the graph. galloc looks
+     at up to 512 nodes before the new position; a search that ends without an answer counts as yes. The body of a
+     conditional node is a graph of its own in all this.
+     No call of galloc's ends a capture or draws a stream into one, in whatever thread and capture mode. The exception
+     is a capture that another thread begins during the call: on the stream that the call was given, or, if the call was
+     given the legacy stream or a block that was recorded for it, on a blocking stream. A free on a stream whose capture
+     was invalidated succeeds. With stream_check:off nothing may be captured. During a capture galloc knows the streams
+     in it by their handles: destroy none of them before the capture has ended.
+     Calls of galloc on captured streams read the graph under construction: threads that capture into one graph must
+     take turns with these calls, as CUDA demands for all calls on one graph (CUDA Runtime API, "Graph object thread
+     safety").
+     galloc_stats.graph_bytes is the free memory that graphs own. galloc_pool_trim, galloc_pool_destroy and
+     galloc_shutdown leave it alone, and a pool cannot be destroyed while graphs own memory of it. A program that
+     unloads the code of galloc must destroy its graphs before.
 
    ON RUNNING OUT
      When nothing at hand fits, one after the other, until something does: take what other streams have finished with;

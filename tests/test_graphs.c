@@ -165,6 +165,45 @@ TEST(a_capture_after_others_in_its_graph_takes_what_they_freed)
     finish();
 }
 
+/* CUDA destroys the graph then. An instance that was made before runs on at the addresses of the first capture. */
+TEST(a_lost_capture_into_a_graph_gives_back_what_no_instance_uses)
+{
+    for (int instances = 0; instances < 2; instances++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_for(3);
+        void *p;
+        cudaGraph_t graph = graph_new(pool, s, 1, &p), none = NULL;
+        cudaGraphExec_t exec = instances ? instance(graph) : NULL;
+        capture_into(graph, s, NULL, 0);
+        EXPECT(pass(pool, s, 2) != p);
+        void *held = get_used(pool, s, 3);
+        EXPECT_EQ(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+        EXPECT(!none);
+        (void)cudaGetLastError();
+        OK(galloc_free(held, t));
+        for (int i = 0; exec && i < 2; i++) {
+            OK(cudaGraphLaunch(exec, s));
+            void *others[3] = {NULL};
+            for (int n = 0; n < 3; n++) {
+                if (galloc_pool_malloc(pool, &others[n], BLOCK, t)) break;
+                EXPECT(others[n] != p);
+                put(t, others[n], BLOCK, 4);
+            }
+            EXPECT(others[0] && !others[2]);
+            for (int n = 0; n < 3; n++) OK(galloc_free(others[n], t));
+        }
+        if (exec) OK(cudaGraphExecDestroy(exec));
+        OK(cudaDeviceSynchronize());
+        expect_room(pool, 3);
+        pool_end(pool);
+        EXPECT_EQ(sim_findings(SIM_ANY), sim_findings(SIM_CAPTURE_BROKEN));
+        sim_findings_clear();
+        finish();
+    }
+}
+
 /* A program may set what a captured stream comes after, as it must for a node that it adds itself. */
 TEST(a_captured_stream_that_is_set_back_shares_nothing)
 {
