@@ -160,7 +160,7 @@ static void capture_done(cudaGraph_t graph, cudaStream_t s)
     EXPECT(same == graph);
 }
 
-/* Several captures into one graph, beside each other by the graph, or one after the other. */
+/* One capture at a time, as CUDA demands; what they capture is unordered in the graph, or in order. */
 TEST(captures_into_one_graph)
 {
     for (int ordered = 0; ordered < 2; ordered++) {
@@ -195,6 +195,44 @@ TEST(captures_into_one_graph)
     finish();
 }
 
+/* CUDA refuses the launch of a graph on a captured stream, in every mode, and the capture is lost. If it was into a
+   graph that existed before, that graph is destroyed; an instance of it can still be launched. */
+TEST(launches_into_captures)
+{
+    galloc_pool *pool = pool_new(1, mib(160), REUSE_ALL);
+    cudaStream_t s = stream_new();
+    rival r = rival_new(pool);
+    const cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                                           cudaStreamCaptureModeRelaxed};
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        cudaGraph_t graph = graph_new(pool, s, 10 * i), ended = NULL;
+        cudaGraphExec_t exec = instance(graph);
+        int into = i / 3 % 2;
+        if (into) OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, modes[i % 3]));
+        else OK(cudaStreamBeginCapture(s, modes[i % 3]));
+        (void)pass(pool, s, 10 * i + 5);
+        EXPECT_EQ(cudaGraphLaunch(exec, s), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(cudaStreamEndCapture(s, &ended), cudaErrorStreamCaptureInvalidated);
+        EXPECT(!ended);
+        (void)cudaGetLastError();
+#ifdef GALLOC_ON_SIM
+        EXPECT_EQ(sim_findings(SIM_ANY), sim_findings(SIM_CAPTURE_BROKEN));
+        sim_findings_clear();
+#endif
+        if (!into) OK(cudaGraphDestroy(graph));
+        for (int n = 0; n < 2; n++) {
+            OK(cudaGraphLaunch(exec, s));
+            rival_turn(&r);
+        }
+        OK(cudaGraphExecDestroy(exec));
+    }
+    rival_end(&r);
+    expect_all_back(pool);
+    pool_end(pool);
+    OK(cudaStreamDestroy(s));
+    finish();
+}
+
 #endif
 
 #if !defined(GALLOC_ON_SIM) && CUDART_VERSION >= 13000
@@ -210,7 +248,7 @@ template <typename function> static function *driver(const char *name, unsigned 
 }
 #define DRIVER(name, version) driver<decltype(name)>(#name, version)
 
-/* A body of its own capture, beside what the graph around it captures. */
+/* Captured into by a stream of its own, while the graph around it is captured: the body's capture has another id. */
 TEST(bodies_of_conditional_nodes)
 {
     galloc_pool *pool = pool_new(1, mib(160), REUSE_ALL);
