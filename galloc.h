@@ -196,16 +196,16 @@
          later captured work of the graph, which would overwrite it. Or free it after the graph is gone.
        - The memory comes back when the graph, its instances and clones, the graphs that it is a child of, and all their
          launches are gone. galloc learns that from a cudaUserObject which the graph holds. A capture that fails gives
-         its memory back as well; one into a graph that existed before (cudaStreamBeginCaptureToGraph) that graph's too,
-         as CUDA destroys it then. An instance that is updated (cudaGraphExecUpdate), or in which a child graph is set
-         (cudaGraphExecChildGraphNodeSetParams), keeps the new graph's memory from then on; the old graph's is let go
-         once earlier launches are done. A child graph node or conditional node that is destroyed lets go of the memory
-         of the graph in it; other nodes let go of nothing.
+         its memory back as well. If it was into a graph that existed before (cudaStreamBeginCaptureToGraph), CUDA
+         destroys that graph too, and only instances and copies of it keep its memory. An instance that is updated
+         (cudaGraphExecUpdate), or in which a child graph is set (cudaGraphExecChildGraphNodeSetParams), keeps the new
+         graph's memory from then on; the old graph's is let go once earlier launches are done. A child graph node or
+         conditional node that is destroyed lets go of the memory of the graph in it; other nodes let go of nothing.
        - Instances, clones and children of one graph use the same memory: no two of them may run at once. The addresses
          in nodes that the program adds or sets itself are unknown to galloc: those blocks are inputs.
      Only galloc_graph_begin, galloc_graph_end and galloc_graph_release let graphs share memory, and give it back before
-     they are destroyed. A captured stream cannot launch a graph: CUDA returns cudaErrorStreamCaptureUnsupported, and
-     the capture is lost. Add such a graph as a child (cudaGraphAddChildGraphNode).
+     they are destroyed. A graph cannot be launched on a captured stream: CUDA returns
+     cudaErrorStreamCaptureUnsupported, and the capture is lost. Add the graph as a child (cudaGraphAddChildGraphNode).
      Each call on a captured stream asks CUDA for the stream's position in the graph. A program can set it back: by
      another capture into the same graph (cudaStreamBeginCaptureToGraph), or by cudaStreamUpdateCaptureDependencies. The
      stream then gets what it freed before only if its new position comes after the old one in the graph. galloc looks
