@@ -1,8 +1,9 @@
 #!/bin/sh
 # check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found,
 # against the bundled and the toolkit's headers, without a warning; and a program of several files that runs.
-# Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in), GRID (set: every compiler at
-# every level of optimisation, since warnings differ; some minutes).
+# Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in), GRID (set: also the standards
+# between the oldest and the newest, and every compiler at every level of optimisation, since warnings differ; some
+# minutes).
 
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
@@ -150,10 +151,15 @@ grid() {
 }
 
 # Side by side: a check's outcome is a line of the file `results`.
-languages bundled tests/sim/include 'c99 c11 c17 c2x' 'c++11 c++14 c++17 c++20 c++2b' &
+if [ -n "$GRID" ]; then
+    standards='c99 c11 c17 c2x' cpp_standards='c++11 c++14 c++17 c++20 c++2b'
+else
+    standards='c99 c2x' cpp_standards='c++11 c++2b'
+fi
+languages bundled tests/sim/include "$standards" "$cpp_standards" &
 program bundled tests/sim/include &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
-    languages toolkit "$cuda/include" 'c99 c17' 'c++11 c++20' &
+    languages toolkit "$cuda/include" c99 c++17 &
     program toolkit "$cuda/include" &
 fi
 options &

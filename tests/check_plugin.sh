@@ -5,7 +5,7 @@
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_plugin
-flags="-O1 -g -I. -Itests/sim -isystem tests/sim/include"
+flags="-O0 -g -I. -Itests/sim -isystem tests/sim/include"
 libs="-lpthread -lm -ldl"
 passed=0 failed=0
 
