@@ -3171,7 +3171,8 @@ static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
     return NULL;
 }
 
-/* Marks of one lane and epoch that touch become one: says the same with less. Marks of one lane do not overlap. */
+/* Marks of one lane and epoch that touch become one: says the same with less. Marks of one lane do not overlap. A
+   mark that has taken another in touches none before it: they touched neither. */
 static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
 {
     gai_mark **at = list;
@@ -3190,7 +3191,7 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
             return;
         }
         if (void_one) gai_mark_drop(pool, at);
-        at = void_one ? list : &other->next; /* what it has become may be near others */
+        else at = &other->next;
     }
     mark->next = *list;
     *list = mark;
@@ -4289,7 +4290,7 @@ static GAI_INLINE void gai_lane_drops(gai_lane *lane, const gai_mark *mark)
 static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
 {
     gai_mark *mark = block->marks;
-    if (!mark || mark->next || mark->lane != lane || !gai_lane_is_plain(lane)) return;
+    if (!mark || mark->next || mark->lane != lane) return;
     gai_lane_drops(lane, mark);
     block->marks = NULL;
     block->tag |= GAI_SHELVED | GAI_DROPPED;
@@ -5929,12 +5930,12 @@ static void gai_lane_thin_spots(galloc_pool *pool, gai_lane *lane)
     }
 }
 
-/* Shows a spot, unless a later one stands for the same frees. One that is where the last one was takes its room. With
-   the lock held. */
+/* Shows a spot. Threads that capture into one graph take turns, so that it is the latest. One that is where the last
+   one was takes its room. With the lock held. */
 static void gai_lane_show_spot(galloc_pool *pool, gai_lane *lane, uint64_t epoch, const CUgraphNode *nodes, size_t n)
 {
     gai_spot *spot = lane->spots;
-    if (!lane->capture || epoch <= lane->done || (spot && spot->epoch >= epoch)) return;
+    if (!lane->capture || epoch <= lane->done) return;
     if (!spot || spot->n != n || memcmp(spot->nodes, nodes, n * sizeof *nodes)) {
         if (!gai_slab_need(&pool->spots, 1)) return;
         spot = (gai_spot *)gai_slab_take(&pool->spots);

@@ -884,6 +884,37 @@ TEST(a_result_freed_elsewhere_is_used_up_to_now)
     }
 }
 
+/* What another stream has cut off a result stays in its room, and the one that allocated it has used that until then.
+   Who follows that stream up to an earlier point, and is given the result to free, knows nothing of it. */
+TEST(what_is_cut_off_a_result_was_used_until_then)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    cudaStream_t other = stream_new();
+    galloc_request request = {0};
+    void *p = NULL;
+    request.bytes = MIB(6);
+    request.max_bytes = MIB(8);
+    request.stream = f.t;
+    request.pool = f.pool;
+    OK(galloc_alloc(&p, &request));
+    put(f.t, p, MIB(2), 1);
+    (void)pass(f.pool, 512, f.t, 7);
+    order(f.t, f.u);
+    refused(f.pool, MIB(6), f.u); /* which has looked whom it follows */
+    put(f.t, (char *)p + MIB(2), MIB(4), 2);
+    OK(galloc_resize(p, MIB(2), other));
+    EXPECT_EQ(galloc_pool_check(f.pool), 0);
+    look(f.u, p, MIB(2), 1);
+    OK(galloc_free(p, f.u));
+    sim_run(-1);
+    order(f.u, f.s);
+    refused(f.pool, MIB(5), f.s);
+    (void)pass(f.pool, 512, f.t, 8);
+    order(f.t, f.s);
+    (void)pass(f.pool, MIB(5), f.s, 3);
+    forked_end(&f);
+}
+
 TEST(another_graph_is_not_followed)
 {
     forked f = forked_begin(0, ANY_REUSE);

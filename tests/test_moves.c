@@ -1289,6 +1289,48 @@ TEST(what_was_always_so_may_be_otherwise)
     }
 }
 
+/* Nor that a mapping is still where it was: given back, its descriptor is another one's. */
+TEST(the_place_of_another_mapping_is_not_expected)
+{
+    enum { PAGES = 8, KEPT = 4, MORE = PAGES - KEPT };
+    begin();
+    galloc_config config = galloc_config_default();
+    config.growth = PAGE;
+    config.overhead = 100;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    galloc_request request = {0};
+    void *p[PAGES], *q = NULL;
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < PAGES; i++) p[i] = get(pool, PAGE, s);
+        for (int i = 0; i < PAGES; i++) OK(galloc_free(p[i], s));
+    }
+    for (int i = 0; i <= KEPT; i++) p[i] = get(pool, PAGE, s); /* expected next: the page behind */
+    OK(galloc_free(p[KEPT], s));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    for (int i = KEPT; i < PAGES; i++) p[i] = get(pool, PAGE - 512, s); /* not what is expected */
+    for (int i = KEPT; i < PAGES; i++) OK(galloc_free(p[i], s));
+    OK(galloc_pool_trim(pool, 0, NULL)); /* descriptors come back, the last one first */
+    request.bytes = PAGE;
+    request.max_bytes = MORE * PAGE;
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc(&q, &request));
+    OK(galloc_resize(q, MORE * PAGE, s));
+    EXPECT_EQ(pool->diary.memos[pool->diary.next].first->addr, (uintptr_t)q);
+    EXPECT_EQ(pool->diary.memos[pool->diary.next].at, (uintptr_t)q + PAGE);
+    OK(galloc_free(q, s)); /* its pages wait where they are */
+    long calls = memory_calls();
+    EXPECT(get(pool, PAGE, s) == q);
+    EXPECT(get(pool, (MORE - 1) * PAGE, s) == (char *)q + PAGE);
+    EXPECT_EQ(memory_calls(), calls);
+    OK(galloc_free(q, s));
+    OK(galloc_free((char *)q + PAGE, s));
+    for (int i = 0; i < KEPT; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* What is done so that a program may repeat itself ends when it is seen to bring nothing. */
 TEST(a_pair_alone_is_served_without_a_plan)
 {

@@ -955,6 +955,34 @@ TEST(a_stream_whose_block_went_out_again_is_not_forgotten)
     finish();
 }
 
+/* Nor is one with a block that another stream was given and this one freed, since nobody has asked yet whether the
+   handle was this stream's: the next new stream does not get it. */
+TEST(a_stream_that_freed_what_another_was_given_is_not_forgotten)
+{
+    enum { MANY = GAI_LANES_KEPT + 8 };
+    begin_still();
+    cudaStream_t many[MANY], a = stream_new(), s = stream_new(), n = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *held[MANY], *p, *q, *hold;
+    for (int i = 0; i < MANY; i++) held[i] = get(pool, 1000, many[i] = stream_new());
+    hold = get(pool, MIB(4), s);
+    p = get(pool, KIB(16), a);
+    put(s, p, KIB(16), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(hold, a));
+    OK(galloc_pool_reserve(pool, MIB(64))); /* not served at once: what holds nothing is forgotten after it */
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    q = get_used(pool, KIB(16), n, 2);
+    EXPECT(q != p);
+    OK(galloc_free(q, n));
+    EXPECT(get(pool, KIB(16), s) == p); /* its own it has again */
+    OK(galloc_free(p, s));
+    for (int i = 0; i < MANY; i++) OK(galloc_free(held[i], many[i]));
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
 /* What galloc remembers of streams that nobody retired does not grow for ever. */
 TEST(forgotten_streams_do_not_pile_up)
 {
