@@ -2,9 +2,6 @@
    before each call all that nobody was promised is taken away: a step that takes more than it has made sure of finds an
    empty slab. GALLOC_SEED chooses the numbers, GALLOC_ROUNDS how many programs there are. */
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #define GAI_CHUNK_BYTES (sizeof(void *) + GAI_CACHE_LINE + slab->size) /* where the slab is at hand by that name */
 #define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #include "setup.h"

@@ -983,7 +983,8 @@ TEST(rooms_grow_by_any_steps_beside_other_blocks)
                 at[i] = NULL;
             } else {
                 size_t most = growable ? 16 : 12;
-                pages[i] += 1 + roll_below(&d, (uint32_t)(most - (at[i] ? pages[i] : (pages[i] = 0))));
+                if (!at[i]) pages[i] = 0;
+                pages[i] += 1 + roll_below(&d, (uint32_t)(most - pages[i]));
                 if (at[i]) OK(galloc_resize(at[i], pages[i] * PAGE, own));
                 else at[i] = growable ? get_growable(pool, pages[i] * PAGE, 16 * PAGE, own)
                                       : get(pool, pages[i] * PAGE, own);
