@@ -9016,7 +9016,7 @@ static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_wan
     for (; block && block->addr < end; block = block->next) {
         if (block->kind == GAI_HOLE && block->addr + block->bytes >= end) return 1;
         if (block->kind == GAI_HOLE) continue;
-        if (!gai_block_suits_room(block) || block->bytes > want->bytes || block->addr + block->bytes > end) return 0;
+        if (!gai_block_suits_room(block) || block->bytes > want->bytes) return 0;
         if (gai_block_is_parked(block)) *there += block->bytes;
     }
     return block && block->addr == end;

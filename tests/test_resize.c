@@ -938,6 +938,49 @@ TEST(a_room_takes_in_no_page_larger_than_the_step)
     finish();
 }
 
+/* Pages that reach beyond what is asked for would leave free memory in the room, which others take. */
+TEST(a_room_begins_with_no_page_that_it_shares)
+{
+    begin_still();
+    galloc_config config = config_limit(SIZE_MAX);
+    config.growth = 2 * PAGE;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_growable(pool, 2 * PAGE, 16 * PAGE, s), *q, *other;
+    for (size_t pages = 4; pages <= 16; pages += 2) OK(galloc_resize(p, pages * PAGE, s)); /* by pages of 4 MiB */
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    q = get_growable(pool, 3 * PAGE, 16 * PAGE, s);
+    other = get(pool, PAGE, s);
+    OK(galloc_resize(q, 16 * PAGE, s));
+    expect_healthy(pool, 1);
+    OK(galloc_free(other, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* An event on the legacy stream would have all blocking streams wait for each other: none is recorded there so that a
+   place may be found again. */
+TEST(a_room_that_legacy_frees_asks_for_no_event)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *own = get(pool, PAGE, s), *p = get_growable(pool, PAGE, 4 * PAGE, cudaStreamLegacy);
+    put(cudaStreamLegacy, p, PAGE, 1);
+    long records = sim_calls("cuEventRecord");
+    OK(galloc_free(p, cudaStreamLegacy));
+    OK(galloc_free(get(pool, KIB(64), cudaStreamLegacy), cudaStreamLegacy));
+    EXPECT_EQ(sim_calls("cuEventRecord"), records);
+    OK(galloc_free(own, s));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Trim takes pages out of rooms too, and the blocks grow all the same. */
 TEST(trim_takes_the_pages_of_rooms)
 {
