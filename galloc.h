@@ -10556,11 +10556,18 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
     }
 }
 
+/* Without addresses apart from memory a segment is as long as the alignment: no device has that. */
+static int gai_job_is_misaligned(const gai_job *job)
+{
+    const galloc_config *config = &job->pool->config;
+    return (config->backend || !config->expandable_segments) && job->want.alignment > job->pool->device_bytes;
+}
+
 /* More than there can ever be: nothing that is waited for or given back would make it fit. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
-    return !job->grows && job->want.bytes > gai_pool_capacity(pool);
+    if (job->grows) return 0;
+    return job->want.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
 }
 
 /* What a step may change: bytes that the job's stream may have for the asking, and those that the pool holds. */
@@ -10733,6 +10740,9 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
                        cudaGetErrorString((cudaError_t)(int)job->said));
     else if (job->want.bytes > pool->device_bytes)
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
+    else if (gai_job_is_misaligned(job))
+        (void)snprintf(text, size, "alignment %zu takes as much memory here, and the device has %zu",
+                       job->want.alignment, pool->device_bytes);
     else if (gai_pool_is_still(pool))
         (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
     else

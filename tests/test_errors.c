@@ -903,6 +903,56 @@ TEST(a_room_for_which_there_are_no_addresses)
     finish();
 }
 
+static int count_asked(const galloc_report *report, void *user)
+{
+    EXPECT(report->rejected);
+    ++*(int *)user;
+    return 1;
+}
+
+static void count_rejected(const galloc_report *report, void *user)
+{
+    EXPECT(report->rejected && !report->steps_taken);
+    ++*(int *)user;
+}
+
+/* Where a segment must hold the alignment as memory, none will ever do: nothing is given back, and nobody is asked. */
+TEST(an_alignment_that_no_segment_can_have)
+{
+    const char *settings[] = {"expandable_segments:False", "like:pytorch,expandable_segments:False",
+                              "backend:cudaMalloc", "backend:cudaMallocAsync"};
+    for (int i = 0; i < 4; i++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        int asked = 0, rejected = 0;
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[i], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        galloc_callbacks calls = {.on_oom = count_asked, .user = &asked};
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        void *p = get(pool, MIB(30), s);
+        put(s, p, MIB(30), 1);
+        OK(galloc_free(p, s));
+        galloc_request request = request_of(pool, 1, s);
+        request.alignment = (size_t)1 << 50;
+        galloc_stats before = stats_of(pool), after;
+        long blocking = sim_blocking_calls();
+        FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+        EXPECT(strstr(log_text, "alignment") != NULL && strstr(log_text, "memory_limit") == NULL);
+        after = stats_of(pool);
+        expect_same(&before, &after);
+        EXPECT_EQ(sim_blocking_calls(), blocking);
+        EXPECT_EQ(asked, 0);
+        calls = (galloc_callbacks){.on_reject = count_rejected, .user = &rejected};
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+        EXPECT_EQ(rejected, 1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(the_log_may_call_galloc)
 {
     begin();
