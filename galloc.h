@@ -2484,12 +2484,13 @@ struct galloc_pool {
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments that are graphs' */
     galloc_stats stats;
-    uint64_t users;  /* calls that are in the pool, and GAI_ENDED */
+    uint64_t users;  /* calls that are in the pool, GAI_PASSING, and GAI_ENDED */
     galloc_pool *handle;
     size_t lives;    /* pools that this has been; of the handles used up */
     void *known;     /* the next of gai_known_pools */
 };
 
+#define GAI_PASSING ((uint64_t)1 << 32) /* a call that concerns all pools is in this one, and calls no program there */
 #define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: nobody comes in */
 
 #define GAI_WAY_LONG 1    /* torch, oversize */
@@ -7892,22 +7893,27 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
 
 /* ---- who is in a pool ---- */
 
-/* The call is in whatever pool this is now, which does not end before gai_pool_unpin. 0: there is none. */
-static int gai_pool_pin(galloc_pool *pool)
+/* The call, 1 or GAI_PASSING, is in whatever pool this is now, which does not end before it is out. 0: there is
+   none. */
+static int gai_pool_come_in(galloc_pool *pool, uint64_t call)
 {
     uint64_t users = gai_load(&pool->users);
     while (!(users & GAI_ENDED)) {
-        if (gai_swap(&pool->users, users, users + 1)) return 1;
+        if (gai_swap(&pool->users, users, users + call)) return 1;
         users = gai_load(&pool->users);
     }
     return 0;
 }
 
-static void gai_pool_unpin(galloc_pool *pool)
+static void gai_pool_go_out(galloc_pool *pool, uint64_t call)
 {
     uint64_t users = gai_load(&pool->users);
-    while (!gai_swap(&pool->users, users, users - 1)) users = gai_load(&pool->users);
+    while (!gai_swap(&pool->users, users, users - call)) users = gai_load(&pool->users);
 }
+
+static int gai_pool_pin(galloc_pool *pool) { return gai_pool_come_in(pool, 1); }
+
+static void gai_pool_unpin(galloc_pool *pool) { gai_pool_go_out(pool, 1); }
 
 static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
 {
@@ -12001,9 +12007,9 @@ static cudaError_t gai_retire(const gai_site *site)
     cudaError_t error = cudaSuccess;
     for (pool = gai_pools; pool && !error; pool = error ? pool : pool->next) {
         pool->retires = 0;
-        if (!gai_pool_pin(pool)) continue; /* it ends, and holds nothing */
+        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it ends, and holds nothing */
         error = gai_pool_retire(pool, site);
-        gai_pool_unpin(pool);
+        gai_pool_go_out(pool, GAI_PASSING);
     }
     for (done = error ? gai_pools : NULL; done != pool; done = done->next) gai_pool_unretire(done, site);
     return error;
@@ -14295,14 +14301,15 @@ static void gai_pool_part(galloc_pool *pool)
 }
 
 /* Keeps others out, and waits until those are out again that were in. The call itself is in. 0: another thread ends
-   the pool already, or this one is called by a call that is in it. */
+   the pool already, or this one is called by the program in a callback, and a call is in it, perhaps the one that led
+   there. */
 static int gai_pool_shut_out(galloc_pool *pool)
 {
     uint64_t users;
     unsigned round;
     do {
         users = gai_load(&pool->users);
-        if (users & GAI_ENDED || (users > 1 && (gai_in_mapping || gai_in_shortage))) return 0;
+        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage))) return 0;
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
     for (round = 0; gai_load(&pool->users) != (GAI_ENDED | 1); round++) gai_latch_rest(round);
     return 1;

@@ -223,6 +223,71 @@ TEST(a_callback_does_not_end_its_pool)
     finish();
 }
 
+/* A pool that nobody uses, and a thread that is stopped in it while it retires a stream of its own. */
+static struct {
+    galloc_pool *pool, *inner;
+    cudaStream_t stream;
+    pthread_t retires;
+    int inside, returned;
+} quiet;
+
+static void stop_in_retire(const char *function)
+{
+    if (!pthread_equal(pthread_self(), quiet.retires) || strcmp(function, "cuEventRecord")) return;
+    __atomic_store_n(&quiet.inside, 1, __ATOMIC_RELEASE);
+    while (!(gai_load(&quiet.inner->users) & GAI_ENDED) && !__atomic_load_n(&quiet.returned, __ATOMIC_ACQUIRE))
+        sched_yield();
+}
+
+static void *retire_it(void *unused)
+{
+    quiet.retires = pthread_self();
+    sim_hook(stop_in_retire, NULL);
+    OK(galloc_stream_retire(quiet.stream));
+    __atomic_store_n(&quiet.inside, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static int end_the_other(const galloc_report *report, void *user)
+{
+    pthread_t thread;
+    EXPECT_EQ(pthread_create(&thread, NULL, retire_it, user), 0);
+    while (!__atomic_load_n(&quiet.inside, __ATOMIC_ACQUIRE)) sched_yield();
+    EXPECT(report->pool != quiet.pool);
+    OK(galloc_pool_destroy(quiet.pool));
+    __atomic_store_n(&quiet.returned, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    sim_hook(NULL, NULL);
+    return 0;
+}
+
+/* Whoever retires a stream is in all pools, one after the other: no pool of the program's is in use by that. */
+TEST(a_callback_ends_another_pool_while_a_stream_is_retired)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = limited(MIB(8));
+    galloc_pool *pool = pool_new(&config);
+    galloc_callbacks calls = {0};
+    void *p = get(pool, MIB(6), s), *q;
+    memset(&quiet, 0, sizeof quiet);
+    quiet.pool = quiet.inner = pool_new(NULL);
+    OK(gai_pool_find(&quiet.inner));
+    gai_pool_unpin(quiet.inner);
+    quiet.stream = t;
+    q = get(quiet.pool, MIB(1), t);
+    put(t, q, MIB(1), 1);
+    OK(galloc_free(q, t));
+    calls.on_oom = end_the_other;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(7), s), cudaErrorMemoryAllocation);
+    EXPECT(quiet.returned);
+    OK(galloc_free(p, s));
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- names of what has ended ------------------------------------------------------------------------------------- */
 
 static void expect_gone(cudaError_t error)
