@@ -13543,20 +13543,27 @@ static int gai_check_cell(galloc_pool *pool, const gai_block *block)
     return broken + (block->kind == GAI_FREE && block->cell);
 }
 
+/* It is found by its addresses, and no other block is. What has been freed, and is on its way back to the driver, need
+   not be: another block may have its address by now. */
+static int gai_check_found(const gai_block *block)
+{
+    int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->held);
+    if (leaves || !gai_block_is_mapped(block)) return 0;
+    return (!block->slot || gai_load_pointer(block->slot) != block) + (gai_block_at(block->addr) != block) +
+           (gai_block_before(block->addr + block->bytes - 1) != block);
+}
+
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
-    const gai_block *next = block->next, *inside = NULL;
+    const gai_block *next = block->next;
     const void *held = gai_load_pointer(&block->held);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
-    if (gai_block_is_mapped(block)) inside = gai_block_before(block->addr + block->bytes - 1);
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += gai_block_is_free(block) != (block->set != NULL);
     broken += gai_check_cell(pool, block);
     broken += block->kind == GAI_USED && block->requested > block->bytes;
     broken += held && (block->kind != GAI_USED || !block->lane);
-    broken += gai_block_is_mapped(block) && (!block->slot || gai_load_pointer(block->slot) != block);
-    broken += gai_block_is_mapped(block) && gai_block_at(block->addr) != block;
-    broken += gai_block_is_mapped(block) && inside != block;
+    broken += gai_check_found(block);
     if (block->kind == GAI_FREE) {
         broken += pool->torch ? gai_check_at_home(pool, block) : block->set != gai_set_of(pool, block->marks);
         broken += !pool->torch && gai_blocks_merge(pool, block, next, 0);

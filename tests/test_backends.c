@@ -811,4 +811,60 @@ TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
     finish();
 }
 
+/* ---- addresses that the driver gives out again -------------------------------------------------------------------- */
+
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    pthread_t frees;
+    void *block;
+    int broken, went, done;
+} again;
+
+static void *take_again(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(0));
+    again.block = get(again.pool, MIB(2), again.stream);
+    again.broken = galloc_pool_check(again.pool);
+    EXPECT_EQ(info_of(again.block).state, GALLOC_STATE_USED);
+    return NULL;
+}
+
+/* The first call of the thread's after the driver has taken the block. */
+static void after_the_free(const char *function)
+{
+    pthread_t thread;
+    if (again.done || !pthread_equal(pthread_self(), again.frees)) return;
+    if (again.went) {
+        again.done = 1;
+        EXPECT_EQ(pthread_create(&thread, NULL, take_again, NULL), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+    }
+    again.went = !strcmp(function, "cuMemFreeAsync");
+}
+
+/* The heap is healthy while the block that had the address is not gone yet. */
+TEST(an_address_comes_back_while_its_block_goes)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    memset(&again, 0, sizeof again);
+    again.pool = pool_new(&config);
+    again.stream = stream_new();
+    again.frees = pthread_self();
+    void *p = get(again.pool, MIB(2), again.stream);
+    sim_hook(after_the_free, NULL);
+    OK(galloc_free(p, again.stream));
+    sim_hook(NULL, NULL);
+    EXPECT(again.done);
+    EXPECT(again.block == p);
+    EXPECT_EQ(again.broken, 0);
+    expect_healthy(again.pool, 0);
+    OK(galloc_free(again.block, again.stream));
+    pool_end(again.pool);
+    finish();
+}
+
 TEST_MAIN()
