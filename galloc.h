@@ -14307,23 +14307,33 @@ static void gai_pool_part(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* Keeps others out, and waits until those are out again that were in. The call itself is in. 0: another thread ends
-   the pool already, or this one is called by the program in a callback, and a call is in it, perhaps the one that led
-   there. */
-static int gai_pool_shut_out(galloc_pool *pool)
+/* The pool goes on, and the calls that are in it as before. */
+static void gai_pool_let_in(galloc_pool *pool)
 {
+    uint64_t users = gai_load(&pool->users);
+    while (!gai_swap(&pool->users, users, users & ~GAI_ENDED)) users = gai_load(&pool->users);
+}
+
+/* Keeps others out, and waits until those are out again that were in. The call itself is in. Memory that was given out
+   meanwhile ends that: who has it may wait for the pool, see gai_pool_around. */
+static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
+{
+    cudaError_t error = cudaSuccess;
     uint64_t users;
     unsigned round;
     do {
         users = gai_load(&pool->users);
-        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage))) return 0;
+        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage)))
+            return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or this is a callback "
+                            "and a call is in it, perhaps the one that has called the program");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
-    for (round = 0; gai_load(&pool->users) != (GAI_ENDED | 1); round++) gai_latch_rest(round);
-    return 1;
+    for (round = 0; !error && gai_load(&pool->users) != (GAI_ENDED | 1); round++) {
+        gai_latch_rest(round);
+        error = orphaned ? cudaSuccess : gai_pool_is_used(pool);
+    }
+    if (error) gai_pool_let_in(pool);
+    return error;
 }
-
-/* The pool goes on, and the call is in it as before. */
-static void gai_pool_let_in(galloc_pool *pool) { gai_store(&pool->users, 1); }
 
 /* Gives back what the device knows of, if nothing is used. A default pool that is used gives back what is not. The
    program is told of nothing. */
@@ -14372,10 +14382,8 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     int orphaned = gai_pool_is_orphaned(pool);
     cudaError_t error = orphaned || pool->is_default ? cudaSuccess : gai_pool_is_used(pool);
+    if (!error) error = gai_pool_shut_out(pool, orphaned);
     if (error) return error;
-    if (!gai_pool_shut_out(pool))
-        return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or a call that is in it "
-                        "has called the program, which would destroy it");
     if (!orphaned) error = gai_pool_empty(pool);
     if (error) {
         gai_pool_let_in(pool);

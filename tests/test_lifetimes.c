@@ -288,6 +288,71 @@ TEST(a_callback_ends_another_pool_while_a_stream_is_retired)
     finish();
 }
 
+/* A call that is in a pool asks the program, and meanwhile another thread ends the pool: it waits for that call. */
+static struct {
+    galloc_pool *pool, *other;
+    cudaStream_t stream, beside;
+    pthread_t thread;
+    cudaError_t ended;
+    int what, asked;
+} asked;
+
+static void *end_the_asking(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(0));
+    asked.ended = galloc_pool_destroy(asked.pool);
+    return NULL;
+}
+
+static void expect_block_of_ending(void *p)
+{
+    galloc_pointer info = info_of(p);
+    EXPECT_EQ(info.state, GALLOC_STATE_USED);
+    if (asked.what == 1) OK(galloc_record_stream(p, asked.beside));
+    OK(galloc_free(p, asked.what == 2 ? asked.beside : asked.stream));
+}
+
+/* The block comes by the short way, which does not ask whether the pool is about to end. */
+static int use_while_it_ends(const galloc_report *report, void *user)
+{
+    galloc_config config;
+    void *p = NULL;
+    (void)user;
+    sim_fail_clear();
+    if (asked.asked++) return 0;
+    OK(galloc_free(get(report->pool, 4096, asked.stream), asked.stream));
+    EXPECT_EQ(pthread_create(&asked.thread, NULL, end_the_asking, NULL), 0);
+    while (galloc_pool_config(report->pool, &config) == cudaSuccess) usleep(100);
+    if (OK(galloc_pool_malloc(report->pool, &p, 4096, asked.stream))) expect_block_of_ending(p);
+    return 0;
+}
+
+TEST(a_block_in_a_callback_keeps_its_pool_from_ending)
+{
+    for (int what = 0; what < 3; what++) {
+        begin();
+        galloc_config config = limited(MIB(8));
+        galloc_callbacks calls = {0};
+        void *p = NULL;
+        memset(&asked, 0, sizeof asked);
+        asked.what = what;
+        asked.stream = stream_new();
+        asked.beside = stream_new();
+        asked.pool = pool_new(&config);
+        calls.on_oom = use_while_it_ends;
+        OK(galloc_pool_set_callbacks(asked.pool, &calls));
+        OK(galloc_free(get(asked.pool, 4096, asked.stream), asked.stream));
+        sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+        EXPECT_EQ(galloc_pool_malloc(asked.pool, &p, MIB(7), asked.stream), cudaErrorMemoryAllocation);
+        sim_fail_clear();
+        EXPECT_EQ(pthread_join(asked.thread, NULL), 0);
+        EXPECT(asked.ended == cudaSuccess || asked.ended == cudaErrorNotPermitted);
+        if (asked.ended) pool_end(asked.pool);
+        finish();
+    }
+}
+
 /* ---- names of what has ended ------------------------------------------------------------------------------------- */
 
 static void expect_gone(cudaError_t error)
