@@ -11691,7 +11691,7 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
-    if (due) gai_pool_tend(pool);
+    if (own && due) gai_pool_tend(pool); /* last: it may ask the program, whose calls may change the way */
     return own;
 }
 
@@ -14988,14 +14988,22 @@ static int gai_malloc_near(enum gai_passage passage, gai_way *way, void **ptr, s
     return 1;
 }
 
-static cudaError_t gai_alloc_far(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
+/* The call may ask the program, whose calls may put another way in the place of this one. If the lane has changed, the
+   way is noted again. */
+static cudaError_t gai_alloc_far(enum gai_passage passage, const gai_way *way, void **ptr,
+                                 const galloc_request *request)
 {
     galloc_pool *pool;
+    gai_site site;
+    uint64_t life;
     cudaError_t error;
     if (passage == GAI_LONG || !gai_way_pin(way)) return gai_alloc_at(request->pool, ptr, request);
     *ptr = NULL;
     pool = way->pool;
-    error = gai_pool_alloc(pool, ptr, request, &way->site); /* if the lane has changed, the way follows */
+    site = way->site;
+    life = site.life;
+    error = gai_pool_alloc(pool, ptr, request, &site);
+    if (!error && site.life != life) gai_way_note(&site, pool, request->pool);
     gai_pool_unpin(pool);
     return error;
 }

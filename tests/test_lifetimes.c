@@ -353,6 +353,57 @@ TEST(a_block_in_a_callback_keeps_its_pool_from_ending)
     }
 }
 
+/* What a thread remembers of its calls is not what a callback in one of them has made it remember since. */
+enum { ASKING = 48 };
+
+static cudaStream_t asking[ASKING];
+
+static int use_others(const galloc_report *report, void *user)
+{
+    cudaStream_t self = *(cudaStream_t *)user;
+    (void)report;
+    sim_fail_clear();
+    asked.asked++;
+    for (int i = 0; i < ASKING; i++)
+        if (asking[i] != self) OK(galloc_free(get(asked.other, 4096, asking[i]), asking[i]));
+    return 1;
+}
+
+static void ask_and_go_on(cudaStream_t *stream)
+{
+    galloc_callbacks calls = {0};
+    void *p = NULL, *q;
+    calls.on_oom = use_others;
+    calls.user = stream;
+    OK(galloc_pool_set_callbacks(asked.pool, &calls));
+    OK(galloc_free(get(asked.pool, 4096, *stream), *stream));
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    OK(galloc_pool_malloc(asked.pool, &p, MIB(7), *stream));
+    q = get(asked.other, 4096, *stream);
+    EXPECT(info_of(q).pool == asked.other);
+    OK(galloc_free(q, *stream));
+    OK(galloc_free(p, *stream));
+    OK(galloc_pool_trim(asked.pool, 0, NULL));
+}
+
+TEST(what_a_callback_does_leads_no_call_astray)
+{
+    begin();
+    galloc_pool *other[16];
+    memset(&asked, 0, sizeof asked);
+    asked.pool = pool_new(NULL);
+    for (int i = 0; i < ASKING; i++) asking[i] = stream_new();
+    for (int i = 0; i < 16; i++) asked.other = other[i] = pool_new(NULL);
+    for (int i = 0; i < 16; i++) {
+        asked.other = other[i];
+        for (int k = 0; k < ASKING; k += 6) ask_and_go_on(&asking[k]);
+    }
+    EXPECT_EQ(asked.asked, 16 * ASKING / 6);
+    pool_end(asked.pool);
+    for (int i = 0; i < 16; i++) pool_end(other[i]);
+    finish();
+}
+
 /* ---- names of what has ended ------------------------------------------------------------------------------------- */
 
 static void expect_gone(cudaError_t error)
