@@ -6324,15 +6324,16 @@ static void gai_block_forsake(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
-/* What the pool had at these addresses, and has not given back, is gone: the driver gives them to somebody else. */
-static void gai_pool_leave_range(galloc_pool *pool, uintptr_t addr, size_t bytes)
+/* What the pool has lost, for all that is known, leaves these addresses: the driver gives them to somebody else. While
+   the context exists only that is lost which is noted so; anything else is on its way back to the driver. */
+static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uintptr_t addr, size_t bytes)
 {
     gai_segment *segment;
     gai_block *block;
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
-        if (!segment->whole->page->current) continue; /* on its way out */
+        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* on its way out */
         if (!segment->lost) gai_pool_lose_context(pool);
         for (block = segment->first; block; block = block->next) gai_block_forsake(pool, block);
         gai_segment_hide(pool, segment);
@@ -6341,7 +6342,7 @@ static void gai_pool_leave_range(galloc_pool *pool, uintptr_t addr, size_t bytes
 }
 
 /* Has the pool lost memory, for all that is known? */
-static int gai_pool_may_have_lost(galloc_pool *pool)
+static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
     unsigned long long id;
@@ -6351,7 +6352,8 @@ static int gai_pool_may_have_lost(galloc_pool *pool)
     id = pool->context_id;
     lost = pool->lost;
     gai_lock_off(&pool->lock);
-    return lost || gai_context_health(context, id) != GAI_ALIVE;
+    *health = gai_context_health(context, id);
+    return lost || *health != GAI_ALIVE;
 }
 
 /* The driver has given these addresses out. After a reset they may still be noted as those of memory that is gone, in
@@ -6359,8 +6361,9 @@ static int gai_pool_may_have_lost(galloc_pool *pool)
 static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
+    enum gai_health health;
     while ((pool = gai_pool_visit(pool)) != NULL)
-        if (pool->mortal && gai_pool_may_have_lost(pool)) gai_pool_leave_range(pool, addr, bytes);
+        if (pool->mortal && gai_pool_may_have_lost(pool, &health)) gai_pool_leave_range(pool, health, addr, bytes);
 }
 
 /* Reserves addresses: twice the device's memory at once if it can be had, since address space is plentiful and one

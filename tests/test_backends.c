@@ -811,7 +811,7 @@ TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
     finish();
 }
 
-/* ---- addresses that the driver gives out again -------------------------------------------------------------------- */
+/* ---- addresses that the driver gives out again --------------------------------------------------------------- */
 
 static struct {
     galloc_pool *pool;
@@ -844,17 +844,22 @@ static void after_the_free(const char *function)
     again.went = !strcmp(function, "cuMemFreeAsync");
 }
 
-/* The heap is healthy while the block that had the address is not gone yet. */
-TEST(an_address_comes_back_while_its_block_goes)
+/* The heap is healthy while the block that had the address is not gone yet; and what has been lost to a reset before is
+   no reason to take that for another one. */
+static void take_what_goes(int after_a_reset)
 {
     begin();
     galloc_config config = galloc_config_default();
+    void *p, *q, *lost = NULL;
     config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
     memset(&again, 0, sizeof again);
     again.pool = pool_new(&config);
+    if (after_a_reset) lost = get(again.pool, MIB(20), stream_new());
+    if (after_a_reset) OK(cudaDeviceReset());
     again.stream = stream_new();
     again.frees = pthread_self();
-    void *p = get(again.pool, MIB(2), again.stream);
+    p = get(again.pool, MIB(2), again.stream);
+    q = get(again.pool, MIB(4), again.stream);
     sim_hook(after_the_free, NULL);
     OK(galloc_free(p, again.stream));
     sim_hook(NULL, NULL);
@@ -862,9 +867,17 @@ TEST(an_address_comes_back_while_its_block_goes)
     EXPECT(again.block == p);
     EXPECT_EQ(again.broken, 0);
     expect_healthy(again.pool, 0);
+    EXPECT_EQ(info_of(q).usable, MIB(4));
+    OK(galloc_free(q, again.stream));
     OK(galloc_free(again.block, again.stream));
+    if (lost) OK(galloc_free(lost, again.stream));
     pool_end(again.pool);
     finish();
+}
+
+TEST(an_address_comes_back_while_its_block_goes)
+{
+    for (int after_a_reset = 0; after_a_reset < 2; after_a_reset++) take_what_goes(after_a_reset);
 }
 
 TEST_MAIN()
