@@ -7146,17 +7146,59 @@ static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_quest
     return best;
 }
 
+/* Of two lists of mappings in rooms, each with the farthest behind its block first, makes one. */
+static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
+{
+    gai_mapping *all = NULL, **last = &all;
+    while (a && b) {
+        gai_mapping **least = b->block->room > a->block->room ? &b : &a;
+        *last = *least;
+        last = &(*least)->next;
+        *least = *last;
+    }
+    *last = a ? a : b;
+    return all;
+}
+
+#define GAI_RUNS 64 /* of 1, 2, 4 ... mappings */
+
+/* Parked pages in rooms, the farthest first: to look for the farthest each time would take too long where many are
+   wanted. */
+static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
+{
+    gai_mapping *runs[GAI_RUNS], *mapping, *all = NULL;
+    int i;
+    memset(runs, 0, sizeof runs);
+    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+        gai_mapping *run = mapping;
+        if (!mapping->block->room || !gai_block_is_parked(mapping->block)) continue;
+        run->next = NULL;
+        for (i = 0; runs[i]; i++) {
+            run = gai_mappings_merge(runs[i], run);
+            runs[i] = NULL;
+        }
+        runs[i] = run;
+    }
+    for (i = 0; i < GAI_RUNS; i++) all = gai_mappings_merge(runs[i], all);
+    return all;
+}
+
 /* Takes parked pages, those that have waited longest first, and those in rooms last. */
 static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
 {
-    gai_mapping *mapping, *newer;
-    for (mapping = pool->away_oldest; mapping && quest->wanted; mapping = newer) {
-        newer = mapping->newer;
+    gai_mapping *mapping, *next;
+    for (mapping = pool->away_oldest; mapping && quest->wanted; mapping = next) {
+        next = mapping->newer;
         if (!mapping->block->room && gai_parked_serves(pool, mapping, quest))
             gai_parked_take(pool, mapping, quest, batch);
     }
-    while (quest->wanted && pool->parked && (mapping = gai_parked_farthest(pool, quest)) != NULL)
-        gai_parked_take(pool, mapping, quest, batch);
+    mapping = quest->wanted && pool->parked ? gai_parked_farthest(pool, quest) : NULL;
+    if (!mapping) return;
+    gai_parked_take(pool, mapping, quest, batch);
+    for (mapping = quest->wanted ? gai_parked_in_rooms(pool) : NULL; mapping && quest->wanted; mapping = next) {
+        next = mapping->next;
+        if (gai_parked_serves(pool, mapping, quest)) gai_parked_take(pool, mapping, quest, batch);
+    }
 }
 
 /* The same over all sets: everybody's, the asking stream's own, then all others. */
@@ -7428,18 +7470,22 @@ static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *map
 }
 
 /* The same for what a block with room has left: the pages wait there for the next one, whose room takes them in, those
-   that it will need last for others first. */
+   that it will need last for others first. The free block is looked up once: the next page is before the one that was
+   cut out of it. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
+    gai_block *block = NULL;
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
-        gai_block *block = mapping ? gai_block_before(mapping->addr) : NULL;
         gai_batch batch;
-        if (!mapping || mapping->addr < begin) return;
+        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or none is here */
         end = mapping->addr;
-        if (!gai_mapping_is_within(pool, mapping, block)) continue;
+        if (!block) block = gai_block_before(end);
         gai_batch_start(&batch);
-        if (gai_block_to_batch(pool, block, end, mapping->bytes, &batch)) gai_batch_park(pool, &batch);
+        if (gai_mapping_is_within(pool, mapping, block) && gai_block_to_batch(pool, block, end, mapping->bytes, &batch))
+            block = gai_batch_park(pool, &batch)->prev;
+        else
+            block = NULL;
     }
 }
 
