@@ -976,8 +976,8 @@ GALLOC_API const char *galloc_last_message(void);
    process, which lasts until it is changed. GALLOC_CONF=log:... says how much is logged, and is read with the first
    line.
      call   called with no lock held, by the thread whose call logs; level is GALLOC_LOG_ERROR or GALLOC_LOG_INFO, text
-            is good during the call. Another thread may still be in it when it has just been replaced. NULL: GALLOC_LOG
-            again
+            is good during the call. It may call galloc: calls that fail there return their errors and are not logged.
+            Another thread may still be in it when it has just been replaced. NULL: GALLOC_LOG again
      user   its last argument */
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user);
 
@@ -13175,25 +13175,36 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
     return 1;
 }
 
+static GAI_THREAD_LOCAL int gai_in_log; /* the program is being told */
+
+/* Tells the program this thread's message. Should it call galloc meanwhile, it is told nothing of that, or else a
+   failure there would never end; the message is as before. */
 GAI_APART
-static void gai_log(int level, const char *text)
+static void gai_log(int level)
 {
-    char folded[sizeof gai_message + 64];
+    char text[sizeof gai_message + 64];
+    size_t length = strlen(gai_message);
     gai_log_call call;
     void *user;
     uint64_t hidden = 0;
     int shows;
+    if (gai_in_log) return;
     gai_lock_on(&gai_log_lock);
     if (gai_log_level < 0) gai_log_level = gai_log_level_of(getenv("GALLOC_CONF"));
-    shows = level <= gai_log_level && (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(text, &hidden));
+    shows = level <= gai_log_level && (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_message, &hidden));
     call = gai_log_function;
     user = gai_log_user;
     gai_lock_off(&gai_log_lock);
     if (!shows) return;
-    (void)snprintf(folded, sizeof folded, "%s (and %llu more like it)", text, (unsigned long long)hidden);
-    if (hidden) text = folded;
+    memcpy(text, gai_message, length + 1);
+    if (hidden)
+        (void)snprintf(text + length, sizeof text - length, " (and %llu more like it)", (unsigned long long)hidden);
+    gai_in_log = 1;
     if (call) call(level, text, user);
     else GALLOC_LOG(text);
+    gai_in_log = 0;
+    memcpy(gai_message, text, length);
+    gai_message[length] = 0;
 }
 
 /* Puts the name of the function that fails before what is wrong. */
@@ -13213,10 +13224,10 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
     int is_new = gai_message_is_new;
     gai_message_is_new = 0;
     if (is_new == GAI_NOTE) {
-        gai_log(GALLOC_LOG_INFO, gai_message);
+        gai_log(GALLOC_LOG_INFO);
     } else if (error && is_new) {
         gai_message_begin(function);
-        gai_log(GALLOC_LOG_ERROR, gai_message);
+        gai_log(GALLOC_LOG_ERROR);
     }
     return error;
 }
