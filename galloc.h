@@ -115,8 +115,8 @@
      galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
      for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
      these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
-     memory itself is kept. Rooms of one length (max_bytes) come to stand where others were, and the pages of a freed
-     block wait there for the next: what comes, grows and goes soon needs few calls into the driver, or none.
+     memory itself is kept. When such a block is freed its pages stay mapped. The next block with the same max_bytes
+     is placed there once the work on them is known to be done, and grows into them with no call into the driver.
 
    ON LIMITS AND COLLECTION
      A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
@@ -390,8 +390,8 @@ enum {
 /* How much is logged: GALLOC_CONF=log:off, error, info or debug; see galloc_set_log. */
 enum {
     GALLOC_LOG_OFF = 0,
-    GALLOC_LOG_ERROR = 1, /* a line for each call that fails. Lines that differ from one before only in numbers are
-                             told at powers of ten, and after a second: "(and 89 more like it)" */
+    GALLOC_LOG_ERROR = 1, /* a line for each call that fails. Of lines that differ only in numbers the first, the 10th,
+                             the 100th and so on are logged, and one a second: "(and 89 more like it)" */
     GALLOC_LOG_INFO = 2,  /* (default) and what strategy:heuristic decides, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* the same, and every repeat */
 };
