@@ -16,9 +16,10 @@ typedef struct world {
     int stuck;                    /* and nothing that was done can be undone */
     int broken;                   /* the fault breaks the context: even sim_launch then fails */
     int failures;                 /* calls that returned an error */
+    CUcontext context;            /* that was current before */
 } world;
 
-enum { SOURCE_PAGES, SOURCE_SEGMENTS, SOURCE_MALLOC, SOURCE_ASYNC };
+enum { SOURCE_PAGES, SOURCE_SEGMENTS, SOURCE_MALLOC, SOURCE_ASYNC, SOURCE_TORCH, SOURCE_CELLS };
 
 typedef struct scenario {
     const char *name;
@@ -366,7 +367,80 @@ static void shut_down(world *w)
     judge(w, galloc_shutdown(), lines);
 }
 
+/* A stream of the second device, while the first one is current. */
+static void arrange_elsewhere(world *w)
+{
+    OK(cudaStreamDestroy(w->s[2]));
+    OK(cudaSetDevice(1));
+    w->s[2] = stream_new();
+    OK(cudaSetDevice(0));
+}
+
+/* Pools of two devices; each stream's work on blocks of both. */
+static void elsewhere(world *w)
+{
+    galloc_config config = galloc_config_default();
+    void *p = w, *q;
+    long lines = log_lines;
+    if (judge(w, galloc_malloc(&p, MIB(1), w->s[2]), lines)) {
+        hold(w, p, 2);
+        w_free(w, p);
+    }
+    config.device = 1;
+    lines = log_lines;
+    if (!judge(w, galloc_pool_create(&w->second, &config), lines)) return;
+    p = w_get_request(w, w->second, MIB(6), 0, 2);
+    q = w_get_request(w, w->second, 1000, 0, 2);
+    w_record(w, p, 0);
+    w_free_on(w, q, 1);
+    w_free_after(w, p, 3);
+    w_retire(w, 2);
+    lines = log_lines;
+    judge(w, galloc_pool_trim(w->second, 0, NULL), lines);
+    w_free(w, w_get(w, MIB(3), 0));
+}
+
+static void told(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    EXPECT(pool && addr && bytes && user);
+}
+
+static void arrange_told(world *w)
+{
+    galloc_callbacks call = {0};
+    call.on_map = call.on_unmap = told;
+    call.user = &call;
+    arrange_comb(w);
+    OK(galloc_pool_set_callbacks(w->pool, &call));
+}
+
+/* Another pool of the device holds most of what both may hold, and uses none of it. */
+static void arrange_neighbour(world *w)
+{
+    galloc_config config = galloc_config_default();
+    config.device_limit = MIB(40);
+    w->second = pool_new(&config);
+    void *p = get(w->second, MIB(24), w->s[1]);
+    OK(galloc_free(p, w->s[1]));
+}
+
+static void ask_the_neighbour(world *w)
+{
+    w_get(w, MIB(20), 0);
+    w_get(w, MIB(18), 1);
+}
+
 static const scenario scenarios[] = {
+    {"elsewhere", arrange_elsewhere, elsewhere, 0, 0},
+    {"move_told", arrange_told, move, 0, 0},
+    {"ask_the_neighbour", arrange_neighbour, ask_the_neighbour, 0, 0},
+    {"ask_the_neighbour_fixed", arrange_neighbour, ask_the_neighbour, 0, 1},
+    {"small_blocks_in_cells", nothing, small_blocks, 0, SOURCE_CELLS},
+    {"two_streams_in_cells", nothing, two_streams, 0, SOURCE_CELLS},
+    {"two_streams_torch", nothing, two_streams, 0, SOURCE_TORCH},
+    {"hand_on_torch", fill, hand_on, MIB(40), SOURCE_TORCH},
+    {"record_torch", nothing, record, MIB(40), SOURCE_TORCH},
+    {"trim_in_steps_torch", arrange_holes, trim_in_steps, 0, SOURCE_TORCH},
     {"create_and_use", nothing, create_and_use, 0, 0},
     {"use_default", nothing, use_default, 0, 0},
     {"first_block", nothing, first_block, 0, 0},
@@ -428,14 +502,39 @@ static void open_world(world *w, const scenario *sc, int n)
     options.memory = strncmp(sc->name, "squeeze", 7) ? GIB(2) : MIB(112);
     options.seed = test_seed() + (uint64_t)n;
     options.pace = n % 3 - 1;
+    if (!strncmp(sc->name, "elsewhere", 9)) options.devices = 2;
     begin_with(options);
     for (int i = 0; i < 3; i++) w->s[i] = stream_new();
-    config.expandable_segments = sc->source != SOURCE_SEGMENTS;
+    config.expandable_segments = sc->source != SOURCE_SEGMENTS && sc->source != SOURCE_TORCH;
+    if (sc->source == SOURCE_TORCH) config.like = GALLOC_LIKE_PYTORCH;
+    if (sc->source == SOURCE_CELLS) config.strategy = GALLOC_STRATEGY_POOLED;
     if (sc->source == SOURCE_MALLOC) config.backend = GALLOC_BACKEND_CUDA_MALLOC;
     if (sc->source == SOURCE_ASYNC) config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
     if (sc->limit) config.memory_limit = sc->limit;
     w->pool = pool_new(&config);
     sc->arrange(w);
+    EXPECT_EQ(cuCtxGetCurrent(&w->context), CUDA_SUCCESS);
+}
+
+/* The first call that fails. */
+static const char *failed_call;
+
+static void note_call(const char *function)
+{
+    if (!sim_failed()) failed_call = function;
+}
+
+/* The thread is left as it was, unless what would have restored it failed itself. */
+static void expect_thread_unchanged(const world *w)
+{
+    CUcontext now = NULL;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    EXPECT_EQ(cuCtxGetCurrent(&now), CUDA_SUCCESS);
+    if (strcmp(failed_call, "cuCtxPopCurrent")) EXPECT(now == w->context);
+    OK(cudaThreadExchangeStreamCaptureMode(&mode));
+    if (!strstr(failed_call, "ThreadExchangeStreamCaptureMode")) EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
+    mode = cudaStreamCaptureModeGlobal;
+    OK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 /* Once the fault is over everything works, and can be given back. */
@@ -466,9 +565,13 @@ static long run_with_fault(const scenario *sc, int host, int nth, int on, int er
     w.host_fault = host;
     if (host) sim_fail_malloc(nth, on);
     else sim_fail(NULL, nth, on, error);
+    failed_call = "";
+    sim_hook(note_call, NULL);
     sc->act(&w);
     long fired = host ? sim_failed_mallocs() : sim_failed();
+    sim_hook(NULL, NULL);
     sim_fail_clear();
+    if (!on) expect_thread_unchanged(&w);
     if (!fired) EXPECT_EQ(w.failures, 0);
     close_world(&w);
     return fired;

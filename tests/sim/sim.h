@@ -126,6 +126,7 @@ void sim_cost_reset(void);
 size_t sim_physical(int device);                /* bytes of physical memory taken: handles and cudaMalloc blocks */
 size_t sim_physical_peak(int device);
 size_t sim_rdma(int device);                    /* bytes of handles that are capable of RDMA */
+int sim_retained(int device);                   /* times that its primary context was retained, less releases */
 void sim_physical_peak_reset(int device);
 size_t sim_mapped(int device);                  /* bytes of addresses that have a page */
 size_t sim_addresses(void);                     /* bytes of addresses reserved */

@@ -287,6 +287,7 @@ void sm_context_open(sm_context *c) {
     c->live = true;
     c->id = ++sm.context_ids;
     c->refs = 1;
+    c->retained = 0;
     c->legacy = sm_stream_new(c, 0, 0, true);
 }
 
@@ -588,6 +589,15 @@ static size_t account(const size_t *of) {
 size_t sim_physical(int device) { return account(&sm.device[device].used); }
 size_t sim_physical_peak(int device) { return account(&sm.device[device].peak); }
 size_t sim_rdma(int device) { return account(&sm.device[device].rdma); }
+
+int sim_retained(int device) {
+    sm_lock();
+    const sm_context *c = &sm.device[device].primary;
+    int n = c->live && !sm.exiting ? c->retained : 0;
+    sm_unlock();
+    return n;
+}
+
 size_t sim_mapped(int device) { return account(&sm.device[device].mapped); }
 size_t sim_addresses(void) { return account(&sm.addresses); }
 size_t sim_unmapped_under_work(void) { return account(&sm.unmapped_under_work); }

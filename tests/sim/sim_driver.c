@@ -284,6 +284,7 @@ static int primary_retain(CUcontext *out, CUdevice device) {
     sm_context *c = *out = &sm.device[device].primary;
     if (c->live) c->refs++;
     else sm_context_open(c);
+    c->retained++;
     return 0;
 }
 
@@ -343,7 +344,15 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     SM_DRIVER(cuDevicePrimaryCtxRetain, primary_retain(out, device));
 }
 
+/* A release that was made to fail was asked for: who asks has done what he can. */
+static void note_release(CUdevice device) {
+    sm_lock();
+    if (is_device(device)) sm.device[device].primary.retained--;
+    sm_unlock();
+}
+
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
+    note_release(device);
     SM_DRIVER(cuDevicePrimaryCtxRelease, primary_release(device));
 }
 

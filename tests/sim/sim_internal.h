@@ -374,6 +374,7 @@ struct CUctx_st {
     int device;
     bool primary, live;
     int refs;               /* primary: cuDevicePrimaryCtxRetain, and the runtime */
+    int retained;           /* cuDevicePrimaryCtxRetain alone, since it was opened */
     sm_stream *legacy;
     sm_stream **blocking;   /* streams that legacy is ordered with */
     int nblocking, capblocking;
