@@ -556,15 +556,15 @@ static void close_world(world *w)
     finish();
 }
 
-/* Runs a scenario with one fault; returns how often it fired. */
-static long run_with_fault(const scenario *sc, int host, int nth, int on, int error)
+/* Runs a scenario with one fault, of a function or if it is NULL of any; returns how often it fired. */
+static long run_with_fault_of(const char *function, const scenario *sc, int host, int nth, int on, int error)
 {
     world w;
     open_world(&w, sc, nth);
     w.device_fault = !host;
     w.host_fault = host;
     if (host) sim_fail_malloc(nth, on);
-    else sim_fail(NULL, nth, on, error);
+    else sim_fail(function, nth, on, error);
     failed_call = "";
     sim_hook(note_call, NULL);
     sc->act(&w);
@@ -575,6 +575,11 @@ static long run_with_fault(const scenario *sc, int host, int nth, int on, int er
     if (!fired) EXPECT_EQ(w.failures, 0);
     close_world(&w);
     return fired;
+}
+
+static long run_with_fault(const scenario *sc, int host, int nth, int on, int error)
+{
+    return run_with_fault_of(NULL, sc, host, nth, on, error);
 }
 
 static void sweep(int host, int on, int error)
@@ -607,6 +612,15 @@ TEST(the_nth_cuda_call_fails_with_an_odd_error) { sweep(0, 0, cudaErrorUnknown);
 TEST(the_nth_host_malloc_fails_once) { sweep(1, 0, 0); }
 
 TEST(every_host_malloc_from_the_nth_on_fails) { sweep(1, 1, 0); }
+
+/* Calls that a fault of any function leaves alone, where the thread's context is not that of the pool. */
+TEST(what_hardly_ever_fails_fails_once)
+{
+    static const char *const functions[] = {"cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode"};
+    for (int f = 0; f < 2; f++)
+        for (int nth = 1; run_with_fault_of(functions[f], &scenarios[0], 0, nth, 0, cudaErrorUnknown); nth++)
+            if (!EXPECT(nth < 5000)) break;
+}
 
 /* The driver takes nothing back. */
 static void get_stuck(world *w)
