@@ -249,6 +249,42 @@ TEST(long_lived_blocks_stand_apart)
 
 /* ---- reuse, splitting, merging ----------------------------------------------------------------------------------- */
 
+/* The far end of free memory is looked for within it, whatever the alignment and whoever has used some of it. */
+TEST(long_lived_blocks_are_placed_within_free_memory)
+{
+    for (size_t alignment = 512; alignment <= MIB(64); alignment *= 2) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        galloc_request request = {0};
+        void *p[12], *far = NULL;
+        for (int i = 0; i < 12; i++) {
+            p[i] = get(pool, MIB(3), s);
+            put(s, p[i], MIB(3), 100 + (uint64_t)i);
+        }
+        for (int i = 1; i < 12; i += 2) OK(galloc_free(p[i], s));
+        request.bytes = MIB(1);
+        request.alignment = alignment;
+        request.lifetime = GALLOC_LIFETIME_LONG;
+        request.pool = pool;
+        for (int i = 0; i < 2; i++) {
+            request.stream = i ? s : t;
+            OK(galloc_alloc(&far, &request));
+            put(request.stream, far, MIB(1), 1);
+            EXPECT_EQ((uintptr_t)far % alignment, 0);
+            expect_healthy(pool, 1);
+            OK(galloc_free(far, request.stream));
+        }
+        for (int i = 0; i < 12; i += 2) {
+            look(s, p[i], MIB(3), 100 + (uint64_t)i);
+            OK(galloc_free(p[i], s));
+        }
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(freed_memory_is_given_again_without_the_driver)
 {
     static const size_t sizes[] = {512, 3000, MIB(1), MIB(7), MIB(40)};

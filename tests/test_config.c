@@ -645,4 +645,26 @@ TEST(an_error_in_pytorchs_variable_is_one)
     unsetenv("PYTORCH_CUDA_ALLOC_CONF");
 }
 
+/* A text of PyTorch's fits to the last character, or is refused. */
+TEST(pytorchs_variable_has_1023_characters_at_most)
+{
+    static const char begins[] = "pinned_", ends[] = ":1";
+    char text[1100];
+    for (size_t length = 1000; length < 1060; length++) {
+        void *p = NULL;
+        begin();
+        memset(text, 'x', sizeof text);
+        memcpy(text, begins, strlen(begins));
+        memcpy(text + length - strlen(ends), ends, sizeof ends);
+        setenv("GALLOC_CONF", "like:pytorch", 1);
+        setenv("PYTORCH_CUDA_ALLOC_CONF", text, 1);
+        EXPECT_EQ(galloc_malloc(&p, 1000, 0), length > 1023 ? cudaErrorInvalidValue : cudaSuccess);
+        if (length > 1023) EXPECT(strstr(galloc_last_message(), "longer than 1023 characters") != NULL);
+        OK(galloc_free(p, 0));
+        unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+        unsetenv("GALLOC_CONF");
+        finish();
+    }
+}
+
 TEST_MAIN()

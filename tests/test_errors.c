@@ -334,6 +334,72 @@ TEST(the_host_has_no_memory)
     }
 }
 
+/* Uses up what the pool has of host memory for uses of blocks, until there is no more. Returns how many blocks it got. */
+static int record_until_refused(galloc_pool *pool, void **p, int most, cudaStream_t s, cudaStream_t t)
+{
+    int n = 0;
+    OK(galloc_free(get(pool, 1000, t), t));
+    for (n = 0; n < most; n++) p[n] = get(pool, 1000, s);
+    sim_fail_malloc(1, 1);
+    for (n = 0; n < most; n++)
+        if (galloc_record_stream(p[n], t) != cudaSuccess) break;
+    return n;
+}
+
+/* A call that there is no host memory for leaves the block the program's, and the streams that it named free to go. */
+TEST(a_block_whose_use_cannot_be_noted_stays_the_programs)
+{
+    enum { BLOCKS = 3000 };
+    static void *p[BLOCKS];
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), some[17];
+    galloc_pool *pool = pool_new(NULL);
+    int n = record_until_refused(pool, p, BLOCKS, s, t), streams = 0;
+    EXPECT(n < BLOCKS);
+    EXPECT(strstr(galloc_last_message(), "no host memory") != NULL);
+    EXPECT_EQ(info_of(p[n]).state, GALLOC_STATE_USED);
+    for (int i = 0; i < 17; i++) some[i] = i % 2 ? s : t;
+    FAILS(galloc_free_after(p[n], some, 2), cudaErrorMemoryAllocation);
+    EXPECT_EQ(info_of(p[n]).state, GALLOC_STATE_USED);
+    FAILS(galloc_record_stream(p[n], t), cudaErrorMemoryAllocation);
+    OK(galloc_free(p[n], s));
+    sim_fail_clear();
+    for (int i = 0; i < BLOCKS; i++)
+        if (i != n) OK(galloc_free(p[i], s));
+    for (int i = 0; i < 2; i++) OK(galloc_stream_retire(some[i]));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_streams(pool, NULL, 0, &streams));
+    EXPECT_EQ(streams, 0); /* no call holds on to them */
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* How many streams are named decides where they are noted, and nothing else. */
+TEST(free_after_of_any_number_of_streams)
+{
+    begin();
+    cudaStream_t s[40];
+    for (int i = 0; i < 40; i++) s[i] = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    for (int n = 1; n <= 40; n++) {
+        void *p = get(pool, MIB(2), s[0]);
+        OK(galloc_free_after(p, s, n));
+        EXPECT(info_of(p).state != GALLOC_STATE_USED);
+        p = get(pool, 1000, s[0]);
+        sim_fail_malloc(1, 1);
+        cudaError_t err = galloc_free_after(p, s, n);
+        EXPECT_EQ(err != cudaSuccess, sim_failed_mallocs() > 0); /* what is there suffices, or nothing has happened */
+        sim_fail_clear();
+        if (err != cudaSuccess) OK(galloc_free(p, s[0]));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    pool_end(pool);
+    finish();
+}
+
 /* The host's want is not the device's: nothing that is cached is given back for it. */
 TEST(the_host_has_no_memory_and_the_device_has)
 {
@@ -368,6 +434,34 @@ static CUresult CUDAAPI alloc_askew(CUdeviceptr *ptr, size_t bytes)
 static CUresult CUDAAPI free_askew(CUdeviceptr ptr)
 {
     return real_driver.MemFree(ptr % MIB(2) == KIB(512) ? ptr - KIB(512) : ptr);
+}
+
+static size_t most_addresses;
+
+static CUresult CUDAAPI reserve_up_to(CUdeviceptr *ptr, size_t bytes, size_t alignment, CUdeviceptr at,
+                                      unsigned long long flags)
+{
+    if (bytes > most_addresses) return CUDA_ERROR_OUT_OF_MEMORY;
+    return real_driver.MemAddressReserve(ptr, bytes, alignment, at, flags);
+}
+
+/* A process that may have few addresses in one piece still gets what fits into them. */
+TEST(a_request_of_nearly_all_addresses)
+{
+    for (size_t gib = 9; gib <= 15; gib++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        real_driver = gai_cu;
+        gai_cu.MemAddressReserve = reserve_up_to;
+        most_addresses = GIB(gib) + MIB(64);
+        void *p = get(pool, GIB(gib), s);
+        gai_cu.MemAddressReserve = real_driver.MemAddressReserve;
+        put(s, p, GIB(gib), 1);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* CUDA promises 256 bytes of alignment: a device that gives no more is served, or refused, and breaks nothing. */
@@ -1010,6 +1104,21 @@ TEST(the_programs_last_error_is_left_alone)
         pool_end(pool);
         finish();
     }
+}
+
+/* Where a call of galloc's fails in the runtime the program still learns that there was an error of its own. */
+TEST(an_error_that_the_program_has_not_seen_stays_one)
+{
+    begin();
+    void *p = NULL;
+    EXPECT_EQ(cudaSetDevice(77), cudaErrorInvalidDevice);
+    sim_fail("cudaGetDriverEntryPointByVersion", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_malloc(&p, 1000, 0), cudaErrorUnknown);
+    EXPECT(cudaGetLastError() != cudaSuccess);
+    sim_fail("cudaGetDriverEntryPointByVersion", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_malloc(&p, 1000, 0), cudaErrorUnknown);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    finish();
 }
 
 TEST(the_current_device_is_left_alone)

@@ -1103,4 +1103,27 @@ TEST(trim_says_what_the_driver_takes_at_last)
     }
 }
 
+/* Just as much as is done with may go: nobody waits for the rest. */
+TEST(trim_does_not_wait_once_enough_has_gone)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t gone = 0;
+    void *p = get(pool, MIB(8), s), *q = get(pool, MIB(8), t);
+    put(s, p, MIB(8), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    size_t held = stats_of(pool).reserved.current;
+    long waits = sim_blocking_calls();
+    OK(galloc_pool_trim(pool, held - MIB(8), &gone));
+    EXPECT_EQ(gone, MIB(8));
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    EXPECT(sim_pending() > 0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(sim_pending(), 0);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

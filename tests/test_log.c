@@ -428,4 +428,17 @@ TEST(a_child_of_fork_can_say_that_it_is_one_whatever_other_threads_did)
     finish_logging();
 }
 
+/* What a default pool has to say of its settings does not take the place of why the call failed. */
+TEST(a_note_does_not_hide_an_error)
+{
+    begin();
+    void *p = NULL;
+    setenv("GALLOC_CONF", "max_split_size_mb:128", 1);
+    EXPECT_EQ(galloc_malloc(&p, (size_t)1 << 50, 0), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "galloc_malloc: out of memory") != NULL);
+    EXPECT(strstr(log_text, "out of memory") != NULL);
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
 TEST_MAIN()

@@ -205,6 +205,28 @@ TEST(other_streams_have_cells_as_the_marks_allow)
 }
 
 /* Resizing within a class changes nothing else; out of it, the block is a cell no more, or stays as it is. */
+/* Of blocking streams each is in order with legacy, and none with another. */
+TEST(blocking_streams_do_not_share_cells)
+{
+    begin_still();
+    cudaStream_t s[2];
+    galloc_config config = galloc_config_default();
+    config.strategy = GALLOC_STRATEGY_POOLED;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 2; i++) OK(cudaStreamCreate(&s[i]));
+    for (int i = 0; i < 40; i++) {
+        void *p = get(pool, 1000, s[i % 2]), *q = get(pool, 1000, s[i % 2]);
+        put(s[i % 2], p, 1000, 1);
+        put(s[i % 2], q, 1000, 2);
+        OK(galloc_free(p, s[i % 2]));
+        OK(galloc_free(q, s[i % 2]));
+        OK(galloc_free(get(pool, MIB(2), s[i % 2]), s[i % 2])); /* the front is emptied */
+    }
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
 TEST(resize_growable_and_aligned)
 {
     begin();

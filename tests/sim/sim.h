@@ -113,7 +113,7 @@ typedef enum sim_kind {
 long sim_findings(sim_kind kind);               /* how many since the start or the last clear */
 const char *sim_finding(long i);                /* text of the i-th (of all kinds; the first 100 are kept), or NULL */
 void sim_findings_clear(void);
-size_t sim_leaks(char *text, size_t size);      /* living handles, mappings, reservations, events, cudaMallocs */
+size_t sim_leaks(char *text, size_t size);      /* living handles, mappings, reservations, events, mallocs */
 
 /* ---- accounts: the device's own, whatever the program says ---------------------------------------------------- */
 

@@ -908,7 +908,7 @@ void sm_memory_clear(void) {
 }
 
 size_t sm_memory_leaks(char *text, size_t size) {
-    size_t handles = 0, mappings = 0, reservations = 0, blocks = 0;
+    size_t handles = 0, mappings = 0, reservations = 0, blocks = 0, pinned = 0;
     for (size_t i = 0; i < sm.nhandles; i++) handles += sm.handles[i] != NULL;
     for (size_t i = 0; i < sm.nregions; i++) {
         const sm_region *r = sm.regions[i];
@@ -916,9 +916,10 @@ size_t sm_memory_leaks(char *text, size_t size) {
         mappings += (size_t)r->mapped;
         blocks += r->slab ? (size_t)r->slab->blocks : r->whole && !r->freed.stream && !(r->graph && !r->ran);
     }
-    size_t all = handles + mappings + reservations + blocks;
+    for (size_t i = 0; i < sm.npinned; i++) pinned += !sm.pinned[i].theirs && sm.pinned[i].context->live;
+    size_t all = handles + mappings + reservations + blocks + pinned;
     if (all && size)
-        snprintf(text, size, "%zu handles, %zu mappings, %zu reservations, %zu cudaMalloc blocks\n", handles, mappings,
-                 reservations, blocks);
+        snprintf(text, size, "%zu handles, %zu mappings, %zu reservations, %zu cudaMalloc blocks, %zu pinned\n",
+                 handles, mappings, reservations, blocks, pinned);
     return all;
 }
