@@ -1108,12 +1108,15 @@ TEST(trim_does_not_wait_once_enough_has_gone)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_pool *pool = pool_new(NULL);
+    galloc_config config = galloc_config_default();
     size_t gone = 0;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
     void *p = get(pool, MIB(8), s), *q = get(pool, MIB(8), t);
     put(s, p, MIB(8), 1);
     OK(galloc_free(p, s));
     OK(galloc_free(q, t));
+    OK(cudaStreamSynchronize(t));
     size_t held = stats_of(pool).reserved.current;
     long waits = sim_blocking_calls();
     OK(galloc_pool_trim(pool, held - MIB(8), &gone));

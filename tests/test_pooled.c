@@ -211,17 +211,24 @@ TEST(blocking_streams_do_not_share_cells)
     begin_still();
     cudaStream_t s[2];
     galloc_config config = galloc_config_default();
+    void *kept[64];
+    int kepts = 0;
     config.strategy = GALLOC_STRATEGY_POOLED;
     galloc_pool *pool = pool_new(&config);
     for (int i = 0; i < 2; i++) OK(cudaStreamCreate(&s[i]));
-    for (int i = 0; i < 40; i++) {
-        void *p = get(pool, 1000, s[i % 2]), *q = get(pool, 1000, s[i % 2]);
-        put(s[i % 2], p, 1000, 1);
-        put(s[i % 2], q, 1000, 2);
-        OK(galloc_free(p, s[i % 2]));
-        OK(galloc_free(q, s[i % 2]));
+    for (int i = 0; i < 8; i++) {
+        void *p[64]; /* more than the cells that nobody has used yet; of each strip one stays */
+        for (int k = 0; k < 64; k++) {
+            p[k] = get(pool, 1000, s[i % 2]);
+            put(s[i % 2], p[k], 1000, 1);
+        }
+        for (int k = 0; k < 64; k++) {
+            if (k % 8) OK(galloc_free(p[k], s[i % 2]));
+            else kept[kepts++] = p[k];
+        }
         OK(galloc_free(get(pool, MIB(2), s[i % 2]), s[i % 2])); /* the front is emptied */
     }
+    for (int i = 0; i < kepts; i++) OK(galloc_free(kept[i], s[i / 8 % 2]));
     sim_run(-1);
     pool_end(pool);
     finish();

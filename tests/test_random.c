@@ -259,4 +259,77 @@ TEST(random_operations_with_real_contents)
     }
 }
 
+/* ---- marks, beside a model ----------------------------------------------------------------------------------------- */
+
+enum { LANES = 3, UNITS = 24 };
+
+/* What each unit must wait for, of each lane. */
+typedef struct demand {
+    uint64_t epoch[LANES][UNITS];
+} demand;
+
+static void demand_mark(demand *d, uint32_t lane, uint32_t begin, uint32_t end, uint64_t epoch)
+{
+    for (uint32_t i = begin; i < end; i++)
+        if (d->epoch[lane][i] < epoch) d->epoch[lane][i] = epoch;
+}
+
+/* The list asks for all of the demand; of a lane one mark at most is about a unit, and says something. */
+static void expect_met(const demand *d, const gai_mark *list, gai_lane *lanes)
+{
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        for (uint32_t i = 0; i < UNITS; i++) {
+            uint64_t asked = 0;
+            int marks = 0;
+            for (const gai_mark *mark = list; mark; mark = mark->next) {
+                if (mark->lane != &lanes[lane] || mark->begin > i * GAI_UNIT || mark->end <= i * GAI_UNIT) continue;
+                asked = mark->epoch;
+                marks++;
+            }
+            EXPECT(asked >= d->epoch[lane][i] && marks <= 1);
+        }
+    }
+    for (const gai_mark *mark = list; mark; mark = mark->next) EXPECT(mark->begin < mark->end);
+}
+
+static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_lane *lanes, uint32_t from, uint32_t to)
+{
+    uint32_t lane = roll_below(r, LANES), begin = from + roll_below(r, to - from);
+    uint32_t end = begin + 1 + roll_below(r, to - begin);
+    uint64_t epoch = 1 + roll_below(r, 6);
+    demand_mark(d, lane, begin, end, epoch);
+    gai_marks_add(pool, list, gai_mark_new(pool, &lanes[lane], epoch, begin * GAI_UNIT, end * GAI_UNIT));
+}
+
+/* Marks are added, cut in two, joined again and made coarser: more may be asked for than is needed, never less. */
+TEST(marks_never_ask_for_less)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    gai_lane *lanes = calloc(LANES, sizeof *lanes);
+    dice r = {test_seed()};
+    gai_lock_on(&pool->lock);
+    for (int round = 0; round < 3000; round++) {
+        demand d;
+        gai_mark *list = NULL, *right;
+        memset(&d, 0, sizeof d);
+        EXPECT(gai_slab_has(&pool->marks, 500));
+        for (int n = 1 + (int)roll_below(&r, 12); n > 0; n--) {
+            roll_mark(pool, &r, &d, &list, lanes, 0, UNITS);
+            expect_met(&d, list, lanes);
+        }
+        right = gai_marks_cut(pool, &list, roll_below(&r, UNITS + 1) * GAI_UNIT);
+        list = gai_marks_meet(pool, list, right);
+        expect_met(&d, list, lanes);
+        gai_marks_coarsen(pool, list);
+        expect_met(&d, list, lanes);
+        gai_marks_end(pool, &list);
+        for (int i = 0; i < LANES; i++) EXPECT_EQ(lanes[i].uses, 0);
+    }
+    gai_lock_off(&pool->lock);
+    free(lanes);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()
