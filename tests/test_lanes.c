@@ -1055,6 +1055,28 @@ TEST(a_lane_used_again_is_another_lane)
     finish();
 }
 
+/* What a stream has waited for is no other stream's work, though that has the same description now. */
+TEST(a_wait_is_for_no_lane_that_comes_after)
+{
+    begin_still();
+    cudaStream_t a = stream_new(), b = stream_new();
+    galloc_config config = config_limit(MIB(8));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 4; i++) {
+        OK(galloc_free(get_used(pool, MIB(8), b), b));
+        OK(galloc_free(get_used(pool, MIB(8), a), a)); /* a waits for b */
+        OK(galloc_stream_retire(b));
+        stream_end(b);
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        b = stream_new();
+    }
+    EXPECT(stats_of(pool).waits > 0);
+    pool_end(pool);
+    finish();
+}
+
 /* The lane that was the first stream's is another's now, and the first one lives and is used again. */
 TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
 {
