@@ -334,7 +334,7 @@ TEST(the_host_has_no_memory)
     }
 }
 
-/* Uses up what the pool has of host memory for uses of blocks, until there is no more. Returns how many blocks it got. */
+/* Notes uses of blocks until the host has no memory for that. Returns how many were noted. */
 static int record_until_refused(galloc_pool *pool, void **p, int most, cudaStream_t s, cudaStream_t t)
 {
     int n = 0;

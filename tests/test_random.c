@@ -259,7 +259,7 @@ TEST(random_operations_with_real_contents)
     }
 }
 
-/* ---- marks, beside a model ----------------------------------------------------------------------------------------- */
+/* ---- marks, beside a model --------------------------------------------------------------------------------------- */
 
 enum { LANES = 3, UNITS = 24 };
 
@@ -292,10 +292,10 @@ static void expect_met(const demand *d, const gai_mark *list, gai_lane *lanes)
     for (const gai_mark *mark = list; mark; mark = mark->next) EXPECT(mark->begin < mark->end);
 }
 
-static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_lane *lanes, uint32_t from, uint32_t to)
+static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_lane *lanes)
 {
-    uint32_t lane = roll_below(r, LANES), begin = from + roll_below(r, to - from);
-    uint32_t end = begin + 1 + roll_below(r, to - begin);
+    uint32_t lane = roll_below(r, LANES), begin = roll_below(r, UNITS);
+    uint32_t end = begin + 1 + roll_below(r, UNITS - begin);
     uint64_t epoch = 1 + roll_below(r, 6);
     demand_mark(d, lane, begin, end, epoch);
     gai_marks_add(pool, list, gai_mark_new(pool, &lanes[lane], epoch, begin * GAI_UNIT, end * GAI_UNIT));
@@ -315,7 +315,7 @@ TEST(marks_never_ask_for_less)
         memset(&d, 0, sizeof d);
         EXPECT(gai_slab_has(&pool->marks, 500));
         for (int n = 1 + (int)roll_below(&r, 12); n > 0; n--) {
-            roll_mark(pool, &r, &d, &list, lanes, 0, UNITS);
+            roll_mark(pool, &r, &d, &list, lanes);
             expect_met(&d, list, lanes);
         }
         right = gai_marks_cut(pool, &list, roll_below(&r, UNITS + 1) * GAI_UNIT);
