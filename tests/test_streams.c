@@ -1092,29 +1092,6 @@ TEST(retiring_marks_every_pool)
 
 /* ---- rule 7: the default streams --------------------------------------------------------------------------------- */
 
-/* One pool's failure does not keep the others from their last mark. */
-TEST(retiring_marks_every_pool_though_one_fails)
-{
-    for (int nth = 1; nth <= 3; nth++) {
-        begin();
-        cudaStream_t s = stream_new();
-        galloc_pool *pool[3];
-        uint64_t marks = 0;
-        for (int i = 0; i < 3; i++) {
-            pool[i] = pool_new(NULL);
-            OK(galloc_free(get(pool[i], MIB(4), s), s));
-        }
-        sim_fail("cuEventRecord", nth, 0, cudaErrorUnknown);
-        EXPECT_EQ(galloc_stream_retire(s), cudaErrorUnknown);
-        for (int i = 0; i < 3; i++) marks += stats_of(pool[i]).marks;
-        EXPECT_EQ(marks, 2);
-        OK(galloc_stream_retire(s));
-        stream_end(s);
-        for (int i = 0; i < 3; i++) pool_end(pool[i]);
-        finish();
-    }
-}
-
 TEST(legacy_and_blocking_streams_take_from_each_other)
 {
     for (int seed = 1; seed <= 10; seed++) {
