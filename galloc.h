@@ -14384,8 +14384,8 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     do {
         users = gai_load(&pool->users);
         if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage)))
-            return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or this is a callback "
-                            "and a call is in it, perhaps the one that has called the program");
+            return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or this is a "
+                            "callback and a call is in it, perhaps the one that has called the program");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
     for (round = 0; !error && gai_load(&pool->users) != (GAI_ENDED | 1); round++) {
         gai_latch_rest(round);
