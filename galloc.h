@@ -5891,7 +5891,7 @@ static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream
         event->clock = pool->clock;
         event->epoch = lane->epoch++;
         event->occasion = lane->occasion;
-        lane->retired = retire;
+        lane->retired = (short)retire;
         unmarked = gai_lane_unmarked(lane);
         lane->unmarked = lane->passed = 0;
         lane->occasion = 0;
@@ -12018,7 +12018,8 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     lane = gai_lane_find(pool, site);
     pool->retires = lane && !lane->retired;
     if (lane) {
-        int named, before = lane->retired;
+        int named;
+        short before = lane->retired;
         gai_front_shut(&lane->front);
         (void)gai_lane_flush(pool, lane, 1);
         named = lane->uses || lane->busy || lane->handed > lane->done || (gai_pool_is_async(pool) && lane->blocks);
