@@ -26,9 +26,9 @@
 
    OPTIONS             default   define where           effect
      GALLOC_STATIC        off    every file             all functions are static: no names for the linker. Each file
-                                                        that defines GALLOC_IMPLEMENTATION then has a heap of its own,
-                                                        with its own limits: what one file has allocated another one
-                                                        cannot free
+                                                        that calls them must define GALLOC_IMPLEMENTATION then, and has
+                                                        a heap of its own, with its own limits: what one file has
+                                                        allocated another one cannot free
      GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
                                                         with locks held: they must not call galloc, nor CUDA
      GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held.
@@ -12819,12 +12819,15 @@ static const gai_key *gai_key_find(gai_text name, int *mib)
     return NULL;
 }
 
-/* How many letters at the same places from the front, and from the end, two names share. */
+static int gai_is_letter(char a, char of) { return (a >= 'A' && a <= 'Z' ? a + ('a' - 'A') : a) == of; }
+
+/* How many letters at the same places from the front, and from the end, a name shares with that of a key, in whatever
+   case. */
 static size_t gai_names_share(gai_text a, const char *b)
 {
     size_t n = gai_min(a.length, strlen(b)), i, j;
-    for (i = 0; i < n && a.at[i] == b[i]; i++) continue;
-    for (j = 0; j < n - i && a.at[a.length - 1 - j] == b[strlen(b) - 1 - j]; j++) continue;
+    for (i = 0; i < n && gai_is_letter(a.at[i], b[i]); i++) continue;
+    for (j = 0; j < n - i && gai_is_letter(a.at[a.length - 1 - j], b[strlen(b) - 1 - j]); j++) continue;
     return i + j;
 }
 
@@ -12909,6 +12912,13 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     return 0;
 }
 
+/* What a message shows of the program's text may have line ends in it, or a terminal's controls. */
+static void gai_make_one_line(char *message)
+{
+    for (; *message; message++)
+        if ((unsigned char)*message < ' ' || *message == 127) *message = '?';
+}
+
 /* Reads a text; `config` is changed only if nothing is wrong with it. stood: where each character and the end stood in
    what the program's user wrote; NULL: where they are. */
 static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
@@ -12925,7 +12935,9 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     while (more) {
         size_t at = (size_t)(rest.at - text), place = (stood ? stood[at] : at) + 1;
         more = gai_text_cut(&rest, ',', &pair);
-        if (!gai_parse_pair(&parsing, pair, place)) return 0;
+        if (gai_parse_pair(&parsing, pair, place)) continue;
+        gai_make_one_line(message);
+        return 0;
     }
     misfit = gai_config_misfit(&parsing.config);
     if (misfit) {
