@@ -13,7 +13,7 @@
        a plain block between others cannot grow: operation not supported, so it moves
        shut down: no error
              and on stderr (the address differs), as for each call that fails, also one that the program expects to
-       galloc: the block at 0x7f2c54000000 cannot grow to 2097152 bytes where it stands */
+       galloc: galloc_resize: the block at 0x7f2c54000000 cannot grow to 2097152 bytes where it stands */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
@@ -37,9 +37,8 @@ static cudaError_t vector_grow(vector *v, size_t bytes, cudaStream_t stream)
         error = galloc_malloc(&to, bytes, stream);
         if (error != cudaSuccess) return error;
         error = cudaMemcpyAsync(to, v->data, v->bytes, cudaMemcpyDeviceToDevice, stream);
-        if (error == cudaSuccess) error = galloc_free(v->data, stream);
-        v->data = to;
-        v->copies++;
+        galloc_free(error == cudaSuccess ? v->data : to, stream); /* when the copy is done; no copy: all stays */
+        if (error == cudaSuccess) v->data = to, v->copies++;
     }
     if (error == cudaSuccess) v->bytes = bytes;
     return error;
