@@ -614,8 +614,8 @@ static galloc_pool *rdma_pool(int device_can, const char *text)
 /* By a setting, for all pages, also those of a pool that moves them and gives some back; or for none. */
 TEST(pages_are_made_for_rdma_where_that_is_asked_for)
 {
-    for (int asked = 0; asked < 2; asked++) {
-        galloc_pool *pool = rdma_pool(1, asked ? "gpu_direct_rdma:True" : "");
+    for (int wanted = 0; wanted < 2; wanted++) {
+        galloc_pool *pool = rdma_pool(1, wanted ? "gpu_direct_rdma:True" : "");
         galloc_config config;
         cudaStream_t s = stream_new();
         void *p[8];
@@ -625,9 +625,9 @@ TEST(pages_are_made_for_rdma_where_that_is_asked_for)
         void *large = get(pool, MIB(60), s);
         put(s, large, MIB(60), 1);
         OK(galloc_pool_config(pool, &config));
-        EXPECT_EQ(config.gpu_direct_rdma, asked);
+        EXPECT_EQ(config.gpu_direct_rdma, wanted);
         EXPECT(sim_physical(0) >= MIB(100));
-        EXPECT_EQ(sim_rdma(0), asked ? sim_physical(0) : 0);
+        EXPECT_EQ(sim_rdma(0), wanted ? sim_physical(0) : 0);
         OK(galloc_free(large, s));
         for (int i = 1; i < 8; i += 2) OK(galloc_free(p[i], s));
         OK(galloc_pool_trim(pool, 0, NULL));
