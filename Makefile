@@ -19,12 +19,23 @@ endif
 # The CUDA Toolkit, where there is one. `make NVCC= ...` does as if there were no compiler.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(wildcard $(shell command -v nvcc)) \
 	/usr/local/cuda/bin/nvcc))
+# One that galloc cannot be compiled with is as none: the tests do not need it.
+RUNTIME := $(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h)
+ifeq ($(if $(RUNTIME),$(shell awk '/define CUDART_VERSION/ { print ($$3 < 12000) }' $(RUNTIME))),1)
+ifeq ($(MAKELEVEL),0)
+$(info the CUDA Toolkit in $(CUDA_HOME) is older than 12.0 and left out; CUDA_HOME=... names another one)
+endif
+override CUDA_HOME := /nonexistent
+endif
 NVCC ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
 TOOLKIT := $(patsubst %/cuda_runtime_api.h,%,$(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h))
 GPU = $(if $(NVCC),$(shell nvidia-smi -L 2>/dev/null))
 ARCH ?= $(if $(GPU),native,sm_90)
 
-WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes $(if $(CI),-Werror)
+# Errors for gcc 14, and so for all.
+ERRORS := implicit-function-declaration implicit-int int-conversion incompatible-pointer-types
+WARNINGS := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes $(ERRORS:%=-Werror=%) \
+	$(if $(CI),-Werror)
 CFLAGS ?= -O2 -g
 ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 TSAN := -O1 -g -fsanitize=thread
@@ -36,7 +47,8 @@ export CC CXX CLANG CLANGXX NVCC CUDA_HOME JOBS
 need = $(if $(shell command -v $(1)),,$(error $(1) is not found. On Debian: apt install $(2)))
 # A step says what it makes; with V=1 how.
 step = $(if $(V),,@echo '  $@';)
-need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc. On Debian: apt install nvidia-cuda-toolkit))
+need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc of CUDA 12.0 or later. On Debian 13, Ubuntu \
+	24.04: apt install nvidia-cuda-toolkit. CUDA_HOME=... says where another one is))
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 

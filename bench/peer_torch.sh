@@ -38,6 +38,8 @@ version=${rest##* } folder=${rest% *}
 [ -e "$folder/include/c10/cuda/CUDACachingAllocator.h" ] || say "not built: PyTorch $version came without its headers"
 command -v "$compiler" >/dev/null 2>&1 || say "not built: $compiler is not found"
 
+[ ! "$TOOLKIT" -ef /usr/include ] || TOOLKIT=bench # g++ finds nothing when it is told to look there first
+
 # Newer versions ask for a newer C++.
 for standard in c++17 c++20; do
     "$compiler" -std=$standard -O2 -fPIC -shared -I. -I"$folder/include" -isystem "$TOOLKIT" bench/peer_torch.cpp \

@@ -1,6 +1,7 @@
 #!/bin/sh
 # check_compile.sh - galloc.h in every language and standard that it promises, with every compiler that is found,
-# against the bundled and the toolkit's headers, without a warning; and a program of several files that runs.
+# against the bundled and the toolkit's headers, without a warning; and a program of several files that runs. A toolkit
+# before 12.0 is left out.
 # Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in), GRID (set: also the standards
 # between the oldest and the newest, and every compiler at every level of optimisation, since warnings differ; some
 # minutes).
@@ -8,7 +9,7 @@
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
 cuda=${CUDA_HOME:-/usr/local/cuda}
-nvcc=${NVCC:-$cuda/bin/nvcc}
+nvcc=${NVCC-$cuda/bin/nvcc}
 work=${BUILD:-build}/check_compile
 parts=tests/compile
 include="-I. -I$parts -isystem tests/sim"
@@ -159,11 +160,26 @@ fi
 languages bundled tests/sim/include "$standards" "$cpp_standards" &
 program bundled tests/sim/include &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
-    languages toolkit "$cuda/include" c99 c++17 &
-    program toolkit "$cuda/include" &
+    toolkit=$cuda/include
+    # Where Debian has it: the compilers look there by themselves, and g++ finds nothing when it is told to as well.
+    [ ! "$toolkit" -ef /usr/include ] || toolkit=$parts
+    languages toolkit "$toolkit" c99 c++17 &
+    program toolkit "$toolkit" &
 fi
 options &
 wait
+
+# A toolkit that is too old for galloc is as none to `make test`, which needs none.
+old=$work/old
+mkdir -p "$old/include" "$old/bin"
+echo '#define CUDART_VERSION  11080' >"$old/include/cuda_runtime_api.h"
+printf '#!/bin/sh\nexit 1\n' >"$old/bin/nvcc"
+chmod +x "$old/bin/nvcc"
+env -u MAKEFLAGS -u MAKELEVEL -u NVCC make -n CUDA_HOME="$PWD/$old" test >"$old/steps" 2>&1
+# shellcheck disable=SC2016 # the inner shell's
+check old-toolkit sh -c 'grep -q build/bundled/test_api "$0" && ! grep -v "left out" "$0" |
+    grep -E "check_compile/old/|build/toolkit/"' "$old/steps"
+
 [ -z "$GRID" ] || grid
 passed=$(grep -c '^passed' "$work/results") failed=$(grep -c '^FAILED' "$work/results")
 echo "$passed passed, $failed failed"
