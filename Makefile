@@ -52,8 +52,8 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc of CU
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu check-tags check-compile-all test-bare fuzz
-.PHONY: bench-gpu bench-adversaries examples clean
+.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
+.PHONY: check-tags check-compile-all test-bare fuzz bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -63,7 +63,7 @@ help:
 	@echo 'make enumerate      all programs of up to 8 operations, and all schedules with few switches; an hour'
 	@echo 'make test-sanitize  the tests under ASan and UBSan, those with threads under TSan'
 	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
-	@echo 'make soak-programs  random programs with streams, graphs, pools, threads; contexts, resets: FUZZ_SECONDS=60 each'
+	@echo 'make soak-programs  random programs: streams, graphs, pools, threads, contexts, resets; FUZZ_SECONDS=60 each'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
