@@ -2430,7 +2430,7 @@ struct galloc_pool {
     int lost; /* segments that are */
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has done so here */
     int collects; /* pages note their use, for gc_threshold or gc_age */
-    int unfronted;    /* no lane's front may be used: stats_exact, torch */
+    int unfronted;    /* no lane's front may be used: stats_exact, torch, or while the pool ends */
     int mortal;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
     int pooled;       /* strategy:pooled: small requests have cells */
@@ -2497,6 +2497,7 @@ struct galloc_pool {
 #define GAI_WAY_CELLS 2   /* pooled */
 #define GAI_WAY_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_WAY_TUNE 8    /* the long one, once: sizes have been watched for long enough */
+#define GAI_WAY_ENDS 16   /* none: the pool is about to end */
 
 static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
 static galloc_pool *gai_ended_pools; /* what serves the next ones */
@@ -6214,7 +6215,8 @@ static gai_segment *gai_segment_new(galloc_pool *pool)
 
 static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes)
 {
-    segment->addr = segment->first->addr = addr;
+    segment->addr = addr;
+    gai_block_set_addr(segment->first, addr);
     segment->bytes = segment->first->bytes = bytes;
     segment->next = pool->segments;
     if (segment->next) segment->next->prev = segment;
@@ -11416,7 +11418,8 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
     int changed = 0, cell = pool->pooled && wanted <= GAI_CELL_MOST;
-    if (pool->broken || pool->special & (GAI_WAY_LONG | GAI_WAY_TUNE) || lane->life != site->life) return NULL;
+    if (pool->broken || pool->special & (GAI_WAY_LONG | GAI_WAY_TUNE | GAI_WAY_ENDS)) return NULL;
+    if (lane->life != site->life) return NULL;
     if (cell) gai_lane_note(lane, site);
     else changed = gai_lane_see(pool, lane, site);
     block = cell ? gai_find_cell(pool, lane, wanted) : gai_find_plain(pool, lane, wanted);
@@ -13909,7 +13912,9 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!mapping || pool->config.backend) pool->config.expandable_segments = 0;
     pool->tuning.watching = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC && !pool->config.like &&
                             pool->config.expandable_segments;
+    gai_lock_on(&pool->lock);
     gai_pool_choose_ways(pool);
+    gai_lock_off(&pool->lock);
     if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
     pool->granularity = GAI_FIXED_SMALL;
     if (!result && pool->config.expandable_segments) result = gai_pool_open_pages(pool);
@@ -14121,7 +14126,9 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     }
     pool->is_default = is_default;
     pool->one_context = !pool->config.stream_check && devices == 1;
+    gai_lock_on(&pool->lock);
     gai_pool_start_collector(pool);
+    gai_lock_off(&pool->lock);
     *out = gai_pool_publish(pool);
     if (!*out) {
         *out = pool;
@@ -14408,6 +14415,18 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     return error;
 }
 
+/* While a pool ends no call has memory of it by a short way, which does not ask: what is free stays so. */
+static void gai_pool_shut_ways(galloc_pool *pool, int shut)
+{
+    gai_lane *lane;
+    gai_lock_on(&pool->lock);
+    pool->unfronted = (pool->unfronted & 1) | shut << 1;
+    pool->special = (pool->special & ~(uint64_t)GAI_WAY_ENDS) | (shut ? GAI_WAY_ENDS : 0);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_front_set(pool, lane);
+    if (shut) gai_pool_flush(pool);
+    gai_lock_off(&pool->lock);
+}
+
 /* Gives back what the device knows of, if nothing is used. A default pool that is used gives back what is not. The
    program is told of nothing. */
 static cudaError_t gai_pool_empty(galloc_pool *pool)
@@ -14416,11 +14435,13 @@ static cudaError_t gai_pool_empty(galloc_pool *pool)
     size_t gone;
     cudaError_t error = gai_pool_enter(pool, &scope);
     if (error) return error;
+    gai_pool_shut_ways(pool, 1);
     pool->walking = pool->callbacks.on_unmap != NULL;
     error = gai_pool_is_used(pool);
     if (!error) error = gai_pool_is_captured(pool);
     if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
     if (!error) error = gai_pool_close(pool);
+    if (error) gai_pool_shut_ways(pool, 0);
     pool->walking = 0;
     gai_scope_leave(&scope);
     gai_lock_off(&pool->growth);

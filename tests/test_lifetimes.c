@@ -673,6 +673,73 @@ TEST(calls_come_late_to_a_pool_that_ends)
     finish();
 }
 
+/* A thread that has used the pool asks for memory of it, without asking whether it ends, when it has been found unused
+   and is about to be given back. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    pthread_t ends;
+    int warm, now, done;
+    cudaError_t error;
+} last_moment;
+
+static void *ask_at_the_last_moment(void *arg)
+{
+    void *p = NULL;
+    (void)arg;
+    OK(cudaSetDevice(0));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(last_moment.pool, 4096, last_moment.stream), last_moment.stream));
+    __atomic_store_n(&last_moment.warm, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&last_moment.now, __ATOMIC_ACQUIRE)) usleep(100);
+    last_moment.error = galloc_pool_malloc(last_moment.pool, &p, 4096, last_moment.stream);
+    if (p) OK(galloc_free(p, last_moment.stream));
+    __atomic_store_n(&last_moment.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void at_the_last_moment(const char *function)
+{
+    if (last_moment.now || strcmp(function, "cuEventQuery") || !pthread_equal(pthread_self(), last_moment.ends)) return;
+    __atomic_store_n(&last_moment.now, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&last_moment.done, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
+static void end_at_the_last_moment(const char *conf)
+{
+    pthread_t thread;
+    begin();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, conf, NULL, 0));
+    memset(&last_moment, 0, sizeof last_moment);
+    last_moment.pool = pool_new(&config);
+    last_moment.stream = stream_new();
+    last_moment.ends = pthread_self();
+    EXPECT_EQ(pthread_create(&thread, NULL, ask_at_the_last_moment, NULL), 0);
+    while (!__atomic_load_n(&last_moment.warm, __ATOMIC_ACQUIRE)) usleep(100);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(last_moment.pool, MIB(4), s);
+    sim_hold(t, 1);
+    put(t, p, MIB(4), 1);
+    OK(galloc_record_stream(p, t));
+    OK(galloc_free(p, s));
+    sim_hold(t, 0);
+    sim_hook(at_the_last_moment, NULL);
+    OK(galloc_pool_destroy(last_moment.pool));
+    sim_hook(NULL, NULL);
+    EXPECT(last_moment.now);
+    last_moment.now = 1;
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(last_moment.error, cudaErrorInvalidResourceHandle);
+    finish();
+}
+
+TEST(what_is_free_at_the_end_stays_so)
+{
+    end_at_the_last_moment("");
+    end_at_the_last_moment("strategy:pooled");
+    end_at_the_last_moment("roundup_power2_divisions:4");
+}
+
 /* ---- what may come while the default pool is made ---------------------------------------------------------------- */
 
 static pthread_barrier_t first_use;
