@@ -881,6 +881,11 @@ int sm_memory_start(void) {
 void sm_memory_of_context_dies(sm_context *c) {
     for (size_t i = sm.nregions; i-- > 0;)
         if (sm.regions[i]->context == c) region_empty(sm.regions[i]);
+    for (size_t i = sm.npinned; i-- > 0;) {
+        if (sm.pinned[i].context != c) continue;
+        if (!sm.pinned[i].theirs) free(sm.pinned[i].p);
+        sm.pinned[i] = sm.pinned[--sm.npinned];
+    }
 }
 
 static void region_clear(sm_region *r) {
