@@ -1049,11 +1049,18 @@ TEST(an_alignment_that_no_segment_can_have)
 
 TEST(the_log_may_call_galloc)
 {
+    void *p = NULL;
     begin();
     log_hook = fail_once_more;
     EXPECT_EQ(galloc_free(&log_hook, 0), cudaErrorInvalidDevicePointer);
+    EXPECT(!log_hook); /* it was called, and what failed there is not logged in turn */
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(!strncmp(log_text, "galloc_free: ", 13));
+    EXPECT(!strcmp(log_text, galloc_last_message()));
+    OK(galloc_malloc(&p, 1, 0));
+    EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue); /* the next line is logged again */
     EXPECT_EQ(log_lines, 2);
-    EXPECT(strstr(log_text, "galloc_pool_trim") != NULL);
+    OK(galloc_free(p, 0));
     finish();
 }
 
