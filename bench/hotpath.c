@@ -374,7 +374,7 @@ static void become(const settings *s, const job *j, char *program)
     if (s->devices) argv[n++] = "--devices", argv[n++] = devices;
     alarm(JOB_SECONDS);
     execv("/proc/self/exe", argv);
-    perror("hotpath");
+    perror("hotpath: /proc/self/exe");
     _exit(1);
 }
 
