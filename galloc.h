@@ -8621,7 +8621,8 @@ static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stret
         return gai_stretch_fill(stretch, piece, way);
     case GAI_AWAY:
         if (own && gai_job_returns(job, piece, stretch)) return gai_stretch_fill(stretch, piece, way);
-        /* fall through */
+        stretch->alien |= !own;
+        return GAI_HURDLE_BUSY;
     case GAI_CELL:
     case GAI_BUSY:
         stretch->alien |= !own;

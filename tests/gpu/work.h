@@ -35,6 +35,9 @@ static void log_line(const char *text)
 #define GALLOC_IMPLEMENTATION
 #include "../../galloc.h"
 
+/* A line for each failure, also for one that comes again. */
+__attribute__((constructor)) static void log_everything(void) { gai_log_level = GALLOC_LOG_DEBUG; }
+
 #define UNUSED __attribute__((unused))
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 
