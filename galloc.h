@@ -15225,6 +15225,14 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
 
+/* As much as there is room for. Not by snprintf, which compilers that know the sizes warn of. */
+static void gai_copy_text(char *to, size_t size, const char *from)
+{
+    size_t length = gai_min(strlen(from), size - 1);
+    memcpy(to, from, length);
+    to[length] = 0;
+}
+
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
     static const char *const of_process[] = {"log", NULL};
@@ -15237,7 +15245,7 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
     right = gai_parse(config, text, NULL, &seen, said, sizeof said);
     if (right) gai_config_say_idle(config, seen, said, sizeof said);
     if (right) gai_say_idle(seen, of_process, "but in the variable GALLOC_CONF", said, sizeof said);
-    if (message && size) (void)snprintf(message, size, "%s", said);
+    if (message && size) gai_copy_text(message, size, said);
     return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
 }
 
