@@ -14,7 +14,7 @@ if [ "$1" = --one ]; then
     all=$2 program=$3
     file=$out/log.$(echo "$program" | tr / .)
     begin=$(date +%s)
-    timeout "${TEST_SECONDS:-300}" "$program" >"$file" 2>&1 </dev/null
+    timeout "${TEST_SECONDS:-600}" "$program" >"$file" 2>&1 </dev/null
     status=$?
     seconds=$(($(date +%s) - begin))
     case $program in
