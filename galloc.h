@@ -4529,20 +4529,17 @@ static GAI_INLINE int gai_front_is_bare(const gai_front *front)
     return !(front->fresh_blocks | front->blocks | front->mallocs);
 }
 
-/* The last block of this size to come, which becomes the program's. NULL: there is none, and unless it is shut *state
-   says why. The caller vouches. */
-static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
-                                            uint32_t tag, enum gai_state *state)
+/* The last block of this size to come, which becomes the program's. NULL: there is none, and *state says why. The
+   front is open, its latch held, and the caller vouches. */
+static GAI_INLINE gai_block *gai_front_pop(gai_front *front, size_t bytes, size_t requested, uint32_t tag,
+                                           enum gai_state *state)
 {
     gai_block *block = NULL;
-    uint64_t *in = gai_latch_on(&front->latch);
-    if (front->open == life) {
-        if (front->fresh && front->fresh->bytes == bytes) {
-            block = gai_fresh_pop(front, &front->fresh);
-            front->live_out += (size_t)block->requested;
-        } else if (front->fresh_blocks > 1 || front->filled) { /* the last one did not fit: is there any other? */
-            block = gai_front_search(front, bytes);
-        }
+    if (front->fresh && front->fresh->bytes == bytes) {
+        block = gai_fresh_pop(front, &front->fresh);
+        front->live_out += (size_t)block->requested;
+    } else if (front->fresh_blocks > 1 || front->filled) { /* the last one did not fit: is there any other? */
+        block = gai_front_search(front, bytes);
     }
     if (block) {
         front->mallocs++;
@@ -4550,9 +4547,19 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
         front->allocated_in += bytes;
         gai_set_relaxed(&block->requested, requested);
         gai_set_relaxed(&block->tag, GAI_SHELVED | tag);
-    } else if (front->open == life) {
+    } else {
         *state = gai_front_is_bare(front) ? GAI_BARE : GAI_OPEN;
     }
+    return block;
+}
+
+/* The same for a front that may be shut. */
+static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
+                                            uint32_t tag, enum gai_state *state)
+{
+    gai_block *block = NULL;
+    uint64_t *in = gai_latch_on(&front->latch);
+    if (front->open == life) block = gai_front_pop(front, bytes, requested, tag, state);
     gai_latch_off(in);
     return block;
 }
@@ -14672,7 +14679,8 @@ typedef struct gai_way {
     uint64_t generation; /* the way is none unless this is of now */
     const galloc_pool *key; /* its handle; NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
-    int looks; /* stream_check */
+    short looks; /* stream_check */
+    short torch; /* of the pool, which may have ended */
     int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
                   what was given out last is freed: by promise that comes where it was allocated */
     gai_site site;
@@ -14885,6 +14893,7 @@ static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_p
     way->key = key;
     way->pool = pool;
     way->looks = pool->config.stream_check;
+    way->torch = pool->torch;
     way->asks = asks && way->looks ? 2 : asks;
     gai_one_context |= pool->one_context;
     way->reach = (size_t)gai_front_reach(pool);
@@ -14927,14 +14936,19 @@ static GAI_INLINE void gai_way_gave(gai_way *way, gai_block *block, uintptr_t ad
     *ptr = (void *)addr;
 }
 
-/* The same for what is rounded further than to 512 bytes. */
+/* The same for what is rounded further than to 512 bytes. How that is done is read where the front is open and its
+   latch held: until then the pool may have ended, and another one may begin in its place. */
 GAI_APART
 static enum gai_passage gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_way *way)
 {
-    gai_block *block;
+    gai_front *front = &way->site.lane->front;
+    gai_block *block = NULL;
     uintptr_t addr;
     enum gai_state state = GAI_SHUT;
-    block = gai_front_take(&way->site.lane->front, way->site.life, gai_rounded(way->pool, bytes), bytes, tag, &state);
+    uint64_t *in = gai_latch_on(&front->latch);
+    if (front->open == way->site.life)
+        block = gai_front_pop(front, gai_rounded(way->pool, bytes), bytes, tag, &state);
+    gai_latch_off(in);
     if (!block) return gai_way_passage(way, state);
     addr = block->addr;
     gai_store_pointer(&block->held, way->site.lane);
@@ -14975,7 +14989,7 @@ static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_
     int suits;
     if (!gai_block_seize(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
-    if (!suits && way->looks && !way->pool->torch) return GAI_TAKEN;
+    if (!suits && way->looks && !way->torch) return GAI_TAKEN;
     if (suits) gai_set_relaxed(&block->stream_id, way->site.stream_id);
     if (suits) block->life = way->site.life;
     gai_store_pointer(&block->held, way->site.lane);
