@@ -249,9 +249,6 @@
      cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
      grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
      child of a fork gets cudaErrorInitializationError.
-     On Linux the thread that mostly uses a front does so without an atomic step. When another one comes to it, all
-     threads of the process pass a fence (membarrier(2), some microseconds); the more often, the longer the thread then
-     goes without. Where the system forbids that call there are two atomic steps in a pair.
      A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
      handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
      looks; where the program sees several devices, not always that at the current context. It is a promise: nothing
@@ -1049,7 +1046,6 @@ extern "C++" {
 #include <time.h>
 #endif
 #if defined(__linux__)
-#include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
@@ -1199,78 +1195,15 @@ static uint64_t gai_clock(void)
 #endif
 #endif
 
-/* All threads of the process pass a fence before it returns: what each has stored before is seen after it, and what it
-   loads after is as new as what was stored before it. membarrier(2), since Linux 4.14: mostly 0.1 to 10 us. */
-#if defined(__linux__) && defined(SYS_membarrier) && defined(__GNUC__)
-#if !defined(__cplusplus)
-long syscall(long number, ...); /* <unistd.h> keeps it from strict C */
-#endif
-static int gai_fences_begin(void) { return !syscall(SYS_membarrier, 16, 0, 0); } /* ..._REGISTER_PRIVATE_EXPEDITED */
-static void gai_fence_all(void)
-{
-    if (!syscall(SYS_membarrier, 8, 0, 0)) return; /* MEMBARRIER_CMD_PRIVATE_EXPEDITED */
-    (void)poll(NULL, 0, 1); /* forbidden meanwhile: no processor keeps a store back for so long */
-}
-#define GAI_FENCE_LIGHT() __atomic_signal_fence(__ATOMIC_SEQ_CST)
-#else
-static int gai_fences_begin(void) { return 0; }
-static void gai_fence_all(void) {}
-#endif
-static uint64_t gai_fences; /* 1: gai_fence_all does what it says */
-
 #define GAI_CACHE_LINE 64
 
-/* A lock for a few dozen instructions, in which no other lock is taken: one atomic step where a mutex needs two. Who
-   finds it taken spins, then lets others run, and at last sleeps, so that also a thread of lower priority comes to the
-   end of what it does.
-
-   Mostly it is one thread that takes it, and for that one there is a way in without any atomic step, which would be a
-   third of all that a call of the fast path costs. The thread that took it GAI_LATCH_STREAK times in a row becomes its
-   owner, and has a place in in[]. An owner comes in by saying so there, unless it then sees that it is the owner no
-   more. Everybody else takes `taken`, and if there is an owner ends that, has all threads pass a fence, and waits until
-   the owner is out: of the owner's store and this one's, each followed by a look at the other's, one at least is seen
-   (Dekker's rule; the owner's fence is made for it by who needs it). That costs microseconds, so an owner who was sent
-   away soon needs a longer streak to come back. Its last, vain try to come in may be late, at any time: hence a thread
-   keeps its place for ever, and who finds none left is never the owner.
-   Where threads take turns nobody is; then what stands before `taken` does not change: who is at home, and might become
-   the owner, changes only after as many takings without home.
-
-   in[i] => the thread place[i] is the owner, and inside, or was it and is about to leave;  only that thread changes it
-   owner == 0, or place[i] + i and home == place[i];  what is not atomic is guarded by `taken` */
-#define GAI_HOMES 16 /* names of threads are further apart */
-
-typedef struct gai_latch {
-    uint64_t owner;
-    uint64_t home;
-    uint64_t since; /* the time when home became the owner last */
-    uint64_t need;  /* so long a streak makes an owner; 0: there never was one */
-    uint64_t place[GAI_HOMES];
-    uint64_t in[GAI_HOMES];
-    uint64_t taken;  /* begins a line of memory, see gai_front */
-    uint32_t streak; /* takings in a row by home, or with `away` by others; what ended an ownership does not count */
-    uint32_t away;
-} gai_latch;
+/* A spin lock for a few dozen instructions, in which no other lock is taken: one atomic step where a mutex needs two.
+   A thread that finds it taken spins, then yields, and at last sleeps, so that also a thread of lower priority comes to
+   the end of its turn. 1: taken. */
+typedef uint64_t gai_latch;
 
 #define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
 #define GAI_LATCH_YIELDS 64
-#ifndef GAI_LATCH_STREAK
-#define GAI_LATCH_STREAK 64
-#endif
-#define GAI_LATCH_WORTH 1000000 /* ns: an owner for so long was worth a fence */
-#define GAI_LATCH_STREAK_MAX (1u << 24)
-
-/* The thread's name, which no other thread has while it lives. */
-#if defined(__linux__) && defined(__x86_64__)
-static GAI_INLINE uint64_t gai_thread(void)
-{
-    uint64_t thread; /* where thread-local storage is: in a shared library the address of a variable there is a call */
-    __asm__("mov %%fs:0, %0" : "=r"(thread));
-    return thread;
-}
-#else
-static GAI_THREAD_LOCAL char gai_thread_name[GAI_HOMES];
-static GAI_INLINE uint64_t gai_thread(void) { return (uint64_t)(uintptr_t)gai_thread_name; }
-#endif
 
 static void gai_pause(unsigned round)
 {
@@ -1293,98 +1226,22 @@ static void gai_latch_rest(unsigned round)
 #endif
 }
 
-/* Takes it from all but the owner. */
-static void gai_latch_claim(gai_latch *latch)
-{
-    unsigned round = 0;
-    while (!gai_swap(&latch->taken, 0, 1))
-        do gai_latch_rest(round++);
-        while (gai_load(&latch->taken));
-}
-
-static int gai_latch_is_anothers(const gai_latch *latch)
-{
-    uint64_t owner = gai_load(&latch->owner);
-    return owner && owner - gai_thread() >= GAI_HOMES;
-}
-
-/* Ends another thread's right to come in. Returns whether there was any: then a fence is due, and gai_latch_await. */
-static int gai_latch_disown(gai_latch *latch)
-{
-    if (!gai_latch_is_anothers(latch)) return 0;
-    latch->need = GALLOC_CLOCK() - latch->since < GAI_LATCH_WORTH ? 2 * latch->need : GAI_LATCH_STREAK;
-    if (latch->need > GAI_LATCH_STREAK_MAX) latch->need = GAI_LATCH_STREAK_MAX;
-    gai_store(&latch->owner, 0);
-    return 1;
-}
-
-/* Waits until who was the owner is out. */
-static void gai_latch_await(const gai_latch *latch)
-{
-    unsigned round = 0;
-    int i;
-    for (i = 0; i < GAI_HOMES; i++)
-        while (gai_load(&latch->in[i])) gai_latch_rest(round++);
-}
-
-/* Home becomes the owner, if there is a place for it. */
-static void gai_latch_own(gai_latch *latch, uint64_t need)
-{
-    uint64_t thread = gai_thread();
-    unsigned i = 0;
-    if (!gai_counted(&gai_fences)) return;
-    while (i < GAI_HOMES && latch->place[i] && latch->place[i] != thread) i++;
-    if (i == GAI_HOMES) return;
-    latch->place[i] = thread;
-    latch->need = need;
-    latch->since = GALLOC_CLOCK();
-    gai_store(&latch->owner, thread + i);
-}
-
-/* It has been taken by this thread, and has no other owner. */
-static void gai_latch_count(gai_latch *latch)
-{
-    uint64_t need = latch->need ? latch->need : GAI_LATCH_STREAK;
-    uint32_t away;
-    if (!latch->home) latch->home = gai_thread();
-    away = latch->home != gai_thread();
-    if (away != latch->away) latch->streak = 0;
-    latch->away = away;
-    if (++latch->streak < need) return;
-    latch->streak = 0;
-    if (away) latch->home = gai_thread();
-    else gai_latch_own(latch, need);
-}
-
 GAI_APART
-static void gai_latch_take(gai_latch *latch)
+static void gai_latch_wait(gai_latch *latch)
 {
-    gai_latch_claim(latch);
-    if (!gai_latch_disown(latch)) {
-        gai_latch_count(latch);
-        return;
-    }
-    gai_fence_all();
-    gai_latch_await(latch);
+    unsigned round = 0;
+    do {
+        do gai_latch_rest(round++);
+        while (gai_load(latch));
+    } while (!gai_swap(latch, 0, 1));
 }
 
-/* Returns what gai_latch_off is to be told. */
-static GAI_INLINE uint64_t *gai_latch_on(gai_latch *latch)
+static GAI_INLINE void gai_latch_on(gai_latch *latch)
 {
-#if defined(GAI_FENCE_LIGHT)
-    uint64_t thread = gai_thread(), place = gai_load(&latch->owner) - thread;
-    if (GAI_MOSTLY(place < GAI_HOMES)) {
-        gai_set_relaxed(&latch->in[place], 1);
-        GAI_FENCE_LIGHT();
-        if (GAI_MOSTLY(gai_load(&latch->owner) - thread == place)) return &latch->in[place];
-        gai_store(&latch->in[place], 0);
-    }
-#endif
-    gai_latch_take(latch);
-    return &latch->taken;
+    if (!GAI_MOSTLY(gai_swap(latch, 0, 1))) gai_latch_wait(latch);
 }
 
-static GAI_INLINE void gai_latch_off(uint64_t *in) { gai_store(in, 0); }
+static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
 /* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
    nodes of the address maps; budget: what the pools of each device hold together; log: where lines go and which were
@@ -1665,7 +1522,6 @@ static cudaError_t gai_begin(void)
     gai_lock_on(&gai_global_lock);
     if (!gai_cu_ready) {
         error = gai_driver_load(&gai_cu);
-        if (!error) gai_set_relaxed(&gai_fences, (uint64_t)gai_fences_begin());
         if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
         if (!error) gai_generation_end();
     }
@@ -2178,28 +2034,27 @@ typedef struct gai_shelf {
    lane->blocks - blocks - fresh_blocks, but for blocks that were given to another lane and freed here. The free that
    leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long.
 
-   Where threads share a front, calls wait for lines of memory to come from another processor: it begins where a line
-   does, so does latch.taken, and what their pairs change is on two lines from there on. Counters that change together
-   are apart: as neighbours they would become a vector. */
+   Where threads share a front, calls wait for cache lines to come from another processor: a pair changes two, which
+   begin with the front. Counters that change together are apart: as neighbours they would become a vector. */
 typedef struct gai_front {
+    gai_latch latch;
     uint64_t open;     /* the lane's life while calls may use the front, else 0 */
-    size_t alone;      /* what a front that is empty takes unasked */
-    size_t most;
-    size_t enough;     /* with more in it, it takes no further block: lane_bytes */
-    gai_latch latch;   /* the first line of memory ends before its `place`: threads that take turns only read there */
     size_t fresh_blocks;
     gai_block *fresh;  /* linked by next_bin, as `strays` */
     size_t fresh_bytes;
-    gai_block *strays;
-    size_t mallocs;
-    uint64_t spell;
-    size_t live_in;    /* begins the second of the two */
+    size_t alone;      /* what a front that is empty takes unasked */
     size_t blocks;
+    size_t mallocs;
+    size_t live_in;    /* begins the second line */
+    uint64_t spell;
     size_t live_out;
     uint64_t filled;
     size_t allocated_in;
-    int trusted;
+    size_t most;
     size_t bytes;
+    size_t enough;     /* with more in it, it takes no further block: lane_bytes */
+    gai_block *strays;
+    int trusted;
     gai_shelf shelves[GAI_SHELVES];
     char after[GAI_CACHE_LINE];
 } gai_front;
@@ -3334,11 +3189,10 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
 /* Calls that come from now on find it shut. With the pool's lock held. */
 static void gai_front_shut(gai_front *front)
 {
-    uint64_t *in;
     if (!front->open) return;
-    in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     front->open = 0;
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
 }
 
 /* Somebody waits for a mark on the lane's stream: its next call must come to the pool, not end in the front. */
@@ -3982,36 +3836,17 @@ static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, siz
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
 
-/* While it lasts no front changes, and what they say together is true. With the lock held. One fence is enough for all
-   of them. */
+/* While it lasts no front changes, and what they say together is true. With the lock held. */
 static void gai_pool_freeze(galloc_pool *pool)
 {
     gai_lane *lane;
-    int owned = 0;
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        gai_latch_claim(&lane->front.latch);
-        owned |= gai_latch_disown(&lane->front.latch);
-    }
-    if (!owned) return;
-    gai_fence_all();
-    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_await(&lane->front.latch);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_on(&lane->front.latch);
 }
 
 static void gai_pool_thaw(galloc_pool *pool)
 {
     gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch.taken);
-}
-
-/* Before the latches of all fronts are taken one after the other: one fence instead of one for each owner. */
-static void gai_pool_disown(galloc_pool *pool)
-{
-    gai_lane *lane;
-    int owned = 0;
-    for (lane = pool->lanes; lane; lane = lane->next) owned += gai_latch_is_anothers(&lane->front.latch);
-    if (owned < 2) return;
-    gai_pool_freeze(pool);
-    gai_pool_thaw(pool);
+    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch);
 }
 
 /* The counters, but for those of driver calls, with what the fronts know. With the lock held, frozen. */
@@ -4376,13 +4211,12 @@ static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 static int gai_block_seize(gai_block *block, const void *ptr)
 {
     gai_lane *guard = (gai_lane *)gai_load_pointer(&block->held);
-    uint64_t *in;
     int had;
     if (!guard) return 0;
-    in = gai_latch_on(&guard->front.latch);
+    gai_latch_on(&guard->front.latch);
     had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
     if (had) gai_store_pointer(&block->held, NULL);
-    gai_latch_off(in);
+    gai_latch_off(&guard->front.latch);
     return had;
 }
 
@@ -4558,9 +4392,9 @@ static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, siz
                                             uint32_t tag, enum gai_state *state)
 {
     gai_block *block = NULL;
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     if (front->open == life) block = gai_front_pop(front, bytes, requested, tag, state);
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
     return block;
 }
 
@@ -4618,7 +4452,7 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
 {
     gai_front *front = &lane->front;
     enum gai_passage passage = GAI_LONG;
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     if (gai_load_pointer(&block->held) != lane || block->addr != (uintptr_t)ptr) {
         passage = GAI_ALIEN;
     } else if (front->open == life) {
@@ -4633,7 +4467,7 @@ static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, 
         if (passage != GAI_ASK) gai_store_pointer(&block->held, NULL);
         front->spell += passage == GAI_DONE;
     }
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
     return passage;
 }
 
@@ -4856,13 +4690,13 @@ GAI_APART
 static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
 {
     gai_front *front = &lane->front;
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     front->open = open;
     front->most = gai_max(most, front->bytes + front->fresh_bytes);
     front->enough = (size_t)pool->tuning.lane_bytes;
     front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
     front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
 }
 
 /* Opens the front for calls that do not come to the pool, or shuts it. */
@@ -4924,9 +4758,9 @@ static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
 {
     gai_front *front = &lane->front;
     gai_block *list = NULL;
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     if (gai_front_is_bare(front) && !front->spell) {
-        gai_latch_off(in);
+        gai_latch_off(&front->latch);
         return 0;
     }
     if (front->fresh_blocks && (vouched || front->trusted)) {
@@ -4946,7 +4780,7 @@ static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
     }
     for (; front->filled; front->filled &= front->filled - 1)
         list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
     while (list) {
         gai_block *block = list;
         list = block->next_bin;
@@ -4961,14 +4795,13 @@ static int gai_pool_gather_strays(galloc_pool *pool)
 {
     gai_lane *lane;
     int some = 0;
-    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) {
         gai_front *front = &lane->front;
-        uint64_t *in = gai_latch_on(&front->latch);
+        gai_latch_on(&front->latch);
         front->strays = gai_blocks_join(front->fresh, front->strays);
         front->fresh = NULL;
         some |= front->strays != NULL;
-        gai_latch_off(in);
+        gai_latch_off(&front->latch);
     }
     return some;
 }
@@ -4981,9 +4814,9 @@ static void gai_pool_file_strays(galloc_pool *pool)
         gai_front *front = &lane->front;
         for (;;) {
             gai_block *block = NULL;
-            uint64_t *in = gai_latch_on(&front->latch);
+            gai_latch_on(&front->latch);
             if (front->strays) block = gai_fresh_pop(front, &front->strays);
-            gai_latch_off(in);
+            gai_latch_off(&front->latch);
             if (!block) break;
             gai_fresh_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
             gai_block_untake(pool, block);
@@ -4995,7 +4828,6 @@ static void gai_pool_file_strays(galloc_pool *pool)
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_lane *lane;
-    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) (void)gai_lane_flush(pool, lane, 0);
 }
 
@@ -6123,16 +5955,15 @@ static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream
 {
     gai_front *front = &lane->front;
     size_t in_front;
-    uint64_t *in;
     const gai_home *home;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
     stats->stream_id = lane->stream_id;
     stats->context_id = lane->context_id;
-    in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     in_front = front->bytes + front->fresh_bytes;
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
     stats->stranded = in_front;
     stats->unmarked = gai_lane_unmarked(lane) + in_front;
     for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
@@ -13985,18 +13816,17 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 /* Nothing is on the shelves any more, wherever it went. */
 static void gai_front_clear(gai_front *front)
 {
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     front->open = 0;
     front->fresh = front->strays = NULL;
     front->fresh_blocks = front->fresh_bytes = front->mallocs = front->live_in = front->live_out = 0;
     front->blocks = front->bytes = front->allocated_in = 0;
     front->filled = front->spell = 0;
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
 }
 
 static void gai_lanes_end(galloc_pool *pool)
 {
-    gai_pool_disown(pool);
     while (pool->lanes) {
         gai_lane *lane = pool->lanes;
         pool->lanes = lane->next;
@@ -14770,22 +14600,38 @@ static int gai_way_is_free_default(const gai_way *way)
     return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
 }
 
+static GAI_INLINE int gai_way_is_free_named(const gai_way *way)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return !gai_cu.StreamIsCapturing(way->site.stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 /* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
 static GAI_INLINE int gai_way_is_free(const gai_way *way)
 {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!way->looks) return 1;
-    if (gai_is_default_stream(way->site.stream)) return gai_way_is_free_default(way);
-    return !gai_cu.StreamIsCapturing(way->site.stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+    return gai_is_default_stream(way->site.stream) ? gai_way_is_free_default(way) : gai_way_is_free_named(way);
 }
 
 /* Is it still the stream that the way was made for? Asked after gai_way_is_free only: a captured stream must not be
    asked. */
-static GAI_INLINE int gai_way_vouches(const gai_way *way)
+static GAI_INLINE int gai_way_keeps_id(const gai_way *way)
 {
     unsigned long long id = 0;
-    if (!way->looks || gai_is_default_stream(way->site.stream)) return 1;
     return !gai_cu.StreamGetId(way->site.stream, &id) && id == way->site.stream_id;
+}
+
+static int gai_way_vouches(const gai_way *way)
+{
+    return !way->looks || gai_is_default_stream(way->site.stream) || gai_way_keeps_id(way);
+}
+
+/* Both. */
+static GAI_INLINE int gai_way_is_sure(const gai_way *way)
+{
+    if (!way->looks) return 1;
+    if (gai_is_default_stream(way->site.stream)) return gai_way_is_free_default(way);
+    return gai_way_is_free_named(way) && gai_way_keeps_id(way);
 }
 
 /* Takes the call of a known way into its pool; the way may have ended since. */
@@ -14945,10 +14791,10 @@ static enum gai_passage gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     gai_block *block = NULL;
     uintptr_t addr;
     enum gai_state state = GAI_SHUT;
-    uint64_t *in = gai_latch_on(&front->latch);
+    gai_latch_on(&front->latch);
     if (front->open == way->site.life)
         block = gai_front_pop(front, gai_rounded(way->pool, bytes), bytes, tag, &state);
-    gai_latch_off(in);
+    gai_latch_off(&front->latch);
     if (!block) return gai_way_passage(way, state);
     addr = block->addr;
     gai_store_pointer(&block->held, way->site.lane);
@@ -14963,7 +14809,7 @@ static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, u
     gai_block *block;
     uintptr_t addr;
     enum gai_state state = GAI_SHUT;
-    if (!way || !gai_way_is_free(way) || !gai_way_vouches(way)) return GAI_LONG;
+    if (!way || !gai_way_is_sure(way)) return GAI_LONG;
     if (bytes > way->most) {
         if (bytes > way->reach) return gai_way_passage(way, GAI_SHUT); /* no front has that */
         return gai_malloc_rounded(ptr, bytes, tag, way);
@@ -15674,7 +15520,6 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
-    gai_pool_disown(pool);
     for (lane = pool->lanes; lane; lane = lane->next) {
         if (!gai_lane_is_plain(lane)) continue;
         if (i < n) gai_lane_read(pool, lane, &array[i]);

@@ -53,7 +53,6 @@
 
 /* galloc's locks, and this file's, go by way of the scheduler, and so do atomic operations that take something. */
 static void point(const char *what);
-static int seen_owner(int is);
 static int scheduled_yield(void);
 #define sched_yield() scheduled_yield()
 static int scheduled_lock(pthread_mutex_t *mutex);
@@ -62,8 +61,6 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define pthread_mutex_trylock(mutex) scheduled_trylock(mutex)
 #define __atomic_exchange_n(...) (point("an exchange"), __atomic_exchange_n(__VA_ARGS__))
 #define __atomic_compare_exchange_n(...) (point("an exchange"), __atomic_compare_exchange_n(__VA_ARGS__))
-#define __builtin_expect(condition, value) (seen_owner(__builtin_expect((condition), value)))
-#define GAI_LATCH_STREAK 1 /* who takes a latch first comes in without an exchange from then on */
 #define GALLOC_CLOCK() 0 /* how long a call took must not decide what is an exchange */
 #define GAI_CHUNK_BYTES 4096     /* of descriptors, which are made for each run, and of which it needs few */
 #include "setup.h"
@@ -72,7 +69,6 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #undef __atomic_exchange_n
 #undef sched_yield
 #undef __atomic_compare_exchange_n
-#undef __builtin_expect
 
 /* ---- what is enumerated ------------------------------------------------------------------------------------------ */
 
@@ -407,16 +403,6 @@ static void point(const char *what)
     slot[other].is_assigned = !slot[other].busy;
     if (slot[other].is_assigned) slot[other].assigned = o.list[k - 1];
     pass_to(other);
-}
-
-/* A thread has looked whether it owns a latch. Once it has said that it comes in, and looked again, who wants the latch
-   waits for it. */
-static int seen_owner(int is)
-{
-    static GAI_THREAD_LOCAL int looked;
-    if (is && !looked) point("what the owner of a latch does");
-    looked = is && !looked;
-    return is;
 }
 
 /* A latch that the other thread holds. */

@@ -34,9 +34,6 @@ static void log_line(const char *text)
     if (log_hook) log_hook();
 }
 
-#ifndef GAI_LATCH_STREAK
-#define GAI_LATCH_STREAK 1 /* threads own latches at once: what few calls do is to be what many would */
-#endif
 #define GALLOC_MALLOC(bytes) sim_malloc(bytes)
 #define GALLOC_FREE(p) sim_free(p)
 #define GALLOC_LOG(text) log_line(text)

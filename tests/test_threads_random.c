@@ -3,9 +3,6 @@
    and pools. Contents are checked by the simulated device.
    GALLOC_ROUNDS=1000 makes it longer: so many tens of operations for each thread; GALLOC_SEED another one. */
 
-#ifndef GAI_LATCH_STREAK
-#define GAI_LATCH_STREAK 3
-#endif
 #include "setup.h"
 
 enum { WORKERS = 4, STREAMS = 6, POOLS = 3, SLOTS = 16, LETTERS = 32 };
