@@ -280,8 +280,8 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>fronts >>capture >>streams >>pages
-     >>torch >>policy >>heap >>configuration >>log >>report >>check >>pools >>ways >>public
+     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streamcache >>capture >>streams
+     >>pages >>torch >>policy >>heap >>configuration >>log >>report >>check >>pools >>threadcache >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -1466,11 +1466,11 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 #define GAI_DRIVER_LOAD(name, arguments) \
     if (!error) error = gai_load_function("cu" #name, &cu->name, sizeof cu->name);
 
-typedef struct gai_driver {
+typedef struct gai_driver_table {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
-} gai_driver;
+} gai_driver_table;
 
-static gai_driver gai_cu;
+static gai_driver_table gai_cu;
 static void *gai_cu_ready; /* not NULL once the table is full */
 
 /* The runtime keeps the last error of a call of ours that failed; the program had none then, and must have none
@@ -1481,7 +1481,7 @@ static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
     return error;
 }
 
-static cudaError_t gai_load_function(const char *name, void *slot, size_t size)
+static cudaError_t gai_load_function(const char *name, void *into, size_t size)
 {
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -1494,11 +1494,11 @@ static cudaError_t gai_load_function(const char *name, void *slot, size_t size)
     if (gai_forget_error(before, error)) return gai_fail(error, "no CUDA driver: %s", cudaGetErrorString(error));
     if (found != cudaDriverEntryPointSuccess || !function)
         return gai_fail(cudaErrorInsufficientDriver, "the CUDA driver has no %s: it must be 12.0 or later", name);
-    memcpy(slot, &function, size);
+    memcpy(into, &function, size);
     return cudaSuccess;
 }
 
-static cudaError_t gai_driver_load(gai_driver *cu)
+static cudaError_t gai_driver_load(gai_driver_table *cu)
 {
     cudaError_t error = cudaSuccess;
     CUresult result;
@@ -1639,17 +1639,17 @@ static void gai_contexts_forget(void)
    asked for at all times. Neither can that of a stream that is being captured: it is told apart by the capture and its
    handle, which means one stream as long as the capture lasts. */
 typedef struct gai_site {
-    CUstream stream;
+    CUstream handle;
     unsigned long long stream_id;
-    struct gai_lane *lane; /* where the call led, if it came that far, and in which of its lives */
+    struct gai_stream *stream; /* where the call led, if it came that far, and in which of its lives */
     uint64_t life;
     CUcontext context; /* NULL: not asked for yet */
     unsigned long long context_id;
     unsigned long long capture; /* the one that the stream is part of; 0: none */
     CUresult refused; /* the driver would not have the graph tell of its end */
     char broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
-    char hands_off; /* captured, or legacy while a blocking stream is: nearly any call on it would break the capture */
-    char home;      /* the stream's context is the pool's: the pool of its device */
+    char capture_forbids; /* captured, or legacy while a blocking stream is: most calls would break the capture */
+    char own_context; /* the stream's context is the pool's: the pool of its device */
 } gai_site;
 
 /* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
@@ -1659,10 +1659,10 @@ static CUresult gai_site_context(gai_site *site)
 {
     CUresult result;
     if (site->context) return CUDA_SUCCESS;
-    if (gai_is_default_stream(site->stream))
+    if (gai_is_default_stream(site->handle))
         result = gai_cu.CtxGetCurrent(&site->context);
     else
-        result = gai_cu.StreamGetCtx(site->stream, &site->context);
+        result = gai_cu.StreamGetCtx(site->handle, &site->context);
     if (!result && !site->context) result = CUDA_ERROR_INVALID_CONTEXT;
     if (!result) result = gai_cu.CtxGetId(site->context, &site->context_id);
     if (result) site->context = NULL;
@@ -1710,28 +1710,28 @@ static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgrap
 static CUresult gai_site_look(gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = gai_cu.StreamIsCapturing(site->stream, &status);
-    site->hands_off = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    if (result && !site->hands_off) return result;
+    CUresult result = gai_cu.StreamIsCapturing(site->handle, &status);
+    site->capture_forbids = result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (result && !site->capture_forbids) return result;
     if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
-        result = gai_capture_of(site->stream, &status, &site->capture, NULL);
+        result = gai_capture_of(site->handle, &status, &site->capture, NULL);
         if (result) return result;
     }
     site->broken = status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
-        site->hands_off = 1;
-        site->stream_id = gai_stream_key(site->stream);
+        site->capture_forbids = 1;
+        site->stream_id = gai_stream_key(site->handle);
         return CUDA_SUCCESS;
     }
-    if (site->stream == CU_STREAM_LEGACY) return gai_site_context(site);
-    return gai_cu.StreamGetId(site->stream, &site->stream_id);
+    if (site->handle == CU_STREAM_LEGACY) return gai_site_context(site);
+    return gai_cu.StreamGetId(site->handle, &site->stream_id);
 }
 
 static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
 {
     CUresult result;
     memset(site, 0, sizeof *site);
-    site->stream = stream ? (CUstream)stream : CU_STREAM_LEGACY;
+    site->handle = stream ? (CUstream)stream : CU_STREAM_LEGACY;
     result = gai_site_look(site);
     if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
         cudaError_t error = gai_bind_context();
@@ -1792,8 +1792,8 @@ static void gai_scope_leave(gai_scope *scope)
    block     a tile of a segment:
                used     the program's
                free     mapped, in exactly one free set
-               cell     the same, where strategy:pooled: cut with others of its size out of one free block (a strip of
-                        cells), and kept as it is for the next request of that size
+               slot     the same, where strategy:pooled: cut with others of its size out of one free block (a run of
+                        slots), and kept as it is for the next request of that size
                hole     addresses without a page
                room     a hole kept for the used block before it, which may grow into it: with other rooms, and what
                         the driver would not undo, all of the block's room that is not yet the block itself
@@ -1801,63 +1801,67 @@ static void gai_scope_leave(gai_scope *scope)
                step
                away     mapped, but in no use: its page is at another address, or is parked here
    mark      "these bytes may be used by others after this position of that stream"
-   epoch     positions of a stream are counted by its lane: a free is stamped with the lane's epoch, and an event
+   epoch     positions of a stream are counted by its stream state: a free is stamped with the stream state's epoch, and
+   an event
              recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
-   lane      what a pool knows of one stream
-   front     the lane's cache of blocks by exact size, which calls on its stream use with no other lock than its latch
-   shelf     the front's blocks of one size, the last one in first. To the rest of the pool they are used blocks; that
+   stream state      what a pool knows of one stream
+   stream cache     the stream state's cache of blocks by exact size, which calls on its stream use with no other lock
+   than its latch cache bin     the stream cache's blocks of one size, the last one in first. To the rest of the pool
+   they are used blocks; that
              nobody holds them is said by `held` alone
-   life      lanes are used again for other streams, inside their pool; a number never given twice tells which
-   capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a lane of
+   life      stream states are used again for other streams, inside their pool; a number never given twice tells which
+   capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a stream
+   state of
              its own for that time, whose work does not end before the graph, its instances and their launches are gone
-   spot      a position of a captured stream, in nodes of the graph; what an event is for others. No event can be
+   position      a position of a captured stream, in nodes of the graph; what an event is for others. No event can be
              recorded there, and none is needed: the graph itself says what comes after
-   outside   the lane of what was freed on captured streams, but used before on streams that nobody can name
-   free set  the free blocks whose marks name the same lane (its lane's set), several lanes (mixed), none (common)
-   home      where like:pytorch: the segments that were made for requests of one kind, small or large, of one stream,
+   outside   the stream state of what was freed on captured streams, but used before on streams that nobody can name
+   free set  the free blocks whose marks name the same stream state (its stream state's set), several stream states
+   (mixed), none (common) home      where like:pytorch: the segments that were made for requests of one kind, small or
+   large, of one stream,
              or of one stream in the captures of a group. A free block is in its home's set, or while somebody else may
              still use it in `mixed` */
 
-/* Those up to GAI_CELL are mapped. */
-enum gai_kind { GAI_USED, GAI_FREE, GAI_CELL, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_AWAY };
+/* Those up to GAI_SLOT are mapped. */
+enum gai_kind { GAI_USED, GAI_FREE, GAI_SLOT, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_ALIAS };
 
-typedef struct gai_lane gai_lane;
+typedef struct gai_stream gai_stream;
 typedef struct gai_set gai_set;
-typedef struct gai_home gai_home;
+typedef struct gai_block_pool gai_block_pool;
 typedef struct gai_segment gai_segment;
 
-/* begin < end, both within the block;  mark is complete == (epoch <= lane->done)
-   no two marks of a block name the same lane and a common byte: the later one stands for both */
+/* begin < end, both within the block;  mark is complete == (epoch <= stream->done)
+   no two marks of a block name the same stream state and a common byte: the later one stands for both */
 typedef struct gai_mark {
     struct gai_mark *next;
-    gai_lane *lane;
+    gai_stream *stream;
     uint64_t epoch;
     uintptr_t begin, end; /* the bytes it is about */
 } gai_mark;
 
-/* The program's hold on a block. held != NULL while the program has it, only in used blocks; NULL also on a shelf. It
-   is a lane of the pool, and makes the latch of that lane's front the one that guards it: who changes it to NULL does
-   so with this latch, and has the block to himself from there on. That is the free, a second one finds NULL and is
-   refused, in whichever thread and on whatever stream. Mostly it is the lane on which the block is freed: then the
-   latch that its front needs anyhow is the only one.
+/* The program's hold on a block. held != NULL while the program has it, only in used blocks; NULL also on a cache bin.
+   It is a stream state of the pool, and makes the latch of that stream's cache the one that guards it: who changes it
+   to NULL does so with this latch, and has the block to himself from there on. That is the free, a second one finds
+   NULL and is refused, in whichever thread and on whatever stream. Mostly it is the stream state on which the block is
+   freed: then the latch that its stream cache needs anyhow is the only one.
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
-   (kind == GAI_FREE || kind == GAI_CELL)  ==  (set != NULL)
-   set == gai_set_of(marks), as far as completed marks have been dropped; in a home: gai_home_set
-   kind == GAI_CELL implies cell != 0;  cell != 0: bytes are those of a class
-   used, free, cell: found in the block map under addr and nowhere else, and every byte has a page
-   holes and rooms: no byte has one;  kind == GAI_AWAY  ==  (away != NULL), one mapping to a block
-   used: lane->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
+   (kind == GAI_FREE || kind == GAI_SLOT)  ==  (set != NULL)
+   set == gai_set_of(marks), as far as completed marks have been dropped; in a home: gai_block_pool_set
+   kind == GAI_SLOT implies slot != 0;  slot != 0: bytes are those of a class
+   used, free, slot: found in the block map under addr and nowhere else, and every byte has a page
+   holes and rooms: no byte has one;  kind == GAI_ALIAS  ==  (away != NULL), one mapping to a block
+   used: stream->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
 typedef struct gai_block {
-    struct gai_block *next_bin;      /* same bin of the set, or shelf; also links unused descriptors */
+    struct gai_block *next_bin;      /* same bin of the set, or cache bin; also links unused descriptors */
     void *held;                      /* read without a lock, also by calls that come too late */
     uintptr_t addr;
     size_t bytes;
-    uint64_t requested;              /* in a front: as it was */
-    uint64_t tag;                    /* the program's 32 bits, and GAI_SHELVED to GAI_DROPPED */
-    uint64_t life;                   /* used: of the lane that it was given to, or that freed it onto a shelf */
-    gai_lane *lane;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
+    uint64_t requested;              /* in a stream cache: as it was */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_DROPPED */
+    uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
+    gai_stream *stream;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
@@ -1865,24 +1869,25 @@ typedef struct gai_block {
     gai_mark *marks;
     enum gai_kind kind;
     unsigned char row, column;       /* in a set: its bin */
-    unsigned char cell;              /* GAI_STRIP_...; the line ends here: what merges touches no more of others */
+    unsigned char slot;              /* GAI_STRIP_...; the line ends here: what merges touches no more of others */
     void *pool;                      /* read without a lock; a descriptor never changes its pool */
-    void **slot;                     /* used, free: where the block map has it */
+    void **map_entry;                /* used, free: where the block map has it */
     uint64_t stream_id;
     uint64_t age;                    /* time of the free, counted in frees; used: see GAI_DROPPED */
     gai_segment *segment;
-    gai_mark *takers; /* used: streams that record_stream named; their epochs are set when it is freed */
-    struct gai_mapping *away; /* away: what is still mapped here */
+    gai_mark *recorded_uses; /* used: streams that record_stream named; their epochs are set when it is freed */
+    struct gai_mapping *alias; /* away: what is still mapped here */
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none
                      away: how far it lies behind the start of the used block in whose room it is; 0: in none */
 } gai_block;
 
-#define GAI_STRIP_CELL 1  /* a block that was cut as a cell, and has kept its size */
-#define GAI_STRIP_FIRST 2 /* the first of its strip */
+#define GAI_RUN_SLOT 1  /* a block that was cut as a slot, and has kept its size */
+#define GAI_RUN_FIRST 2 /* the first of its run */
 
-#define GAI_SHELVED ((uint64_t)1 << 32) /* lane `life` used it before, and its marks do not speak of that stream */
-#define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a front can do */
-#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_SHELVED: `age` is the stamp of the mark that did */
+#define GAI_CACHED                                                                                                     \
+    ((uint64_t)1 << 32) /* stream state `life` used it before, and its marks do not speak of that stream */
+#define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a stream cache can do */
+#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_CACHED: `age` is the stamp of the mark that did */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
    Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
@@ -1902,7 +1907,7 @@ typedef struct gai_page {
     int taken;    /* planning: it is to come to the range that is being looked at */
 } gai_page;
 
-/* bytes == page->bytes;  away == (block && block->kind == GAI_AWAY && block->away == this) */
+/* bytes == page->bytes;  away == (block && block->kind == GAI_ALIAS && block->alias == this) */
 typedef struct gai_mapping {
     struct gai_mapping *next; /* links unused descriptors, batches, the quarantine */
     struct gai_mapping *newer, *older; /* away: by the time that it became so */
@@ -1926,8 +1931,8 @@ struct gai_segment {
     size_t bytes; /* sum of the blocks' bytes */
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
-    gai_home *home;     /* NULL: it is for all streams and sizes */
-    uint64_t searches;  /* of the pool's home->small, when the last of its blocks came home */
+    gai_block_pool *block_pool;     /* NULL: it is for all streams and sizes */
+    uint64_t searches;  /* of the pool's block_pool->small, when the last of its blocks came home */
     uint64_t age;       /* of that block */
     size_t given; /* of another backend, with one used block at most: what the driver was asked for; else 0. Such
                      addresses are not in the map of pages: several of them may share 2 MiB */
@@ -1935,7 +1940,7 @@ struct gai_segment {
     int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
 };
 
-/* An event that was recorded on the lane's stream, or waits to be used again. */
+/* An event that was recorded on the stream state's stream, or waits to be used again. */
 typedef struct gai_event {
     struct gai_event *next;
     CUevent event;
@@ -1944,22 +1949,22 @@ typedef struct gai_event {
     uint64_t occasion; /* its number; 0: none */
 } gai_event;
 
-/* "`lane` has a wait in its queue for everything that `on` freed up to `epoch`" */
+/* "`stream` has a wait in its queue for everything that `on` freed up to `epoch`" */
 typedef struct gai_wait {
     struct gai_wait *next;
-    gai_lane *on;
+    gai_stream *on;
     uint64_t epoch;
 } gai_wait;
 
-#define GAI_SPOT_NODES 13
+#define GAI_POSITION_NODES 13
 
 /* All that the captured stream was given up to a position comes before these nodes of the graph or is one of them. */
-typedef struct gai_spot {
-    struct gai_spot *older;
+typedef struct gai_position {
+    struct gai_position *older;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     size_t n;
-    CUgraphNode nodes[GAI_SPOT_NODES];
-} gai_spot;
+    CUgraphNode nodes[GAI_POSITION_NODES];
+} gai_position;
 
 /* Two-level segregated fit. In units of 512 bytes: sizes below 32 have a bin each; above, every power of two is cut
    into 32 bins, so that neighbours are 1/32 = 3.1 % apart at most. */
@@ -1969,95 +1974,97 @@ typedef struct gai_spot {
 
 /* Cells have rows of their own, behind the others, in which no search comes to a larger block. In each bin there they
    are of one size. */
-#define GAI_CELL_MOST GAI_MIB /* the largest class: no cell has a page of its own */
-#define GAI_CELL_ROWS 8
+#define GAI_SLOT_MOST GAI_MIB /* the largest class: no slot has a page of its own */
+#define GAI_SLOT_ROWS 8
 
-/* bit r of rows == (columns[r] != 0), but for cells' rows, where it is 0;  bit c of columns[r] == (bins[r][c] != NULL)
+/* bit r of rows == (columns[r] != 0), but for slots' rows, where it is 0;  bit c of columns[r] == (bins[r][c] != NULL)
    bytes == sum of the blocks' */
 struct gai_set {
-    gai_lane *lane; /* NULL: common or mixed */
+    gai_stream *stream; /* NULL: common or mixed */
     uint64_t rows;
-    uint32_t columns[GAI_ROWS + GAI_CELL_ROWS];
-    gai_block *bins[GAI_ROWS + GAI_CELL_ROWS][GAI_COLUMNS];
+    uint32_t columns[GAI_ROWS + GAI_SLOT_ROWS];
+    gai_block *bins[GAI_ROWS + GAI_SLOT_ROWS][GAI_COLUMNS];
     gai_block *oldest, *newest;
     size_t bytes;
     int counted; /* what comes and goes is counted in torch_stats */
 };
 
-/* lanes == lanes that have it in `home`;  segments == segments with segment->home == this;  one of them is not 0, or
-   `awaited` is not
-   Lanes that share one are ordered with each other. When the last of them is forgotten, whoever lacks memory takes over
-   the segments that are free as a whole, unless they were a graph's. */
-struct gai_home {
-    gai_home *next; /* of the pool */
-    gai_lane *lane; /* one of them; NULL: it is gone */
+/* stream states == stream states that have it in `block_pool`;  segments == segments with segment->block_pool == this;
+   one of them is not 0, or `awaited` is not Stream states that share one are ordered with each other. When the last of
+   them is forgotten, whoever lacks memory takes over the segments that are free as a whole, unless they were a graph's.
+   */
+struct gai_block_pool {
+    gai_block_pool *next; /* of the pool */
+    gai_stream *stream; /* one of them; NULL: it is gone */
     int small, captured;
-    size_t lanes, segments;
+    size_t streams, segments;
     size_t awaited; /* segments on their way to it, while `growth` may be let go */
     gai_set free;
 };
 
-#define GAI_SHELVES_LOG2 6
-#define GAI_SHELVES 64
+#define GAI_CACHE_BINS_LOG2 6
+#define GAI_CACHE_BINS 64
 
-typedef struct gai_shelf {
+typedef struct gai_cache_bin {
     size_t bytes;
     gai_block *first;
-} gai_shelf;
+} gai_cache_bin;
 
 /* Guarded by the latch, which is taken after any other lock. `open`, `most`, `enough`, `alone` and `trusted` are
    changed only with the pool's lock held as well, so that either lets them be read.
-   bit i of filled == (shelves[i].first != NULL);  blocks, bytes: of all shelves
-   fresh_blocks, fresh_bytes: of `fresh` and `strays`
-   blocks + fresh_blocks <= GAI_FRONT_BLOCKS,  bytes + fresh_bytes <= most
-   not trusted: fresh_blocks <= GAI_FRESH_BLOCKS,  fresh_bytes <= GAI_MARK_BYTES
-   Since the shelves were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
-   allocated_in in bytes held, live_in in bytes asked for. What has come onto the shelves is that and what is there now;
-   live_out says it in bytes asked for. What is fresh has not been told.
+   bit i of filled == (cache bins[i].first != NULL);  blocks, bytes: of all cache bins
+   unconfirmed_blocks, unconfirmed_bytes: of `unconfirmed` and `orphans`
+   blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes + unconfirmed_bytes <= most
+   not trusted: unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS,  unconfirmed_bytes <= GAI_MARK_BYTES
+   Since the cache bins were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
+   allocated_in in bytes held, live_in in bytes asked for. What has come onto the cache bins is that and what is there
+   now; live_out says it in bytes asked for. What is fresh has not been told.
 
    Who vouches for a free. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only whether
-   the handle is captured; that the handle is still the stream S whose lane this is, it does not ask. So its block is
-   `fresh`: it may turn out to have been freed on another stream. A later call that is given the stream, and asks for
-   its id, finds S: S is alive then, so it was alive all the time since it was seen first, and since one handle is one
-   living stream, each handle that led here in between was S. It vouches for all that is fresh. If S is dead no such
-   call ever comes. Hence:
+   the handle is captured; that the handle is still the stream S whose stream state this is, it does not ask. So its
+   block is `unconfirmed`: it may turn out to have been freed on another stream. A later call that is given the stream,
+   and asks for its id, finds S: S is alive then, so it was alive all the time since it was seen first, and since one
+   handle is one living stream, each handle that led here in between was S. It vouches for all that is fresh. If S is
+   dead no such call ever comes. Hence:
      - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
-     - who empties the front for others' sake leaves what is fresh where it is;
+     - who empties the stream cache for others' sake leaves what is fresh where it is;
      - a free that finds no room here asks for the id: what a stream that dies unannounced leaves behind is no more
-       than GAI_MARK_BYTES, and than GAI_FRESH_BLOCKS;
-     - once all contexts that are known have been waited for, what was fresh before is nobody's any more (`strays`
+       than GAI_MARK_BYTES, and than GAI_UNCONFIRMED_BLOCKS;
+     - once all contexts that are known have been waited for, what was fresh before is nobody's any more (`orphans`
        while they are);
-     - a retired lane is shut.
+     - a retired stream state is shut.
    Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
 
-   spell: frees since the lane last held nothing, less those that the lane's own `spell` counts. The lane holds
-   lane->blocks - blocks - fresh_blocks, but for blocks that were given to another lane and freed here. The free that
-   leaves it nothing after a spell of GAI_MARK_FREES or more goes to the pool: it may be the last for long.
+   run of frees: frees since the stream state last held nothing, less those that the stream state's own `busy_frees`
+   counts. The stream state holds stream->blocks - blocks - unconfirmed_blocks, but for blocks that were given to
+   another stream state and freed here. The free that leaves it nothing after a run of frees of GAI_MARK_FREES or more
+   goes to the pool: it may be the last for long.
 
-   Where threads share a front, calls wait for cache lines to come from another processor: a pair changes two, which
-   begin with the front. Counters that change together are apart: as neighbours they would become a vector. */
-typedef struct gai_front {
+   Where threads share a stream cache, calls wait for cache lines to come from another processor: a pair changes two,
+   which begin with the stream cache. Counters that change together are apart: as neighbours they would become a vector.
+   */
+typedef struct gai_cache {
     gai_latch latch;
-    uint64_t open;     /* the lane's life while calls may use the front, else 0 */
-    size_t fresh_blocks;
-    gai_block *fresh;  /* linked by next_bin, as `strays` */
-    size_t fresh_bytes;
-    size_t alone;      /* what a front that is empty takes unasked */
+    uint64_t open;     /* the stream state's life while calls may use the stream cache, else 0 */
+    size_t unconfirmed_blocks;
+    gai_block *unconfirmed;  /* linked by next_bin, as `orphans` */
+    size_t unconfirmed_bytes;
+    size_t alone;      /* what a stream cache that is empty takes unasked */
     size_t blocks;
     size_t mallocs;
     size_t live_in;    /* begins the second line */
-    uint64_t spell;
+    uint64_t busy_frees;
     size_t live_out;
     uint64_t filled;
     size_t allocated_in;
     size_t most;
     size_t bytes;
     size_t enough;     /* with more in it, it takes no further block: lane_bytes */
-    gai_block *strays;
+    gai_block *orphans;
     int trusted;
-    gai_shelf shelves[GAI_SHELVES];
+    gai_cache_bin bins[GAI_CACHE_BINS];
     char after[GAI_CACHE_LINE];
-} gai_front;
+} gai_cache;
 
 /* One capture, as a pool knows it. CUDA's graph has a share in it as well, as long as it, an instance of it or one of
    their launches lasts; whoever gives up the second share frees it. So the graph may be gone before the pool, or
@@ -2076,28 +2083,27 @@ typedef struct gai_capture {
 struct galloc_graph {
     galloc_graph *next;   /* of the pool */
     galloc_graph *handle; /* what the program has: a number never given twice */
-    CUstream stream;        /* captures of it are of the group; NULL: none is any more */
+    CUstream captured;      /* captures of it are of the group; NULL: none is any more */
     unsigned long long key; /* of that handle */
 };
 
-#define GAI_OUTSIDE (~0ull)
+#define GAI_UNKNOWN_STREAMS (~0ull)
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
-   epoch > spots->epoch > spots->older->epoch > ... > done;  spots: only while capture != NULL
-   uses == marks that name it, in blocks of any kind, takers included
-   capture, outside: asked, so that its front is shut, and empty; no event is recorded for it; it waits for nobody, but
-   what it follows in its own capture, by the graph, is noted as if it did
-   capture: its marks complete when the capture is forgotten, none does before;  a used block that was given to it has a
-   mark of it over all its bytes */
-struct gai_lane {
-    gai_lane *next, *next_indexed;
-    unsigned long long capture_id; /* of a captured stream; 0: of one that is not; outside: GAI_OUTSIDE */
+   epoch > positions->epoch > positions->older->epoch > ... > done;  positions: only while capture != NULL
+   uses == marks that name it, in blocks of any kind, recorded uses included
+   capture, outside: asked, so that its stream cache is shut, and empty; no event is recorded for it; it waits for
+   nobody, but what it follows in its own capture, by the graph, is noted as if it did capture: its marks complete when
+   the capture is forgotten, none does before;  a used block that was given to it has a mark of it over all its bytes */
+struct gai_stream {
+    gai_stream *next, *next_indexed;
+    unsigned long long capture_id; /* of a captured stream; 0: of one that is not; outside: GAI_UNKNOWN_STREAMS */
     gai_capture *capture; /* the same, while its graph may be launched */
     CUcontext context;
     unsigned long long context_id;
     unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
-    CUstream stream;     /* the handle; only good during a call that was given it, and for takers (see ON STREAMS) */
+    CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* somebody waits for a mark: record one at the next opportunity */
     int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
@@ -2111,21 +2117,21 @@ struct gai_lane {
     uint64_t handed;     /* the same for blocks that went out again, and lost their mark, or never had one */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
-    uint64_t life;       /* never changes while the lane is in the pool; 0: unused */
-    size_t unmarked;     /* bytes freed since the last mark or occasion, but for those in the front */
+    uint64_t life;       /* never changes while the stream state is in the pool; 0: unused */
+    size_t unmarked;     /* bytes freed since the last mark or occasion, but for those in the stream cache */
     size_t passed;       /* bytes freed between the last mark and the last occasion */
     uint64_t occasion;   /* the number of that one, if there was no mark; else 0 */
-    uint64_t blocks;     /* used ones that the pool gave to it, those in fronts among them; read without a lock */
-    uint64_t spell;      /* with the front's: frees since it last held nothing; read without a lock */
+    uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
+    uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* by it, in a report that is being made */
     size_t events;       /* length of `recorded` */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
-    gai_home *home[2]; /* of large and of small blocks; NULL: none so far */
-    gai_spot *spots; /* captured; the newest first */
-    gai_spot here;   /* captured: where its stream was at its last call; more nodes than it has: not known */
-    gai_front front;
+    gai_block_pool *block_pool[2]; /* of large and of small blocks; NULL: none so far */
+    gai_position *positions; /* captured; the newest first */
+    gai_position here;   /* captured: where its stream was at its last call; more nodes than it has: not known */
+    gai_cache cache;
     gai_set free;
     unsigned long long thread; /* the number of the one whose per-thread stream it is; 0: no such stream */
     void *memory; /* in which it lies, where a line of memory begins */
@@ -2141,11 +2147,11 @@ typedef struct gai_slab {
 } gai_slab;
 
 /* When pages are parked; see gai_pool_should_park. */
-typedef struct gai_rhythm {
+typedef struct gai_parking {
     uint64_t mapped;   /* times that pages were mapped since the last time */
     uint64_t calm;     /* times in a row that none was */
     uint64_t patience; /* so many are enough */
-} gai_rhythm;
+} gai_parking;
 
 /* A plan that was carried out with old mappings alone. */
 typedef struct gai_memo {
@@ -2159,29 +2165,30 @@ typedef struct gai_memo {
 
 /* The last plans, in turn. As long as a program repeats itself, what comes next is what came after the same plan the
    last time: `next` is where that stands, and `agreed` how often in a row it was right. */
-typedef struct gai_diary {
+typedef struct gai_plan_predictor {
     gai_memo memos[GAI_MEMOS];
     uint64_t written, next; /* next >= written: nothing is expected */
     int agreed;
-} gai_diary;
+} gai_plan_predictor;
 
 /* A time at which a mark was due. */
 typedef struct gai_occasion {
-    uint64_t key; /* of the lane, the bytes that were to be marked, the frees and looks since the occasion before */
+    uint64_t
+        key; /* of the stream state, the bytes that were to be marked, the frees and looks since the occasion before */
     int useless;  /* when somebody looked at the event, a later one was complete as well */
 } gai_occasion;
 
 #define GAI_OCCASIONS 2048
 
 /* The last occasions, in turn, numbered from 1 on. `latest`: of those whose keys have the same place there. `next` and
-   `agreed`: as in the diary. */
-typedef struct gai_habit {
+   `agreed`: as in the plan predictor. */
+typedef struct gai_mark_predictor {
     gai_occasion occasions[GAI_OCCASIONS];
     uint64_t latest[GAI_OCCASIONS];
     uint64_t noted, next, agreed;
     uint64_t clock; /* of the last one */
     uint64_t looks; /* since then, at what streams have done */
-} gai_habit;
+} gai_mark_predictor;
 
 #define GAI_SAMPLES 16
 
@@ -2204,13 +2211,13 @@ typedef struct gai_collector {
     gai_sample samples[GAI_SAMPLES]; /* in turn */
 } gai_collector;
 
-/* What a front would hold that took more, or other sizes: how many blocks of each. It is looked into at misses only, so
-   what it would have served are hits that the front has not had.
-   bit i of filled == (counts[i] != 0);  blocks, bytes: of all sizes;  most: the most bytes that were in it */
+/* What a stream cache would hold that took more, or other sizes: how many blocks of each. It is looked into at misses
+   only, so what it would have served are hits that the stream cache has not had. bit i of filled == (counts[i] != 0);
+   blocks, bytes: of all sizes;  most: the most bytes that were in it */
 typedef struct gai_ghost {
     uint64_t filled;
-    size_t sizes[GAI_SHELVES];
-    size_t counts[GAI_SHELVES];
+    size_t sizes[GAI_CACHE_BINS];
+    size_t counts[GAI_CACHE_BINS];
     size_t blocks, bytes, most, hits;
 } gai_ghost;
 
@@ -2230,9 +2237,9 @@ typedef struct gai_tuning {
     size_t moves;    /* pages that moved since the last decision */
     size_t created;  /* and that were created */
     int churned;     /* the program has begun to free, too */
-    gai_ghost same, alike; /* fronts for the sizes that there are, and for sizes rounded to GAI_TUNE_STEPS */
-    uint64_t life;   /* of the lane whose calls they follow; 0: of the next one that misses */
-    size_t watched, passed; /* misses of that lane, and of all, since they were empty */
+    gai_ghost same, alike; /* stream caches for the sizes that there are, and for sizes rounded to GAI_TUNE_STEPS */
+    uint64_t life;   /* of the stream state whose calls they follow; 0: of the next one that misses */
+    size_t watched, passed; /* misses of that stream state, and of all, since they were empty */
     uint64_t rest;   /* they are left alone before this free */
     uint64_t patience; /* so many frees they rest the next time */
     size_t unsized;  /* misses watched since rounding was last looked at */
@@ -2240,7 +2247,7 @@ typedef struct gai_tuning {
     int decided;
 } gai_tuning;
 
-#define GAI_LANE_INDEX 64
+#define GAI_STREAM_INDEX 64
 
 #define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
 
@@ -2259,20 +2266,20 @@ static gai_budget gai_budgets[GAI_DEVICES];
    taken == the same + pages on their way in, which are taken from the budget before the driver is asked
    leaving + parked == bytes of mappings that are away
    cudaMallocAsync: reserved.current counts `kept` as well, what the driver's pool holds beyond the blocks of ours
-   allocated.current == bytes of used blocks, those on shelves among them; likewise the other counters: what the fronts
-   know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more
-   Three locks. `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around
-   everything that changes pages or takes events and lanes away; it is taken before, and let go around callbacks of the
-   program's, with what they are about out of sight. `marking` is held while events
-   are recorded on streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked
-   for their streams; it is taken before `lock`, never together with `growth`. Last of all come the latches of the
-   fronts.
-   Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
-   what is read without a lock is never given back to the host before galloc_shutdown, and is never used for anything
-   else: the pool itself with its locks, its lanes, the descriptors of blocks and mappings. All that serves the next
-   pool. A handle is never dereferenced. It is an address within the pool, another one for each pool that this has been,
-   until all are used up. A call with a handle, or with an address that it has looked up, counts among the users before
-   it does anything, and who ends the pool waits for them. Calls by way of a front do not: a lane's life tells. */
+   allocated.current == bytes of used blocks, those on cache bins among them; likewise the other counters: what the
+   stream caches know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more Three locks.
+   `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around everything that
+   changes pages or takes events and stream states away; it is taken before, and let go around callbacks of the
+   program's, with what they are about out of sight. `marking` is held while events are recorded on streams that the
+   call was not given (rule 6), and while groups of graphs begin, end, and are asked for their streams; it is taken
+   before `lock`, never together with `growth`. Last of all come the latches of the stream caches. Handles. The program
+   may name a pool that has ended, in a call or by an address, while another thread ends it. So what is read without a
+   lock is never given back to the host before galloc_shutdown, and is never used for anything else: the pool itself
+   with its locks, its stream states, the descriptors of blocks and mappings. All that serves the next pool. A handle is
+   never dereferenced. It is an address within the pool, another one for each pool that this has been, until all are
+   used up. A call with a handle, or with an address that it has looked up, counts among the users before it does
+   anything, and who ends the pool waits for them. Calls by way of a stream cache do not: a stream state's life tells.
+   */
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed while the pool exists, and read without a lock */
     int is_default;
@@ -2281,18 +2288,18 @@ struct galloc_pool {
     char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
-    int due; /* some lane is */
+    int due; /* some stream state is */
     int lost; /* segments that are */
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has done so here */
     int collects; /* pages note their use, for gc_threshold or gc_age */
-    int unfronted;    /* no lane's front may be used: stats_exact, torch, or while the pool ends */
+    int unfronted;    /* no stream's cache may be used: stats_exact, torch, or while the pool ends */
     int mortal;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
     int torch;        /* like:pytorch with fixed segments: all of them have a home */
-    int pooled;       /* strategy:pooled: small requests have cells */
+    int pooled;       /* strategy:pooled: small requests have slots */
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
-    uint64_t melts;   /* cells that became free since strips were looked at */
+    uint64_t freed_slots;   /* slots that became free since runs were looked at */
     int oversize;     /* there are blocks that are never cut: max_split_size */
-    uint64_t special; /* what is asked for is not served in the short way, or in another one: GAI_WAY_... or-ed */
+    uint64_t special; /* what is asked for is not served in the short way, or in another one: GAI_ENTRY_... or-ed */
     uint64_t plain;   /* requests up to here are rounded to 512 bytes and no further; read without a lock */
     CUcontext context;
     unsigned long long context_id;
@@ -2310,29 +2317,30 @@ struct galloc_pool {
     size_t live_peak;    /* of live bytes, since the pool exists */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
-    gai_lane *lanes, *unused_lanes; /* threads may still look at one that they used once, in this pool or another */
-    size_t streams;                 /* plain lanes in use */
-    gai_lane *lane_index[GAI_LANE_INDEX]; /* by key */
+    gai_stream *streams,
+        *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
+    size_t stream_count;            /* plain stream states in use */
+    gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
     gai_block *holes;     /* linked by next_bin, prev_bin */
-    gai_mapping *away_oldest, *away_newest; /* kept for the return of their pages */
+    gai_mapping *oldest_alias, *newest_alias; /* kept for the return of their pages */
     size_t parked;        /* bytes of pages that are */
     size_t old;           /* mappings that are away and not parked */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
-    gai_rhythm rhythm;
+    gai_parking parking;
     gai_collector collector;
     gai_tuning tuning;
-    gai_diary diary;
-    gai_habit habit;
+    gai_plan_predictor plan_predictor;
+    gai_mark_predictor mark_predictor;
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
-    gai_lane outside;             /* among the lanes once there is need for it */
+    gai_stream outside;             /* among the stream states once there is need for it */
     gai_set common, mixed;
-    gai_slab blocks, marks, pages, mappings, events, waits, spots;
+    gai_slab blocks, marks, pages, mappings, events, waits, positions;
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either lets them be read */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
-    gai_home *homes;
+    gai_block_pool *block_pools;
     size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
     galloc_torch_stats torch_stats;
@@ -2348,18 +2356,18 @@ struct galloc_pool {
 #define GAI_PASSING ((uint64_t)1 << 32) /* a call that concerns all pools is in this one, and calls no program there */
 #define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: nobody comes in */
 
-#define GAI_WAY_LONG 1    /* torch, oversize */
-#define GAI_WAY_CELLS 2   /* pooled */
-#define GAI_WAY_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
-#define GAI_WAY_TUNE 8    /* the long one, once: sizes have been watched for long enough */
-#define GAI_WAY_ENDS 16   /* none: the pool is about to end */
+#define GAI_ROUTE_LONG 1    /* torch, oversize */
+#define GAI_ROUTE_SLOTS 2   /* pooled */
+#define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
+#define GAI_ROUTE_TUNE 8    /* the long one, once: sizes have been watched for long enough */
+#define GAI_ROUTE_ENDS 16   /* none: the pool is about to end */
 
 static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
 static galloc_pool *gai_ended_pools; /* what serves the next ones */
 static void *gai_known_pools;        /* both, and those about to begin or to end; read without a lock */
 
 /* What an allocation looks for. */
-typedef struct gai_want {
+typedef struct gai_params {
     size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
     size_t requested;
     uint32_t tag;
@@ -2367,9 +2375,9 @@ typedef struct gai_want {
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int far;        /* place it at the far end of a free block */
     int small;      /* like:pytorch: it is one for small segments */
-    int cell;       /* it has a class */
-    gai_lane *lane; /* NULL: for nobody in particular, so only what anybody may have */
-} gai_want;
+    int slot;       /* it has a class */
+    gai_stream *stream; /* NULL: for nobody in particular, so only what anybody may have */
+} gai_params;
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -2474,9 +2482,9 @@ static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /*
 static int gai_map_levels(const gai_map *map) { return map == &gai_block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1; }
 
 /* The node's slots begin behind its link. */
-static void **gai_map_node_new(gai_map *map, size_t slots)
+static void **gai_map_node_new(gai_map *map, size_t children)
 {
-    size_t bytes = (1 + slots) * sizeof(void *);
+    size_t bytes = (1 + children) * sizeof(void *);
     void **node = (void **)GALLOC_MALLOC(bytes);
     if (!node) return NULL;
     memset(node, 0, bytes);
@@ -2493,14 +2501,14 @@ static size_t gai_map_digit(int level, uintptr_t addr)
 /* The slot of an address, or NULL where there is no node for it. */
 static void **gai_map_slot(gai_map *map, uintptr_t addr)
 {
-    void **slots = map->root;
+    void **children = map->root;
     int level;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
     for (level = 0; level < gai_map_levels(map) - 1; level++) {
-        slots = (void **)gai_load_pointer(&slots[gai_map_digit(level, addr)]);
-        if (!slots) return NULL;
+        children = (void **)gai_load_pointer(&children[gai_map_digit(level, addr)]);
+        if (!children) return NULL;
     }
-    return &slots[gai_map_digit(level, addr)];
+    return &children[gai_map_digit(level, addr)];
 }
 
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
@@ -2511,21 +2519,21 @@ static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_
 
 /* What a map has for the 2 MiB around an address, or NULL: gai_map_slot with the numbers written out, since most calls
    come by here. */
-static GAI_INLINE void **gai_map_slot_at(gai_map *map, uintptr_t addr)
+static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
 {
-    void **slots;
+    void **children;
     if (addr >> GAI_ADDRESS_BITS) return NULL;
-    slots = (void **)gai_load_pointer(&map->root[addr >> 43]);
-    if (slots) slots = (void **)gai_load_pointer(&slots[addr >> 30 & 0x1fff]);
-    return slots ? &slots[addr >> GAI_PAGE_LOG2 & 0x1ff] : NULL;
+    children = (void **)gai_load_pointer(&map->root[addr >> 43]);
+    if (children) children = (void **)gai_load_pointer(&children[addr >> 30 & 0x1fff]);
+    return children ? &children[addr >> GAI_PAGE_LOG2 & 0x1ff] : NULL;
 }
 
 /* The entry of an address in the map of blocks, or NULL. */
 static GAI_INLINE void **gai_block_entry(uintptr_t addr)
 {
-    void **slots = gai_map_slot_at(&gai_block_map, addr);
-    if (slots) slots = (void **)gai_load_pointer(slots);
-    return slots ? &slots[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
+    void **children = gai_map_entry_at(&gai_block_map, addr);
+    if (children) children = (void **)gai_load_pointer(children);
+    return children ? &children[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
 
 /* Its address, for who has no lock. */
@@ -2550,36 +2558,36 @@ static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
 /* Makes the nodes on the way to an address; the only step of the map that can fail. */
 static int gai_map_need(gai_map *map, uintptr_t addr)
 {
-    void **slots = map->root;
+    void **children = map->root;
     int level;
     if (addr >> GAI_ADDRESS_BITS) return 0;
     if (gai_map_slot(map, addr)) return 1;
     gai_lock_on(&gai_map_lock);
-    for (level = 0; level < gai_map_levels(map) - 1 && slots; level++) {
-        void **slot = &slots[gai_map_digit(level, addr)];
-        if (!*slot) gai_store_pointer(slot, gai_map_node_new(map, (size_t)1 << gai_map_log2[level + 1]));
-        slots = (void **)*slot;
+    for (level = 0; level < gai_map_levels(map) - 1 && children; level++) {
+        void **child = &children[gai_map_digit(level, addr)];
+        if (!*child) gai_store_pointer(child, gai_map_node_new(map, (size_t)1 << gai_map_log2[level + 1]));
+        children = (void **)*child;
     }
     gai_lock_off(&gai_map_lock);
-    return slots != NULL;
+    return children != NULL;
 }
 
 /* Not 0 when one of two slots is in use. */
-static uintptr_t gai_slot_pair(void *const *slots)
+static uintptr_t gai_map_pair(void *const *children)
 {
-    return (uintptr_t)gai_load_pointer(slots) | (uintptr_t)gai_load_pointer(slots + 1);
+    return (uintptr_t)gai_load_pointer(children) | (uintptr_t)gai_load_pointer(children + 1);
 }
 
 /* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
    eights. */
-static size_t gai_slots_last(void *const *slots, size_t n)
+static size_t gai_map_last(void *const *children, size_t n)
 {
     while (n >= 8) {
-        void *const *at = &slots[n - 8];
-        if (gai_slot_pair(at) | gai_slot_pair(at + 2) | gai_slot_pair(at + 4) | gai_slot_pair(at + 6)) break;
+        void *const *at = &children[n - 8];
+        if (gai_map_pair(at) | gai_map_pair(at + 2) | gai_map_pair(at + 4) | gai_map_pair(at + 6)) break;
         n -= 8;
     }
-    while (n > 0 && !gai_load_pointer(&slots[n - 1])) n--;
+    while (n > 0 && !gai_load_pointer(&children[n - 1])) n--;
     return n;
 }
 
@@ -2589,17 +2597,17 @@ static gai_block *gai_entry_last(void *in, uintptr_t addr)
     size_t n;
     if (!in) return NULL;
     if (!gai_is_leaf(in)) return gai_block_addr((gai_block *)in) <= addr ? (gai_block *)in : NULL;
-    n = gai_slots_last(gai_leaf(in), gai_leaf_digit(addr) + 1);
+    n = gai_map_last(gai_leaf(in), gai_leaf_digit(addr) + 1);
     return n ? (gai_block *)gai_load_pointer(&gai_leaf(in)[n - 1]) : NULL;
 }
 
 /* The same below a node of the map of blocks. Beside the address's own way all of an entry lies before it. */
-static gai_block *gai_block_floor(void **slots, int level, uintptr_t addr)
+static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
 {
     size_t own = gai_map_digit(level, addr), n;
-    for (n = gai_slots_last(slots, own + 1); n > 0; n = gai_slots_last(slots, n - 1)) {
+    for (n = gai_map_last(children, own + 1); n > 0; n = gai_map_last(children, n - 1)) {
         uintptr_t last = n - 1 == own ? addr : ~(uintptr_t)0;
-        void *in = gai_load_pointer(&slots[n - 1]);
+        void *in = gai_load_pointer(&children[n - 1]);
         gai_block *block = NULL;
         if (level >= GAI_MAP_LEVELS - 1) block = gai_entry_last(in, last);
         else if (in) block = gai_block_floor((void **)in, level + 1, last);
@@ -2624,8 +2632,8 @@ static int gai_leaf_new(void **entry)
         gai_block *block = (gai_block *)in;
         void **leaf = gai_map_node_new(&gai_block_map, GAI_LEAF_SLOTS);
         if (leaf && block) {
-            block->slot = &leaf[gai_leaf_digit(block->addr)];
-            *block->slot = block;
+            block->map_entry = &leaf[gai_leaf_digit(block->addr)];
+            *block->map_entry = block;
         }
         if (leaf) gai_store_pointer(entry, (void *)((uintptr_t)leaf + 1));
     }
@@ -2657,14 +2665,14 @@ static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr
 static GAI_INLINE void gai_block_show(gai_block *block)
 {
     void **entry = gai_block_entry(block->addr), *in = gai_load_pointer(entry);
-    block->slot = gai_is_leaf(in) ? &gai_leaf(in)[gai_leaf_digit(block->addr)] : entry;
-    gai_store_pointer(block->slot, block);
+    block->map_entry = gai_is_leaf(in) ? &gai_leaf(in)[gai_leaf_digit(block->addr)] : entry;
+    gai_store_pointer(block->map_entry, block);
 }
 
 /* Not any more, unless somebody else has taken its place already. */
 static GAI_INLINE void gai_block_hide(const gai_block *block)
 {
-    if (block->slot && gai_load_pointer(block->slot) == block) gai_store_pointer(block->slot, NULL);
+    if (block->map_entry && gai_load_pointer(block->map_entry) == block) gai_store_pointer(block->map_entry, NULL);
 }
 
 static void gai_map_end(gai_map *map)
@@ -2726,16 +2734,16 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-/* Where the cells of a size are. */
-static GAI_INLINE gai_block **gai_cell_bin(gai_set *set, gai_bin bin)
+/* Where the slots of a size are. */
+static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
 {
     return &set->bins[GAI_ROWS + bin.row][bin.column];
 }
 
-static void gai_cell_insert(gai_set *set, gai_block *block)
+static void gai_slot_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
-    gai_block **head = gai_cell_bin(set, bin);
+    gai_block **head = gai_slot_bin(set, bin);
     block->row = (unsigned char)(GAI_ROWS + bin.row);
     block->column = (unsigned char)bin.column;
     block->prev_bin = NULL;
@@ -2820,7 +2828,7 @@ static void gai_torch_count_in(const gai_set *set, const gai_block *block)
 {
     const gai_segment *segment = block->segment;
     galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->home->small;
+    int small = segment->block_pool->small;
     if (set == &segment->pool->mixed) {
         gai_torch_add(&stats->active, small, 1, 0);
         gai_torch_add(&stats->active_bytes, small, block->bytes, 0);
@@ -2836,7 +2844,7 @@ static void gai_torch_count_out(const gai_set *set, const gai_block *block)
 {
     const gai_segment *segment = block->segment;
     galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->home->small;
+    int small = segment->block_pool->small;
     if (set == &segment->pool->mixed) {
         gai_torch_subtract(&stats->active, small, 1);
         gai_torch_subtract(&stats->active_bytes, small, block->bytes);
@@ -2865,12 +2873,12 @@ static void gai_set_remove(gai_block *block)
 }
 
 /* Where in [begin, end) the wanted bytes go; 0 when they do not fit. */
-static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_want *want)
+static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *params)
 {
     uintptr_t at;
-    if (end - begin < want->bytes) return 0;
-    at = want->far ? gai_down(end - want->bytes, want->alignment) : gai_up(begin, want->alignment);
-    return at >= begin && at <= end - want->bytes ? at : 0;
+    if (end - begin < params->bytes) return 0;
+    at = params->far ? gai_down(end - params->bytes, params->alignment) : gai_up(begin, params->alignment);
+    return at >= begin && at <= end - params->bytes ? at : 0;
 }
 
 static int gai_is_better(const gai_block *a, const gai_block *b)
@@ -2878,13 +2886,13 @@ static int gai_is_better(const gai_block *a, const gai_block *b)
     return !b || a->bytes < b->bytes || (a->bytes == b->bytes && a->addr < b->addr);
 }
 
-static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_want *want)
+static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_params *params)
 {
     gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
     int looks;
     for (looks = 0; block && looks < GAI_LOOKS; looks++, block = block->next_bin) {
-        if (block->bytes < want->bytes || !gai_is_better(block, best)) continue;
-        if (gai_place(block->addr, block->addr + block->bytes, want)) best = block;
+        if (block->bytes < params->bytes || !gai_is_better(block, best)) continue;
+        if (gai_place(block->addr, block->addr + block->bytes, params)) best = block;
     }
     return best;
 }
@@ -2917,17 +2925,17 @@ static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin,
 }
 
 /* The same with an alignment: blocks of the size need not fit, those as large as the alignment's worst case do. */
-static gai_block *gai_set_find(const gai_set *set, const gai_want *want)
+static gai_block *gai_set_find(const gai_set *set, const gai_params *params)
 {
     size_t sizes[2];
     int i;
-    sizes[0] = want->bytes;
-    sizes[1] = want->bytes + want->alignment - GAI_UNIT;
+    sizes[0] = params->bytes;
+    sizes[1] = params->bytes + params->alignment - GAI_UNIT;
     for (i = 0; i < 2; i++) {
         gai_bin bin = gai_bin_of(sizes[i]);
-        gai_block *best = gai_bin_best(set, bin, want);
+        gai_block *best = gai_bin_best(set, bin, params);
         while (!best && gai_bin_next(set, &bin)) {
-            best = gai_bin_best(set, bin, want);
+            best = gai_bin_best(set, bin, params);
             if (i == 0) break;
         }
         if (best) return best;
@@ -2942,7 +2950,7 @@ static size_t gai_set_largest(const gai_set *set)
     const gai_block *block;
     size_t largest = 0;
     int row, looks;
-    for (row = GAI_ROWS; row < GAI_ROWS + GAI_CELL_ROWS; row++)
+    for (row = GAI_ROWS; row < GAI_ROWS + GAI_SLOT_ROWS; row++)
         if (set->columns[row]) largest = set->bins[row][gai_log2(set->columns[row])]->bytes;
     if (!set->rows) return largest;
     row = gai_log2(set->rows);
@@ -2955,27 +2963,27 @@ static size_t gai_set_largest(const gai_set *set)
 /* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
-#define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per lane, for all that it spans */
+#define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per stream state, for all that it spans */
 
-static gai_mark *gai_mark_new(galloc_pool *pool, gai_lane *lane, uint64_t epoch, uintptr_t begin, uintptr_t end)
+static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t epoch, uintptr_t begin, uintptr_t end)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
     mark->next = NULL;
-    mark->lane = lane;
+    mark->stream = stream;
     mark->epoch = epoch;
     mark->begin = begin;
     mark->end = end;
-    if (lane) lane->uses++;
+    if (stream) stream->uses++;
     return mark;
 }
 
 static void gai_mark_end(galloc_pool *pool, gai_mark *mark)
 {
-    if (mark->lane) mark->lane->uses--;
+    if (mark->stream) mark->stream->uses--;
     gai_slab_give(&pool->marks, mark);
 }
 
-static int gai_mark_is_complete(const gai_mark *mark) { return mark->epoch <= mark->lane->done; }
+static int gai_mark_is_complete(const gai_mark *mark) { return mark->epoch <= mark->stream->done; }
 
 static size_t gai_marks_count(const gai_mark *mark)
 {
@@ -3013,8 +3021,8 @@ static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
     gai_mark_end(pool, mark);
 }
 
-/* Of two marks of one lane that overlap, the later one counts where they do. Returns the one that says nothing more,
-   or NULL. */
+/* Of two marks of one stream state that overlap, the later one counts where they do. Returns the one that says nothing
+   more, or NULL. */
 static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
 {
     gai_mark *late = a->epoch > b->epoch ? a : b, *early = late == a ? b : a;
@@ -3028,14 +3036,14 @@ static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
     return NULL;
 }
 
-/* Marks of one lane and epoch that touch become one: says the same with less. Marks of one lane do not overlap. A
-   mark that has taken another in touches none before it: they touched neither. */
+/* Marks of one stream state and epoch that touch become one: says the same with less. Marks of one stream state do not
+   overlap. A mark that has taken another in touches none before it: they touched neither. */
 static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
 {
     gai_mark **at = list;
     while (*at) {
         gai_mark *other = *at, *void_one = NULL;
-        int near = other->lane == mark->lane && mark->begin <= other->end && other->begin <= mark->end;
+        int near = other->stream == mark->stream && mark->begin <= other->end && other->begin <= mark->end;
         if (near && other->epoch == mark->epoch) {
             mark->begin = gai_min(mark->begin, other->begin);
             mark->end = gai_max(mark->end, other->end);
@@ -3063,12 +3071,12 @@ static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
     }
 }
 
-/* What stands in both lists, of bytes that touch, the one's before the other's: mostly that is a mark each, of one lane
-   and one epoch. */
+/* What stands in both lists, of bytes that touch, the one's before the other's: mostly that is a mark each, of one
+   stream state and one epoch. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
 {
     if (!left || !right) return left ? left : right;
-    if (!left->next && !right->next && left->lane == right->lane && left->epoch == right->epoch &&
+    if (!left->next && !right->next && left->stream == right->stream && left->epoch == right->epoch &&
         left->end == right->begin) {
         left->end = right->end;
         gai_mark_end(pool, right);
@@ -3078,15 +3086,15 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
     return left;
 }
 
-/* Asks for more than is needed, never for less: of each lane one mark stays, the latest, over all that its marks
-   span. */
+/* Asks for more than is needed, never for less: of each stream state one mark stays, the latest, over all that its
+   marks span. */
 static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
 {
     for (; list; list = list->next) {
         gai_mark **rest = &list->next;
         while (*rest) {
             gai_mark *mark = *rest;
-            if (mark->lane == list->lane) {
+            if (mark->stream == list->stream) {
                 if (mark->epoch > list->epoch) list->epoch = mark->epoch;
                 list->begin = gai_min(list->begin, mark->begin);
                 list->end = gai_max(list->end, mark->end);
@@ -3120,7 +3128,7 @@ static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
             mark->next = right;
             right = mark;
         } else {
-            gai_mark *cut = gai_mark_new(pool, mark->lane, mark->epoch, at, mark->end);
+            gai_mark *cut = gai_mark_new(pool, mark->stream, mark->epoch, at, mark->end);
             mark->end = at;
             cut->next = right;
             right = cut;
@@ -3135,8 +3143,8 @@ static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
     const gai_mark *mark;
     if (!marks) return &pool->common;
     for (mark = marks->next; mark; mark = mark->next)
-        if (mark->lane != marks->lane) return &pool->mixed;
-    return &marks->lane->free;
+        if (mark->stream != marks->stream) return &pool->mixed;
+    return &marks->stream->free;
 }
 
 /* Graphs of one group never run at once: so the program has promised. What is captured within one graph on two streams
@@ -3150,21 +3158,21 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
    blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
    captured, also when its graph is gone. A context that came to an end has no work left, and one that is where it was
    comes after all of that: their ids need not be compared. */
-static int gai_lane_is_ordered(const gai_lane *after, const gai_lane *before)
+static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
     if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
     if (after->context != before->context) return 0;
-    if (before->stream == CU_STREAM_LEGACY) return after->blocking;
-    return after->stream == CU_STREAM_LEGACY && before->blocking;
+    if (before->handle == CU_STREAM_LEGACY) return after->blocking;
+    return after->handle == CU_STREAM_LEGACY && before->blocking;
 }
 
 /* Of a stream that is not captured. */
-static int gai_lane_is_plain(const gai_lane *lane) { return !lane->capture_id; }
+static int gai_stream_is_plain(const gai_stream *stream) { return !stream->capture_id; }
 
-static uint64_t gai_lane_waited(const gai_lane *lane, const gai_lane *on)
+static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on)
 {
-    const gai_wait *wait = lane->waits;
+    const gai_wait *wait = stream->waits;
     while (wait && wait->on != on) wait = wait->next;
     return wait ? wait->epoch : 0;
 }
@@ -3172,67 +3180,69 @@ static uint64_t gai_lane_waited(const gai_lane *lane, const gai_lane *on)
 /* The recorded event that stands for the mark, or NULL while there is none that may be asked. */
 static gai_event *gai_mark_event(const gai_mark *mark)
 {
-    gai_event *event = mark->lane->silent ? NULL : mark->lane->recorded;
+    gai_event *event = mark->stream->silent ? NULL : mark->stream->recorded;
     while (event && event->epoch < mark->epoch) event = event->next;
     return event;
 }
 
-/* May `lane` use bytes with this mark, with nothing else done? */
-static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const gai_lane *lane)
+/* May `stream` use bytes with this mark, with nothing else done? */
+static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const gai_stream *stream)
 {
     if (gai_mark_is_complete(mark)) return 1;
-    if (!lane) return 0;
-    if (gai_lane_is_ordered(lane, mark->lane)) return 1;
-    return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_lane_waited(lane, mark->lane) >= mark->epoch;
+    if (!stream) return 0;
+    if (gai_stream_is_ordered(stream, mark->stream)) return 1;
+    return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
 }
 
 /* Calls that come from now on find it shut. With the pool's lock held. */
-static void gai_front_shut(gai_front *front)
+static void gai_cache_shut(gai_cache *cache)
 {
-    if (!front->open) return;
-    gai_latch_on(&front->latch);
-    front->open = 0;
-    gai_latch_off(&front->latch);
+    if (!cache->open) return;
+    gai_latch_on(&cache->latch);
+    cache->open = 0;
+    gai_latch_off(&cache->latch);
 }
 
-/* Somebody waits for a mark on the lane's stream: its next call must come to the pool, not end in the front. */
-static void gai_lane_ask(gai_lane *lane)
+/* Somebody waits for a mark on the stream state's stream: its next call must come to the pool, not end in the stream
+   cache. */
+static void gai_stream_ask(gai_stream *stream)
 {
-    lane->asked = 1;
-    gai_front_shut(&lane->front);
+    stream->asked = 1;
+    gai_cache_shut(&stream->cache);
 }
 
 /* The same for a mark that memory hangs on. */
-static void gai_lane_want(gai_lane *lane)
+static void gai_stream_want_mark(gai_stream *stream)
 {
-    gai_lane_ask(lane);
-    lane->wanted = 1;
+    gai_stream_ask(stream);
+    stream->wanted = 1;
 }
 
-/* The first mark in the way of `want` over [at, at + bytes); with `may_wait`, one that has an event is not in the
+/* The first mark in the way of `params` over [at, at + bytes); with `may_wait`, one that has an event is not in the
    way. */
 static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
-                                        const gai_want *want, int may_wait)
+                                        const gai_params *params, int may_wait)
 {
     for (; mark; mark = mark->next) {
-        if (mark->end <= at || mark->begin >= at + want->bytes) continue;
-        if (gai_mark_allows(pool, mark, want->lane)) continue;
+        if (mark->end <= at || mark->begin >= at + params->bytes) continue;
+        if (gai_mark_allows(pool, mark, params->stream)) continue;
         if (may_wait && gai_mark_event(mark)) continue;
-        if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
+        if (!gai_mark_event(mark)) gai_stream_want_mark(mark->stream);
         return mark;
     }
     return NULL;
 }
 
 /* The first place in a block whose marks allow it; 0 when there is none. */
-static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block, const gai_want *want, int may_wait)
+static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block, const gai_params *params,
+                                 int may_wait)
 {
     uintptr_t begin = block->addr, end = block->addr + block->bytes;
     for (;;) {
-        uintptr_t at = gai_place(begin, end, want);
-        const gai_mark *mark = at ? gai_marks_forbid(pool, block->marks, at, want, may_wait) : NULL;
+        uintptr_t at = gai_place(begin, end, params);
+        const gai_mark *mark = at ? gai_marks_forbid(pool, block->marks, at, params, may_wait) : NULL;
         if (!mark) return at;
-        if (want->far) end = mark->begin;
+        if (params->far) end = mark->begin;
         else begin = mark->end;
         if (begin >= end) return 0;
     }
@@ -3253,25 +3263,25 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
     gai_block_set_addr(block, addr);
     block->bytes = bytes;
     block->requested = block->tag = block->life = block->stream_id = block->age = 0;
-    block->lane = NULL;
+    block->stream = NULL;
     block->segment = segment;
     block->set = NULL;
-    block->marks = block->takers = NULL;
-    block->slot = NULL;
-    block->away = NULL;
+    block->marks = block->recorded_uses = NULL;
+    block->map_entry = NULL;
+    block->alias = NULL;
     block->kind = kind;
-    block->cell = 0;
+    block->slot = 0;
     block->room = 0;
     return block;
 }
 
-static int gai_block_is_free(const gai_block *block) { return block->kind == GAI_FREE || block->kind == GAI_CELL; }
+static int gai_block_is_free(const gai_block *block) { return block->kind == GAI_FREE || block->kind == GAI_SLOT; }
 
-static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_CELL; }
+static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_SLOT; }
 
 static int gai_block_is_parked(const gai_block *block)
 {
-    return block && block->kind == GAI_AWAY && block->away->page->current == block->away;
+    return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
 }
 
 /* Are pages found under its addresses? */
@@ -3309,7 +3319,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
 /* Takes the right neighbour in. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
-    GALLOC_ASSERT(block->next == right && !right->set && !right->takers && !right->cell);
+    GALLOC_ASSERT(block->next == right && !right->set && !right->recorded_uses && !right->slot);
     gai_block_hide(right);
     pool->stats.merges += (uint64_t)gai_block_is_mapped(right);
     block->bytes += right->bytes;
@@ -3348,8 +3358,8 @@ static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const ga
 static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
-    while (mark && !mark->lane->capture) mark = mark->next;
-    return mark ? mark->lane->capture_id : 0;
+    while (mark && !mark->stream->capture) mark = mark->next;
+    return mark ? mark->stream->capture_id : 0;
 }
 
 /* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
@@ -3375,19 +3385,19 @@ static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_bloc
 }
 
 /* May those whose home it is have the bytes of an incomplete mark, with nothing else done? */
-static int gai_home_allows(const gai_home *home, const gai_mark *mark)
+static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
 {
-    if (mark->lane->home[home->small] == home) return 1;
-    return home->lane && gai_lane_is_ordered(home->lane, mark->lane);
+    if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
+    return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
 /* The set that a free block of a home belongs to: nobody else gets it. */
-static gai_set *gai_home_set(galloc_pool *pool, const gai_block *block)
+static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
 {
-    gai_home *home = block->segment->home;
+    gai_block_pool *block_pool = block->segment->block_pool;
     const gai_mark *mark = block->marks;
-    while (mark && gai_home_allows(home, mark)) mark = mark->next;
-    return mark ? &pool->mixed : &home->free;
+    while (mark && gai_block_pool_allows(block_pool, mark)) mark = mark->next;
+    return mark ? &pool->mixed : &block_pool->free;
 }
 
 /* Those that have used it without being at home there are asked for an event: it comes back when they have done. */
@@ -3395,12 +3405,13 @@ static void gai_block_ask_users(const gai_block *block)
 {
     const gai_mark *mark;
     for (mark = block->marks; mark; mark = mark->next)
-        if (!gai_home_allows(block->segment->home, mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
+        if (!gai_block_pool_allows(block->segment->block_pool, mark) && !gai_mark_event(mark))
+            gai_stream_ask(mark->stream);
 }
 
-static int gai_block_is_at_home(const gai_block *block)
+static int gai_block_is_at_block_pool(const gai_block *block)
 {
-    return block && block->kind == GAI_FREE && block->set == &block->segment->home->free;
+    return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
 }
 
 /* A segment that is free as a whole from now on notes how often has been searched. */
@@ -3409,18 +3420,18 @@ static void gai_segment_note_search(const galloc_pool *pool, const gai_block *bl
     gai_segment *segment = block->segment;
     if (!gai_block_is_whole(block) || segment->age == block->age) return; /* it is filed again */
     segment->age = block->age;
-    segment->searches = pool->searches[segment->home->small];
+    segment->searches = pool->searches[segment->block_pool->small];
 }
 
 /* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
-static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
+static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
 {
-    gai_set *set = gai_home_set(pool, block);
+    gai_set *set = gai_block_pool_set(pool, block);
     int i;
     if (set == &pool->mixed) gai_block_ask_users(block);
     for (i = 0; i < 2 && set != &pool->mixed; i++) {
         gai_block *partner = i ? block->next : block->prev;
-        if (!gai_block_is_at_home(partner)) continue;
+        if (!gai_block_is_at_block_pool(partner)) continue;
         gai_set_remove(partner);
         block = i ? block : partner;
         gai_block_absorb(pool, block, block->next);
@@ -3432,16 +3443,16 @@ static gai_block *gai_block_file_home(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Files a cell, which merges with nothing. */
-static gai_block *gai_block_file_cell(galloc_pool *pool, gai_block *block)
+/* Files a slot, which merges with nothing. */
+static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_set_of(pool, block->marks);
-    block->kind = GAI_CELL;
+    block->kind = GAI_SLOT;
     block->set = set;
     set->bytes += block->bytes;
-    gai_cell_insert(set, block);
+    gai_slot_insert(set, block);
     gai_age_insert(set, block);
-    pool->melts++;
+    pool->freed_slots++;
     return block;
 }
 
@@ -3462,8 +3473,8 @@ static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block 
 GAI_APART
 static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int all)
 {
-    if (pool->torch) return gai_block_file_home(pool, block);
-    return block->cell ? gai_block_file_cell(pool, block) : gai_block_file_merged(pool, block, all);
+    if (pool->torch) return gai_block_file_block_pool(pool, block);
+    return block->slot ? gai_block_file_slot(pool, block) : gai_block_file_merged(pool, block, all);
 }
 
 /* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
@@ -3495,7 +3506,7 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
 static gai_block *gai_room_owner(const gai_block *block)
 {
     gai_block *owner = block->prev;
-    while (owner && (owner->kind == GAI_ROOM || owner->kind == GAI_BUSY || (owner->kind == GAI_AWAY && owner->room)))
+    while (owner && (owner->kind == GAI_ROOM || owner->kind == GAI_BUSY || (owner->kind == GAI_ALIAS && owner->room)))
         owner = owner->prev;
     return owner && owner->kind == GAI_USED && block->addr - owner->addr < owner->room ? owner : NULL;
 }
@@ -3526,7 +3537,7 @@ static int gai_block_suits_room(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
     while (mark && gai_mark_is_complete(mark)) mark = mark->next;
-    return block->kind == GAI_AWAY && !block->room && !mark;
+    return block->kind == GAI_ALIAS && !block->room && !mark;
 }
 
 /* Keeps the holes and old mappings behind a block for it, up to `room` bytes from its start; with no host memory to cut
@@ -3798,33 +3809,33 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* Adds what a front knows and the counters do not: of its shelves, and of what is fresh. */
-static void gai_front_tell(const gai_front *front, galloc_stats *stats)
+/* Adds what a stream cache knows and the counters do not: of its cache bins, and of what is fresh. */
+static void gai_cache_tell(const gai_cache *cache, galloc_stats *stats)
 {
-    stats->mallocs += front->mallocs;
-    stats->hits += front->mallocs;
-    stats->frees += front->mallocs + front->blocks;
-    stats->blocks.current -= front->blocks;
-    stats->blocks.total += front->mallocs;
-    stats->live.current += front->live_in - front->live_out;
-    stats->live.total += front->live_in;
-    stats->allocated.current -= front->bytes;
-    stats->allocated.total += front->allocated_in;
-    stats->cached.current += front->bytes;
-    stats->cached.total += front->allocated_in + front->bytes;
+    stats->mallocs += cache->mallocs;
+    stats->hits += cache->mallocs;
+    stats->frees += cache->mallocs + cache->blocks;
+    stats->blocks.current -= cache->blocks;
+    stats->blocks.total += cache->mallocs;
+    stats->live.current += cache->live_in - cache->live_out;
+    stats->live.total += cache->live_in;
+    stats->allocated.current -= cache->bytes;
+    stats->allocated.total += cache->allocated_in;
+    stats->cached.current += cache->bytes;
+    stats->cached.total += cache->allocated_in + cache->bytes;
 }
 
 /* Bytes that were asked for, in what is fresh. */
-static size_t gai_fresh_live(const gai_front *front)
+static size_t gai_unconfirmed_live(const gai_cache *cache)
 {
     const gai_block *block;
     size_t live = 0;
-    for (block = front->fresh; block; block = block->next_bin) live += (size_t)block->requested;
-    for (block = front->strays; block; block = block->next_bin) live += (size_t)block->requested;
+    for (block = cache->unconfirmed; block; block = block->next_bin) live += (size_t)block->requested;
+    for (block = cache->orphans; block; block = block->next_bin) live += (size_t)block->requested;
     return live;
 }
 
-static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
+static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
     stats->blocks.current -= blocks;
@@ -3836,28 +3847,28 @@ static void gai_fresh_tell(galloc_stats *stats, size_t blocks, size_t bytes, siz
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
 
-/* While it lasts no front changes, and what they say together is true. With the lock held. */
-static void gai_pool_freeze(galloc_pool *pool)
+/* While it lasts no stream cache changes, and what they say together is true. With the lock held. */
+static void gai_pool_lock_caches(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_on(&lane->front.latch);
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) gai_latch_on(&stream->cache.latch);
 }
 
-static void gai_pool_thaw(galloc_pool *pool)
+static void gai_pool_unlock_caches(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_latch_off(&lane->front.latch);
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) gai_latch_off(&stream->cache.latch);
 }
 
-/* The counters, but for those of driver calls, with what the fronts know. With the lock held, frozen. */
-static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
+/* The counters, but for those of driver calls, with what the stream caches know. With the lock held, frozen. */
+static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
 {
-    const gai_lane *lane;
+    const gai_stream *stream;
     memcpy(stats, &pool->stats, offsetof(galloc_stats, driver));
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        const gai_front *front = &lane->front;
-        gai_front_tell(front, stats);
-        gai_fresh_tell(stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
+    for (stream = pool->streams; stream; stream = stream->next) {
+        const gai_cache *cache = &stream->cache;
+        gai_cache_tell(cache, stats);
+        gai_unconfirmed_tell(stats, cache->unconfirmed_blocks, cache->unconfirmed_bytes, gai_unconfirmed_live(cache));
     }
     stats->cached.current = stats->reserved.current - stats->allocated.current;
     gai_stat_peak(&stats->live);
@@ -3868,25 +3879,25 @@ static void gai_stats_frozen(const galloc_pool *pool, galloc_stats *stats)
 
 static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
 {
-    gai_pool_freeze(pool);
-    gai_stats_frozen(pool, stats);
-    gai_pool_thaw(pool);
+    gai_pool_lock_caches(pool);
+    gai_stats_locked(pool, stats);
+    gai_pool_unlock_caches(pool);
 }
 
 /* Bytes that the program has. */
 static size_t gai_pool_live(galloc_pool *pool)
 {
-    const gai_lane *lane;
+    const gai_stream *stream;
     size_t live = pool->stats.live.current;
-    gai_pool_freeze(pool);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        live += lane->front.live_in - lane->front.live_out - gai_fresh_live(&lane->front);
-    gai_pool_thaw(pool);
+    gai_pool_lock_caches(pool);
+    for (stream = pool->streams; stream; stream = stream->next)
+        live += stream->cache.live_in - stream->cache.live_out - gai_unconfirmed_live(&stream->cache);
+    gai_pool_unlock_caches(pool);
     return live;
 }
 
-/* Notes new peaks. The counters alone say too much, what lies in fronts being counted as used: so the fronts are asked
-   only when that would be a peak. */
+/* Notes new peaks. The counters alone say too much, what lies in stream caches being counted as used: so the stream
+   caches are asked only when that would be a peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
     galloc_stats now, *stats = &pool->stats;
@@ -3923,7 +3934,7 @@ static size_t gai_pool_largest_parked(const galloc_pool *pool)
 {
     const gai_mapping *mapping;
     size_t largest = 0;
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         const gai_block *block = mapping->block;
         size_t bytes = 0;
         if (gai_block_is_parked(block->prev)) continue;
@@ -3940,32 +3951,32 @@ static size_t gai_blocks_largest(const gai_block *block)
     return largest;
 }
 
-static size_t gai_front_largest(const gai_front *front)
+static size_t gai_cache_largest(const gai_cache *cache)
 {
-    size_t largest = gai_max(gai_blocks_largest(front->fresh), gai_blocks_largest(front->strays));
-    uint64_t filled = front->filled;
-    for (; filled; filled &= filled - 1) largest = gai_max(largest, front->shelves[gai_lowest(filled)].bytes);
+    size_t largest = gai_max(gai_blocks_largest(cache->unconfirmed), gai_blocks_largest(cache->orphans));
+    uint64_t filled = cache->filled;
+    for (; filled; filled &= filled - 1) largest = gai_max(largest, cache->bins[gai_lowest(filled)].bytes);
     return largest;
 }
 
-/* What is found by looking at the bins, the fronts and parked pages instead of being counted along. With the lock held,
-   frozen. */
+/* What is found by looking at the bins, the stream caches and parked pages instead of being counted along. With the
+   lock held, frozen. */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
-    const gai_lane *lane;
-    const gai_home *home;
+    const gai_stream *stream;
+    const gai_block_pool *block_pool;
     stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
     stats->largest_free = gai_max(stats->largest_free, pool->kept); /* the driver does not say */
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        stats->free_bytes += lane->free.bytes + lane->front.bytes + lane->front.fresh_bytes;
-        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&lane->free));
-        stats->largest_free = gai_max(stats->largest_free, gai_front_largest(&lane->front));
+    for (stream = pool->streams; stream; stream = stream->next) {
+        stats->free_bytes += stream->free.bytes + stream->cache.bytes + stream->cache.unconfirmed_bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&stream->free));
+        stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
     }
-    for (home = pool->homes; home; home = home->next) {
-        stats->free_bytes += home->free.bytes;
-        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&home->free));
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        stats->free_bytes += block_pool->free.bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&block_pool->free));
     }
     stats->external_fragmentation = 0;
     if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
@@ -3978,7 +3989,7 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
 {
     const gai_mark *mark = rest->marks;
-    if (mark && (mark->lane != set->lane || mark->next || gai_mark_is_complete(mark))) return 0;
+    if (mark && (mark->stream != set->stream || mark->next || gai_mark_is_complete(mark))) return 0;
     return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
 }
 
@@ -4004,7 +4015,7 @@ static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block
 {
     const gai_mark *mark = block->marks;
     if (!mark) return block->set == &pool->common;
-    return mark->lane == block->set->lane && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
+    return mark->stream == block->set->stream && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
 }
 
 /* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
@@ -4022,8 +4033,8 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     rest->prev = block;
     gai_block_set_addr(rest, rest->addr + bytes);
     rest->bytes -= bytes;
-    block->slot = rest->slot;
-    gai_store_pointer(block->slot, block);
+    block->map_entry = rest->map_entry;
+    gai_store_pointer(block->map_entry, block);
     gai_block_show(rest);
     rest->set->bytes -= bytes;
     gai_bin_insert(rest->set, rest);
@@ -4037,7 +4048,7 @@ static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, s
     gai_block *block = gai_block_cut_off(pool, rest, bytes);
     gai_mark *mark = rest->marks;
     if (mark && mark->begin < rest->addr) {
-        block->marks = gai_mark_new(pool, mark->lane, mark->epoch, mark->begin, rest->addr);
+        block->marks = gai_mark_new(pool, mark->stream, mark->epoch, mark->begin, rest->addr);
         mark->begin = rest->addr;
     }
     return block;
@@ -4077,21 +4088,21 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
 
 /* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. Its marks change
    while the program has it, should a group be released: no call may look at them without the lock. */
-static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_lane *lane)
+static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     block->tag |= GAI_SPECIAL;
     gai_marks_add(pool, &block->marks,
-                  gai_mark_new(pool, lane, lane->epoch, block->addr, block->addr + block->bytes));
+                  gai_mark_new(pool, stream, stream->epoch, block->addr, block->addr + block->bytes));
 }
 
-/* Counts a block that the lane is given. */
-static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
+/* Counts a block that the stream state is given. */
+static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *block)
 {
-    block->stream_id = lane->stream_id;
-    block->life = lane->life;
-    if (!lane->blocks) gai_set_relaxed(&lane->spell, 0);
-    gai_set_relaxed(&lane->blocks, lane->blocks + 1);
-    if (lane->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, lane);
+    block->stream_id = stream->stream_id;
+    block->life = stream->life;
+    if (!stream->blocks) gai_set_relaxed(&stream->busy_frees, 0);
+    gai_set_relaxed(&stream->blocks, stream->blocks + 1);
+    if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
 }
 
 /* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so
@@ -4099,11 +4110,11 @@ static void gai_lane_give(galloc_pool *pool, gai_lane *lane, gai_block *block)
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
     gai_mark **at = &block->marks, *own = NULL;
-    if (!block->lane || !block->lane->capture) return;
+    if (!block->stream || !block->stream->capture) return;
     while (*at) {
         gai_mark *mark = *at;
-        if (mark->lane != block->lane || !own) {
-            if (mark->lane == block->lane) own = mark;
+        if (mark->stream != block->stream || !own) {
+            if (mark->stream == block->stream) own = mark;
             at = &mark->next;
         } else {
             *at = mark->next;
@@ -4113,67 +4124,69 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
     if (!own) return;
     own->begin = block->addr;
     own->end = block->addr + block->bytes;
-    own->epoch = block->lane->epoch;
+    own->epoch = block->stream->epoch;
 }
 
-/* What the lane did with a block that it is given anew comes before all that it will do. Its own mark is of use again
-   only if another stream frees the block: then one is made, with the same stamp. (Of a block from a front the stamp is
-   not known, and it is that of now; a stream that does not come again may never have an event for it.) */
-static GAI_INLINE void gai_lane_drops(gai_lane *lane, const gai_mark *mark)
+/* What the stream state did with a block that it is given anew comes before all that it will do. Its own mark is of use
+   again only if another stream frees the block: then one is made, with the same stamp. (Of a block from a stream cache
+   the stamp is not known, and it is that of now; a stream that does not come again may never have an event for it.) */
+static GAI_INLINE void gai_stream_drops(gai_stream *stream, const gai_mark *mark)
 {
-    if (mark->epoch > lane->handed) lane->handed = mark->epoch;
+    if (mark->epoch > stream->handed) stream->handed = mark->epoch;
 }
 
-static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
+static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = block->marks;
-    if (!mark || mark->next || mark->lane != lane) return;
-    gai_lane_drops(lane, mark);
+    if (!mark || mark->next || mark->stream != stream) return;
+    gai_stream_drops(stream, mark);
     block->marks = NULL;
-    block->tag |= GAI_SHELVED | GAI_DROPPED;
+    block->tag |= GAI_CACHED | GAI_DROPPED;
     block->age = mark->epoch;
     gai_mark_end(pool, mark);
 }
 
 /* The same for a used block that has just been cut out. */
-static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t requested,
+static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t requested,
                                         uint64_t tag)
 {
     pool->marks.promised += GAI_FREE_MARKS;
     block->requested = requested;
     block->tag = tag;
     block->stream_id = block->life = 0;
-    block->lane = lane;
-    if (!lane) return;
-    gai_block_drop_own(pool, block, lane);
-    gai_lane_give(pool, lane, block);
+    block->stream = stream;
+    if (!stream) return;
+    gai_block_drop_own(pool, block, stream);
+    gai_stream_give(pool, stream, block);
 }
 
 /* Gives bytes of a free block to the program. Marks of others stay on it: they are what a third stream must honour
    should the block be freed on another stream than the one it is given to. NULL: no host memory, nothing changed. */
-static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
+static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
-    if (!gai_block_need(pool, block, at, want->bytes)) return NULL;
-    block = gai_block_cut_out(pool, block, at, want->bytes, GAI_USED);
-    block->room = want->growable ? want->bytes : 0;
-    gai_block_assign(pool, block, want->lane, want->requested, want->growable ? want->tag | GAI_SPECIAL : want->tag);
+    if (!gai_block_need(pool, block, at, params->bytes)) return NULL;
+    block = gai_block_cut_out(pool, block, at, params->bytes, GAI_USED);
+    block->room = params->growable ? params->bytes : 0;
+    gai_block_assign(pool, block, params->stream, params->requested,
+                     params->growable ? params->tag | GAI_SPECIAL : params->tag);
     return block;
 }
 
 /* The same for the beginning of a block that a search has found, which has merged with all that it can: so has its
-   rest. For a lane that is not captured, without room. Of what is cut off the lane's own mark is dropped at once. */
-static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_lane *lane,
+   rest. For a stream state that is not captured, without room. Of what is cut off the stream state's own mark is
+   dropped at once. */
+static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_stream *stream,
                                                   size_t requested, uint64_t tag)
 {
     uintptr_t cut = block->addr + bytes;
     gai_mark *mark = block->marks;
     if (!gai_block_need(pool, block, block->addr, bytes)) return NULL;
-    if (bytes < block->bytes && (!mark || mark->lane == lane) && gai_block_is_even(pool, block, cut)) {
+    if (bytes < block->bytes && (!mark || mark->stream == stream) && gai_block_is_even(pool, block, cut)) {
         block = gai_block_cut_off(pool, block, bytes);
         if (mark && mark->begin < cut) {
-            gai_lane_drops(lane, mark);
+            gai_stream_drops(stream, mark);
             mark->begin = cut;
-            tag |= GAI_SHELVED | GAI_DROPPED;
+            tag |= GAI_CACHED | GAI_DROPPED;
             block->age = mark->epoch;
         }
     } else if (bytes < block->bytes) {
@@ -4183,7 +4196,7 @@ static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *
         block->kind = GAI_USED;
         gai_marks_prune(pool, &block->marks);
     }
-    gai_block_assign(pool, block, lane, requested, tag);
+    gai_block_assign(pool, block, stream, requested, tag);
     return block;
 }
 
@@ -4194,8 +4207,8 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->tag = 0;
     block->room = 0;
     pool->marks.promised -= GAI_FREE_MARKS;
-    if (block->lane) gai_set_relaxed(&block->lane->blocks, block->lane->blocks - 1);
-    block->lane = NULL;
+    if (block->stream) gai_set_relaxed(&block->stream->blocks, block->stream->blocks - 1);
+    block->stream = NULL;
     block->kind = GAI_BUSY;
 }
 
@@ -4208,15 +4221,15 @@ static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 }
 
 /* Takes it from the program: no other call can have it until it is let go or given out again. */
-static int gai_block_seize(gai_block *block, const void *ptr)
+static int gai_block_acquire(gai_block *block, const void *ptr)
 {
-    gai_lane *guard = (gai_lane *)gai_load_pointer(&block->held);
+    gai_stream *guard = (gai_stream *)gai_load_pointer(&block->held);
     int had;
     if (!guard) return 0;
-    gai_latch_on(&guard->front.latch);
+    gai_latch_on(&guard->cache.latch);
     had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
     if (had) gai_store_pointer(&block->held, NULL);
-    gai_latch_off(&guard->front.latch);
+    gai_latch_off(&guard->cache.latch);
     return had;
 }
 
@@ -4224,11 +4237,11 @@ static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
     if (!block || gai_load_pointer(&block->pool) != pool) return NULL;
-    return gai_block_seize(block, ptr) ? block : NULL;
+    return gai_block_acquire(block, ptr) ? block : NULL;
 }
 
 /* The program has it from now on, or again. */
-static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->lane); }
+static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->stream); }
 
 /* The block is claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
@@ -4240,8 +4253,8 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
     gai_stat_peaks(pool);
 }
 
-/* ==== FRONTS ==================================================================================================== */
-/* >>fronts */
+/* ==== STREAM CACHE ================================================================================================ */
+/* >>streamcache */
 
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
@@ -4250,86 +4263,86 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
 #define GAI_EVENTS 128
 
-/* What a front holds does not merge, so large blocks do not go there unless lane_bytes says so: on the ten traces
-   blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
-#define GAI_FRONT_BLOCKS 256
-#define GAI_FRONT_BYTES GAI_MIB /* lane_bytes by default, */
-#define GAI_FRONT_MOST (64 * GAI_MIB) /* and at most */
-#define GAI_FRESH_BLOCKS 64
-#define GAI_SHELF_PROBES 4      /* neighbouring shelves that a size may be on */
+/* What a stream cache holds does not merge, so large blocks do not go there unless lane_bytes says so: on the ten
+   traces blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
+#define GAI_CACHE_BLOCKS 256
+#define GAI_CACHE_BYTES GAI_MIB /* lane_bytes by default, */
+#define GAI_CACHE_MOST (64 * GAI_MIB) /* and at most */
+#define GAI_UNCONFIRMED_BLOCKS 64
+#define GAI_CACHE_BIN_PROBES 4      /* neighbouring cache bins that a size may be on */
 
-static int gai_pool_has_one_lane(const galloc_pool *pool) { return !pool->lanes || !pool->lanes->next; }
+static int gai_pool_has_one_stream(const galloc_pool *pool) { return !pool->streams || !pool->streams->next; }
 
-static int gai_lane_is_outside(const gai_lane *lane) { return lane->capture_id == GAI_OUTSIDE; }
+static int gai_stream_is_unknown(const gai_stream *stream) { return stream->capture_id == GAI_UNKNOWN_STREAMS; }
 
 /* ---- without the pool's lock ---- */
 
-static size_t gai_shelf_of(size_t bytes)
+static size_t gai_cache_bin_of(size_t bytes)
 {
-    return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_SHELVES_LOG2));
+    return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_CACHE_BINS_LOG2));
 }
 
-static int gai_shelf_push(gai_front *front, gai_block *block)
+static int gai_cache_bin_push(gai_cache *cache, gai_block *block)
 {
-    size_t at = gai_shelf_of(block->bytes), probes;
-    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
-        gai_shelf *shelf = &front->shelves[at];
-        if (front->filled >> at & 1 && shelf->bytes != block->bytes) continue;
-        block->next_bin = front->filled >> at & 1 ? shelf->first : NULL;
-        shelf->first = block;
-        shelf->bytes = block->bytes;
-        front->filled |= (uint64_t)1 << at;
-        front->blocks++;
-        front->bytes += block->bytes;
-        front->live_out += (size_t)block->requested;
+    size_t at = gai_cache_bin_of(block->bytes), probes;
+    for (probes = 0; probes < GAI_CACHE_BIN_PROBES; probes++, at = (at + 1) % GAI_CACHE_BINS) {
+        gai_cache_bin *bin = &cache->bins[at];
+        if (cache->filled >> at & 1 && bin->bytes != block->bytes) continue;
+        block->next_bin = cache->filled >> at & 1 ? bin->first : NULL;
+        bin->first = block;
+        bin->bytes = block->bytes;
+        cache->filled |= (uint64_t)1 << at;
+        cache->blocks++;
+        cache->bytes += block->bytes;
+        cache->live_out += (size_t)block->requested;
         return 1;
     }
     return 0;
 }
 
-static gai_block *gai_shelf_pop(gai_front *front, size_t bytes)
+static gai_block *gai_cache_bin_pop(gai_cache *cache, size_t bytes)
 {
-    size_t at = gai_shelf_of(bytes), probes;
-    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES) {
-        gai_shelf *shelf = &front->shelves[at];
-        gai_block *block = shelf->first;
-        if (!(front->filled >> at & 1) || shelf->bytes != bytes) continue;
-        shelf->first = block->next_bin;
-        if (!shelf->first) front->filled ^= (uint64_t)1 << at;
-        front->blocks--;
-        front->bytes -= bytes;
+    size_t at = gai_cache_bin_of(bytes), probes;
+    for (probes = 0; probes < GAI_CACHE_BIN_PROBES; probes++, at = (at + 1) % GAI_CACHE_BINS) {
+        gai_cache_bin *bin = &cache->bins[at];
+        gai_block *block = bin->first;
+        if (!(cache->filled >> at & 1) || bin->bytes != bytes) continue;
+        bin->first = block->next_bin;
+        if (!bin->first) cache->filled ^= (uint64_t)1 << at;
+        cache->blocks--;
+        cache->bytes -= bytes;
         return block;
     }
     return NULL;
 }
 
-static GAI_INLINE void gai_fresh_push(gai_front *front, gai_block *block)
+static GAI_INLINE void gai_unconfirmed_push(gai_cache *cache, gai_block *block)
 {
-    block->next_bin = front->fresh;
-    front->fresh = block;
-    front->fresh_blocks++;
-    front->fresh_bytes += block->bytes;
+    block->next_bin = cache->unconfirmed;
+    cache->unconfirmed = block;
+    cache->unconfirmed_blocks++;
+    cache->unconfirmed_bytes += block->bytes;
 }
 
-static GAI_INLINE gai_block *gai_fresh_pop(gai_front *front, gai_block **list)
+static GAI_INLINE gai_block *gai_unconfirmed_pop(gai_cache *cache, gai_block **list)
 {
     gai_block *block = *list;
     *list = block->next_bin;
-    front->fresh_blocks--;
-    front->fresh_bytes -= block->bytes;
+    cache->unconfirmed_blocks--;
+    cache->unconfirmed_bytes -= block->bytes;
     return block;
 }
 
-/* Somebody has asked for the id: what is fresh belongs on the shelves, the oldest first. What finds no place there
+/* Somebody has asked for the id: what is fresh belongs on the cache bins, the oldest first. What finds no place there
    stays as it was. */
-static void gai_front_vouch(gai_front *front)
+static void gai_cache_confirm(gai_cache *cache)
 {
     gai_block *list[2] = {NULL, NULL};
     int i;
-    list[0] = front->fresh;
-    list[1] = front->strays;
-    front->fresh = front->strays = NULL;
-    front->fresh_blocks = front->fresh_bytes = 0;
+    list[0] = cache->unconfirmed;
+    list[1] = cache->orphans;
+    cache->unconfirmed = cache->orphans = NULL;
+    cache->unconfirmed_blocks = cache->unconfirmed_bytes = 0;
     for (i = 1; i >= 0; i--) {
         gai_block *turned = NULL;
         while (list[i]) {
@@ -4340,151 +4353,156 @@ static void gai_front_vouch(gai_front *front)
         }
         while (turned) {
             gai_block *next = turned->next_bin;
-            if (!gai_shelf_push(front, turned)) gai_fresh_push(front, turned);
+            if (!gai_cache_bin_push(cache, turned)) gai_unconfirmed_push(cache, turned);
             turned = next;
         }
     }
 }
 
 GAI_APART
-static gai_block *gai_front_search(gai_front *front, size_t bytes)
+static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
 {
-    if (front->fresh_blocks) gai_front_vouch(front);
-    return gai_shelf_pop(front, bytes);
+    if (cache->unconfirmed_blocks) gai_cache_confirm(cache);
+    return gai_cache_bin_pop(cache, bytes);
 }
 
-/* What a front that has no block for a call is like. */
-enum gai_state { GAI_SHUT, GAI_OPEN, GAI_BARE };
+/* What a stream cache that has no block for a call is like. */
+enum gai_cache_state { GAI_SHUT, GAI_OPEN, GAI_EMPTY };
 
-/* It holds nothing, and has nothing to tell but its spell: for a call to see all that is free it need not be
+/* It holds nothing, and has nothing to tell but its run of frees: for a call to see all that is free it need not be
    emptied. */
-static GAI_INLINE int gai_front_is_bare(const gai_front *front)
+static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 {
-    return !(front->fresh_blocks | front->blocks | front->mallocs);
+    return !(cache->unconfirmed_blocks | cache->blocks | cache->mallocs);
 }
 
 /* The last block of this size to come, which becomes the program's. NULL: there is none, and *state says why. The
-   front is open, its latch held, and the caller vouches. */
-static GAI_INLINE gai_block *gai_front_pop(gai_front *front, size_t bytes, size_t requested, uint32_t tag,
-                                           enum gai_state *state)
+   stream cache is open, its latch held, and the caller vouches. */
+static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
+                                           enum gai_cache_state *state)
 {
     gai_block *block = NULL;
-    if (front->fresh && front->fresh->bytes == bytes) {
-        block = gai_fresh_pop(front, &front->fresh);
-        front->live_out += (size_t)block->requested;
-    } else if (front->fresh_blocks > 1 || front->filled) { /* the last one did not fit: is there any other? */
-        block = gai_front_search(front, bytes);
+    if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
+        block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
+        cache->live_out += (size_t)block->requested;
+    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* the last one did not fit: is there any other? */
+        block = gai_cache_search(cache, bytes);
     }
     if (block) {
-        front->mallocs++;
-        front->live_in += requested;
-        front->allocated_in += bytes;
+        cache->mallocs++;
+        cache->live_in += requested;
+        cache->allocated_in += bytes;
         gai_set_relaxed(&block->requested, requested);
-        gai_set_relaxed(&block->tag, GAI_SHELVED | tag);
+        gai_set_relaxed(&block->tag, GAI_CACHED | tag);
     } else {
-        *state = gai_front_is_bare(front) ? GAI_BARE : GAI_OPEN;
+        *state = gai_cache_is_empty(cache) ? GAI_EMPTY : GAI_OPEN;
     }
     return block;
 }
 
-/* The same for a front that may be shut. */
-static GAI_INLINE gai_block *gai_front_take(gai_front *front, uint64_t life, size_t bytes, size_t requested,
-                                            uint32_t tag, enum gai_state *state)
+/* The same for a stream cache that may be shut. */
+static GAI_INLINE gai_block *gai_cache_take(gai_cache *cache, uint64_t life, size_t bytes, size_t requested,
+                                            uint32_t tag, enum gai_cache_state *state)
 {
     gai_block *block = NULL;
-    gai_latch_on(&front->latch);
-    if (front->open == life) block = gai_front_pop(front, bytes, requested, tag, state);
-    gai_latch_off(&front->latch);
+    gai_latch_on(&cache->latch);
+    if (cache->open == life) block = gai_cache_pop(cache, bytes, requested, tag, state);
+    gai_latch_off(&cache->latch);
     return block;
 }
 
-/* What calls that know their lane come to. */
-enum gai_passage {
+/* What calls that know their stream state come to. */
+enum gai_outcome {
     GAI_DONE,  /* served */
-    GAI_ALIEN, /* the block is guarded by another lane's latch, or is not the program's */
-    GAI_ASK,   /* the front would take it from who has asked for the stream's id */
+    GAI_FOREIGN, /* the block is guarded by another stream state's latch, or is not the program's */
+    GAI_ASK,   /* the stream cache would take it from who has asked for the stream's id */
     GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
-    GAI_TAKEN_BARE, /* the same, and the front was found bare */
+    GAI_TAKEN_EMPTY, /* the same, and the stream cache was found bare */
     GAI_KNOWN, /* the pool must do it; the stream has been looked at */
-    GAI_KNOWN_BARE, /* the same, and the front was found bare */
+    GAI_KNOWN_EMPTY, /* the same, and the stream cache was found bare */
     GAI_LONG   /* from the beginning */
 };
 
-/* The front is open. */
+/* The stream cache is open. */
 GAI_APART
-static enum gai_passage gai_front_put_more(gai_front *front, gai_block *block, int vouched)
+static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, int confirmed)
 {
-    size_t held = front->bytes + front->fresh_bytes;
-    if (block->bytes > front->most - held || held > front->enough ||
-        front->blocks + front->fresh_blocks >= GAI_FRONT_BLOCKS)
-        return gai_front_is_bare(front) ? GAI_TAKEN_BARE : GAI_TAKEN;
-    if (front->fresh_blocks < GAI_FRESH_BLOCKS &&
-        (front->trusted || front->fresh_bytes + block->bytes <= GAI_MARK_BYTES)) {
-        gai_fresh_push(front, block);
+    size_t held = cache->bytes + cache->unconfirmed_bytes;
+    if (block->bytes > cache->most - held || held > cache->enough ||
+        cache->blocks + cache->unconfirmed_blocks >= GAI_CACHE_BLOCKS)
+        return gai_cache_is_empty(cache) ? GAI_TAKEN_EMPTY : GAI_TAKEN;
+    if (cache->unconfirmed_blocks < GAI_UNCONFIRMED_BLOCKS &&
+        (cache->trusted || cache->unconfirmed_bytes + block->bytes <= GAI_MARK_BYTES)) {
+        gai_unconfirmed_push(cache, block);
         return GAI_DONE;
     }
-    if (!front->trusted && !vouched) return GAI_ASK;
-    gai_front_vouch(front);
-    return gai_shelf_push(front, block) ? GAI_DONE : GAI_TAKEN;
+    if (!cache->trusted && !confirmed) return GAI_ASK;
+    gai_cache_confirm(cache);
+    return gai_cache_bin_push(cache, block) ? GAI_DONE : GAI_TAKEN;
 }
 
-/* Is a block that is freed the last that the lane holds, so that the pool is to see it? */
-static GAI_INLINE int gai_front_shows(gai_front *front, const gai_lane *lane, const gai_block *block)
+/* Is a block that is freed the last that the stream state holds, so that the pool is to see it? */
+static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream, const gai_block *block)
 {
-    if (front->blocks + front->fresh_blocks + 1 != gai_counted(&lane->blocks) || block->lane != lane) return 0;
-    if (front->spell + gai_counted(&lane->spell) >= GAI_MARK_FREES) return 1;
-    front->spell = 0 - gai_counted(&lane->spell); /* together nothing */
+    if (cache->blocks + cache->unconfirmed_blocks + 1 != gai_counted(&stream->blocks) || block->stream != stream)
+        return 0;
+    if (cache->busy_frees + gai_counted(&stream->busy_frees) >= GAI_MARK_FREES) return 1;
+    cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* together nothing */
     return 0;
 }
 
-/* May the lane's front have a block that was freed on its stream, and give it out again with nothing looked at? What
-   was given to this very lane, yes: it comes after all its marks. */
+/* May the stream's cache have a block that was freed on its stream, and give it out again with nothing looked at? What
+   was given to this very stream state, yes: it comes after all its marks. */
 static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 {
     return block->life == life && !(block->tag & GAI_SPECIAL);
 }
 
-/* Takes a block from the program and puts it into the lane's front, or with GAI_TAKEN, or GAI_TAKEN_BARE, leaves it to
-   the pool. Else it
-   stays the program's: with GAI_LONG the front is shut. */
-static GAI_INLINE enum gai_passage gai_front_put(gai_lane *lane, uint64_t life, gai_block *block, const void *ptr,
-                                                 int vouched)
+/* Takes a block from the program and puts it into the stream's cache, or with GAI_TAKEN, or GAI_TAKEN_EMPTY, leaves it
+   to the pool. Else it stays the program's: with GAI_LONG the stream cache is shut. */
+static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t life, gai_block *block, const void *ptr,
+                                                 int confirmed)
 {
-    gai_front *front = &lane->front;
-    enum gai_passage passage = GAI_LONG;
-    gai_latch_on(&front->latch);
-    if (gai_load_pointer(&block->held) != lane || block->addr != (uintptr_t)ptr) {
-        passage = GAI_ALIEN;
-    } else if (front->open == life) {
-        if (!gai_block_suits(block, life) || gai_front_shows(front, lane, block)) {
-            passage = GAI_TAKEN;
-        } else if (!front->fresh_blocks && !front->blocks && block->bytes <= front->alone) { /* mostly after a pair */
-            gai_fresh_push(front, block);
-            passage = GAI_DONE;
+    gai_cache *cache = &stream->cache;
+    enum gai_outcome outcome = GAI_LONG;
+    gai_latch_on(&cache->latch);
+    if (gai_load_pointer(&block->held) != stream || block->addr != (uintptr_t)ptr) {
+        outcome = GAI_FOREIGN;
+    } else if (cache->open == life) {
+        if (!gai_block_suits(block, life) || gai_cache_shows(cache, stream, block)) {
+            outcome = GAI_TAKEN;
+        } else if (!cache->unconfirmed_blocks && !cache->blocks &&
+                   block->bytes <= cache->alone) { /* mostly after a pair */
+            gai_unconfirmed_push(cache, block);
+            outcome = GAI_DONE;
         } else {
-            passage = gai_front_put_more(front, block, vouched);
+            outcome = gai_cache_put_more(cache, block, confirmed);
         }
-        if (passage != GAI_ASK) gai_store_pointer(&block->held, NULL);
-        front->spell += passage == GAI_DONE;
+        if (outcome != GAI_ASK) gai_store_pointer(&block->held, NULL);
+        cache->busy_frees += outcome == GAI_DONE;
     }
-    gai_latch_off(&front->latch);
-    return passage;
+    gai_latch_off(&cache->latch);
+    return outcome;
 }
 
 /* ---- with it ---- */
 
-/* Frees made now on the lane's stream are stamped with this. A retired stream has had its last event. */
-static uint64_t gai_lane_stamp(const gai_lane *lane) { return lane->retired ? lane->epoch - 1 : lane->epoch; }
+/* Frees made now on the stream state's stream are stamped with this. A retired stream has had its last event. */
+static uint64_t gai_stream_stamp(const gai_stream *stream)
+{
+    return stream->retired ? stream->epoch - 1 : stream->epoch;
+}
 
-/* Drops the marks that a free on `lane` stands for as well: complete ones, earlier ones of the same stream, those
+/* Drops the marks that a free on `stream` stands for as well: complete ones, earlier ones of the same stream, those
    that it waits for already. What it does not stand for stays: that block was given to another stream and not used
    there. */
-static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     gai_mark **at = &block->marks;
     while (*at) {
         gai_mark *mark = *at;
-        if (gai_mark_is_complete(mark) || mark->lane == lane || gai_lane_waited(lane, mark->lane) >= mark->epoch) {
+        if (gai_mark_is_complete(mark) || mark->stream == stream ||
+            gai_stream_waited(stream, mark->stream) >= mark->epoch) {
             *at = mark->next;
             gai_mark_end(pool, mark);
         } else {
@@ -4493,46 +4511,46 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_lan
     }
 }
 
-/* Stamps [begin, end) as freed on the stream of the mark's lane. */
+/* Stamps [begin, end) as freed on the stream of the mark's stream state. */
 static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 {
-    gai_lane *lane = mark->lane;
-    lane->uses++;
-    mark->epoch = lane->freed = gai_lane_stamp(lane);
+    gai_stream *stream = mark->stream;
+    stream->uses++;
+    mark->epoch = stream->freed = gai_stream_stamp(stream);
     mark->begin = begin;
     mark->end = end;
-    lane->unmarked += end - begin;
+    stream->unmarked += end - begin;
 }
 
-/* A mark for the free of a used block, to which it was promised. It names the lane, and nothing else yet. */
-static gai_mark *gai_mark_promised(galloc_pool *pool, gai_lane *lane)
+/* A mark for the free of a used block, to which it was promised. It names the stream state, and nothing else yet. */
+static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
     mark->next = NULL;
-    mark->lane = lane;
+    mark->stream = stream;
     return mark;
 }
 
-/* Stamps a used block without marks as freed on the lane's stream. */
-static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_lane *lane)
+/* Stamps a used block without marks as freed on the stream state's stream. */
+static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    block->marks = gai_mark_promised(pool, lane);
+    block->marks = gai_mark_promised(pool, stream);
     gai_mark_stamp(block->marks, block->addr, block->addr + block->bytes);
 }
 
-/* Stamps a list of marks that name lanes and nothing else, and adds them to the block's. */
+/* Stamps a list of marks that name stream states and nothing else, and adds them to the block's. */
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     while (marks) {
         gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
-        if (own && !own->next && own->lane == mark->lane) { /* mostly: it is stamped anew */
-            own->lane->uses--;
+        if (own && !own->next && own->stream == mark->stream) { /* mostly: it is stamped anew */
+            own->stream->uses--;
             gai_mark_stamp(own, block->addr, block->addr + block->bytes);
             gai_slab_give(&pool->marks, mark);
             continue;
         }
-        gai_block_inherit(pool, block, mark->lane);
+        gai_block_inherit(pool, block, mark->stream);
         gai_mark_stamp(mark, block->addr, block->addr + block->bytes);
         if (block->marks) {
             gai_marks_add(pool, &block->marks, mark);
@@ -4546,8 +4564,8 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
 /* The page that is mapped at an address, or NULL. */
 static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
 {
-    void **slot = gai_map_slot_at(&gai_page_map, addr);
-    return slot ? (gai_mapping *)gai_load_pointer(slot) : NULL;
+    void **child = gai_map_entry_at(&gai_page_map, addr);
+    return child ? (gai_mapping *)gai_load_pointer(child) : NULL;
 }
 
 /* The block's pages have been in use until now. */
@@ -4575,26 +4593,26 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
     gai_stat_cached(pool);
 }
 
-/* ---- what other fronts would have served ---- */
+/* ---- what other stream caches would have served ---- */
 
 #define GAI_TUNE_WINDOW 4096 /* misses that are watched at a time */
 #define GAI_TUNE_REST (128 * GAI_TUNE_WINDOW)
 #define GAI_TUNE_STEPS 8     /* between two powers of two, when rounding is set */
 #define GAI_TUNE_SMALL (2 * GAI_MIB) /* smaller sizes may be rounded */
 
-/* Where a size is, or could be; GAI_SHELVES: nowhere. */
+/* Where a size is, or could be; GAI_CACHE_BINS: nowhere. */
 static size_t gai_ghost_place(const gai_ghost *ghost, size_t bytes, int empty)
 {
-    size_t at = gai_shelf_of(bytes), probes;
-    for (probes = 0; probes < GAI_SHELF_PROBES; probes++, at = (at + 1) % GAI_SHELVES)
+    size_t at = gai_cache_bin_of(bytes), probes;
+    for (probes = 0; probes < GAI_CACHE_BIN_PROBES; probes++, at = (at + 1) % GAI_CACHE_BINS)
         if (ghost->filled >> at & 1 ? ghost->sizes[at] == bytes : empty) return at;
-    return GAI_SHELVES;
+    return GAI_CACHE_BINS;
 }
 
 static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
 {
     size_t at = gai_ghost_place(ghost, bytes, 1);
-    if (at == GAI_SHELVES || ghost->blocks == GAI_FRONT_BLOCKS || ghost->bytes + bytes > GAI_FRONT_MOST) return;
+    if (at == GAI_CACHE_BINS || ghost->blocks == GAI_CACHE_BLOCKS || ghost->bytes + bytes > GAI_CACHE_MOST) return;
     if (!(ghost->filled >> at & 1)) ghost->counts[at] = 0;
     ghost->filled |= (uint64_t)1 << at;
     ghost->sizes[at] = bytes;
@@ -4604,11 +4622,11 @@ static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
     ghost->most = gai_max(ghost->most, ghost->bytes);
 }
 
-/* A front that has not the size is emptied. */
+/* A stream cache that has not the size is emptied. */
 static void gai_ghost_take(gai_ghost *ghost, size_t bytes)
 {
     size_t at = gai_ghost_place(ghost, bytes, 0);
-    if (at == GAI_SHELVES) {
+    if (at == GAI_CACHE_BINS) {
         ghost->filled = 0;
         ghost->blocks = ghost->bytes = 0;
         return;
@@ -4625,7 +4643,7 @@ static size_t gai_block_alike(const gai_block *block)
     return bytes < GAI_TUNE_SMALL ? gai_max(gai_up_by_steps(bytes, GAI_TUNE_STEPS), block->bytes) : block->bytes;
 }
 
-/* A used block of the lane that is watched comes back to the pool. */
+/* A used block of the stream state that is watched comes back to the pool. */
 GAI_APART
 static void gai_pool_watch_free(galloc_pool *pool, const gai_block *block)
 {
@@ -4649,8 +4667,8 @@ static void gai_tune_rest(const galloc_pool *pool, gai_tuning *tuning)
     tuning->rest = pool->clock + tuning->patience;
 }
 
-/* A block is given out that no front had. After so many the next call that misses goes the long way, where it is seen
-   what to make of it. */
+/* A block is given out that no stream cache had. After so many the next call that misses goes the long way, where it is
+   seen what to make of it. */
 GAI_APART
 static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
 {
@@ -4663,62 +4681,62 @@ static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
         gai_ghost_take(&tuning->alike, gai_block_alike(block));
         tuning->watched++;
     }
-    if (tuning->watched >= GAI_TUNE_WINDOW) pool->special |= GAI_WAY_TUNE;
+    if (tuning->watched >= GAI_TUNE_WINDOW) pool->special |= GAI_ROUTE_TUNE;
     else if (tuning->passed >= 4 * GAI_TUNE_WINDOW) gai_tune_anew(tuning);
 }
 
 /* ---- back to the pool ---- */
 
-static gai_lane *gai_lane_of_life(const galloc_pool *pool, uint64_t life)
+static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
 {
-    gai_lane *lane = pool->lanes;
-    while (lane && lane->life != life) lane = lane->next;
-    return lane;
+    gai_stream *stream = pool->streams;
+    while (stream && stream->life != life) stream = stream->next;
+    return stream;
 }
 
-/* How much the front may hold: once a second stream is in play what it holds counts as unmarked, except on legacy,
-   where nothing is recorded unless somebody asks. */
-static GAI_INLINE size_t gai_front_bound(const galloc_pool *pool, const gai_lane *lane)
+/* How much the stream cache may hold: once a second stream is in play what it holds counts as unmarked, except on
+   legacy, where nothing is recorded unless somebody asks. */
+static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stream *stream)
 {
-    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted))
+    if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted))
         return gai_min(pool->device_bytes / 256, (size_t)pool->tuning.lane_bytes);
     if (!pool->tuning.lane_bytes) return 0;
-    return GAI_MARK_BYTES - gai_min(lane->unmarked + 1, GAI_MARK_BYTES);
+    return GAI_MARK_BYTES - gai_min(stream->unmarked + 1, GAI_MARK_BYTES);
 }
 
 GAI_APART
-static void gai_front_change(const galloc_pool *pool, gai_lane *lane, uint64_t open, size_t most)
+static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64_t open, size_t most)
 {
-    gai_front *front = &lane->front;
-    gai_latch_on(&front->latch);
-    front->open = open;
-    front->most = gai_max(most, front->bytes + front->fresh_bytes);
-    front->enough = (size_t)pool->tuning.lane_bytes;
-    front->trusted = !pool->config.stream_check || gai_is_default_stream(lane->stream);
-    front->alone = front->trusted ? most : gai_min(most, GAI_MARK_BYTES);
-    gai_latch_off(&front->latch);
+    gai_cache *cache = &stream->cache;
+    gai_latch_on(&cache->latch);
+    cache->open = open;
+    cache->most = gai_max(most, cache->bytes + cache->unconfirmed_bytes);
+    cache->enough = (size_t)pool->tuning.lane_bytes;
+    cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
+    cache->alone = cache->trusted ? most : gai_min(most, GAI_MARK_BYTES);
+    gai_latch_off(&cache->latch);
 }
 
-/* Opens the front for calls that do not come to the pool, or shuts it. */
-static GAI_INLINE void gai_front_set(const galloc_pool *pool, gai_lane *lane)
+/* Opens the stream cache for calls that do not come to the pool, or shuts it. */
+static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
-    int shut = pool->driver_gone | pool->lost | pool->unfronted | lane->retired | lane->asked;
-    uint64_t open = shut || pool->broken ? 0 : lane->life;
-    size_t most = gai_front_bound(pool, lane);
-    if (lane->front.open != open || lane->front.most != most) gai_front_change(pool, lane, open, most);
+    int shut = pool->driver_gone | pool->lost | pool->unfronted | stream->retired | stream->asked;
+    uint64_t open = shut || pool->broken ? 0 : stream->life;
+    size_t most = gai_cache_bound(pool, stream);
+    if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
 }
 
 /* A block that went out to its own stream again has no mark for the free before: calls on the same stream need
-   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A lane
-   that is forgotten has nothing left to wait for. */
-static void gai_block_stamp_front(galloc_pool *pool, gai_block *block)
+   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A stream
+   state that is forgotten has nothing left to wait for. */
+static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
 {
-    gai_lane *lane = gai_lane_of_life(pool, block->life);
+    gai_stream *stream = gai_stream_of_life(pool, block->life);
     gai_mark *mark;
-    if (!lane || (block->tag & GAI_DROPPED && block->age <= lane->done)) return;
-    mark = gai_mark_promised(pool, lane);
+    if (!stream || (block->tag & GAI_DROPPED && block->age <= stream->done)) return;
+    mark = gai_mark_promised(pool, stream);
     if (block->tag & GAI_DROPPED) {
-        lane->uses++;
+        stream->uses++;
         mark->epoch = block->age;
         mark->begin = block->addr;
         mark->end = block->addr + block->bytes;
@@ -4726,15 +4744,15 @@ static void gai_block_stamp_front(galloc_pool *pool, gai_block *block)
         return;
     }
     gai_block_stamp(pool, block, mark);
-    gai_front_set(pool, lane); /* there is more unmarked */
+    gai_cache_set(pool, stream); /* there is more unmarked */
 }
 
-/* A block of a front becomes free like any other. It is stamped with the lane's epoch of now: that is later than the
-   free was, so it asks for more than is needed, never for less. */
-static void gai_block_unshelve(galloc_pool *pool, gai_block *block, gai_lane *lane)
+/* A block of a stream cache becomes free like any other. It is stamped with the stream state's epoch of now: that is
+   later than the free was, so it asks for more than is needed, never for less. */
+static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, lane));
-    else gai_block_stamp_own(pool, block, lane);
+    if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
+    else gai_block_stamp_own(pool, block, stream);
     if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
@@ -4752,73 +4770,74 @@ static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
     return rest;
 }
 
-/* Empties the front into the bins, where its blocks merge and are anybody's as far as their marks go. What is fresh
-   only if the call has been given the stream and asked for its id. Returns whether there was anything. */
-static int gai_lane_flush(galloc_pool *pool, gai_lane *lane, int vouched)
+/* Empties the stream cache into the bins, where its blocks merge and are anybody's as far as their marks go. What is
+   fresh only if the call has been given the stream and asked for its id. Returns whether there was anything. */
+static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed)
 {
-    gai_front *front = &lane->front;
+    gai_cache *cache = &stream->cache;
     gai_block *list = NULL;
-    gai_latch_on(&front->latch);
-    if (gai_front_is_bare(front) && !front->spell) {
-        gai_latch_off(&front->latch);
+    gai_latch_on(&cache->latch);
+    if (gai_cache_is_empty(cache) && !cache->busy_frees) {
+        gai_latch_off(&cache->latch);
         return 0;
     }
-    if (front->fresh_blocks && (vouched || front->trusted)) {
-        gai_fresh_tell(&pool->stats, front->fresh_blocks, front->fresh_bytes, gai_fresh_live(front));
-        list = gai_blocks_join(front->fresh, gai_blocks_join(front->strays, NULL));
-        front->fresh = front->strays = NULL;
-        front->fresh_blocks = front->fresh_bytes = 0;
+    if (cache->unconfirmed_blocks && (confirmed || cache->trusted)) {
+        gai_unconfirmed_tell(&pool->stats, cache->unconfirmed_blocks, cache->unconfirmed_bytes,
+                             gai_unconfirmed_live(cache));
+        list = gai_blocks_join(cache->unconfirmed, gai_blocks_join(cache->orphans, NULL));
+        cache->unconfirmed = cache->orphans = NULL;
+        cache->unconfirmed_blocks = cache->unconfirmed_bytes = 0;
     }
-    if (front->spell) gai_set_relaxed(&lane->spell, lane->spell + front->spell);
-    front->spell = 0;
-    if (front->mallocs || front->blocks) {
-        gai_front_tell(front, &pool->stats);
-        if (front->mallocs) lane->handed = gai_lane_stamp(lane);
-        front->mallocs = 0;
-        front->live_in = front->live_out = front->allocated_in = 0;
-        front->blocks = front->bytes = 0;
+    if (cache->busy_frees) gai_set_relaxed(&stream->busy_frees, stream->busy_frees + cache->busy_frees);
+    cache->busy_frees = 0;
+    if (cache->mallocs || cache->blocks) {
+        gai_cache_tell(cache, &pool->stats);
+        if (cache->mallocs) stream->handed = gai_stream_stamp(stream);
+        cache->mallocs = 0;
+        cache->live_in = cache->live_out = cache->allocated_in = 0;
+        cache->blocks = cache->bytes = 0;
     }
-    for (; front->filled; front->filled &= front->filled - 1)
-        list = gai_blocks_join(front->shelves[gai_lowest(front->filled)].first, list);
-    gai_latch_off(&front->latch);
+    for (; cache->filled; cache->filled &= cache->filled - 1)
+        list = gai_blocks_join(cache->bins[gai_lowest(cache->filled)].first, list);
+    gai_latch_off(&cache->latch);
     while (list) {
         gai_block *block = list;
         list = block->next_bin;
-        gai_block_unshelve(pool, block, lane);
+        gai_block_uncache(pool, block, stream);
     }
     return 1;
 }
 
 /* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
    Returns whether there is any. */
-static int gai_pool_gather_strays(galloc_pool *pool)
+static int gai_pool_gather_orphans(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     int some = 0;
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        gai_front *front = &lane->front;
-        gai_latch_on(&front->latch);
-        front->strays = gai_blocks_join(front->fresh, front->strays);
-        front->fresh = NULL;
-        some |= front->strays != NULL;
-        gai_latch_off(&front->latch);
+    for (stream = pool->streams; stream; stream = stream->next) {
+        gai_cache *cache = &stream->cache;
+        gai_latch_on(&cache->latch);
+        cache->orphans = gai_blocks_join(cache->unconfirmed, cache->orphans);
+        cache->unconfirmed = NULL;
+        some |= cache->orphans != NULL;
+        gai_latch_off(&cache->latch);
     }
     return some;
 }
 
 /* After: they need no mark. */
-static void gai_pool_file_strays(galloc_pool *pool)
+static void gai_pool_file_orphans(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        gai_front *front = &lane->front;
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) {
+        gai_cache *cache = &stream->cache;
         for (;;) {
             gai_block *block = NULL;
-            gai_latch_on(&front->latch);
-            if (front->strays) block = gai_fresh_pop(front, &front->strays);
-            gai_latch_off(&front->latch);
+            gai_latch_on(&cache->latch);
+            if (cache->orphans) block = gai_unconfirmed_pop(cache, &cache->orphans);
+            gai_latch_off(&cache->latch);
             if (!block) break;
-            gai_fresh_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
+            gai_unconfirmed_tell(&pool->stats, 1, block->bytes, (size_t)block->requested);
             gai_block_untake(pool, block);
             gai_block_give(pool, block);
         }
@@ -4827,15 +4846,15 @@ static void gai_pool_file_strays(galloc_pool *pool)
 
 static void gai_pool_flush(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) (void)gai_lane_flush(pool, lane, 0);
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) (void)gai_stream_flush(pool, stream, 0);
 }
 
 /* Nothing may be given out any more that the pool has not looked at. */
-static void gai_pool_shut_fronts(galloc_pool *pool)
+static void gai_pool_shut_caches(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) gai_front_shut(&lane->front);
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) gai_cache_shut(&stream->cache);
 }
 
 /* ==== CAPTURE =================================================================================================== */
@@ -4895,18 +4914,18 @@ static void gai_walk_on(gai_walk *walk, size_t at)
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
-static int gai_walk_covers(const gai_walk *walk, const gai_spot *spot)
+static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
 {
     size_t i = 0;
-    while (i < spot->n && walk->index[gai_walk_find(walk, spot->nodes[i])]) i++;
-    return i == spot->n;
+    while (i < position->n && walk->index[gai_walk_find(walk, position->nodes[i])]) i++;
+    return i == position->n;
 }
 
-/* 0: the stream does not come after the spot. Where that cannot be found out it is taken to do so. */
-static int gai_walk_reaches(gai_walk *walk, const gai_spot *spot)
+/* 0: the stream does not come after the position. Where that cannot be found out it is taken to do so. */
+static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
 {
     size_t at = 0;
-    while (!gai_walk_covers(walk, spot)) {
+    while (!gai_walk_covers(walk, position)) {
         if (at == walk->n) return walk->partial;
         gai_walk_on(walk, at++);
     }
@@ -4971,7 +4990,7 @@ static gai_capture *gai_capture_new(gai_site *site)
     site->refused = gai_scope_enter(&scope, site->context);
     if (!site->refused) {
         capture->owners = 2;
-        site->refused = gai_capture_share(capture, site->stream);
+        site->refused = gai_capture_share(capture, site->handle);
         gai_scope_leave(&scope);
     }
     if (!site->refused) return capture;
@@ -4985,7 +5004,7 @@ static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
     galloc_graph *graph;
     gai_lock_on(&pool->lock);
     for (graph = pool->graphs; graph; graph = graph->next)
-        if (graph->stream && !n--) break;
+        if (graph->captured && !n--) break;
     gai_lock_off(&pool->lock);
     return graph;
 }
@@ -4997,8 +5016,8 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
     if (graph->key == site->stream_id) return 1;
-    if (graph->stream == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->stream)) return 0;
-    return !gai_capture_of(graph->stream, &status, &id, NULL) && id == site->capture;
+    if (graph->captured == CU_STREAM_PER_THREAD && graph->key != gai_stream_key(graph->captured)) return 0;
+    return !gai_capture_of(graph->captured, &status, &id, NULL) && id == site->capture;
 }
 
 /* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
@@ -5008,7 +5027,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
     galloc_graph *graph;
-    gai_lane *lane;
+    gai_stream *stream;
     size_t n = 0;
     if (!capture) return;
     gai_lock_on(&pool->marking);
@@ -5017,36 +5036,38 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     capture->graph = graph;
     capture->next = pool->captures;
     pool->captures = capture;
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->passed) gai_lane_ask(lane);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->passed) gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
 }
 
-static void gai_lane_forget_spots(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
 {
-    while (lane->spots) {
-        gai_spot *spot = lane->spots;
-        lane->spots = spot->older;
-        gai_slab_give(&pool->spots, spot);
+    while (stream->positions) {
+        gai_position *position = stream->positions;
+        stream->positions = position->older;
+        gai_slab_give(&pool->positions, position);
     }
 }
 
-/* Another lane has come to a home, or its lane's capture is gone: what was kept from it for the sake of lanes that this
-   one is ordered with comes back, and what others use that it is not ordered with goes. Lock held. */
-static void gai_home_sort(galloc_pool *pool, gai_home *home)
+/* Another stream state has come to a home, or its stream state's capture is gone: what was kept from it for the sake of
+   stream states that this one is ordered with comes back, and what others use that it is not ordered with goes. Lock
+   held. */
+static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 {
-    gai_block *block = home->free.oldest, *newer;
+    gai_block *block = block_pool->free.oldest, *newer;
     while (block) {
         newer = block->newer;
-        if (gai_home_set(pool, block) == &pool->mixed) {
+        if (gai_block_pool_set(pool, block) == &pool->mixed) {
             gai_set_remove(block);
-            if (gai_block_file(pool, block, 0)->set != &pool->mixed) newer = home->free.oldest; /* it has merged */
+            if (gai_block_file(pool, block, 0)->set != &pool->mixed)
+                newer = block_pool->free.oldest; /* it has merged */
         }
         block = newer;
     }
     for (block = pool->mixed.oldest; block;) {
-        if (block->segment->home != home || gai_home_set(pool, block) == &pool->mixed) {
+        if (block->segment->block_pool != block_pool || gai_block_pool_set(pool, block) == &pool->mixed) {
             block = block->newer;
         } else {
             gai_set_remove(block);
@@ -5056,37 +5077,37 @@ static void gai_home_sort(galloc_pool *pool, gai_home *home)
     }
 }
 
-/* Its graph will not run any more: all that was freed on the lane's stream is complete. With the lock held. */
-static void gai_lane_end_capture(galloc_pool *pool, gai_lane *lane)
+/* Its graph will not run any more: all that was freed on the stream state's stream is complete. With the lock held. */
+static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
-    gai_lane_forget_spots(pool, lane);
-    lane->done = lane->epoch++;
-    lane->unmarked = lane->passed = 0;
-    lane->retired = 1;
-    lane->capture = NULL;
+    gai_stream_forget_positions(pool, stream);
+    stream->done = stream->epoch++;
+    stream->unmarked = stream->passed = 0;
+    stream->retired = 1;
+    stream->capture = NULL;
 }
 
 /* Takes a capture out of the pool: its graph is gone, or what it owned is not its own any more. With the lock held. */
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
-    gai_home *home;
-    gai_lane *lane;
+    gai_block_pool *block_pool;
+    gai_stream *stream;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->capture == gone) gai_lane_end_capture(pool, lane);
-    for (home = pool->homes; home; home = home->next)
-        if (home->captured) gai_home_sort(pool, home);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->capture == gone) gai_stream_end_capture(pool, stream);
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        if (block_pool->captured) gai_block_pool_sort(pool, block_pool);
     gai_capture_drop(gone);
 }
 
 /* Is memory of the pool a graph's that may be launched yet? */
 static int gai_pool_has_captured(const galloc_pool *pool)
 {
-    const gai_lane *lane = pool->lanes;
-    while (lane && !(lane->capture && lane->uses)) lane = lane->next;
-    return lane != NULL;
+    const gai_stream *stream = pool->streams;
+    while (stream && !(stream->capture && stream->uses)) stream = stream->next;
+    return stream != NULL;
 }
 
 /* Bytes of a free block that graphs own; where two do, they may count twice, but never for more than there are. */
@@ -5095,26 +5116,26 @@ static size_t gai_block_captured(const gai_block *block)
     const gai_mark *mark;
     size_t bytes = 0;
     for (mark = block->marks; mark; mark = mark->next)
-        if (mark->lane->capture) bytes += mark->end - mark->begin;
+        if (mark->stream->capture) bytes += mark->end - mark->begin;
     return gai_min(bytes, block->bytes);
 }
 
 /* Bytes of free memory that graphs own. With the lock held. */
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
-    const gai_lane *lane;
-    const gai_home *home;
+    const gai_stream *stream;
+    const gai_block_pool *block_pool;
     const gai_block *block;
     const gai_mapping *mapping;
     size_t bytes = 0;
     if (!gai_pool_has_captured(pool)) return 0;
-    for (home = pool->homes; home; home = home->next)
-        for (block = home->free.oldest; block; block = block->newer) bytes += gai_block_captured(block);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        for (block = lane->capture ? lane->free.oldest : NULL; block; block = block->newer)
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        for (block = block_pool->free.oldest; block; block = block->newer) bytes += gai_block_captured(block);
+    for (stream = pool->streams; stream; stream = stream->next)
+        for (block = stream->capture ? stream->free.oldest : NULL; block; block = block->newer)
             bytes += gai_block_captured(block);
     for (block = pool->mixed.oldest; block; block = block->newer) bytes += gai_block_captured(block);
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (gai_block_is_parked(mapping->block)) bytes += gai_block_captured(mapping->block);
     return bytes;
 }
@@ -5148,112 +5169,112 @@ static void gai_pool_lose_context(galloc_pool *pool)
     gai_stat_kept(pool, 0);
     pool->driver_pool = NULL; /* with the context, for all that is known */
     if (!pool->lost) return;
-    gai_pool_shut_fronts(pool);
+    gai_pool_shut_caches(pool);
     gai_pool_flush(pool);
-    (void)gai_pool_gather_strays(pool); /* no work can use what is gone: nobody need vouch for it */
-    gai_pool_file_strays(pool);
+    (void)gai_pool_gather_orphans(pool); /* no work can use what is gone: nobody need vouch for it */
+    gai_pool_file_orphans(pool);
 }
 
 static uint64_t gai_lives; /* of all pools */
 
-static gai_lane **gai_lane_bucket(galloc_pool *pool, unsigned long long key)
+static gai_stream **gai_stream_bucket(galloc_pool *pool, unsigned long long key)
 {
-    return &pool->lane_index[key % GAI_LANE_INDEX];
+    return &pool->stream_index[key % GAI_STREAM_INDEX];
 }
 
-static void gai_lane_link(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
-    lane->life = gai_next(&gai_lives);
-    lane->epoch = 1;
-    lane->free.lane = lane;
-    lane->next = pool->lanes;
-    pool->lanes = lane;
-    pool->streams += (size_t)gai_lane_is_plain(lane);
-    if (!lane->next || lane->next->next) return;
-    lane = lane->next; /* no longer alone */
-    if (lane->front.most > GAI_MARK_BYTES) {
-        gai_front_shut(&lane->front);
-        (void)gai_lane_flush(pool, lane, 0);
+    stream->life = gai_next(&gai_lives);
+    stream->epoch = 1;
+    stream->free.stream = stream;
+    stream->next = pool->streams;
+    pool->streams = stream;
+    pool->stream_count += (size_t)gai_stream_is_plain(stream);
+    if (!stream->next || stream->next->next) return;
+    stream = stream->next; /* no longer alone */
+    if (stream->cache.most > GAI_MARK_BYTES) {
+        gai_cache_shut(&stream->cache);
+        (void)gai_stream_flush(pool, stream, 0);
     }
-    gai_front_set(pool, lane);
+    gai_cache_set(pool, stream);
 }
 
 /* Work that nobody can name is done when all contexts that are known have been waited for. */
-static gai_lane *gai_pool_outside(galloc_pool *pool)
+static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
 {
     if (!pool->outside.life) {
-        pool->outside.capture_id = GAI_OUTSIDE;
+        pool->outside.capture_id = GAI_UNKNOWN_STREAMS;
         pool->outside.asked = 1;
-        gai_lane_link(pool, &pool->outside);
+        gai_stream_link(pool, &pool->outside);
     }
     return &pool->outside;
 }
 
 /* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream; that of a
    captured stream is the capture's id and the handle. */
-static gai_lane *gai_lane_find(galloc_pool *pool, const gai_site *site)
+static gai_stream *gai_stream_find(galloc_pool *pool, const gai_site *site)
 {
-    gai_lane *lane = *gai_lane_bucket(pool, site->stream_id ^ site->capture);
-    if (site->broken) return gai_pool_outside(pool);
-    while (lane && (lane->key != site->stream_id || lane->capture_id != site->capture ||
-                    (site->capture && !lane->capture) || /* of a group that was released in its capture */
-                    (!site->stream_id && lane->context_id != site->context_id)))
-        lane = lane->next_indexed;
-    return lane;
+    gai_stream *stream = *gai_stream_bucket(pool, site->stream_id ^ site->capture);
+    if (site->broken) return gai_pool_unknown_streams(pool);
+    while (stream && (stream->key != site->stream_id || stream->capture_id != site->capture ||
+                    (site->capture && !stream->capture) || /* of a group that was released in its capture */
+                    (!site->stream_id && stream->context_id != site->context_id)))
+        stream = stream->next_indexed;
+    return stream;
 }
 
-static void gai_lane_unindex(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_unindex(galloc_pool *pool, gai_stream *stream)
 {
-    gai_lane **at = gai_lane_bucket(pool, lane->key ^ lane->capture_id);
-    while (*at != lane) at = &(*at)->next_indexed;
-    *at = lane->next_indexed;
+    gai_stream **at = gai_stream_bucket(pool, stream->key ^ stream->capture_id);
+    while (*at != stream) at = &(*at)->next_indexed;
+    *at = stream->next_indexed;
 }
 
-static void gai_lane_index_by(galloc_pool *pool, gai_lane *lane, unsigned long long key)
+static void gai_stream_index_by(galloc_pool *pool, gai_stream *stream, unsigned long long key)
 {
-    gai_lane **at = gai_lane_bucket(pool, key ^ lane->capture_id);
-    lane->key = key;
-    lane->next_indexed = *at;
-    *at = lane;
+    gai_stream **at = gai_stream_bucket(pool, key ^ stream->capture_id);
+    stream->key = key;
+    stream->next_indexed = *at;
+    *at = stream;
 }
 
-static gai_lane *gai_lane_create(void)
+static gai_stream *gai_stream_create(void)
 {
-    void *memory = GALLOC_MALLOC(sizeof(gai_lane) + GAI_CACHE_LINE);
-    gai_lane *lane;
+    void *memory = GALLOC_MALLOC(sizeof(gai_stream) + GAI_CACHE_LINE);
+    gai_stream *stream;
     if (!memory) return NULL;
-    lane = (gai_lane *)gai_up((uintptr_t)memory, GAI_CACHE_LINE);
-    memset(lane, 0, sizeof *lane);
-    lane->memory = memory;
-    return lane;
+    stream = (gai_stream *)gai_up((uintptr_t)memory, GAI_CACHE_LINE);
+    memset(stream, 0, sizeof *stream);
+    stream->memory = memory;
+    return stream;
 }
 
-/* Descriptors come back from lanes that have been forgotten; their fronts are shut and empty, and may be looked at by
-   threads that come late. */
-static gai_lane *gai_lane_unused(galloc_pool *pool)
+/* Descriptors come back from stream states that have been forgotten; their stream caches are shut and empty, and may be
+   looked at by threads that come late. */
+static gai_stream *gai_stream_unused(galloc_pool *pool)
 {
-    gai_lane *lane = pool->unused_lanes;
-    if (!lane) return gai_lane_create();
-    pool->unused_lanes = lane->next;
-    memset(lane, 0, offsetof(gai_lane, front));
-    memset(&lane->free, 0, sizeof lane->free);
-    return lane;
+    gai_stream *stream = pool->unused_streams;
+    if (!stream) return gai_stream_create();
+    pool->unused_streams = stream->next;
+    memset(stream, 0, offsetof(gai_stream, cache));
+    memset(&stream->free, 0, sizeof stream->free);
+    return stream;
 }
 
-static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
+static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
-    gai_lane *lane = gai_lane_unused(pool);
-    if (!lane) return NULL;
-    lane->context = site->context;
-    lane->context_id = site->context_id;
-    lane->stream_id = site->capture ? 0 : site->stream_id;
-    lane->thread = site->stream == CU_STREAM_PER_THREAD ? gai_stream_key(site->stream) : 0;
-    lane->capture_id = site->capture;
-    lane->blocking = !(flags & CU_STREAM_NON_BLOCKING);
-    if (lane->context == pool->context && lane->context_id != pool->context_id) gai_pool_lose_context(pool);
-    gai_lane_link(pool, lane);
-    gai_lane_index_by(pool, lane, site->stream_id);
-    return lane;
+    gai_stream *stream = gai_stream_unused(pool);
+    if (!stream) return NULL;
+    stream->context = site->context;
+    stream->context_id = site->context_id;
+    stream->stream_id = site->capture ? 0 : site->stream_id;
+    stream->thread = site->handle == CU_STREAM_PER_THREAD ? gai_stream_key(site->handle) : 0;
+    stream->capture_id = site->capture;
+    stream->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+    if (stream->context == pool->context && stream->context_id != pool->context_id) gai_pool_lose_context(pool);
+    gai_stream_link(pool, stream);
+    gai_stream_index_by(pool, stream, site->stream_id);
+    return stream;
 }
 
 /* What must be known of a stream that is seen for the first time. A stream whose flags cannot be had is taken for a
@@ -5261,34 +5282,35 @@ static gai_lane *gai_lane_new(galloc_pool *pool, const gai_site *site, unsigned 
 static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
 {
     *flags = 0;
-    if (site->stream != CU_STREAM_LEGACY && gai_cu.StreamGetFlags(site->stream, flags)) *flags = CU_STREAM_NON_BLOCKING;
+    if (site->handle != CU_STREAM_LEGACY && gai_cu.StreamGetFlags(site->handle, flags)) *flags = CU_STREAM_NON_BLOCKING;
     return gai_site_context(site);
 }
 
-/* A call was given the lane's stream. */
-static GAI_INLINE void gai_lane_note(gai_lane *lane, const gai_site *site)
+/* A call was given the stream state's stream. */
+static GAI_INLINE void gai_stream_note(gai_stream *stream, const gai_site *site)
 {
-    if (lane->stream != site->stream) lane->stream = site->stream;
-    lane->retired = 0;
+    if (stream->handle != site->handle) stream->handle = site->handle;
+    stream->retired = 0;
 }
 
-/* The same, and its front is emptied, so that the call sees all that is free. Returns whether it held anything. */
-static int gai_lane_see(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+/* The same, and its stream cache is emptied, so that the call sees all that is free. Returns whether it held anything.
+   */
+static int gai_stream_see(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    gai_lane_note(lane, site);
-    return gai_lane_flush(pool, lane, 1);
+    gai_stream_note(stream, site);
+    return gai_stream_flush(pool, stream, 1);
 }
 
-/* The same, and the call holds it from now on, until gai_lane_release. */
-static void gai_lane_enter(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+/* The same, and the call holds it from now on, until gai_stream_release. */
+static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    lane->busy++;
-    (void)gai_lane_see(pool, lane, site);
+    stream->busy++;
+    (void)gai_stream_see(pool, stream, site);
 }
 
-static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
+static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     unsigned int flags;
     CUresult result;
     int known = 1;
@@ -5297,8 +5319,8 @@ static gai_lane *gai_lane_introduce(galloc_pool *pool, gai_site *site)
     if (!result && site->context != pool->context) known = gai_context_know(site->context, site->context_id);
     gai_lock_on(&pool->lock);
     if (result || !known) return NULL;
-    lane = gai_lane_find(pool, site);
-    return lane ? lane : gai_lane_new(pool, site, flags);
+    stream = gai_stream_find(pool, site);
+    return stream ? stream : gai_stream_new(pool, site, flags);
 }
 
 #define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
@@ -5327,8 +5349,8 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
-    gai_lane *lane;
-    gai_home *home;
+    gai_stream *stream;
+    gai_block_pool *block_pool;
     int some = 0;
     for (capture = pool->captures; capture; capture = next) {
         next = capture->next;
@@ -5336,18 +5358,19 @@ static void gai_pool_reap(galloc_pool *pool)
         gai_capture_forget(pool, capture);
         some = 1;
     }
-    for (lane = some ? pool->lanes : NULL; lane; lane = lane->next)
-        if (lane->capture_id) gai_set_drain(pool, &lane->free, 1);
-    for (home = some ? pool->homes : NULL; home; home = home->next) gai_set_drain(pool, &home->free, 1);
+    for (stream = some ? pool->streams : NULL; stream; stream = stream->next)
+        if (stream->capture_id) gai_set_drain(pool, &stream->free, 1);
+    for (block_pool = some ? pool->block_pools : NULL; block_pool; block_pool = block_pool->next)
+        gai_set_drain(pool, &block_pool->free, 1);
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
 /* The same for a stream that is being captured. A program that captures again and again may come to nothing else: so it
    is here, too, that graphs which are gone are forgotten. */
-static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
+static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
-    gai_lane *lane;
+    gai_stream *stream;
     gai_lock_off(&pool->lock);
     site->refused = gai_site_context(site);
     if (!site->refused && site->context != pool->context && !gai_context_know(site->context, site->context_id))
@@ -5357,72 +5380,73 @@ static gai_lane *gai_lane_introduce_captured(galloc_pool *pool, gai_site *site)
     gai_pool_reap(pool);
     capture = gai_capture_find(pool, site->capture);
     if (!capture || site->refused) return NULL;
-    lane = gai_lane_find(pool, site);
-    if (!lane) lane = gai_lane_new(pool, site, CU_STREAM_DEFAULT);
-    if (lane) {
-        lane->capture = capture;
-        lane->asked = 1;
+    stream = gai_stream_find(pool, site);
+    if (!stream) stream = gai_stream_new(pool, site, CU_STREAM_DEFAULT);
+    if (stream) {
+        stream->capture = capture;
+        stream->asked = 1;
     }
-    return lane;
+    return stream;
 }
 
 /* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before
    what it does from now on: the capture's id is that of all captures into the same graph
    (cudaStreamBeginCaptureToGraph), and a program may say what a captured stream comes after
    (cudaStreamUpdateCaptureDependencies). Called with the lock held; lets it go to ask the driver. */
-static int gai_lane_goes_on(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
-    gai_spot was = lane->here, is;
+    gai_position was = stream->here, is;
     int goes_on;
-    lane->busy++;
+    stream->busy++;
     gai_lock_off(&pool->lock);
-    gai_walk_begin(&walk, site->stream, site->capture);
-    is.n = walk.partial ? GAI_SPOT_NODES + 1 : walk.n;
-    if (is.n <= GAI_SPOT_NODES) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
-    goes_on = was.n > GAI_SPOT_NODES || gai_walk_reaches(&walk, &was);
+    gai_walk_begin(&walk, site->handle, site->capture);
+    is.n = walk.partial ? GAI_POSITION_NODES + 1 : walk.n;
+    if (is.n <= GAI_POSITION_NODES) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
+    goes_on = was.n > GAI_POSITION_NODES || gai_walk_reaches(&walk, &was);
     gai_lock_on(&pool->lock);
-    lane->here = is;
-    lane->busy--;
+    stream->here = is;
+    stream->busy--;
     return goes_on;
 }
 
-/* The lane of a captured stream. One that it does not go on from is its capture's still, but nobody's to find. */
-static gai_lane *gai_lane_captured(galloc_pool *pool, gai_site *site)
+/* The stream state of a captured stream. One that it does not go on from is its capture's still, but nobody's to find.
+   */
+static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = gai_lane_find(pool, site);
-    if (lane && gai_lane_goes_on(pool, lane, site)) return lane;
-    if (lane) gai_lane_unindex(pool, lane);
-    if (lane) gai_lane_index_by(pool, lane, 0); /* no captured stream's key */
-    lane = gai_lane_introduce_captured(pool, site);
-    if (lane) (void)gai_lane_goes_on(pool, lane, site); /* it is nowhere so far */
-    return lane;
+    gai_stream *stream = gai_stream_find(pool, site);
+    if (stream && gai_stream_goes_on(pool, stream, site)) return stream;
+    if (stream) gai_stream_unindex(pool, stream);
+    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream's key */
+    stream = gai_stream_introduce_captured(pool, site);
+    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* it is nowhere so far */
+    return stream;
 }
 
-/* The lane of a stream that the current call was given, held until gai_lane_release; NULL: no host memory for a new
-   one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a stream
-   not seen before. */
-static gai_lane *gai_lane_hold(galloc_pool *pool, gai_site *site)
+/* The stream state of a stream that the current call was given, held until gai_stream_release; NULL: no host memory for
+   a new one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
+   stream not seen before. */
+static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
 {
-    gai_lane *lane = site->lane;
-    if (site->life && lane->life == site->life) {
-        gai_lane_enter(pool, lane, site);
-        return lane;
+    gai_stream *stream = site->stream;
+    if (site->life && stream->life == site->life) {
+        gai_stream_enter(pool, stream, site);
+        return stream;
     }
-    lane = site->capture ? gai_lane_captured(pool, site) : gai_lane_find(pool, site);
-    if (!lane && !site->capture) lane = gai_lane_introduce(pool, site);
-    if (!lane) return NULL;
-    site->lane = lane;
-    site->life = lane->life;
-    site->context = lane->context;
-    site->context_id = lane->context_id;
-    site->home = lane->context == pool->context;
-    gai_lane_enter(pool, lane, site);
-    return lane;
+    stream = site->capture ? gai_stream_captured(pool, site) : gai_stream_find(pool, site);
+    if (!stream && !site->capture) stream = gai_stream_introduce(pool, site);
+    if (!stream) return NULL;
+    site->stream = stream;
+    site->life = stream->life;
+    site->context = stream->context;
+    site->context_id = stream->context_id;
+    site->own_context = stream->context == pool->context;
+    gai_stream_enter(pool, stream, site);
+    return stream;
 }
 
-/* Why there is no lane. */
-static cudaError_t gai_lane_refused(gai_site *site)
+/* Why there is no stream state. */
+static cudaError_t gai_stream_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
@@ -5430,10 +5454,10 @@ static cudaError_t gai_lane_refused(gai_site *site)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
-/* `lane` no longer remembers waits on `on`; NULL: on anybody. */
-static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_lane *on)
+/* `stream` no longer remembers waits on `on`; NULL: on anybody. */
+static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const gai_stream *on)
 {
-    gai_wait **at = &lane->waits;
+    gai_wait **at = &stream->waits;
     while (*at) {
         gai_wait *wait = *at;
         if (!on || wait->on == on) {
@@ -5446,138 +5470,140 @@ static void gai_lane_forget_waits(galloc_pool *pool, gai_lane *lane, const gai_l
 }
 
 /* A home that nobody has, and that has nothing, is none. Lock held. */
-static void gai_home_end(galloc_pool *pool, gai_home *home)
+static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 {
-    gai_home **at = &pool->homes;
-    if (home->lanes || home->segments || home->awaited) return;
-    while (*at != home) at = &(*at)->next;
-    *at = home->next;
-    GALLOC_FREE(home);
+    gai_block_pool **at = &pool->block_pools;
+    if (block_pool->streams || block_pool->segments || block_pool->awaited) return;
+    while (*at != block_pool) at = &(*at)->next;
+    *at = block_pool->next;
+    GALLOC_FREE(block_pool);
 }
 
 /* A new home, of nobody yet. NULL: no host memory. Lock held. */
-static gai_home *gai_home_new(galloc_pool *pool, int small)
+static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
 {
-    gai_home *home = (gai_home *)GALLOC_MALLOC(sizeof *home);
-    if (!home) return NULL;
-    memset(home, 0, sizeof *home);
-    home->small = small;
-    home->free.counted = 1;
-    home->next = pool->homes;
-    pool->homes = home;
-    return home;
+    gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
+    if (!block_pool) return NULL;
+    memset(block_pool, 0, sizeof *block_pool);
+    block_pool->small = small;
+    block_pool->free.counted = 1;
+    block_pool->next = pool->block_pools;
+    pool->block_pools = block_pool;
+    return block_pool;
 }
 
-/* The lane has this home from now on. */
-static gai_home *gai_home_enter(gai_home *home, gai_lane *lane)
+/* The stream state has this home from now on. */
+static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stream *stream)
 {
-    if (!home) return NULL;
-    home->captured = lane->capture_id != 0;
-    home->lane = lane;
-    home->lanes++;
-    lane->home[home->small] = home;
-    return home;
+    if (!block_pool) return NULL;
+    block_pool->captured = stream->capture_id != 0;
+    block_pool->stream = stream;
+    block_pool->streams++;
+    stream->block_pool[block_pool->small] = block_pool;
+    return block_pool;
 }
 
-static void gai_lane_leave_homes(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
 {
     int small;
     for (small = 0; small < 2; small++) {
-        gai_home *home = lane->home[small];
-        if (!home) continue;
-        lane->home[small] = NULL;
-        if (home->lane == lane) home->lane = NULL;
-        home->lanes--;
-        gai_home_end(pool, home);
+        gai_block_pool *block_pool = stream->block_pool[small];
+        if (!block_pool) continue;
+        stream->block_pool[small] = NULL;
+        if (block_pool->stream == stream) block_pool->stream = NULL;
+        block_pool->streams--;
+        gai_block_pool_end(pool, block_pool);
     }
 }
 
-/* Where the lane's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A lane of
-   NULL: where those are that were reserved for nobody. Lock held. */
-static gai_home *gai_home_of(galloc_pool *pool, gai_lane *lane, int small)
+/* Where the stream state's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A
+   stream state of NULL: where those are that were reserved for nobody. Lock held. */
+static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
 {
-    gai_lane *other;
-    gai_home *home = pool->homes;
-    if (!lane) {
-        while (home && (home->lanes || home->captured || home->small != small)) home = home->next;
-        return home;
+    gai_stream *other;
+    gai_block_pool *block_pool = pool->block_pools;
+    if (!stream) {
+        while (block_pool && (block_pool->streams || block_pool->captured || block_pool->small != small))
+            block_pool = block_pool->next;
+        return block_pool;
     }
-    if (lane->home[small] || !lane->capture) return lane->home[small];
-    for (other = pool->lanes; other; other = other->next)
-        if (other->home[small] && other->key == lane->key && gai_captures_share(other->capture, lane->capture))
+    if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
+    for (other = pool->streams; other; other = other->next)
+        if (other->block_pool[small] && other->key == stream->key &&
+            gai_captures_share(other->capture, stream->capture))
             break;
     if (!other) return NULL;
-    home = gai_home_enter(other->home[small], lane);
-    gai_home_sort(pool, home);
-    return home;
+    block_pool = gai_block_pool_enter(other->block_pool[small], stream);
+    gai_block_pool_sort(pool, block_pool);
+    return block_pool;
 }
 
 /* The same, made if there is none. NULL: no host memory. Lock held. */
-static gai_home *gai_home_for(galloc_pool *pool, gai_lane *lane, int small)
+static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
 {
-    gai_home *home = gai_home_of(pool, lane, small);
-    if (home) return home;
-    home = gai_home_new(pool, small);
-    return lane ? gai_home_enter(home, lane) : home;
+    gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
+    if (block_pool) return block_pool;
+    block_pool = gai_block_pool_new(pool, small);
+    return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
 }
 
-/* Takes a lane out of the pool; its events are still to be dropped. */
-static void gai_lane_detach(galloc_pool *pool, gai_lane *gone)
+/* Takes a stream state out of the pool; its events are still to be dropped. */
+static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 {
-    gai_lane **at = &pool->lanes, *lane;
+    gai_stream **at = &pool->streams, *stream;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
-    pool->streams -= (size_t)gai_lane_is_plain(gone);
-    gai_lane_unindex(pool, gone);
+    pool->stream_count -= (size_t)gai_stream_is_plain(gone);
+    gai_stream_unindex(pool, gone);
     gone->life = 0; /* who remembers it must not find it */
-    gai_lane_leave_homes(pool, gone);
-    gai_lane_forget_spots(pool, gone);
-    for (lane = pool->lanes; lane; lane = lane->next) gai_lane_forget_waits(pool, lane, gone);
-    gai_lane_forget_waits(pool, gone, NULL);
+    gai_stream_leave_block_pools(pool, gone);
+    gai_stream_forget_positions(pool, gone);
+    for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, gone);
+    gai_stream_forget_waits(pool, gone, NULL);
 }
 
 /* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
    stays bounded however far the device is behind. */
-static int gai_lane_is_ripe(const galloc_pool *pool, const gai_lane *lane)
+static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 {
-    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->streams);
-    int scarce = (int)gai_min(lane->events / GAI_EVENTS, 24);
-    return lane->unmarked >> scarce >= bytes || (!lane->blocks && lane->spell >> scarce >= GAI_MARK_FREES);
+    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->stream_count);
+    int scarce = (int)gai_min(stream->events / GAI_EVENTS, 24);
+    return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_MARK_FREES);
 }
 
 /* Most marks are of no use: by the time that somebody looks, a later one is complete as well. Which those are is known
    only afterwards. But a program that repeats itself has the same occasions for a mark again and again: what was of no
    use the last time is left out. When something else comes than was expected, or memory is short, all are taken. */
-#define GAI_HABIT_TRUST 64 /* occasions in a row that came as expected */
+#define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
 #define GAI_PASSED_PART 2  /* of the heap may be freed with marks left out, by all streams together */
 
-static size_t gai_lane_unmarked(const gai_lane *lane) { return lane->unmarked + lane->passed; }
+static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
 
-static gai_occasion *gai_habit_find(gai_habit *habit, uint64_t number)
+static gai_occasion *gai_mark_predictor_find(gai_mark_predictor *mark_predictor, uint64_t number)
 {
-    if (!number || number > habit->noted || habit->noted - number >= GAI_OCCASIONS) return NULL;
-    return &habit->occasions[number % GAI_OCCASIONS];
+    if (!number || number > mark_predictor->noted || mark_predictor->noted - number >= GAI_OCCASIONS) return NULL;
+    return &mark_predictor->occasions[number % GAI_OCCASIONS];
 }
 
 /* Notes an occasion. Returns what it was the last time if that can be trusted, else NULL. */
-static const gai_occasion *gai_habit_note(gai_habit *habit, uint64_t key)
+static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_predictor, uint64_t key)
 {
-    uint64_t *latest = &habit->latest[key % GAI_OCCASIONS];
-    const gai_occasion *before = gai_habit_find(habit, habit->next);
+    uint64_t *latest = &mark_predictor->latest[key % GAI_OCCASIONS];
+    const gai_occasion *before = gai_mark_predictor_find(mark_predictor, mark_predictor->next);
     gai_occasion *now;
     if (before && before->key == key) {
-        habit->agreed++;
-        habit->next++;
+        mark_predictor->agreed++;
+        mark_predictor->next++;
     } else {
-        habit->agreed = 0;
-        before = gai_habit_find(habit, *latest);
-        habit->next = before && before->key == key ? *latest + 1 : 0;
+        mark_predictor->agreed = 0;
+        before = gai_mark_predictor_find(mark_predictor, *latest);
+        mark_predictor->next = before && before->key == key ? *latest + 1 : 0;
     }
-    *latest = ++habit->noted;
-    now = gai_habit_find(habit, habit->noted);
+    *latest = ++mark_predictor->noted;
+    now = gai_mark_predictor_find(mark_predictor, mark_predictor->noted);
     now->key = key;
     now->useless = 0;
-    return habit->agreed >= GAI_HABIT_TRUST ? before : NULL;
+    return mark_predictor->agreed >= GAI_MARK_PREDICTOR_TRUST ? before : NULL;
 }
 
 /* Whoever finds no mark waits for the device at last. Where somebody may not, what has none is lost to him. */
@@ -5588,27 +5614,27 @@ static int gai_pool_needs_marks(const galloc_pool *pool)
 
 /* A mark is due. Is it left out? Lock held. */
 GAI_APART
-static int gai_lane_passes(galloc_pool *pool, gai_lane *lane)
+static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
 {
     const uint64_t odd = 0x9e3779b97f4a7c15u;
-    uint64_t since = (pool->clock - pool->habit.clock) * odd + pool->habit.looks;
-    uint64_t key = ((lane->life * odd + since) * odd + lane->unmarked) * odd;
-    size_t most = pool->stats.reserved.current / GAI_PASSED_PART / pool->streams;
-    const gai_occasion *before = gai_habit_note(&pool->habit, key ^ key >> 32);
-    pool->habit.clock = pool->clock;
-    pool->habit.looks = 0;
-    lane->occasion = pool->habit.noted;
-    if (!before || !before->useless || gai_lane_unmarked(lane) > most || gai_pool_needs_marks(pool)) return 0;
-    gai_habit_find(&pool->habit, pool->habit.noted)->useless = 1;
-    lane->passed += lane->unmarked;
-    lane->unmarked = 0;
+    uint64_t since = (pool->clock - pool->mark_predictor.clock) * odd + pool->mark_predictor.looks;
+    uint64_t key = ((stream->life * odd + since) * odd + stream->unmarked) * odd;
+    size_t most = pool->stats.reserved.current / GAI_PASSED_PART / pool->stream_count;
+    const gai_occasion *before = gai_mark_predictor_note(&pool->mark_predictor, key ^ key >> 32);
+    pool->mark_predictor.clock = pool->clock;
+    pool->mark_predictor.looks = 0;
+    stream->occasion = pool->mark_predictor.noted;
+    if (!before || !before->useless || gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
+    gai_mark_predictor_find(&pool->mark_predictor, pool->mark_predictor.noted)->useless = 1;
+    stream->passed += stream->unmarked;
+    stream->unmarked = 0;
     return 1;
 }
 
 /* Somebody has found the event complete, or waits for it. Lock held. */
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
-    gai_occasion *occasion = gai_habit_find(&pool->habit, event->occasion);
+    gai_occasion *occasion = gai_mark_predictor_find(&pool->mark_predictor, event->occasion);
     if (occasion) occasion->useless = useless;
 }
 
@@ -5616,13 +5642,13 @@ static void gai_event_judge(galloc_pool *pool, const gai_event *event, int usele
    legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
    everything back leaves a mark as well: it may be done for long. With another backend what is freed waits for that to
    go to the driver. */
-static int gai_lane_wants_mark(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    if (site->hands_off || lane->retired) return 0;
-    if ((lane->asked || pool->config.backend) && gai_lane_unmarked(lane)) return 1;
+    if (site->capture_forbids || stream->retired) return 0;
+    if ((stream->asked || pool->config.backend) && gai_stream_unmarked(stream)) return 1;
     if (pool->torch) return 0; /* nobody else gets it */
-    if (gai_pool_has_one_lane(pool) || (lane->stream == CU_STREAM_LEGACY && !lane->wanted)) return 0;
-    return lane->unmarked && gai_lane_is_ripe(pool, lane) && !gai_lane_passes(pool, lane);
+    if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
+    return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
 }
 
 /* Notes an error after which nothing more can be had from the context, or from the driver. */
@@ -5632,7 +5658,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_on(&pool->lock);
     if (gai_is_driver_gone(result)) pool->driver_gone = 1;
     else if (!pool->broken) gai_store(&pool->broken, (uint64_t)result);
-    gai_pool_shut_fronts(pool);
+    gai_pool_shut_caches(pool);
     gai_lock_off(&pool->lock);
 }
 
@@ -5658,10 +5684,10 @@ static CUresult gai_call_end(uint64_t *ns, uint64_t *longest, CUresult result)
     (gai_call_begin(&(pool)->stats.driver.kind),  \
      gai_call_end(&(pool)->stats.driver_ns.kind, &(pool)->stats.driver_longest_ns.kind, gai_cu.function arguments))
 
-static CUresult gai_event_new(galloc_pool *pool, gai_lane *lane, CUevent *event)
+static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *event)
 {
     gai_scope scope;
-    CUresult result = gai_scope_enter(&scope, lane->context);
+    CUresult result = gai_scope_enter(&scope, stream->context);
     if (result) return result;
     result = GAI_CALL(pool, event_create, EventCreate, (event, CU_EVENT_DISABLE_TIMING));
     gai_scope_leave(&scope);
@@ -5669,12 +5695,12 @@ static CUresult gai_event_new(galloc_pool *pool, gai_lane *lane, CUevent *event)
 }
 
 /* An event ready to be recorded: a used one, or a new one. Called with the lock held, which is let go meanwhile. */
-static gai_event *gai_event_get(galloc_pool *pool, gai_lane *lane, CUresult *result)
+static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
-    gai_event *event = lane->idle;
+    gai_event *event = stream->idle;
     *result = CUDA_SUCCESS;
     if (event) {
-        lane->idle = event->next;
+        stream->idle = event->next;
         return event;
     }
     if (!gai_slab_need(&pool->events, 1)) {
@@ -5683,7 +5709,7 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_lane *lane, CUresult *res
     }
     event = (gai_event *)gai_slab_take(&pool->events);
     gai_lock_off(&pool->lock);
-    *result = gai_event_new(pool, lane, &event->event);
+    *result = gai_event_new(pool, stream, &event->event);
     gai_lock_on(&pool->lock);
     if (!*result) return event;
     gai_slab_give(&pool->events, event);
@@ -5691,25 +5717,25 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_lane *lane, CUresult *res
 }
 
 /* Shows a recorded event, unless a wait for the device has made it superfluous meanwhile. */
-static void gai_event_publish(gai_lane *lane, gai_event *event)
+static void gai_event_publish(gai_stream *stream, gai_event *event)
 {
-    gai_event **at = event->epoch > lane->done ? &lane->recorded : &lane->idle;
+    gai_event **at = event->epoch > stream->done ? &stream->recorded : &stream->idle;
     while (*at && (*at)->epoch < event->epoch) at = &(*at)->next;
     event->next = *at;
     *at = event;
-    lane->events += event->epoch > lane->done;
+    stream->events += event->epoch > stream->done;
 }
 
 /* Another thread may have begun to capture the stream since it was looked at. An event that was recorded in a capture
    does no harm as long as nobody asks for it: it is as if it had not been. */
-static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *event, CUstream stream)
+static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_event *event, CUstream handle)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_scope scope;
-    CUresult result = gai_scope_enter(&scope, lane->context);
+    CUresult result = gai_scope_enter(&scope, stream->context);
     if (result) return result;
-    result = GAI_CALL(pool, event_record, EventRecord, (event->event, stream));
-    if (!result && stream != CU_STREAM_LEGACY) result = gai_cu.StreamIsCapturing(stream, &status);
+    result = GAI_CALL(pool, event_record, EventRecord, (event->event, handle));
+    if (!result && handle != CU_STREAM_LEGACY) result = gai_cu.StreamIsCapturing(handle, &status);
     if (status != CU_STREAM_CAPTURE_STATUS_NONE) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     gai_scope_leave(&scope);
     return result;
@@ -5719,133 +5745,136 @@ static CUresult gai_event_record(galloc_pool *pool, gai_lane *lane, gai_event *e
    first the epoch goes on, so that a free which comes meanwhile is not covered; then the event is recorded; then it
    is shown. A failure costs nothing but the mark, which the next call tries again. Called with the lock held; lets it
    go meanwhile. */
-static CUresult gai_lane_mark(galloc_pool *pool, gai_lane *lane, CUstream stream, int retire)
+static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
 {
     CUresult result;
     gai_event *event;
     size_t unmarked;
-    event = gai_event_get(pool, lane, &result);
+    event = gai_event_get(pool, stream, &result);
     if (event) {
-        if (retire) gai_front_shut(&lane->front); /* it may have been opened while there was no lock */
-        if (retire) (void)gai_lane_flush(pool, lane, 1);
+        if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while there was no lock */
+        if (retire) (void)gai_stream_flush(pool, stream, 1);
         event->clock = pool->clock;
-        event->epoch = lane->epoch++;
-        event->occasion = lane->occasion;
-        lane->retired = (short)retire;
-        unmarked = gai_lane_unmarked(lane);
-        lane->unmarked = lane->passed = 0;
-        lane->occasion = 0;
-        lane->asked = 0;
+        event->epoch = stream->epoch++;
+        event->occasion = stream->occasion;
+        stream->retired = (short)retire;
+        unmarked = gai_stream_unmarked(stream);
+        stream->unmarked = stream->passed = 0;
+        stream->occasion = 0;
+        stream->asked = 0;
         gai_lock_off(&pool->lock);
-        result = gai_event_record(pool, lane, event, stream);
+        result = gai_event_record(pool, stream, event, handle);
         gai_lock_on(&pool->lock);
         if (!result) {
-            gai_event_publish(lane, event);
+            gai_event_publish(stream, event);
             pool->stats.marks++;
             return CUDA_SUCCESS;
         }
-        event->next = lane->idle;
-        lane->idle = event;
-        lane->unmarked += unmarked;
-        lane->retired = 0;
+        event->next = stream->idle;
+        stream->idle = event;
+        stream->unmarked += unmarked;
+        stream->retired = 0;
     }
-    gai_lane_ask(lane);
+    gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
     gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     return result;
 }
 
-#define GAI_SPOTS 64 /* of a lane; when there are more, every second one goes: the next stands for its frees as well */
+#define GAI_POSITIONS                                                                                                  \
+    64 /* of a stream state; when there are more, every second one goes: the next stands for its frees as well */
 
-static void gai_lane_thin_spots(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
-    gai_spot *spot;
+    gai_position *position;
     size_t n = 0;
-    for (spot = lane->spots; spot; spot = spot->older) n++;
-    if (n <= GAI_SPOTS) return;
-    for (spot = lane->spots; spot && spot->older; spot = spot->older) {
-        gai_spot *gone = spot->older;
-        spot->older = gone->older;
-        gai_slab_give(&pool->spots, gone);
+    for (position = stream->positions; position; position = position->older) n++;
+    if (n <= GAI_POSITIONS) return;
+    for (position = stream->positions; position && position->older; position = position->older) {
+        gai_position *gone = position->older;
+        position->older = gone->older;
+        gai_slab_give(&pool->positions, gone);
     }
 }
 
-/* Shows a spot. Threads that capture into one graph take turns, so that it is the latest. One that is where the last
-   one was takes its room. With the lock held. */
-static void gai_lane_show_spot(galloc_pool *pool, gai_lane *lane, uint64_t epoch, const CUgraphNode *nodes, size_t n)
+/* Shows a position. Threads that capture into one graph take turns, so that it is the latest. One that is where the
+   last one was takes its room. With the lock held. */
+static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
+                                     size_t n)
 {
-    gai_spot *spot = lane->spots;
-    if (!lane->capture || epoch <= lane->done) return;
-    if (!spot || spot->n != n || memcmp(spot->nodes, nodes, n * sizeof *nodes)) {
-        if (!gai_slab_need(&pool->spots, 1)) return;
-        spot = (gai_spot *)gai_slab_take(&pool->spots);
-        spot->n = n;
-        memcpy(spot->nodes, nodes, n * sizeof *nodes);
-        spot->older = lane->spots;
-        lane->spots = spot;
+    gai_position *position = stream->positions;
+    if (!stream->capture || epoch <= stream->done) return;
+    if (!position || position->n != n || memcmp(position->nodes, nodes, n * sizeof *nodes)) {
+        if (!gai_slab_need(&pool->positions, 1)) return;
+        position = (gai_position *)gai_slab_take(&pool->positions);
+        position->n = n;
+        memcpy(position->nodes, nodes, n * sizeof *nodes);
+        position->older = stream->positions;
+        stream->positions = position;
     }
-    spot->epoch = epoch;
-    gai_lane_thin_spots(pool, lane);
+    position->epoch = epoch;
+    gai_stream_thin_positions(pool, stream);
 }
 
 /* Notes where in the graph the stream is now: all that was freed on it so far is covered. In the order of a mark: the
-   epoch goes on, then the driver is asked, then the spot is shown. What cannot be noted is covered by the next spot.
-   Called with the lock held; lets it go meanwhile. */
+   epoch goes on, then the driver is asked, then the position is shown. What cannot be noted is covered by the next
+   position. Called with the lock held; lets it go meanwhile. */
 GAI_APART
-static void gai_lane_spot(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    CUgraphNode nodes[GAI_SPOT_NODES];
-    uint64_t epoch = lane->epoch++;
-    size_t n, unmarked = lane->unmarked;
+    CUgraphNode nodes[GAI_POSITION_NODES];
+    uint64_t epoch = stream->epoch++;
+    size_t n, unmarked = stream->unmarked;
     int known;
-    lane->unmarked = 0;
+    stream->unmarked = 0;
     gai_lock_off(&pool->lock);
-    known = gai_capture_nodes(site->stream, site->capture, nodes, &n, GAI_SPOT_NODES);
+    known = gai_capture_nodes(site->handle, site->capture, nodes, &n, GAI_POSITION_NODES);
     gai_lock_on(&pool->lock);
-    if (known) gai_lane_show_spot(pool, lane, epoch, nodes, n);
-    else if (lane->capture) lane->unmarked += unmarked;
+    if (known) gai_stream_show_position(pool, stream, epoch, nodes, n);
+    else if (stream->capture) stream->unmarked += unmarked;
 }
 
-/* The end of every call that held a lane: leaves a mark if one is due. Called with the lock held. */
-static void gai_lane_release(galloc_pool *pool, gai_lane *lane, const gai_site *site)
+/* The end of every call that held a stream state: leaves a mark if one is due. Called with the lock held. */
+static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    if (gai_lane_wants_mark(pool, lane, site)) (void)gai_lane_mark(pool, lane, site->stream, 0);
-    else if (lane->capture && lane->unmarked) gai_lane_spot(pool, lane, site);
-    lane->busy--;
-    gai_front_set(pool, lane);
+    if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
+    else if (stream->capture && stream->unmarked) gai_stream_position(pool, stream, site);
+    stream->busy--;
+    gai_cache_set(pool, stream);
 }
 
 /* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
-static void gai_lane_complete(gai_lane *lane, uint64_t epoch)
+static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
 {
-    if (epoch > lane->done) lane->done = epoch;
-    while (lane->recorded && lane->recorded->epoch <= lane->done) {
-        gai_event *event = lane->recorded;
-        lane->recorded = event->next;
-        lane->events--;
-        event->next = lane->idle;
-        lane->idle = event;
+    if (epoch > stream->done) stream->done = epoch;
+    while (stream->recorded && stream->recorded->epoch <= stream->done) {
+        gai_event *event = stream->recorded;
+        stream->recorded = event->next;
+        stream->events--;
+        event->next = stream->idle;
+        stream->idle = event;
     }
 }
 
 /* After cudaDeviceReset a context's address lives on under another id: what was queued in it is gone, and touching
    one of its events would crash. */
-static enum gai_health gai_lane_health(const gai_lane *lane)
+static enum gai_health gai_stream_health(const gai_stream *stream)
 {
-    return gai_context_health(lane->context, lane->context_id);
+    return gai_context_health(stream->context, stream->context_id);
 }
 
-/* Gives up the lane's events: destroyed, or where the context may be dead dropped unasked. Called without the lock. */
-static void gai_lane_drop_events(galloc_pool *pool, gai_lane *lane, int destroy)
+/* Gives up the stream state's events: destroyed, or where the context may be dead dropped unasked. Called without the
+   lock. */
+static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
 {
     gai_event *list, *event;
     gai_lock_on(&pool->lock);
-    for (event = lane->recorded; event && event->next;) event = event->next;
-    if (event) event->next = lane->idle;
-    list = event ? lane->recorded : lane->idle;
-    lane->recorded = lane->idle = NULL;
-    lane->events = 0;
+    for (event = stream->recorded; event && event->next;) event = event->next;
+    if (event) event->next = stream->idle;
+    list = event ? stream->recorded : stream->idle;
+    stream->recorded = stream->idle = NULL;
+    stream->events = 0;
     gai_lock_off(&pool->lock);
     for (event = list; destroy && event; event = event->next)
         (void)GAI_CALL(pool, event_destroy, EventDestroy, (event->event));
@@ -5858,64 +5887,64 @@ static void gai_lane_drop_events(galloc_pool *pool, gai_lane *lane, int destroy)
     gai_lock_off(&pool->lock);
 }
 
-static void gai_lane_died(galloc_pool *pool, gai_lane *lane)
+static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 {
     gai_lock_on(&pool->lock);
-    lane->done = lane->epoch++;
-    lane->unmarked = lane->passed = 0;
-    if (lane->capture) lane->capture->lost = 1;
+    stream->done = stream->epoch++;
+    stream->unmarked = stream->passed = 0;
+    if (stream->capture) stream->capture->lost = 1;
     gai_lock_off(&pool->lock);
-    gai_lane_drop_events(pool, lane, 0);
+    gai_stream_drop_events(pool, stream, 0);
 }
 
 /* Before anything touches an event: what was queued in contexts that have ended is complete, and their events are
    gone. Those of a context that does not answer are left alone until it does. Called with `growth` held. */
-static void gai_pool_bury(galloc_pool *pool)
+static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
-    gai_lane *lane, *last = NULL;
+    gai_stream *stream, *last = NULL;
     enum gai_health health = GAI_ALIVE;
     gai_lock_on(&pool->lock);
-    lane = pool->lanes;
+    stream = pool->streams;
     gai_lock_off(&pool->lock);
-    for (; lane; last = lane, lane = lane->next) {
-        if (!last || last->context != lane->context || last->context_id != lane->context_id)
-            health = gai_lane_health(lane);
-        if (gai_lane_is_outside(lane)) continue;
-        if (health == GAI_DEAD) gai_lane_died(pool, lane);
+    for (; stream; last = stream, stream = stream->next) {
+        if (!last || last->context != stream->context || last->context_id != stream->context_id)
+            health = gai_stream_health(stream);
+        if (gai_stream_is_unknown(stream)) continue;
+        if (health == GAI_DEAD) gai_stream_died(pool, stream);
         gai_lock_on(&pool->lock);
-        lane->silent = health == GAI_UNKNOWN;
+        stream->silent = health == GAI_UNKNOWN;
         gai_lock_off(&pool->lock);
     }
 }
 
 /* The recorded event halfway to `open`, from where on all are known to be incomplete; while none is known to be, the
    newest. NULL: nothing is left to ask. */
-static gai_event *gai_lane_next_to_ask(const gai_lane *lane, const gai_event *open)
+static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_event *open)
 {
-    gai_event *event = lane->recorded, *middle = lane->recorded;
+    gai_event *event = stream->recorded, *middle = stream->recorded;
     size_t n = 0;
-    if (event == open || lane->silent) return NULL;
+    if (event == open || stream->silent) return NULL;
     for (; event->next != open; event = event->next)
         if (++n % 2 == 0) middle = middle->next;
     return open ? middle : event;
 }
 
-/* Asks how far the lane's stream has come. Called with `growth` held, in a scope. */
-static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
+/* Asks how far the stream state's stream has come. Called with `growth` held, in a scope. */
+static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 {
     const gai_event *open = NULL;
     CUresult result = CUDA_SUCCESS;
     while (!result || result == CUDA_ERROR_NOT_READY) {
         gai_event *event, *old;
         gai_lock_on(&pool->lock);
-        event = gai_lane_next_to_ask(lane, open);
+        event = gai_stream_next_to_ask(stream, open);
         gai_lock_off(&pool->lock);
         if (!event) return;
         result = GAI_CALL(pool, event_query, EventQuery, (event->event));
         gai_lock_on(&pool->lock);
-        for (old = lane->recorded; !result && old && old->epoch <= event->epoch; old = old->next)
+        for (old = stream->recorded; !result && old && old->epoch <= event->epoch; old = old->next)
             gai_event_judge(pool, old, old != event);
-        if (!result) gai_lane_complete(lane, event->epoch);
+        if (!result) gai_stream_complete(stream, event->epoch);
         gai_lock_off(&pool->lock);
         if (result) open = event;
     }
@@ -5925,90 +5954,93 @@ static void gai_lane_poll(galloc_pool *pool, gai_lane *lane)
 /* Looks which streams have done what they were given, and lets everybody have what that sets free. */
 static void gai_pool_poll(galloc_pool *pool)
 {
-    gai_lane *lane;
-    gai_home *home;
+    gai_stream *stream;
+    gai_block_pool *block_pool;
     gai_lock_on(&pool->lock);
-    lane = pool->lanes;
-    pool->habit.looks++;
+    stream = pool->streams;
+    pool->mark_predictor.looks++;
     gai_lock_off(&pool->lock);
-    for (; lane; lane = lane->next) gai_lane_poll(pool, lane);
+    for (; stream; stream = stream->next) gai_stream_poll(pool, stream);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->free.bytes) gai_set_drain(pool, &lane->free, 0);
-    for (home = pool->homes; home; home = home->next) gai_set_drain(pool, &home->free, 0);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->free.bytes) gai_set_drain(pool, &stream->free, 0);
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        gai_set_drain(pool, &block_pool->free, 0);
     gai_set_drain(pool, &pool->mixed, 1);
     gai_lock_off(&pool->lock);
 }
 
-/* Bytes of a free block that others cannot have, for all that is known, before the lane's stream has done more. */
-static size_t gai_block_stranded(const gai_block *block, const gai_lane *lane)
+/* Bytes of a free block that others cannot have, for all that is known, before the stream state's stream has done more.
+   */
+static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
 {
     const gai_mark *mark;
     size_t bytes = 0;
     for (mark = block->marks; mark; mark = mark->next)
-        if (mark->lane == lane && !gai_mark_is_complete(mark)) bytes += mark->end - mark->begin;
+        if (mark->stream == stream && !gai_mark_is_complete(mark)) bytes += mark->end - mark->begin;
     return bytes;
 }
 
-static void gai_lane_read(const galloc_pool *pool, gai_lane *lane, galloc_stream_stats *stats)
+static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_stream_stats *stats)
 {
-    gai_front *front = &lane->front;
-    size_t in_front;
-    const gai_home *home;
+    gai_cache *cache = &stream->cache;
+    size_t in_cache;
+    const gai_block_pool *block_pool;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
-    stats->stream_id = lane->stream_id;
-    stats->context_id = lane->context_id;
-    gai_latch_on(&front->latch);
-    in_front = front->bytes + front->fresh_bytes;
-    gai_latch_off(&front->latch);
-    stats->stranded = in_front;
-    stats->unmarked = gai_lane_unmarked(lane) + in_front;
-    for (block = lane->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
-    for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
-    for (home = pool->homes; home; home = home->next)
-        for (block = home->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, lane);
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
-        if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, lane);
+    stats->stream_id = stream->stream_id;
+    stats->context_id = stream->context_id;
+    gai_latch_on(&cache->latch);
+    in_cache = cache->bytes + cache->unconfirmed_bytes;
+    gai_latch_off(&cache->latch);
+    stats->stranded = in_cache;
+    stats->unmarked = gai_stream_unmarked(stream) + in_cache;
+    for (block = stream->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
+    for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        for (block = block_pool->free.oldest; block; block = block->newer)
+            stats->stranded += gai_block_stranded(block, stream);
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-/* Lanes of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
+/* Stream states of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
    held. */
-#define GAI_LANES_KEPT 64
+#define GAI_STREAMS_KEPT 64
 
-static int gai_lane_is_idle(const gai_lane *lane)
+static int gai_stream_is_idle(const gai_stream *stream)
 {
-    return !lane->uses && !lane->blocks && !lane->busy && !lane->recorded && !lane->free.bytes &&
-           lane->handed <= lane->done && !gai_lane_is_outside(lane);
+    return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && !stream->free.bytes &&
+           stream->handed <= stream->done && !gai_stream_is_unknown(stream);
 }
 
-static void gai_pool_sweep_lanes(galloc_pool *pool)
+static void gai_pool_sweep_streams(galloc_pool *pool)
 {
-    gai_lane *lane, *next, *gone = NULL;
+    gai_stream *stream, *next, *gone = NULL;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = next) {
-        next = lane->next;
-        if (!gai_lane_is_idle(lane) || (!lane->retired && pool->streams <= GAI_LANES_KEPT)) continue;
-        if (lane->silent) continue; /* its events could not be destroyed */
-        gai_front_shut(&lane->front);
-        (void)gai_lane_flush(pool, lane, 0);
-        if (!gai_lane_is_idle(lane) || lane->front.fresh_blocks) {
-            gai_front_set(pool, lane);
+    for (stream = pool->streams; stream; stream = next) {
+        next = stream->next;
+        if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;
+        if (stream->silent) continue; /* its events could not be destroyed */
+        gai_cache_shut(&stream->cache);
+        (void)gai_stream_flush(pool, stream, 0);
+        if (!gai_stream_is_idle(stream) || stream->cache.unconfirmed_blocks) {
+            gai_cache_set(pool, stream);
             continue;
         }
-        gai_lane_detach(pool, lane);
-        lane->next = gone;
-        gone = lane;
+        gai_stream_detach(pool, stream);
+        stream->next = gone;
+        gone = stream;
     }
     gai_lock_off(&pool->lock);
     for (; gone; gone = next) {
         next = gone->next;
-        gai_lane_drop_events(pool, gone, gai_lane_health(gone) != GAI_DEAD);
+        gai_stream_drop_events(pool, gone, gai_stream_health(gone) != GAI_DEAD);
         gai_lock_on(&pool->lock);
-        gone->next = pool->unused_lanes;
-        pool->unused_lanes = gone;
+        gone->next = pool->unused_streams;
+        pool->unused_streams = gone;
         gai_lock_off(&pool->lock);
     }
 }
@@ -6068,7 +6100,7 @@ GAI_APART
 static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->home->small;
+    int small = block->segment->block_pool->small;
     gai_torch_subtract(&stats->allocation, small, 1);
     gai_torch_subtract(&stats->active, small, 1);
     gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
@@ -6078,29 +6110,29 @@ static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
 }
 
 /* A segment is made for the streams of a home. Lock held. */
-static void gai_segment_enter_home(galloc_pool *pool, gai_segment *segment, gai_home *home)
+static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    segment->home = home;
-    segment->searches = pool->searches[home->small];
-    home->segments++;
-    gai_torch_add(&stats->segment, home->small, 1, 1);
-    gai_torch_add(&stats->reserved_bytes, home->small, segment->bytes, 1);
+    segment->block_pool = block_pool;
+    segment->searches = pool->searches[block_pool->small];
+    block_pool->segments++;
+    gai_torch_add(&stats->segment, block_pool->small, 1, 1);
+    gai_torch_add(&stats->reserved_bytes, block_pool->small, segment->bytes, 1);
     if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_add_one(&stats->oversize_segments, 1, 1);
     stats->num_device_alloc++;
 }
 
 /* It is given back. */
-static void gai_segment_leave_home(galloc_pool *pool, gai_segment *segment)
+static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    gai_home *home = segment->home;
-    gai_torch_subtract(&stats->segment, home->small, 1);
-    gai_torch_subtract(&stats->reserved_bytes, home->small, segment->bytes);
+    gai_block_pool *block_pool = segment->block_pool;
+    gai_torch_subtract(&stats->segment, block_pool->small, 1);
+    gai_torch_subtract(&stats->reserved_bytes, block_pool->small, segment->bytes);
     if (gai_pool_is_oversize(pool, segment->bytes)) stats->oversize_segments.current--;
     stats->num_device_free++;
-    home->segments--;
-    gai_home_end(pool, home);
+    block_pool->segments--;
+    gai_block_pool_end(pool, block_pool);
 }
 
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
@@ -6109,7 +6141,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     if (segment->prev) segment->prev->next = segment->next;
     else if (pool->segments == segment) pool->segments = segment->next;
     pool->lost -= segment->lost;
-    if (segment->home) gai_segment_leave_home(pool, segment);
+    if (segment->block_pool) gai_segment_leave_block_pool(pool, segment);
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -6123,12 +6155,12 @@ static void gai_mapping_show(gai_mapping *mapping, int show)
 {
     const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
     uintptr_t at, end = mapping->addr + mapping->bytes;
-    void **slot = NULL;
+    void **child = NULL;
     if (mapping->segment->given) return;
     for (at = mapping->addr; at < end; at += page) {
-        slot = slot && gai_map_digit(2, at) ? slot + 1 : gai_map_slot_at(&gai_page_map, at);
-        if (show) gai_store_pointer(slot, mapping);
-        else if (slot && gai_load_pointer(slot) == mapping) gai_store_pointer(slot, NULL);
+        child = child && gai_map_digit(2, at) ? child + 1 : gai_map_entry_at(&gai_page_map, at);
+        if (show) gai_store_pointer(child, mapping);
+        else if (child && gai_load_pointer(child) == mapping) gai_store_pointer(child, NULL);
     }
 }
 
@@ -6152,14 +6184,14 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
 
 /* A block of lost memory is the program's until it is freed, or until its address is given out again. With the lock
    held. */
-static void gai_block_forsake(galloc_pool *pool, gai_block *block)
+static void gai_block_abandon(galloc_pool *pool, gai_block *block)
 {
-    if (block->kind != GAI_USED || !gai_block_seize(block, (void *)block->addr)) return;
+    if (block->kind != GAI_USED || !gai_block_acquire(block, (void *)block->addr)) return;
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
     if (pool->torch) gai_torch_count_unused(pool, block);
-    gai_marks_end(pool, &block->takers);
+    gai_marks_end(pool, &block->recorded_uses);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
 }
@@ -6175,7 +6207,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
         if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* on its way out */
         if (!segment->lost) gai_pool_lose_context(pool);
-        for (block = segment->first; block; block = block->next) gai_block_forsake(pool, block);
+        for (block = segment->first; block; block = block->next) gai_block_abandon(pool, block);
         gai_segment_hide(pool, segment);
     }
     gai_lock_off(&pool->lock);
@@ -6389,29 +6421,29 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
 }
 
 /* The mapping's page is, or stays, elsewhere. With the lock held. */
-static void gai_away_add(galloc_pool *pool, gai_mapping *mapping)
+static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
     mapping->standing = 0;
-    mapping->block->kind = GAI_AWAY;
-    mapping->block->away = mapping;
+    mapping->block->kind = GAI_ALIAS;
+    mapping->block->alias = mapping;
     mapping->newer = NULL;
-    mapping->older = pool->away_newest;
+    mapping->older = pool->newest_alias;
     if (mapping->older) mapping->older->newer = mapping;
-    else pool->away_oldest = mapping;
-    pool->away_newest = mapping;
+    else pool->oldest_alias = mapping;
+    pool->newest_alias = mapping;
     if (mapping->page->current == mapping) pool->parked += mapping->bytes;
     else pool->stats.leaving += mapping->bytes;
     pool->old += mapping->page->current != mapping;
 }
 
-static void gai_away_remove(galloc_pool *pool, gai_mapping *mapping)
+static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 {
     if (mapping->older) mapping->older->newer = mapping->newer;
-    else pool->away_oldest = mapping->newer;
+    else pool->oldest_alias = mapping->newer;
     if (mapping->newer) mapping->newer->older = mapping->older;
-    else pool->away_newest = mapping->older;
+    else pool->newest_alias = mapping->older;
     mapping->block->kind = GAI_BUSY;
-    mapping->block->away = NULL;
+    mapping->block->alias = NULL;
     if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
     else pool->stats.leaving -= mapping->bytes;
     pool->old -= mapping->page->current != mapping;
@@ -6425,7 +6457,7 @@ static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
         batch->first = mapping->next;
         if (!mapping->standing) undone = gai_mapping_undo(pool, mapping);
         gai_lock_on(&pool->lock);
-        if (mapping->standing) gai_away_add(pool, mapping);
+        if (mapping->standing) gai_alias_add(pool, mapping);
         else gai_mapping_settle(pool, mapping, undone);
         gai_lock_off(&pool->lock);
     }
@@ -6477,7 +6509,7 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
     const gai_mark *mark;
     for (mark = from->marks; mark; mark = mark->next) {
         uintptr_t begin = mark->begin - from->addr + to->addr;
-        gai_mark *copy = gai_mark_new(pool, mark->lane, mark->epoch, begin, begin + (mark->end - mark->begin));
+        gai_mark *copy = gai_mark_new(pool, mark->stream, mark->epoch, begin, begin + (mark->end - mark->begin));
         copy->next = to->marks;
         to->marks = copy;
     }
@@ -6485,11 +6517,12 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
 
 /* How a range is going to be filled: where old mappings stand, by the return of their pages; the hole in it first with
    pages that donors give up, then with new ones. */
-typedef struct gai_filling {
+typedef struct gai_fill {
     gai_batch returning;       /* old mappings in the range, in order of address */
-    gai_batch donors, lenders; /* current mappings of pages that move and that return, their blocks out of sight */
-    size_t moved, fresh, page_bytes;
-} gai_filling;
+    gai_batch donors,
+        returning_blocks; /* current mappings of pages that move and that return, their blocks out of sight */
+    size_t moved, unconfirmed, page_bytes;
+} gai_fill;
 
 static size_t gai_batch_marks(const gai_batch *batch)
 {
@@ -6500,26 +6533,26 @@ static size_t gai_batch_marks(const gai_batch *batch)
 }
 
 /* Makes sure of all that host memory is needed for, but for marks. With the lock held. */
-static int gai_filling_need(galloc_pool *pool, const gai_filling *filling, uintptr_t addr)
+static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
 {
-    size_t n = (filling->fresh + filling->page_bytes - 1) / filling->page_bytes, moved = 0;
+    size_t n = (fill->unconfirmed + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
     const gai_mapping *donor;
-    for (donor = filling->donors.first; donor; donor = donor->next) moved++;
+    for (donor = fill->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
            gai_slab_need(&pool->blocks, n + moved + 6) &&
-           gai_page_map_need(addr, filling->moved + filling->fresh) && gai_block_map_need(addr);
+           gai_page_map_need(addr, fill->moved + fill->unconfirmed) && gai_block_map_need(addr);
 }
 
 /* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
    the descriptors. With the lock held. */
 static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
-                               const gai_filling *filling)
+                               const gai_fill *fill)
 {
-    const gai_mapping *donor = filling->donors.first;
-    size_t left = filling->moved + filling->fresh;
+    const gai_mapping *donor = fill->donors.first;
+    size_t left = fill->moved + fill->unconfirmed;
     gai_block *block = gai_hole_cut(pool, hole, addr, left);
     while (left) {
-        size_t bytes = donor ? donor->bytes : gai_min(filling->page_bytes, left);
+        size_t bytes = donor ? donor->bytes : gai_min(fill->page_bytes, left);
         gai_block *rest = bytes < left ? gai_block_split(pool, block, block->addr + bytes, GAI_BUSY) : NULL;
         gai_batch_add(batch, gai_mapping_new(pool, block, donor ? donor->page : NULL), block);
         if (donor) gai_marks_copy(pool, donor->block, block);
@@ -6532,11 +6565,11 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
 /* Adds the next returning mapping, with the marks that its page has where it is now. Whoever uses a page is ordered
    after all that used it before, so that the marks that stood here until now are implied. The caller has made sure of
    the marks. With the lock held. */
-static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_filling *filling)
+static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fill *fill)
 {
-    gai_mapping *mapping = filling->returning.first;
+    gai_mapping *mapping = fill->returning.first;
     gai_block *block = mapping->block;
-    filling->returning.first = mapping->next;
+    fill->returning.first = mapping->next;
     if (mapping->page->current != mapping) {
         gai_marks_end(pool, &block->marks);
         gai_marks_copy(pool, mapping->page->current->block, block);
@@ -6590,24 +6623,24 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage; /* on_map or on_unmap; on_oom or on_reject */
 
 /* What the thread's call has had to say so far; the callback may call galloc. */
-typedef struct gai_said {
+typedef struct gai_saved_message {
     char text[sizeof gai_message];
     int is_new;
-} gai_said;
+} gai_saved_message;
 
-static void gai_callback_begin(int *in, gai_said *said)
+static void gai_callback_begin(int *in, gai_saved_message *saved)
 {
-    said->is_new = gai_message_is_new;
-    if (said->is_new) memcpy(said->text, gai_message, sizeof gai_message);
+    saved->is_new = gai_message_is_new;
+    if (saved->is_new) memcpy(saved->text, gai_message, sizeof gai_message);
     gai_message_is_new = 0;
     *in += 1;
 }
 
-static void gai_callback_end(int *in, const gai_said *said)
+static void gai_callback_end(int *in, const gai_saved_message *saved)
 {
     *in -= 1;
-    if (said->is_new) memcpy(gai_message, said->text, sizeof gai_message);
-    gai_message_is_new = said->is_new;
+    if (saved->is_new) memcpy(gai_message, saved->text, sizeof gai_message);
+    gai_message_is_new = saved->is_new;
 }
 
 /* Must galloc make do with what is mapped, since this thread is being told of mappings? */
@@ -6624,13 +6657,13 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
 {
     void *user = pool->callbacks.user;
     const gai_mapping *mapping;
-    gai_said said;
+    gai_saved_message saved;
     pool->telling++;
     gai_lock_off(&pool->growth);
-    gai_callback_begin(&gai_in_mapping, &said);
+    gai_callback_begin(&gai_in_mapping, &saved);
     for (mapping = batch->first; mapping; mapping = mapping->next)
         if (!mapping->standing && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
-    gai_callback_end(&gai_in_mapping, &said);
+    gai_callback_end(&gai_in_mapping, &saved);
     gai_lock_on(&pool->growth);
     pool->telling--;
 }
@@ -6729,11 +6762,11 @@ static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t by
     gai_scope scope;
     CUresult result;
     if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
-    if (site->hands_off && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if (site->capture_forbids && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (result) return result;
-    result = GAI_CALL(pool, pool_alloc, MemAllocFromPoolAsync, (addr, bytes, pool->driver_pool, site->stream));
+    result = GAI_CALL(pool, pool_alloc, MemAllocFromPoolAsync, (addr, bytes, pool->driver_pool, site->handle));
     gai_scope_leave(&scope);
     return result;
 }
@@ -6745,7 +6778,7 @@ static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_s
     if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_free, MemFree, (addr));
     result = gai_scope_enter(&scope, site->context);
     if (result) return result;
-    result = GAI_CALL(pool, pool_free, MemFreeAsync, (addr, site->stream));
+    result = GAI_CALL(pool, pool_free, MemFreeAsync, (addr, site->handle));
     gai_scope_leave(&scope);
     return result;
 }
@@ -6825,7 +6858,8 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
         if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else {
         if (!gai_pool_is_async(pool) || segment->of_graph) gai_budget_give(pool, bytes);
-        if (gai_pool_is_async(pool)) site->lane->handed = gai_lane_stamp(site->lane); /* it may have been freed on it */
+        if (gai_pool_is_async(pool))
+            site->stream->handed = gai_stream_stamp(site->stream); /* it may have been freed on it */
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -6843,13 +6877,13 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 /* The page at an address of a pool's heap. */
 /* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
    used by a request, whose stream may have to wait for recorded events; or with no request to be given back. */
-typedef struct gai_quest {
-    const gai_want *want;
+typedef struct gai_page_filter {
+    const gai_params *params;
     size_t wanted, most;
     int may_wait;
     int one_place;   /* planning: one place is looked at, not all of them */
     uint64_t before; /* to be given back: only pages that have not been used since then, counted in frees */
-} gai_quest;
+} gai_page_filter;
 
 /* Is the work done that used a page at its old addresses? */
 static int gai_page_is_quiet(const gai_page *page)
@@ -6858,7 +6892,7 @@ static int gai_page_is_quiet(const gai_page *page)
     const gai_mark *mark;
     for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
         if (mapping == page->current) continue;
-        if (!mapping->block || mapping->block->kind != GAI_AWAY) return 0; /* in quarantine */
+        if (!mapping->block || mapping->block->kind != GAI_ALIAS) return 0; /* in quarantine */
         for (mark = mapping->block->marks; mark; mark = mark->next)
             if (!gai_mark_is_complete(mark)) return 0;
     }
@@ -6868,30 +6902,30 @@ static int gai_page_is_quiet(const gai_page *page)
 /* May the page under a mapping be had? A page to be given back must be one that nothing which still runs can touch,
    through this address or an old one. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
-                                const gai_quest *quest)
+                                const gai_page_filter *filter)
 {
-    if (!quest->want && (mapping->page->used > quest->before || !gai_page_is_quiet(mapping->page))) return 0;
+    if (!filter->params && (mapping->page->used > filter->before || !gai_page_is_quiet(mapping->page))) return 0;
     for (; mark; mark = mark->next) {
         if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
-        if (gai_mark_allows(pool, mark, quest->want ? quest->want->lane : NULL)) continue;
-        if (!quest->may_wait || !gai_mark_event(mark)) return 0;
+        if (gai_mark_allows(pool, mark, filter->params ? filter->params->stream : NULL)) continue;
+        if (!filter->may_wait || !gai_mark_event(mark)) return 0;
     }
     return 1;
 }
 
-/* The last run of whole pages in a free block that serve the quest: at its high end, since blocks are placed at the
-   low one. Returns its length, 0 if there is none. */
-static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_quest *quest,
+/* The last run of whole pages in a free block that serve the page filter: at its high end, since blocks are placed at
+   the low one. Returns its length, 0 if there is none. */
+static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_page_filter *filter,
                                     uintptr_t *begin)
 {
     uintptr_t end = 0, at = block->addr + block->bytes;
     size_t bytes = 0;
     if (block->bytes < GAI_FIXED_SMALL) return 0;
-    while (at > block->addr && bytes < quest->wanted) {
+    while (at > block->addr && bytes < filter->wanted) {
         const gai_mapping *mapping = gai_page_at(at - 1);
         int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
-        if (fits && bytes + mapping->bytes <= quest->most &&
-            gai_mapping_is_spare(pool, mapping, block->marks, quest)) {
+        if (fits && bytes + mapping->bytes <= filter->most &&
+            gai_mapping_is_spare(pool, mapping, block->marks, filter)) {
             if (!end) end = mapping->addr + mapping->bytes;
             bytes = end - mapping->addr;
             *begin = mapping->addr;
@@ -6926,34 +6960,34 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
-/* The same for a quest: what a move takes it may have to put back where it was. */
-static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_quest *quest, uintptr_t begin,
+/* The same for a page filter: what a move takes it may have to put back where it was. */
+static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_page_filter *filter, uintptr_t begin,
                               size_t bytes, gai_batch *batch)
 {
-    if (quest->want && !gai_block_map_need(begin)) return 0;
+    if (filter->params && !gai_block_map_need(begin)) return 0;
     return gai_block_to_batch(pool, block, begin, bytes, batch);
 }
 
-/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the quest. With the lock
+/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the page filter. With the lock
    held; 0: no host memory for all of them. */
-static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, gai_batch *batch)
+static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *filter, gai_batch *batch)
 {
     gai_block *block = set->oldest;
     int enough = 1;
-    while (block && quest->wanted && enough) {
+    while (block && filter->wanted && enough) {
         uintptr_t begin = 0;
         gai_block *newer = block->newer;
-        size_t bytes = gai_block_spare_pages(pool, block, quest, &begin);
+        size_t bytes = gai_block_spare_pages(pool, block, filter, &begin);
         if (bytes) {
-            enough = gai_spare_to_batch(pool, block, quest, begin, bytes, batch);
+            enough = gai_spare_to_batch(pool, block, filter, begin, bytes, batch);
             if (!enough) { /* one page then, and the rest when that is gone */
-                gai_quest one = *quest;
+                gai_page_filter one = *filter;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
-                if (!gai_spare_to_batch(pool, block, quest, begin, bytes, batch)) return 0;
+                if (!gai_spare_to_batch(pool, block, filter, begin, bytes, batch)) return 0;
             }
-            quest->wanted -= gai_min(bytes, quest->wanted);
-            quest->most -= bytes;
+            filter->wanted -= gai_min(bytes, filter->wanted);
+            filter->most -= bytes;
             if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
         }
         block = newer;
@@ -6961,27 +6995,28 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_quest *quest, g
     return enough;
 }
 
-static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_quest *quest, gai_batch *batch)
+static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_filter *filter, gai_batch *batch)
 {
-    gai_away_remove(pool, mapping);
+    gai_alias_remove(pool, mapping);
     mapping->standing = 1;
     gai_batch_add(batch, mapping, mapping->block);
-    quest->wanted -= gai_min(mapping->bytes, quest->wanted);
-    quest->most -= mapping->bytes;
+    filter->wanted -= gai_min(mapping->bytes, filter->wanted);
+    filter->most -= mapping->bytes;
 }
 
-static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_quest *quest)
+static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_page_filter *filter)
 {
-    return mapping->page->current == mapping && mapping->bytes <= quest->most &&
-           gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest);
+    return mapping->page->current == mapping && mapping->bytes <= filter->most &&
+           gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter);
 }
 
-/* The parked page in a room that lies farthest behind its block, which needs it last; NULL: none serves the quest. */
-static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_quest *quest)
+/* The parked page in a room that lies farthest behind its block, which needs it last; NULL: none serves the page
+   filter. */
+static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_mapping *mapping, *best = NULL;
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
-        if (mapping->block->room > (best ? best->block->room : 0) && gai_parked_serves(pool, mapping, quest))
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (mapping->block->room > (best ? best->block->room : 0) && gai_parked_serves(pool, mapping, filter))
             best = mapping;
     return best;
 }
@@ -7009,7 +7044,7 @@ static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
     gai_mapping *runs[GAI_RUNS], *mapping, *all = NULL;
     int i;
     memset(runs, 0, sizeof runs);
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         gai_mapping *run = mapping;
         if (!mapping->block->room || !gai_block_is_parked(mapping->block)) continue;
         run->next = NULL;
@@ -7024,37 +7059,37 @@ static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
 }
 
 /* Takes parked pages, those that have waited longest first, and those in rooms last. */
-static void gai_parked_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
+static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_mapping *mapping, *next;
-    for (mapping = pool->away_oldest; mapping && quest->wanted; mapping = next) {
+    for (mapping = pool->oldest_alias; mapping && filter->wanted; mapping = next) {
         next = mapping->newer;
-        if (!mapping->block->room && gai_parked_serves(pool, mapping, quest))
-            gai_parked_take(pool, mapping, quest, batch);
+        if (!mapping->block->room && gai_parked_serves(pool, mapping, filter))
+            gai_parked_take(pool, mapping, filter, batch);
     }
-    mapping = quest->wanted && pool->parked ? gai_parked_farthest(pool, quest) : NULL;
+    mapping = filter->wanted && pool->parked ? gai_parked_farthest(pool, filter) : NULL;
     if (!mapping) return;
-    gai_parked_take(pool, mapping, quest, batch);
-    for (mapping = quest->wanted ? gai_parked_in_rooms(pool) : NULL; mapping && quest->wanted; mapping = next) {
+    gai_parked_take(pool, mapping, filter, batch);
+    for (mapping = filter->wanted ? gai_parked_in_rooms(pool) : NULL; mapping && filter->wanted; mapping = next) {
         next = mapping->next;
-        if (gai_parked_serves(pool, mapping, quest)) gai_parked_take(pool, mapping, quest, batch);
+        if (gai_parked_serves(pool, mapping, filter)) gai_parked_take(pool, mapping, filter, batch);
     }
 }
 
 /* The same over all sets: everybody's, the asking stream's own, then all others. */
-static void gai_pool_to_batch(galloc_pool *pool, gai_quest *quest, gai_batch *batch)
+static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
-    gai_lane *own = quest->want ? quest->want->lane : NULL, *lane;
-    gai_home *home;
+    gai_stream *own = filter->params ? filter->params->stream : NULL, *stream;
+    gai_block_pool *block_pool;
     int enough;
-    gai_parked_to_batch(pool, quest, batch);
-    enough = gai_set_to_batch(pool, &pool->common, quest, batch);
-    if (enough && own) enough = gai_set_to_batch(pool, &own->free, quest, batch);
-    if (enough) enough = gai_set_to_batch(pool, &pool->mixed, quest, batch);
-    for (lane = pool->lanes; lane && enough; lane = lane->next)
-        if (lane != own) enough = gai_set_to_batch(pool, &lane->free, quest, batch);
-    for (home = pool->homes; home && enough; home = home->next)
-        enough = gai_set_to_batch(pool, &home->free, quest, batch);
+    gai_parked_to_batch(pool, filter, batch);
+    enough = gai_set_to_batch(pool, &pool->common, filter, batch);
+    if (enough && own) enough = gai_set_to_batch(pool, &own->free, filter, batch);
+    if (enough) enough = gai_set_to_batch(pool, &pool->mixed, filter, batch);
+    for (stream = pool->streams; stream && enough; stream = stream->next)
+        if (stream != own) enough = gai_set_to_batch(pool, &stream->free, filter, batch);
+    for (block_pool = pool->block_pools; block_pool && enough; block_pool = block_pool->next)
+        enough = gai_set_to_batch(pool, &block_pool->free, filter, batch);
 }
 
 /* The pages of a batch are going to be given back: their old mappings go with them. With the lock held. */
@@ -7068,7 +7103,7 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
         mapping->page->current = NULL;
         for (alias = mapping->page->shown; alias; alias = alias->next_shown) {
             if (alias == mapping) continue;
-            gai_away_remove(pool, alias);
+            gai_alias_remove(pool, alias);
             gai_batch_add(batch, alias, alias->block);
         }
         if (mapping == last) break;
@@ -7118,41 +7153,41 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     return before > after ? before - after : 0;
 }
 
-/* Is the block the first of a strip, or of what is left of one, whose cells are all free? */
-static int gai_strip_is_idle(const gai_block *block)
+/* Is the block the first of a run, or of what is left of one, whose slots are all free? */
+static int gai_run_is_idle(const gai_block *block)
 {
-    if (!(block->cell & GAI_STRIP_FIRST) && block->prev && block->prev->cell) return 0;
+    if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
     do {
-        if (block->kind != GAI_CELL) return 0;
+        if (block->kind != GAI_SLOT) return 0;
         block = block->next;
-    } while (block && block->cell && !(block->cell & GAI_STRIP_FIRST));
+    } while (block && block->slot && !(block->slot & GAI_RUN_FIRST));
     return 1;
 }
 
-/* The cells of such a strip become free blocks as others are. Returns the last that they are part of. */
-static gai_block *gai_strip_melt(galloc_pool *pool, gai_block *block)
+/* The slots of such a run become free blocks as others are. Returns the last that they are part of. */
+static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
 {
     gai_block *next = block;
     do {
         block = next;
         gai_set_remove(block);
-        block->cell = 0;
+        block->slot = 0;
         block = gai_block_file(pool, block, 0);
         next = block->next;
-    } while (next && next->kind == GAI_CELL && !(next->cell & GAI_STRIP_FIRST));
+    } while (next && next->kind == GAI_SLOT && !(next->slot & GAI_RUN_FIRST));
     return block;
 }
 
-/* Lets strips whose cells are all free be of use for other sizes. With the lock held. */
-static void gai_pool_melt(galloc_pool *pool)
+/* Lets runs whose slots are all free be of use for other sizes. With the lock held. */
+static void gai_pool_coalesce(galloc_pool *pool)
 {
     gai_segment *segment;
     gai_block *block;
-    if (!pool->melts) return;
-    pool->melts = 0;
+    if (!pool->freed_slots) return;
+    pool->freed_slots = 0;
     for (segment = pool->segments; segment; segment = segment->next)
         for (block = segment->first; block; block = block->next)
-            if (block->kind == GAI_CELL && gai_strip_is_idle(block)) block = gai_strip_melt(pool, block);
+            if (block->kind == GAI_SLOT && gai_run_is_idle(block)) block = gai_run_coalesce(pool, block);
 }
 
 /* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
@@ -7166,16 +7201,16 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
     if (gai_pool_keeps(pool)) return 0;
     if (pool->config.backend) return gai_pool_release_given(pool, wanted);
     do {
-        gai_quest quest;
-        quest.want = NULL;
-        quest.wanted = wanted - given;
-        quest.most = most - gai_min(most, given);
-        quest.may_wait = 0;
-        quest.before = before;
+        gai_page_filter filter;
+        filter.params = NULL;
+        filter.wanted = wanted - given;
+        filter.most = most - gai_min(most, given);
+        filter.may_wait = 0;
+        filter.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
-        gai_pool_melt(pool);
-        gai_pool_to_batch(pool, &quest, &batch);
+        gai_pool_coalesce(pool);
+        gai_pool_to_batch(pool, &filter, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
         some = batch.first != NULL;
@@ -7207,7 +7242,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
         gai_mapping *mapping = donors->first;
         donors->first = mapping->next;
         if (mapping->standing) {
-            gai_away_add(pool, mapping);
+            gai_alias_add(pool, mapping);
             continue;
         }
         gai_mapping_show(mapping, 1);
@@ -7257,8 +7292,8 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
         gai_block_hide(mapping->block);
         gai_mapping_show(mapping, 0);
         for (mark = mapping->block->marks; mark; mark = mark->next)
-            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_lane_ask(mark->lane);
-        gai_away_add(pool, mapping);
+            if (!gai_mark_is_complete(mark) && !gai_mark_event(mark)) gai_stream_ask(mark->stream);
+        gai_alias_add(pool, mapping);
         pool->tuning.moves++;
         pool->stats.moves++;
         pool->stats.moved_bytes += mapping->bytes;
@@ -7285,7 +7320,7 @@ static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
         batch->first = mapping->next;
         gai_block_hide(mapping->block);
         gai_mapping_show(mapping, 1);
-        gai_away_add(pool, mapping);
+        gai_alias_add(pool, mapping);
         block = mapping->block;
     }
     return block;
@@ -7336,7 +7371,7 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
     for (block = set->oldest; block; block = newer) {
         const gai_block *first = block, *last = block;
         newer = block->newer;
-        if (block->kind == GAI_CELL) continue;
+        if (block->kind == GAI_SLOT) continue;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
         if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
@@ -7352,13 +7387,13 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
 static void gai_pool_join(galloc_pool *pool)
 {
     const gai_set *largest = &pool->mixed;
-    gai_lane *lane;
-    gai_pool_melt(pool);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (largest == &pool->mixed || lane->free.bytes > largest->bytes) largest = &lane->free;
+    gai_stream *stream;
+    gai_pool_coalesce(pool);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (largest == &pool->mixed || stream->free.bytes > largest->bytes) largest = &stream->free;
     gai_set_join(pool, &pool->mixed);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (largest != &lane->free) gai_set_join(pool, &lane->free);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (largest != &stream->free) gai_set_join(pool, &stream->free);
 }
 
 /* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
@@ -7368,18 +7403,18 @@ static void gai_pool_join(galloc_pool *pool)
    its own sake: not again once it has been done some times in a row with no page mapped in between, until one is. */
 static int gai_pool_should_park(galloc_pool *pool)
 {
-    const gai_rhythm *rhythm = &pool->rhythm;
+    const gai_parking *parking = &pool->parking;
     if (!pool->config.expandable_segments) return 0;
-    return (rhythm->mapped || rhythm->calm < rhythm->patience) && !gai_pool_live(pool);
+    return (parking->mapped || parking->calm < parking->patience) && !gai_pool_live(pool);
 }
 
 /* Parks all pages that are free as a whole. Streams that have not marked what they freed last are asked to. */
 static void gai_pool_park(galloc_pool *pool)
 {
-    gai_rhythm *rhythm = &pool->rhythm;
+    gai_parking *parking = &pool->parking;
     gai_segment *segment;
     gai_block *block, *next;
-    gai_lane *lane;
+    gai_stream *stream;
     gai_pool_flush(pool);
     gai_pool_join(pool);
     for (segment = pool->segments; segment; segment = segment->next) {
@@ -7388,11 +7423,11 @@ static void gai_pool_park(galloc_pool *pool)
             next = block->kind == GAI_FREE ? gai_block_park(pool, block, UINTPTR_MAX) : block->next;
         }
     }
-    for (lane = gai_pool_has_one_lane(pool) ? NULL : pool->lanes; lane; lane = lane->next)
-        if (gai_lane_unmarked(lane)) gai_lane_ask(lane);
-    if (rhythm->mapped && rhythm->calm >= rhythm->patience) rhythm->patience *= 2;
-    rhythm->calm = rhythm->mapped ? 0 : rhythm->calm + 1;
-    rhythm->mapped = 0;
+    for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
+        if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
+    if (parking->mapped && parking->calm >= parking->patience) parking->patience *= 2;
+    parking->calm = parking->mapped ? 0 : parking->calm + 1;
+    parking->mapped = 0;
 }
 
 /* Lets parked pages between two addresses be free blocks again, of which streams may have parts by the marks of their
@@ -7400,12 +7435,12 @@ static void gai_pool_park(galloc_pool *pool)
 static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_mapping *mapping, *newer;
-    for (mapping = pool->away_oldest; mapping; mapping = newer) {
+    for (mapping = pool->oldest_alias; mapping; mapping = newer) {
         gai_block *block = mapping->block;
         newer = mapping->newer;
         if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin || block->room) continue;
         if (!gai_block_is_parked(block) || !gai_block_map_need(mapping->addr)) continue;
-        gai_away_remove(pool, mapping);
+        gai_alias_remove(pool, mapping);
         mapping->block = NULL;
         gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
@@ -7428,12 +7463,12 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
     if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    for (mapping = pool->away_oldest; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
+    for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
         newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
         if (mapping->page->current == mapping || mapping->block->marks) continue;
         if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin) continue;
-        gai_away_remove(pool, mapping);
+        gai_alias_remove(pool, mapping);
         gai_batch_add(&batch, mapping, mapping->block);
     }
     gai_lock_off(&pool->lock);
@@ -7501,13 +7536,13 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 #define GAI_TORCH_SMALL GAI_MIB  /* requests up to here, rounded, get small segments */
 #define GAI_TORCH_REMAINS GAI_MIB /* no more than this stays with a block of a large segment */
 
-#define GAI_CELL_DIVISIONS 8
+#define GAI_SLOT_DIVISIONS 8
 
 /* Classes between two powers of two. With more than there are bins, two of them would share one. */
-static size_t gai_cell_divisions(const galloc_config *config)
+static size_t gai_slot_divisions(const galloc_config *config)
 {
     unsigned divisions = config->roundup_power2_divisions[0];
-    return divisions < 2 ? GAI_CELL_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
+    return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
 }
 
 /* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
@@ -7520,14 +7555,14 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     at = gai_log2(bytes) - 20;
     divisions = at < 1 ? (size_t)gai_counted(&pool->tuning.divisions)
                        : pool->config.roundup_power2_divisions[gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
-    if (pool->pooled && bytes <= GAI_CELL_MOST) divisions = gai_cell_divisions(&pool->config);
+    if (pool->pooled && bytes <= GAI_SLOT_MOST) divisions = gai_slot_divisions(&pool->config);
     return gai_up_by_steps(bytes, divisions);
 }
 
 /* Up to here rounding is to 512 bytes only. */
 static uint64_t gai_rounded_plainly(const galloc_pool *pool)
 {
-    uint64_t plain = pool->pooled ? GAI_UNIT * gai_cell_divisions(&pool->config) : SIZE_MAX, divisions;
+    uint64_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
     int i;
     if (pool->config.backend) return SIZE_MAX;
     for (i = 0; i < GALLOC_DIVISIONS; i++) {
@@ -7541,15 +7576,15 @@ static uint64_t gai_rounded_plainly(const galloc_pool *pool)
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
     gai_set_relaxed(&pool->plain, gai_rounded_plainly(pool));
-    pool->special = pool->torch || pool->oversize   ? GAI_WAY_LONG
-                    : pool->pooled                  ? GAI_WAY_CELLS
-                    : pool->plain != SIZE_MAX       ? GAI_WAY_ROUNDED
+    pool->special = pool->torch || pool->oversize   ? GAI_ROUTE_LONG
+                    : pool->pooled                  ? GAI_ROUTE_SLOTS
+                    : pool->plain != SIZE_MAX       ? GAI_ROUTE_ROUNDED
                                                     : 0;
 }
 
-/* The largest block that a front may have; with several streams that is 2 MiB. Where streams are not looked at, a
-   front is asked about any size: it alone knows whether its stream was retired. */
-static uint64_t gai_front_reach(const galloc_pool *pool)
+/* The largest block that a stream cache may have; with several streams that is 2 MiB. Where streams are not looked at,
+   a stream cache is asked about any size: it alone knows whether its stream was retired. */
+static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
     uint64_t lane_bytes = gai_counted(&pool->tuning.lane_bytes);
     return pool->config.stream_check ? gai_max((size_t)lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
@@ -7567,68 +7602,69 @@ static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, 
 
 /* The smallest block in which the request has a place, of equals the one with the lowest address: that of PyTorch's
    trees. Whole bins are looked through. */
-static gai_block *gai_home_find(const gai_home *home, const gai_want *want)
+static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const gai_params *params)
 {
-    gai_bin bin = gai_bin_of(want->bytes);
+    gai_bin bin = gai_bin_of(params->bytes);
     gai_block *best = NULL, *block;
-    if (!home || home->free.bytes < want->bytes) return NULL;
+    if (!block_pool || block_pool->free.bytes < params->bytes) return NULL;
     do {
-        for (block = home->free.bins[bin.row][bin.column]; block; block = block->next_bin)
-            if (block->bytes >= want->bytes && gai_is_better(block, best) &&
-                gai_place(block->addr, block->addr + block->bytes, want))
+        for (block = block_pool->free.bins[bin.row][bin.column]; block; block = block->next_bin)
+            if (block->bytes >= params->bytes && gai_is_better(block, best) &&
+                gai_place(block->addr, block->addr + block->bytes, params))
                 best = block;
-    } while (!best && gai_bin_next(&home->free, &bin));
+    } while (!best && gai_bin_next(&block_pool->free, &bin));
     return best;
 }
 
 /* Bytes that the request gets of a block, from its place to where the block is cut, if it is. */
-static size_t gai_home_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at, const gai_want *want)
+static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at,
+                                 const gai_params *params)
 {
-    size_t all = block->addr + block->bytes - at, remains = all - want->bytes;
-    if (want->small) return remains >= GAI_UNIT ? want->bytes : all;
-    return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, want->bytes) ? want->bytes : all;
+    size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
+    if (params->small) return remains >= GAI_UNIT ? params->bytes : all;
+    return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
 
 /* The smallest segment that is free as a whole, of no stream any more, and of no graph; its work is done. */
-static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_want *want)
+static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_params *params)
 {
-    const gai_home *home;
+    const gai_block_pool *block_pool;
     gai_block *best = NULL, *block;
-    for (home = pool->homes; home; home = home->next) {
-        if (home->lanes || home->captured || home->small != want->small) continue;
-        for (block = home->free.oldest; block; block = block->newer)
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        if (block_pool->streams || block_pool->captured || block_pool->small != params->small) continue;
+        for (block = block_pool->free.oldest; block; block = block->newer)
             if (gai_block_is_whole(block) && !block->marks && gai_is_better(block, best) &&
-                gai_place(block->addr, block->addr + block->bytes, want))
+                gai_place(block->addr, block->addr + block->bytes, params))
                 best = block;
     }
     return best;
 }
 
 /* A free segment moves. Lock held. */
-static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_home *home)
+static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
-    gai_home *before = segment->home;
+    gai_block_pool *before = segment->block_pool;
     gai_set_remove(segment->first);
     before->segments--;
-    home->segments++;
-    segment->home = home;
-    gai_home_end(pool, before);
+    block_pool->segments++;
+    segment->block_pool = block_pool;
+    gai_block_pool_end(pool, before);
     (void)gai_block_file(pool, segment->first, 0);
 }
 
 /* Has somebody who is not at home there used free memory, so that to ask whether he has done might gain it? */
 static int gai_pool_awaits(const galloc_pool *pool)
 {
-    const gai_lane *lane = pool->mixed.oldest ? pool->lanes : NULL;
-    while (lane && !lane->recorded) lane = lane->next;
-    return lane != NULL;
+    const gai_stream *stream = pool->mixed.oldest ? pool->streams : NULL;
+    while (stream && !stream->recorded) stream = stream->next;
+    return stream != NULL;
 }
 
 /* A block is the program's. */
 static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->home->small;
+    int small = block->segment->block_pool->small;
     gai_torch_add(&stats->allocation, small, 1, 1);
     gai_torch_add(&stats->active, small, 1, 1);
     gai_torch_add(&stats->allocated_bytes, small, block->bytes, 1);
@@ -7654,7 +7690,7 @@ static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, 
 static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
-    int small = pool->torch ? block->segment->home->small : 0;
+    int small = pool->torch ? block->segment->block_pool->small : 0;
     if (!pool->torch) return;
     gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
     gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
@@ -7672,7 +7708,10 @@ static double gai_segment_age(const galloc_pool *pool, const gai_segment *segmen
 }
 
 /* Large segments that are free as a whole are collected, but for those of graphs. */
-static int gai_home_is_collected(const gai_home *home) { return !home->small && !home->captured; }
+static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
+{
+    return !block_pool->small && !block_pool->captured;
+}
 
 typedef struct gai_ages {
     double sum;
@@ -7683,10 +7722,11 @@ typedef struct gai_ages {
 static gai_ages gai_pool_ages(const galloc_pool *pool)
 {
     gai_ages ages = {0, 0};
-    const gai_home *home;
+    const gai_block_pool *block_pool;
     const gai_block *block;
-    for (home = pool->homes; home; home = home->next) {
-        for (block = gai_home_is_collected(home) ? home->free.oldest : NULL; block; block = block->newer) {
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block;
+             block = block->newer) {
             if (!gai_block_is_whole(block) || block->marks) continue;
             ages.sum += gai_segment_age(pool, block->segment);
             ages.count++;
@@ -7706,11 +7746,11 @@ static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *ba
 static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
 {
     double least = ages->sum / (double)ages->count;
-    gai_home *home;
+    gai_block_pool *block_pool;
     gai_block *block, *newer;
     size_t taken = 0;
-    for (home = pool->homes; home; home = home->next) {
-        for (block = gai_home_is_collected(home) ? home->free.oldest : NULL; block; block = newer) {
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block; block = newer) {
             double age = gai_segment_age(pool, block->segment);
             size_t bytes = block->bytes;
             newer = block->newer;
@@ -7743,10 +7783,10 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 
 /* The smallest segment of a home that is free as a whole, has no less than `bytes`, and whose work is done; with
    `largest` the largest that has no less. */
-static gai_block *gai_home_whole(const gai_home *home, size_t bytes, int largest)
+static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
 {
     gai_block *best = NULL, *block;
-    for (block = home->free.oldest; block; block = block->newer) {
+    for (block = block_pool->free.oldest; block; block = block->newer) {
         if (!gai_block_is_whole(block) || block->marks || block->bytes < bytes) continue;
         if (!best || (largest ? block->bytes > best->bytes : gai_is_better(block, best))) best = block;
     }
@@ -7755,7 +7795,7 @@ static gai_block *gai_home_whole(const gai_home *home, size_t bytes, int largest
 
 /* Gives segments of max_split_size and more back, which requests below that size cannot use: one that has the bytes
    wanted, or else the largest one after the other. */
-static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, size_t bytes)
+static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
 {
     gai_batch batch;
     gai_block *block;
@@ -7763,13 +7803,13 @@ static void gai_home_release_oversize(galloc_pool *pool, const gai_home *home, s
     if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    block = gai_home_whole(home, wanted, 0);
-    if (!block) block = gai_home_whole(home, pool->config.max_split_size, 1);
+    block = gai_block_pool_whole(block_pool, wanted, 0);
+    if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     while (block && taken < wanted) {
         size_t more = block->bytes;
         if (!gai_whole_to_batch(pool, block, &batch)) break;
         taken += more;
-        block = gai_home_whole(home, pool->config.max_split_size, 1);
+        block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     }
     gai_batch_add_aliases(pool, &batch);
     gai_lock_off(&pool->lock);
@@ -7849,8 +7889,8 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* With the growth lock held, makes the pool's context current, and has all fronts show what they hold. On failure
-   neither is so, and the lock is let go. */
+/* With the growth lock held, makes the pool's context current, and has all stream caches show what they hold. On
+   failure neither is so, and the lock is let go. */
 static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 {
     CUresult result;
@@ -7868,7 +7908,7 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
     gai_stat_peaks(pool);
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
-    gai_pool_bury(pool);
+    gai_pool_end_dead_streams(pool);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
     gai_lock_off(&pool->lock);
@@ -7939,7 +7979,8 @@ static void gai_page_list(gai_page *page, gai_page **list)
     *list = page;
 }
 
-static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, const gai_quest *quest, gai_page **list)
+static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter,
+                               gai_page **list)
 {
     const gai_block *block;
     for (block = set->oldest; block; block = block->newer) {
@@ -7948,22 +7989,22 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
         for (at = bytes ? begin : 0; bytes && at < begin + bytes;) {
             gai_mapping *mapping = gai_page_at(at);
             at += mapping->bytes;
-            if (gai_mapping_is_spare(pool, mapping, block->marks, quest)) gai_page_list(mapping->page, list);
+            if (gai_mapping_is_spare(pool, mapping, block->marks, filter)) gai_page_list(mapping->page, list);
         }
     }
 }
 
 /* The pages that may be given back, in no order. Lock held. */
-static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_quest *quest)
+static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_page *list = NULL;
-    const gai_lane *lane;
+    const gai_stream *stream;
     const gai_mapping *mapping;
-    gai_set_list_spare(pool, &pool->common, quest, &list);
-    gai_set_list_spare(pool, &pool->mixed, quest, &list);
-    for (lane = pool->lanes; lane; lane = lane->next) gai_set_list_spare(pool, &lane->free, quest, &list);
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
-        if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, quest))
+    gai_set_list_spare(pool, &pool->common, filter, &list);
+    gai_set_list_spare(pool, &pool->mixed, filter, &list);
+    for (stream = pool->streams; stream; stream = stream->next) gai_set_list_spare(pool, &stream->free, filter, &list);
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter))
             gai_page_list(mapping->page, &list);
     return list;
 }
@@ -8004,16 +8045,16 @@ static gai_page *gai_pages_sort(gai_page *list)
    pages: those can move to where they are wanted. */
 static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t leave)
 {
-    gai_quest quest;
+    gai_page_filter filter;
     gai_page *list, *page;
     size_t spare = 0, chosen = 0;
     uint64_t before = 0;
-    quest.want = NULL;
-    quest.wanted = quest.most = SIZE_MAX;
-    quest.may_wait = quest.one_place = 0;
-    quest.before = UINT64_MAX;
+    filter.params = NULL;
+    filter.wanted = filter.most = SIZE_MAX;
+    filter.may_wait = filter.one_place = 0;
+    filter.before = UINT64_MAX;
     gai_lock_on(&pool->lock);
-    list = gai_pages_sort(gai_pool_list_spare(pool, &quest));
+    list = gai_pages_sort(gai_pool_list_spare(pool, &filter));
     for (page = list; page; page = page->next_unused) spare += page->bytes;
     spare = gai_left(spare, leave);
     for (page = list; page && chosen + page->bytes <= spare; page = page->next_unused) {
@@ -8048,12 +8089,12 @@ static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 /* Has streams record an event at their next call: one stream alone never does, and then nothing is known to be done
    with. Not the legacy stream, where that makes blocking streams wait for each other, unless there is no other. Lock
    held. */
-static void gai_pool_ask_lanes(galloc_pool *pool)
+static void gai_pool_ask_streams(galloc_pool *pool)
 {
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (gai_lane_unmarked(lane) && (lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool)))
-            gai_lane_ask(lane);
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_unmarked(stream) && (stream->handle != CU_STREAM_LEGACY || gai_pool_has_one_stream(pool)))
+            gai_stream_ask(stream);
 }
 
 /* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
@@ -8067,7 +8108,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_pool_poll(pool);
     gai_lock_on(&pool->lock);
     aged = gai_pool_aged(pool, now);
-    if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_lanes(pool);
+    if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_streams(pool);
     gai_lock_off(&pool->lock);
     if (aged > collector->aged) old = gai_pool_release_within(pool, SIZE_MAX, SIZE_MAX, aged);
     gai_lock_on(&pool->lock);
@@ -8128,7 +8169,7 @@ static void gai_pool_tend(galloc_pool *pool)
 /* One allocation, or the growth of a block where it stands, on its way through the heap. */
 typedef struct gai_job {
     galloc_pool *pool;
-    gai_want want;      /* of a growth: what it lacks, see gai_job_look */
+    gai_params params;      /* of a growth: what it lacks, see gai_job_look */
     gai_site site;
     gai_block *got;     /* from here on a new job is cleared */
     void *grows;        /* the block that is to become grow_to bytes long where it stands; NULL: an allocation */
@@ -8141,7 +8182,7 @@ typedef struct gai_job {
     int searched;       /* like:pytorch: its searches count as one */
     int asked;          /* and it has been asked who has done with what */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
-    CUresult said;      /* by the driver, when it refused memory */
+    CUresult saved;      /* by the driver, when it refused memory */
     const char *who;
     uint64_t waited_ns; /* on the host, for events, where that is limited */
     const char *left_out; /* why the step of the ladder that is under way was not taken */
@@ -8169,90 +8210,92 @@ static void gai_found_add(gai_found *best, gai_block *block, uintptr_t at)
     best->at = at;
 }
 
-static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_want *want)
+static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_params *params)
 {
-    gai_block *block = gai_set_find(set, want);
-    if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, want));
+    gai_block *block = gai_set_find(set, params);
+    if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, params));
 }
 
-/* The best of what the lane may have at once, where every block that is large enough will do. */
-static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_lane *lane, size_t bytes)
+/* The best of what the stream state may have at once, where every block that is large enough will do. */
+static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
-    gai_block *best = lane ? gai_set_find_plain(&lane->free, bin, bytes) : NULL, *block;
-    const gai_lane *other;
+    gai_block *best = stream ? gai_set_find_plain(&stream->free, bin, bytes) : NULL, *block;
+    const gai_stream *other;
     if (best && best->bytes == bytes) return best; /* none can be better */
     block = gai_set_find_plain(&pool->common, bin, bytes);
     if (block && gai_is_better(block, best)) best = block;
-    if (!lane || !lane->blocking) return best;
-    for (other = pool->lanes; other; other = other->next) {
-        if (other == lane || !gai_lane_is_ordered(lane, other)) continue;
+    if (!stream || !stream->blocking) return best;
+    for (other = pool->streams; other; other = other->next) {
+        if (other == stream || !gai_stream_is_ordered(stream, other)) continue;
         block = gai_set_find_plain(&other->free, bin, bytes);
         if (block && gai_is_better(block, best)) best = block;
     }
     return best;
 }
 
-/* A cell that the lane may have at once; the one that was freed last. */
-static gai_block *gai_find_cell(galloc_pool *pool, gai_lane *lane, size_t bytes)
+/* A slot that the stream state may have at once; the one that was freed last. */
+static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
-    gai_block *block = lane ? *gai_cell_bin(&lane->free, bin) : NULL;
-    gai_lane *other;
-    if (!block) block = *gai_cell_bin(&pool->common, bin);
-    if (block || !lane || !lane->blocking) return block;
-    for (other = pool->lanes; other && !block; other = other->next)
-        if (other != lane && gai_lane_is_ordered(lane, other)) block = *gai_cell_bin(&other->free, bin);
+    gai_block *block = stream ? *gai_slot_bin(&stream->free, bin) : NULL;
+    gai_stream *other;
+    if (!block) block = *gai_slot_bin(&pool->common, bin);
+    if (block || !stream || !stream->blocking) return block;
+    for (other = pool->streams; other && !block; other = other->next)
+        if (other != stream && gai_stream_is_ordered(stream, other)) block = *gai_slot_bin(&other->free, bin);
     return block;
 }
 
-static gai_found gai_find_own(galloc_pool *pool, const gai_want *want)
+static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
 {
     gai_found best = {NULL, 0};
-    gai_lane *lane;
-    if (want->cell) best.block = gai_find_cell(pool, want->lane, want->bytes);
+    gai_stream *stream;
+    if (params->slot) best.block = gai_find_slot(pool, params->stream, params->bytes);
     if (best.block) {
         best.at = best.block->addr;
         return best;
     }
-    if (want->alignment <= GAI_UNIT) {
-        best.block = gai_find_plain(pool, want->lane, want->bytes);
-        if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, want);
+    if (params->alignment <= GAI_UNIT) {
+        best.block = gai_find_plain(pool, params->stream, params->bytes);
+        if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, params);
         return best;
     }
-    if (want->lane) gai_found_in_set(&best, &want->lane->free, want);
-    if (best.block && best.block->bytes == want->bytes) return best;
-    gai_found_in_set(&best, &pool->common, want);
-    if (!want->lane || !want->lane->blocking) return best;
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane != want->lane && gai_lane_is_ordered(want->lane, lane)) gai_found_in_set(&best, &lane->free, want);
+    if (params->stream) gai_found_in_set(&best, &params->stream->free, params);
+    if (best.block && best.block->bytes == params->bytes) return best;
+    gai_found_in_set(&best, &pool->common, params);
+    if (!params->stream || !params->stream->blocking) return best;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream != params->stream && gai_stream_is_ordered(params->stream, stream))
+            gai_found_in_set(&best, &stream->free, params);
     return best;
 }
 
 #define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are looked at one by one */
 
-static int gai_block_is_for(const gai_block *block, const gai_want *want)
+static int gai_block_is_for(const gai_block *block, const gai_params *params)
 {
-    if (block->kind == GAI_CELL) return want->cell && block->bytes == want->bytes;
-    return block->bytes >= want->bytes;
+    if (block->kind == GAI_SLOT) return params->slot && block->bytes == params->bytes;
+    return block->bytes >= params->bytes;
 }
 
-static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_want *want,
+static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_params *params,
                                int may_wait)
 {
     gai_block *block = set->oldest;
     int looks;
     for (looks = 0; block && looks < GAI_SCAN; looks++, block = block->newer)
-        if (gai_block_is_for(block, want)) gai_found_add(best, block, gai_block_place(pool, block, want, may_wait));
+        if (gai_block_is_for(block, params)) gai_found_add(best, block, gai_block_place(pool, block, params, may_wait));
 }
 
-static gai_found gai_find_all(galloc_pool *pool, const gai_want *want, int may_wait)
+static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int may_wait)
 {
-    gai_found best = gai_find_own(pool, want);
-    gai_lane *lane;
+    gai_found best = gai_find_own(pool, params);
+    gai_stream *stream;
     if (best.block) return best;
-    gai_found_by_marks(&best, pool, &pool->mixed, want, may_wait);
-    for (lane = pool->lanes; lane; lane = lane->next) gai_found_by_marks(&best, pool, &lane->free, want, may_wait);
+    gai_found_by_marks(&best, pool, &pool->mixed, params, may_wait);
+    for (stream = pool->streams; stream; stream = stream->next)
+        gai_found_by_marks(&best, pool, &stream->free, params, may_wait);
     return best;
 }
 
@@ -8262,14 +8305,14 @@ static void gai_job_took(gai_job *job, gai_block *block)
     if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
-/* A strip: so many cells, and no more bytes. Measured: docs/design.md. */
-#define GAI_STRIP_CELLS 16
-#define GAI_STRIP_BYTES GAI_MIB
+/* A run: so many slots, and no more bytes. Measured: docs/design.md. */
+#define GAI_RUN_SLOTS 16
+#define GAI_RUN_BYTES GAI_MIB
 
-/* How many cells are cut at once from `at` on; host memory for them is made sure of. 0: there is none. */
-static size_t gai_strip_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+/* How many slots are cut at once from `at` on; host memory for them is made sure of. 0: there is none. */
+static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
-    size_t i, n = gai_min(GAI_STRIP_CELLS, gai_min(GAI_STRIP_BYTES, block->addr + block->bytes - at) / bytes);
+    size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
     size_t marks = gai_marks_count(block->marks);
     if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
     for (i = 1; i < n; i++)
@@ -8280,24 +8323,24 @@ static size_t gai_strip_need(galloc_pool *pool, const gai_block *block, uintptr_
     return (size_t)gai_block_need(pool, block, at, bytes);
 }
 
-/* Gives a cell to the program: a free one, or the first of a strip that is cut out of a free block. NULL: no host
+/* Gives a slot to the program: a free one, or the first of a run that is cut out of a free block. NULL: no host
    memory, nothing changed. */
-static gai_block *gai_cell_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_want *want)
+static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
     size_t i, n;
-    uint64_t melts = pool->melts;
-    if (block->kind == GAI_CELL) return gai_block_take(pool, block, at, want);
-    n = gai_strip_need(pool, block, at, want->bytes);
+    uint64_t freed_slots = pool->freed_slots;
+    if (block->kind == GAI_SLOT) return gai_block_take(pool, block, at, params);
+    n = gai_run_need(pool, block, at, params->bytes);
     if (!n) return NULL;
-    block = gai_block_cut_out(pool, block, at, n * want->bytes, GAI_USED);
+    block = gai_block_cut_out(pool, block, at, n * params->bytes, GAI_USED);
     for (i = n - 1; i > 0; i--) {
-        gai_block *cell = gai_block_split(pool, block, at + i * want->bytes, GAI_FREE);
-        cell->cell = GAI_STRIP_CELL;
-        (void)gai_block_file(pool, cell, 0);
+        gai_block *slot = gai_block_split(pool, block, at + i * params->bytes, GAI_FREE);
+        slot->slot = GAI_RUN_SLOT;
+        (void)gai_block_file(pool, slot, 0);
     }
-    pool->melts = melts;
-    block->cell = GAI_STRIP_CELL | GAI_STRIP_FIRST;
-    gai_block_assign(pool, block, want->lane, want->requested, want->tag);
+    pool->freed_slots = freed_slots;
+    block->slot = GAI_RUN_SLOT | GAI_RUN_FIRST;
+    gai_block_assign(pool, block, params->stream, params->requested, params->tag);
     return block;
 }
 
@@ -8306,65 +8349,65 @@ static gai_block *gai_cell_take(galloc_pool *pool, gai_block *block, uintptr_t a
 static void gai_job_take_uncut(gai_job *job, gai_found found)
 {
     galloc_pool *pool = job->pool;
-    gai_want want = job->want;
-    if (!job->grown && !gai_block_may_serve(pool, found.block, want.bytes)) return;
-    if (gai_pool_is_oversize(pool, want.bytes)) {
+    gai_params params = job->params;
+    if (!job->grown && !gai_block_may_serve(pool, found.block, params.bytes)) return;
+    if (gai_pool_is_oversize(pool, params.bytes)) {
         uintptr_t at;
-        want.bytes = found.block->bytes;
-        at = gai_block_place(pool, found.block, &want, 0);
+        params.bytes = found.block->bytes;
+        at = gai_block_place(pool, found.block, &params, 0);
         if (!at && !job->grown) return;
         if (at) found.at = at;
-        else want.bytes = job->want.bytes;
+        else params.bytes = job->params.bytes;
     }
-    if (want.just_ready) job->got = found.block;
-    else if (want.cell) gai_job_took(job, gai_cell_take(pool, found.block, found.at, &want));
-    else gai_job_took(job, gai_block_take(pool, found.block, found.at, &want));
+    if (params.just_ready) job->got = found.block;
+    else if (params.slot) gai_job_took(job, gai_slot_take(pool, found.block, found.at, &params));
+    else gai_job_took(job, gai_block_take(pool, found.block, found.at, &params));
 }
 
 static void gai_job_take(gai_job *job, gai_found found)
 {
     if (!found.block) return;
     if (job->pool->oversize) gai_job_take_uncut(job, found);
-    else if (job->want.just_ready) job->got = found.block;
-    else if (job->want.cell) gai_job_took(job, gai_cell_take(job->pool, found.block, found.at, &job->want));
-    else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->want));
+    else if (job->params.just_ready) job->got = found.block;
+    else if (job->params.slot) gai_job_took(job, gai_slot_take(job->pool, found.block, found.at, &job->params));
+    else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->params));
 }
 
 /* The same in a home, cut as it is the way there. */
-static void gai_job_take_at_home(gai_job *job, gai_block *block)
+static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
 {
-    gai_want want = job->want;
-    uintptr_t at = gai_place(block->addr, block->addr + block->bytes, &want);
-    want.bytes = gai_home_cut(job->pool, block, at, &want);
-    gai_job_took(job, want.just_ready ? block : gai_block_take(job->pool, block, at, &want));
+    gai_params params = job->params;
+    uintptr_t at = gai_place(block->addr, block->addr + block->bytes, &params);
+    params.bytes = gai_block_pool_cut(job->pool, block, at, &params);
+    gai_job_took(job, params.just_ready ? block : gai_block_take(job->pool, block, at, &params));
 }
 
 /* Looks at home; first it is asked who has done with what comes from there, which is for later steps. Lock held. */
-static void gai_job_search_home(gai_job *job)
+static void gai_job_search_block_pool(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block;
-    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->want.small]++;
+    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->params.small]++;
     job->searched = 1;
     if (!job->asked && gai_pool_awaits(pool)) return;
-    block = gai_home_find(gai_home_of(pool, job->want.lane, job->want.small), &job->want);
-    if (block && gai_block_may_serve(pool, block, job->want.bytes)) gai_job_take_at_home(job, block);
+    block = gai_block_pool_find(gai_block_pool_of(pool, job->params.stream, job->params.small), &job->params);
+    if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
 }
 
 /* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
    the block mostly begins where it did the last time. */
-static gai_block *gai_mapping_lender(const galloc_pool *pool, gai_mapping *mapping, const gai_quest *quest)
+static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
 {
     gai_block *block = gai_block_at(mapping->within);
     if (!gai_mapping_is_within(pool, mapping, block)) block = gai_block_before(mapping->addr);
     if (!gai_mapping_is_within(pool, mapping, block)) return NULL;
     mapping->within = block->addr;
-    return gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
+    return gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
 }
 
 /* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
    in free blocks was noted, unless this is about one place only. */
-static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_quest *quest)
+static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_page_filter *filter)
 {
     gai_mapping *current = page->current;
     if (page->looked == pool->plans) return page->holder;
@@ -8372,8 +8415,8 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
     page->holder = NULL;
     if (!current) return NULL;
     if (!gai_block_is_parked(current->block))
-        page->holder = quest->one_place ? gai_mapping_lender(pool, current, quest) : NULL;
-    else if (gai_mapping_is_spare(pool, current, current->block->marks, quest))
+        page->holder = filter->one_place ? gai_mapping_donor(pool, current, filter) : NULL;
+    else if (gai_mapping_is_spare(pool, current, current->block->marks, filter))
         page->holder = current->block;
     return page->holder;
 }
@@ -8381,138 +8424,139 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 /* ---- in place ---- */
 
 /* What stands between a block and the length that it is to have; each is worse than those before it. */
-enum gai_hurdle {
-    GAI_HURDLE_NONE,   /* nothing */
-    GAI_HURDLE_HOLE,   /* holes, or old mappings whose pages may be had, beside free memory that may be had */
-    GAI_HURDLE_MARKED, /* memory that another stream has not done with */
-    GAI_HURDLE_BUSY,   /* old mappings of pages, what the driver would not unmap, what a front holds, or cells */
-    GAI_HURDLE_SHUT    /* a used block, the room of one, the end of the segment */
+enum gai_obstacle {
+    GAI_OBSTACLE_NONE,   /* nothing */
+    GAI_OBSTACLE_HOLE,   /* holes, or old mappings whose pages may be had, beside free memory that may be had */
+    GAI_OBSTACLE_MARKED, /* memory that another stream has not done with */
+    GAI_OBSTACLE_BUSY, /* old mappings of pages, what the driver would not unmap, what a stream cache holds, or slots */
+    GAI_OBSTACLE_SHUT  /* a used block, the room of one, the end of the segment */
 };
 
-typedef struct gai_stretch {
+typedef struct gai_growth_range {
     gai_block *block; /* that grows */
     uintptr_t end;    /* that it is to have */
     gai_block *hole;  /* the next to fill, in the room perhaps an old mapping: the block's own room last, so that a
                          failure before leaves it alone */
     gai_mark mark;    /* the first that stands in the way */
-    int alien;        /* something in the way is neither the block's nor in its room */
-} gai_stretch;
+    int foreign;        /* something in the way is neither the block's nor in its room */
+} gai_growth_range;
 
 /* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
    itself counts, and marks that say whose a block is, `holder`'s, do not. Who it names is asked for an event. Lock
    held. */
-static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_lane *holder,
+static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_stream *holder,
                                         uintptr_t begin, uintptr_t end)
 {
     for (; mark; mark = mark->next) {
-        if (mark->end <= begin || mark->begin >= end || mark->lane == holder) continue;
-        if (gai_mark_allows(job->pool, mark, job->want.lane)) continue;
-        if (job->waited && gai_lane_waited(job->want.lane, mark->lane) >= mark->epoch) continue;
-        if (!gai_mark_event(mark)) gai_lane_want(mark->lane);
+        if (mark->end <= begin || mark->begin >= end || mark->stream == holder) continue;
+        if (gai_mark_allows(job->pool, mark, job->params.stream)) continue;
+        if (job->waited && gai_stream_waited(job->params.stream, mark->stream) >= mark->epoch) continue;
+        if (!gai_mark_event(mark)) gai_stream_want_mark(mark->stream);
         return mark;
     }
     return NULL;
 }
 
-static void gai_stretch_note(gai_stretch *stretch, enum gai_hurdle *way, const gai_mark *mark, int alien)
+static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *entry, const gai_mark *mark, int foreign)
 {
-    if (*way < GAI_HURDLE_MARKED) stretch->mark = *mark;
-    if (*way < GAI_HURDLE_MARKED) *way = GAI_HURDLE_MARKED;
-    stretch->alien |= alien;
+    if (*entry < GAI_OBSTACLE_MARKED) range->mark = *mark;
+    if (*entry < GAI_OBSTACLE_MARKED) *entry = GAI_OBSTACLE_MARKED;
+    range->foreign |= foreign;
 }
 
 /* Is the page of an old mapping in the room to be had there, with no call into the driver? */
-static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_stretch *stretch)
+static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growth_range *range)
 {
-    gai_quest quest;
+    gai_page_filter filter;
     const gai_block *holder;
     if (gai_block_is_parked(piece)) return 1;
-    memset(&quest, 0, sizeof quest);
-    quest.want = &job->want;
-    quest.one_place = 1;
+    memset(&filter, 0, sizeof filter);
+    filter.params = &job->params;
+    filter.one_place = 1;
     job->pool->plans++;
-    holder = gai_plan_holder(job->pool, piece->away->page, &quest);
-    return holder && (holder->addr < stretch->block->addr || holder->addr >= stretch->end);
+    holder = gai_plan_holder(job->pool, piece->alias->page, &filter);
+    return holder && (holder->addr < range->block->addr || holder->addr >= range->end);
 }
 
 /* Notes what is to be filled next: what is not in the block's room before that, which is filled from its start on. */
-static enum gai_hurdle gai_stretch_fill(gai_stretch *stretch, gai_block *piece, enum gai_hurdle way)
+static enum gai_obstacle gai_growth_range_fill(gai_growth_range *range, gai_block *piece, enum gai_obstacle entry)
 {
-    if (!stretch->hole || (piece->kind == GAI_HOLE && stretch->hole->kind != GAI_HOLE)) stretch->hole = piece;
-    return way < GAI_HURDLE_HOLE ? GAI_HURDLE_HOLE : way;
+    if (!range->hole || (piece->kind == GAI_HOLE && range->hole->kind != GAI_HOLE)) range->hole = piece;
+    return entry < GAI_OBSTACLE_HOLE ? GAI_OBSTACLE_HOLE : entry;
 }
 
 /* One block behind that which grows: makes the way worse, or leaves it. */
-static enum gai_hurdle gai_job_look_at(gai_job *job, gai_block *piece, gai_stretch *stretch, enum gai_hurdle way)
+static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_growth_range *range,
+                                         enum gai_obstacle entry)
 {
-    uintptr_t end = gai_min(stretch->end, piece->addr + piece->bytes);
-    int own = piece->addr - stretch->block->addr < stretch->block->room;
+    uintptr_t end = gai_min(range->end, piece->addr + piece->bytes);
+    int own = piece->addr - range->block->addr < range->block->room;
     const gai_mark *mark;
     switch (piece->kind) {
     case GAI_FREE:
         mark = gai_job_obstacle(job, piece->marks, NULL, piece->addr, end);
-        if (mark) gai_stretch_note(stretch, &way, mark, 1);
-        return way;
+        if (mark) gai_growth_range_note(range, &entry, mark, 1);
+        return entry;
     case GAI_HOLE:
     case GAI_ROOM:
-        job->want.bytes += end - piece->addr;
-        return gai_stretch_fill(stretch, piece, way);
-    case GAI_AWAY:
-        if (own && gai_job_returns(job, piece, stretch)) return gai_stretch_fill(stretch, piece, way);
-        stretch->alien |= !own;
-        return GAI_HURDLE_BUSY;
-    case GAI_CELL:
+        job->params.bytes += end - piece->addr;
+        return gai_growth_range_fill(range, piece, entry);
+    case GAI_ALIAS:
+        if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, entry);
+        range->foreign |= !own;
+        return GAI_OBSTACLE_BUSY;
+    case GAI_SLOT:
     case GAI_BUSY:
-        stretch->alien |= !own;
-        return GAI_HURDLE_BUSY;
+        range->foreign |= !own;
+        return GAI_OBSTACLE_BUSY;
     case GAI_USED:
-        stretch->alien |= !own;
-        return gai_load_pointer(&piece->held) ? GAI_HURDLE_SHUT : GAI_HURDLE_BUSY;
-    default: return GAI_HURDLE_SHUT;
+        range->foreign |= !own;
+        return gai_load_pointer(&piece->held) ? GAI_OBSTACLE_SHUT : GAI_OBSTACLE_BUSY;
+    default: return GAI_OBSTACLE_SHUT;
     }
 }
 
 /* Looks at all that the block must have to be as long as it is to be, and notes what it lacks. Lock held. */
-static enum gai_hurdle gai_job_look(gai_job *job, gai_stretch *stretch)
+static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = gai_block_used(pool, job->grows), *piece;
-    enum gai_hurdle way = GAI_HURDLE_NONE;
+    enum gai_obstacle entry = GAI_OBSTACLE_NONE;
     size_t bytes = gai_up(job->grow_to, GAI_UNIT);
     const gai_mark *mark;
-    memset(stretch, 0, sizeof *stretch);
-    if (!block) return GAI_HURDLE_SHUT;
+    memset(range, 0, sizeof *range);
+    if (!block) return GAI_OBSTACLE_SHUT;
     if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
-    stretch->block = block;
-    stretch->end = block->addr + bytes;
-    job->want.bytes = 0;
-    job->want.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
-    mark = gai_job_obstacle(job, block->marks, block->lane && block->lane->capture ? block->lane : NULL,
-                            block->addr + block->requested, gai_min(stretch->end, block->addr + block->bytes));
-    if (mark) gai_stretch_note(stretch, &way, mark, 0);
-    for (piece = block->next; piece && piece->addr < stretch->end; piece = piece->next) {
-        way = gai_job_look_at(job, piece, stretch, way);
-        if (way == GAI_HURDLE_SHUT) return way;
+    range->block = block;
+    range->end = block->addr + bytes;
+    job->params.bytes = 0;
+    job->params.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
+    mark = gai_job_obstacle(job, block->marks, block->stream && block->stream->capture ? block->stream : NULL,
+                            block->addr + block->requested, gai_min(range->end, block->addr + block->bytes));
+    if (mark) gai_growth_range_note(range, &entry, mark, 0);
+    for (piece = block->next; piece && piece->addr < range->end; piece = piece->next) {
+        entry = gai_job_look_at(job, piece, range, entry);
+        if (entry == GAI_OBSTACLE_SHUT) return entry;
     }
-    return stretch->end > block->segment->addr + block->segment->bytes ? GAI_HURDLE_SHUT : way;
+    return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : entry;
 }
 
-/* Host memory for taking all of an open stretch at once. Lock held. */
-static int gai_stretch_need(galloc_pool *pool, const gai_stretch *stretch)
+/* Host memory for taking all of an open growth range at once. Lock held. */
+static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *range)
 {
-    const gai_block *last = stretch->block;
-    while (last->next && last->next->addr < stretch->end) last = last->next;
-    return last == stretch->block || gai_block_need(pool, last, last->addr, stretch->end - last->addr);
+    const gai_block *last = range->block;
+    while (last->next && last->next->addr < range->end) last = last->next;
+    return last == range->block || gai_block_need(pool, last, last->addr, range->end - last->addr);
 }
 
 /* The block becomes as long as it is to be: all behind it is free, and its stream may have it. The marks come along.
    Lock held. */
-static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
+static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
-    gai_block *block = stretch->block;
+    gai_block *block = range->block;
     size_t before = block->bytes, requested = (size_t)block->requested;
-    if (!gai_stretch_need(pool, stretch)) {
+    if (!gai_growth_range_need(pool, range)) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
         return;
     }
@@ -8520,14 +8564,14 @@ static void gai_job_take_stretch(gai_job *job, const gai_stretch *stretch)
         job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is freed while it is to grow", job->grows);
         return;
     }
-    while (block->addr + block->bytes < stretch->end) {
+    while (block->addr + block->bytes < range->end) {
         gai_block *piece = block->next;
-        size_t bytes = gai_min(piece->bytes, stretch->end - piece->addr);
+        size_t bytes = gai_min(piece->bytes, range->end - piece->addr);
         piece = gai_block_cut_out(pool, piece, piece->addr, bytes, GAI_USED);
         gai_block_absorb(pool, block, piece);
         gai_stat_used(pool, bytes, 0);
     }
-    if (block->bytes != before) block->cell = 0;
+    if (block->bytes != before) block->slot = 0;
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
     gai_block_set_requested(pool, block, job->grow_to);
@@ -8545,23 +8589,23 @@ static cudaError_t gai_job_say_not_there(const gai_job *job)
 /* Lock held. */
 static void gai_job_search_behind(gai_job *job)
 {
-    gai_stretch stretch;
-    enum gai_hurdle way = gai_job_look(job, &stretch);
-    if (way == GAI_HURDLE_NONE) gai_job_take_stretch(job, &stretch);
-    if (way == GAI_HURDLE_SHUT) job->error = gai_job_say_not_there(job);
+    gai_growth_range range;
+    enum gai_obstacle entry = gai_job_look(job, &range);
+    if (entry == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
+    if (entry == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
 }
 
 /* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
-    if (job->grows || job->want.room || job->pool->config.backend) return;
+    if (job->grows || job->params.room || job->pool->config.backend) return;
     if (job->pool->torch) {
-        gai_job_search_home(job);
+        gai_job_search_block_pool(job);
         return;
     }
-    gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->want)
-                                             : gai_find_all(job->pool, &job->want, 0));
+    gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->params)
+                                             : gai_find_all(job->pool, &job->params, 0));
 }
 
 static int gai_job_search(gai_job *job, enum gai_reach reach)
@@ -8574,17 +8618,17 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
 
 /* ---- waits between streams ---- */
 
-/* The note of what `lane` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
-static gai_wait *gai_lane_wait_on(galloc_pool *pool, gai_lane *lane, gai_lane *on)
+/* The note of what `stream` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
+static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
 {
-    gai_wait *wait = lane->waits;
+    gai_wait *wait = stream->waits;
     while (wait && wait->on != on) wait = wait->next;
     if (wait || !gai_slab_need(&pool->waits, 1)) return wait;
     wait = (gai_wait *)gai_slab_take(&pool->waits);
     wait->on = on;
     wait->epoch = 0;
-    wait->next = lane->waits;
-    lane->waits = wait;
+    wait->next = stream->waits;
+    stream->waits = wait;
     return wait;
 }
 
@@ -8599,13 +8643,13 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     CUresult result;
     gai_lock_on(&pool->lock);
     event = gai_mark_event(mark);
-    wait = gai_lane_wait_on(pool, job->want.lane, mark->lane);
+    wait = gai_stream_wait_on(pool, job->params.stream, mark->stream);
     gai_lock_off(&pool->lock);
     if (!wait) return GAI_NO_HOST_MEMORY;
     if (!event) return CUDA_ERROR_NOT_READY;
-    result = gai_scope_enter(&scope, job->want.lane->context);
+    result = gai_scope_enter(&scope, job->params.stream->context);
     if (result) return result;
-    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.stream, event->event, 0));
+    result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.handle, event->event, 0));
     gai_scope_leave(&scope);
     if (result) return result;
     gai_lock_on(&pool->lock);
@@ -8627,7 +8671,7 @@ static void gai_job_wait(gai_job *job)
     for (mark = job->got->marks; mark && !result; mark = mark->next) {
         int allowed;
         gai_lock_on(&pool->lock);
-        allowed = gai_mark_allows(pool, mark, job->want.lane);
+        allowed = gai_mark_allows(pool, mark, job->params.stream);
         gai_lock_off(&pool->lock);
         if (!allowed) result = gai_job_wait_for(job, mark);
     }
@@ -8669,14 +8713,14 @@ static void gai_job_wait_behind(gai_job *job)
     galloc_pool *pool = job->pool;
     CUresult result;
     for (;;) {
-        gai_stretch stretch;
-        enum gai_hurdle way;
+        gai_growth_range range;
+        enum gai_obstacle entry;
         gai_lock_on(&pool->lock);
-        way = gai_job_look(job, &stretch);
-        if (way == GAI_HURDLE_NONE) gai_job_take_stretch(job, &stretch);
+        entry = gai_job_look(job, &range);
+        if (entry == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
         gai_lock_off(&pool->lock);
-        if (way != GAI_HURDLE_MARKED) return;
-        result = gai_job_wait_for(job, &stretch.mark);
+        if (entry != GAI_OBSTACLE_MARKED) return;
+        result = gai_job_wait_for(job, &range.mark);
         if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for it yet */
         if (result) break;
     }
@@ -8693,25 +8737,25 @@ typedef struct gai_plan {
     gai_block *held; /* free blocks behind a block that grows, out of sight; linked by next_bin */
     gai_block *first, *hole;
     uintptr_t begin, end, at, until;
-    size_t away;     /* bytes of old mappings */
+    size_t alias;     /* bytes of old mappings */
     uint64_t newest; /* number of the newest of them */
 } gai_plan;
 
-static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->away; }
+static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->alias; }
 
 /* May the block be part of the answer as it is? */
-static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_want *want)
+static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_params *params)
 {
     if (!block || block->kind != GAI_FREE) return 0;
-    return block->set == &pool->common || (want->lane && block->set == &want->lane->free);
+    return block->set == &pool->common || (params->stream && block->set == &params->stream->free);
 }
 
 static int gai_block_is_unused(const gai_block *block)
 {
-    return block && (block->kind == GAI_HOLE || (block->kind == GAI_AWAY && !block->room));
+    return block && (block->kind == GAI_HOLE || (block->kind == GAI_ALIAS && !block->room));
 }
 
-static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_quest *quest)
+static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
 {
     uintptr_t begin, at;
     size_t bytes = gai_block_whole_pages(block, UINTPTR_MAX, &begin);
@@ -8720,18 +8764,18 @@ static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, cons
         at += mapping->bytes;
         if (mapping->page->mappings == 1) continue;
         mapping->page->looked = pool->plans;
-        mapping->page->holder = gai_mapping_is_spare(pool, mapping, block->marks, quest) ? block : NULL;
+        mapping->page->holder = gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
     }
 }
 
 /* Notes for every page that could come back to an old mapping which free block it is in. */
-static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_quest *quest)
+static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter)
 {
     gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
     do {
         gai_block *block;
         for (block = set->bins[bin.row][bin.column]; block; block = block->next_bin)
-            gai_block_note_pages(pool, block, quest);
+            gai_block_note_pages(pool, block, filter);
     } while (gai_bin_next(set, &bin));
 }
 
@@ -8740,22 +8784,22 @@ typedef struct gai_window {
     gai_block *left; /* the free block before the run, if the answer begins there */
     gai_block *first, *last, *hole;
     const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
-    size_t away;
+    size_t alias;
 } gai_window;
 
-static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_quest *quest)
+static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter)
 {
     if (!gai_block_is_unused(block)) return 0;
     if (block->kind == GAI_HOLE) {
         if (window->hole) return 0;
         window->hole = block;
     } else {
-        gai_page *page = block->away->page;
-        const gai_block *holder = quest->want->room ? NULL : gai_plan_holder(pool, page, quest);
+        gai_page *page = block->alias->page;
+        const gai_block *holder = filter->params->room ? NULL : gai_plan_holder(pool, page, filter);
         if (!holder || holder == window->left || page->taken) return 0;
         page->taken = 1;
-        window->away += block->bytes;
-        if (!window->last || (window->newest && window->newest->away->number < block->away->number))
+        window->alias += block->bytes;
+        if (!window->last || (window->newest && window->newest->alias->number < block->alias->number))
             window->newest = block;
     }
     window->last = block;
@@ -8766,9 +8810,9 @@ static void gai_window_drop_first(gai_window *window)
 {
     gai_block *block = window->first;
     if (window->hole == block) window->hole = NULL;
-    if (window->last && block->kind == GAI_AWAY) {
-        block->away->page->taken = 0;
-        window->away -= block->bytes;
+    if (window->last && block->kind == GAI_ALIAS) {
+        block->alias->page->taken = 0;
+        window->alias -= block->bytes;
     }
     if (window->last == block) window->last = NULL;
     if (window->newest == block) window->newest = NULL;
@@ -8780,7 +8824,7 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
 {
     const gai_block *block = window->first;
     for (;; block = block->next) {
-        if (block->kind == GAI_AWAY && block->away->page->holder == holder) return 1;
+        if (block->kind == GAI_ALIAS && block->alias->page->holder == holder) return 1;
         if (block == window->last) return 0;
     }
 }
@@ -8789,17 +8833,17 @@ static uint64_t gai_window_newest(gai_window *window)
 {
     const gai_block *block = window->first, *newest = window->newest;
     for (; block && !window->newest; block = block == window->last ? NULL : block->next)
-        if (block->kind == GAI_AWAY && (!newest || block->away->number > newest->away->number)) newest = block;
+        if (block->kind == GAI_ALIAS && (!newest || block->alias->number > newest->alias->number)) newest = block;
     window->newest = newest;
-    return newest ? newest->away->number : 0;
+    return newest ? newest->alias->number : 0;
 }
 
 /* What the window would be as a plan, but for `newest`: 0 if it does not do. */
-static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_want *want, uintptr_t at,
+static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_params *params, uintptr_t at,
                            gai_plan *plan)
 {
     const gai_block *first = window->first, *last = window->last;
-    uintptr_t needed = at + want->bytes, last_end = last->addr + last->bytes;
+    uintptr_t needed = at + params->bytes, last_end = last->addr + last->bytes;
     memset(plan, 0, sizeof *plan);
     plan->begin = first->addr;
     if (at < first->addr) plan->left = window->left;
@@ -8808,15 +8852,16 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     plan->end = last_end;
     if (last_end < needed) {
         plan->right = last->next;
-        if (want->room || !gai_block_is_own(pool, plan->right, want) || gai_window_needs(window, plan->right)) return 0;
+        if (params->room || !gai_block_is_own(pool, plan->right, params) || gai_window_needs(window, plan->right))
+            return 0;
         if (plan->right->addr + plan->right->bytes < needed) return 0;
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
     }
-    if (want->room && at + want->room > last_end) return 0;
+    if (params->room && at + params->room > last_end) return 0;
     plan->first = window->first;
     plan->hole = window->hole;
-    plan->away = window->away;
+    plan->alias = window->alias;
     plan->at = at;
     plan->until = needed;
     return 1;
@@ -8826,28 +8871,28 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
    whose newest mapping is the oldest: that is what was chosen before there were newer ones, and what is to be chosen
    the next time. Then the one with fewer pages that come back, then the lowest address, which takes the free block
    beside it in; for long-lived blocks the highest. */
-static int gai_plan_is_better(const gai_quest *quest, const gai_plan *a, const gai_plan *b)
+static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, const gai_plan *b)
 {
-    size_t fresh_a = gai_plan_fresh(a), fresh_b = gai_plan_fresh(b);
+    size_t unconfirmed_a = gai_plan_fresh(a), unconfirmed_b = gai_plan_fresh(b);
     if (!b->first) return 1;
-    if (fresh_a != fresh_b) return fresh_a < fresh_b;
-    if (quest->want->far) return a->at > b->at;
-    if (!fresh_a && a->newest != b->newest) return a->newest < b->newest;
-    if (a->away != b->away) return a->away < b->away;
+    if (unconfirmed_a != unconfirmed_b) return unconfirmed_a < unconfirmed_b;
+    if (filter->params->far) return a->at > b->at;
+    if (!unconfirmed_a && a->newest != b->newest) return a->newest < b->newest;
+    if (a->alias != b->alias) return a->alias < b->alias;
     return a->at < b->at;
 }
 
 /* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
-static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_quest *quest,
+static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_page_filter *filter,
                            gai_plan *best)
 {
     gai_plan plan;
-    while (!window->last || window->last->addr + window->last->bytes < at + quest->want->bytes)
-        if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, quest)) break;
-    if (!window->last || !gai_window_plan(pool, window, quest->want, at, &plan)) return;
+    while (!window->last || window->last->addr + window->last->bytes < at + filter->params->bytes)
+        if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, filter)) break;
+    if (!window->last || !gai_window_plan(pool, window, filter->params, at, &plan)) return;
     if (best->first && gai_plan_fresh(&plan) > gai_plan_fresh(best)) return;
     plan.newest = gai_window_newest(window);
-    if (gai_plan_is_better(quest, &plan, best)) *best = plan;
+    if (gai_plan_is_better(filter, &plan, best)) *best = plan;
 }
 
 static void gai_window_clear(gai_window *window)
@@ -8855,111 +8900,115 @@ static void gai_window_clear(gai_window *window)
     while (window->last) gai_window_drop_first(window);
 }
 
-static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_quest *quest, gai_plan *best)
+static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
-    const gai_want *want = quest->want;
+    const gai_params *params = filter->params;
     gai_window window;
     memset(&window, 0, sizeof window);
     window.first = first;
-    if (!want->room && gai_block_is_own(pool, first->prev, want)) {
-        uintptr_t at = gai_up(first->prev->addr, want->alignment);
+    if (!params->room && gai_block_is_own(pool, first->prev, params)) {
+        uintptr_t at = gai_up(first->prev->addr, params->alignment);
         window.left = first->prev;
-        if (at < first->addr) gai_window_try(pool, &window, at, quest, best);
+        if (at < first->addr) gai_window_try(pool, &window, at, filter, best);
         gai_window_clear(&window);
         window.first = first;
         window.left = NULL;
     }
     for (; gai_block_is_unused(window.first); gai_window_drop_first(&window)) {
-        uintptr_t at = gai_up(window.first->addr, want->alignment);
-        if (at < window.first->addr + window.first->bytes && at + want->bytes > at)
-            gai_window_try(pool, &window, at, quest, best);
+        uintptr_t at = gai_up(window.first->addr, params->alignment);
+        if (at < window.first->addr + window.first->bytes && at + params->bytes > at)
+            gai_window_try(pool, &window, at, filter, best);
     }
 }
 
 static int gai_block_starts_run(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
 /* With the lock held. */
-static int gai_plan_best(galloc_pool *pool, const gai_quest *quest, gai_plan *best)
+static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
-    const gai_lane *lane;
+    const gai_stream *stream;
     gai_block *hole;
     gai_mapping *mapping;
     memset(best, 0, sizeof *best);
     pool->plans++;
-    gai_set_note_pages(pool, &pool->common, quest);
-    gai_set_note_pages(pool, &pool->mixed, quest);
-    for (lane = pool->lanes; lane; lane = lane->next) gai_set_note_pages(pool, &lane->free, quest);
+    gai_set_note_pages(pool, &pool->common, filter);
+    gai_set_note_pages(pool, &pool->mixed, filter);
+    for (stream = pool->streams; stream; stream = stream->next) gai_set_note_pages(pool, &stream->free, filter);
     for (hole = pool->holes; hole; hole = hole->next_bin)
-        if (gai_block_starts_run(hole)) gai_plan_in_run(pool, hole, quest, best);
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
-        if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, quest, best);
+        if (gai_block_starts_run(hole)) gai_plan_in_run(pool, hole, filter, best);
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, filter, best);
     return best->first != NULL;
 }
 
 /* Rooms of one length stand side by side from their segment's start on, so that a room is found again where one was. */
-static uintptr_t gai_room_up(const gai_segment *segment, uintptr_t addr, const gai_want *want)
+static uintptr_t gai_room_up(const gai_segment *segment, uintptr_t addr, const gai_params *params)
 {
-    size_t unit = gai_up(want->room, want->alignment);
+    size_t unit = gai_up(params->room, params->alignment);
     return segment->addr + (addr - segment->addr + unit - 1) / unit * unit;
 }
 
 /* Is all from `at` in a block on, as far as the room goes, holes and old mappings that suit it? Mappings are no longer
    than what is asked for: who grows by a little does not get much. Adds up the bytes of pages that are there. */
-static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_want *want, size_t *there)
+static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_params *params, size_t *there)
 {
-    uintptr_t end = at + want->room;
+    uintptr_t end = at + params->room;
     *there = 0;
     for (; block && block->addr < end; block = block->next) {
         if (block->kind == GAI_HOLE && block->addr + block->bytes >= end) return 1;
         if (block->kind == GAI_HOLE) continue;
-        if (!gai_block_suits_room(block) || block->bytes > want->bytes) return 0;
+        if (!gai_block_suits_room(block) || block->bytes > params->bytes) return 0;
         if (gai_block_is_parked(block)) *there += block->bytes;
     }
     return block && block->addr == end;
 }
 
 /* Considers a room from `at` on, in a hole or at an old mapping. */
-static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_quest *quest,
+static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
                          gai_plan *best, size_t *most)
 {
-    gai_want want = *quest->want;
-    gai_quest bare = *quest;
+    gai_params params = *filter->params;
+    gai_page_filter empty = *filter;
     gai_window window;
     gai_plan plan;
     size_t there;
-    if (at >= block->addr + block->bytes || at % want.alignment || !gai_room_is_there(block, at, &want, &there)) return;
+    if (at >= block->addr + block->bytes || at % params.alignment || !gai_room_is_there(block, at, &params, &there))
+        return;
     memset(&window, 0, sizeof window);
     memset(&plan, 0, sizeof plan);
     window.first = block;
-    want.room = 0;
-    bare.want = &want;
-    bare.one_place = 1;
-    gai_window_try(pool, &window, at, &bare, &plan);
+    params.room = 0;
+    empty.params = &params;
+    empty.one_place = 1;
+    gai_window_try(pool, &window, at, &empty, &plan);
     gai_window_clear(&window);
     if (!plan.first || plan.end != plan.until) return;
-    if (best->first && (there < *most || (there == *most && !gai_plan_is_better(&bare, &plan, best)))) return;
+    if (best->first && (there < *most || (there == *most && !gai_plan_is_better(&empty, &plan, best)))) return;
     *best = plan;
     *most = there;
 }
 
 /* A place for a room: where one was whose pages are there still, if there is one. With the lock held. */
-static int gai_plan_room(galloc_pool *pool, const gai_quest *quest, gai_plan *best)
+static int gai_plan_room(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     gai_block *hole;
     gai_mapping *mapping;
     size_t most = 0;
     memset(best, 0, sizeof *best);
-    if (!quest->want->room) return 0;
+    if (!filter->params->room) return 0;
     pool->plans++;
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer)
-        if (gai_room_up(mapping->segment, mapping->addr, quest->want) == mapping->addr)
-            gai_room_try(pool, mapping->block, mapping->addr, quest, best, &most);
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
+        if (gai_room_up(mapping->segment, mapping->addr, filter->params) == mapping->addr)
+            gai_room_try(pool, mapping->block, mapping->addr, filter, best, &most);
     for (hole = pool->holes; hole; hole = hole->next_bin)
-        gai_room_try(pool, hole, gai_room_up(hole->segment, hole->addr, quest->want), quest, best, &most);
+        gai_room_try(pool, hole, gai_room_up(hole->segment, hole->addr, filter->params), filter, best, &most);
     return best->first != NULL;
 }
 
-static gai_memo *gai_diary_memo(gai_diary *diary, uint64_t index) { return &diary->memos[index % GAI_MEMOS]; }
+static gai_memo *gai_plan_predictor_memo(gai_plan_predictor *plan_predictor, uint64_t index)
+{
+    return &plan_predictor->memos[index % GAI_MEMOS];
+}
 
 static int gai_memo_is(const gai_memo *a, const gai_memo *b)
 {
@@ -8967,35 +9016,37 @@ static int gai_memo_is(const gai_memo *a, const gai_memo *b)
 }
 
 /* Adds a plan, and finds out what is to be expected after it. */
-static void gai_diary_add(gai_diary *diary, const gai_memo *memo)
+static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai_memo *memo)
 {
-    uint64_t oldest = diary->written > GAI_MEMOS ? diary->written - GAI_MEMOS : 0;
-    if (diary->next < diary->written && gai_memo_is(gai_diary_memo(diary, diary->next), memo)) {
-        diary->next++;
-        diary->agreed++;
+    uint64_t oldest = plan_predictor->written > GAI_MEMOS ? plan_predictor->written - GAI_MEMOS : 0;
+    if (plan_predictor->next < plan_predictor->written &&
+        gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next), memo)) {
+        plan_predictor->next++;
+        plan_predictor->agreed++;
     } else {
-        diary->agreed = 0;
-        for (diary->next = diary->written; diary->next > oldest; diary->next--)
-            if (gai_memo_is(gai_diary_memo(diary, diary->next - 1), memo)) break;
-        if (diary->next == oldest) diary->next = UINT64_MAX;
+        plan_predictor->agreed = 0;
+        for (plan_predictor->next = plan_predictor->written; plan_predictor->next > oldest; plan_predictor->next--)
+            if (gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next - 1), memo)) break;
+        if (plan_predictor->next == oldest) plan_predictor->next = UINT64_MAX;
     }
-    *gai_diary_memo(diary, diary->written++) = *memo;
+    *gai_plan_predictor_memo(plan_predictor, plan_predictor->written++) = *memo;
 }
 
 /* Makes a plan of a memo, if old mappings alone would serve there again. */
-static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_quest *quest, gai_plan *plan)
+static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
+                            gai_plan *plan)
 {
-    const gai_want *want = quest->want;
+    const gai_params *params = filter->params;
     gai_window window;
     memset(&window, 0, sizeof window);
     window.first = memo->first->block;
     if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
-    if (memo->bytes != want->bytes || gai_up(memo->at, want->alignment) != memo->at) return 0;
+    if (memo->bytes != params->bytes || gai_up(memo->at, params->alignment) != memo->at) return 0;
     if (memo->at < window.first->addr) {
         window.left = window.first->prev;
-        if (!gai_block_is_own(pool, window.left, want) || memo->at < window.left->addr) return 0;
+        if (!gai_block_is_own(pool, window.left, params) || memo->at < window.left->addr) return 0;
     }
-    gai_window_try(pool, &window, memo->at, quest, plan);
+    gai_window_try(pool, &window, memo->at, filter, plan);
     gai_window_clear(&window);
     return plan->first && !gai_plan_fresh(plan);
 }
@@ -9003,16 +9054,17 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
 #define GAI_TRUST 8 /* times in a row that a search came to what was expected */
 
 /* What a program that repeats itself did the last time is found with no search. With the lock held. */
-static int gai_plan_again(galloc_pool *pool, gai_quest *quest, gai_plan *plan)
+static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *plan)
 {
-    gai_diary *diary = &pool->diary;
+    gai_plan_predictor *plan_predictor = &pool->plan_predictor;
     int found = 0;
     memset(plan, 0, sizeof *plan);
-    if (quest->want->room || diary->next >= diary->written || diary->agreed < GAI_TRUST) return 0;
+    if (filter->params->room || plan_predictor->next >= plan_predictor->written || plan_predictor->agreed < GAI_TRUST)
+        return 0;
     pool->plans++;
-    quest->one_place = 1;
-    found = gai_plan_by_memo(pool, gai_diary_memo(diary, diary->next), quest, plan);
-    quest->one_place = 0;
+    filter->one_place = 1;
+    found = gai_plan_by_memo(pool, gai_plan_predictor_memo(plan_predictor, plan_predictor->next), filter, plan);
+    filter->one_place = 0;
     return found;
 }
 
@@ -9030,7 +9082,7 @@ static int gai_plan_ends_in_hole(const gai_plan *plan)
 static size_t gai_job_allowance(const gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + job->want.requested);
+    size_t peak = gai_max(pool->live_peak, gai_pool_live(pool) + job->params.requested);
     double overhead = pool->tuning.overhead - (job->thrifty ? GAI_OVERHEAD_SPARED : 0);
     double most = (double)peak * (1 + (overhead > 0 ? overhead : 0)), held = (double)pool->stats.reserved.current;
     double threshold = (double)gai_pool_threshold(pool);
@@ -9117,17 +9169,17 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     gai_found found = {NULL, 0};
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
-    job->want.bytes = plan->until - plan->at;
+    job->params.bytes = plan->until - plan->at;
     gai_marks_prune(pool, &found.block->marks);
     gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
     gai_job_take(job, found);
-    if (!job->got || job->want.just_ready) {
+    if (!job->got || job->params.just_ready) {
         gai_set_remove(found.block);
         found.block = gai_block_file(pool, found.block, 0);
         if (job->got) job->got = found.block;
     }
-    if (job->got) gai_block_keep_room(pool, job->got, job->want.room);
-    if (job->got && !job->want.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
+    if (job->got) gai_block_keep_room(pool, job->got, job->params.room);
+    if (job->got && !job->params.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
         (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
@@ -9152,7 +9204,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 /* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
-    job->said = result;
+    job->saved = result;
     job->who = function;
     if (!result || result == CUDA_ERROR_OUT_OF_MEMORY || job->error) return;
     gai_pool_note(job->pool, result);
@@ -9162,20 +9214,20 @@ static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 /* Plans to fill the next hole behind a block that grows. 0: pages are not what it lacks. Lock held. */
 static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 {
-    gai_stretch stretch;
+    gai_growth_range range;
     memset(plan, 0, sizeof *plan);
-    if (gai_job_look(job, &stretch) != GAI_HURDLE_HOLE) return 0;
-    plan->begin = plan->at = stretch.hole->addr;
-    plan->until = stretch.end;
-    gai_plan_hold(plan, stretch.block);
-    if (stretch.hole->kind == GAI_AWAY) {
-        plan->first = stretch.hole;
-        plan->away = stretch.hole->bytes;
-        plan->end = plan->begin + plan->away;
+    if (gai_job_look(job, &range) != GAI_OBSTACLE_HOLE) return 0;
+    plan->begin = plan->at = range.hole->addr;
+    plan->until = range.end;
+    gai_plan_hold(plan, range.block);
+    if (range.hole->kind == GAI_ALIAS) {
+        plan->first = range.hole;
+        plan->alias = range.hole->bytes;
+        plan->end = plan->begin + plan->alias;
         return 1;
     }
-    plan->hole = stretch.hole;
-    plan->end = gai_min(stretch.hole->addr + stretch.hole->bytes, gai_up(stretch.end, job->pool->granularity));
+    plan->hole = range.hole;
+    plan->end = gai_min(range.hole->addr + range.hole->bytes, gai_up(range.end, job->pool->granularity));
     return 1;
 }
 
@@ -9183,16 +9235,16 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 static void gai_job_lacks_addresses(gai_job *job, CUresult result)
 {
     gai_job_refused(job, result, "cuMemAddressReserve");
-    if (!job->want.room || job->error) return;
+    if (!job->params.room || job->error) return;
     job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: there are no addresses for a room of %zu bytes",
-                          job->want.room);
+                          job->params.room);
 }
 
 /* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
     galloc_pool *pool = job->pool;
-    size_t space = gai_max(job->want.bytes, job->want.room) + gai_max(job->want.alignment, pool->granularity);
+    size_t space = gai_max(job->params.bytes, job->params.room) + gai_max(job->params.alignment, pool->granularity);
     if (tries < 2 && pool->stats.addresses / GAI_ADDRESSES_KEPT > pool->stats.reserved.current) {
         gai_pool_drop_old(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2, tries ? 0 : GAI_OLD_MAX);
         return CUDA_SUCCESS;
@@ -9205,22 +9257,22 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
-    gai_quest quest;
+    gai_page_filter filter;
     CUresult result = CUDA_SUCCESS;
     int found, tries;
     if (job->grows) return gai_job_plan_behind(job, plan);
-    quest.want = &job->want;
-    quest.may_wait = job->may_wait;
-    quest.wanted = quest.most = 0;
-    quest.one_place = 0;
-    found = gai_plan_room(pool, &quest, plan) || gai_plan_again(pool, &quest, plan) ||
-            gai_plan_best(pool, &quest, plan);
+    filter.params = &job->params;
+    filter.may_wait = job->may_wait;
+    filter.wanted = filter.most = 0;
+    filter.one_place = 0;
+    found = gai_plan_room(pool, &filter, plan) || gai_plan_again(pool, &filter, plan) ||
+            gai_plan_best(pool, &filter, plan);
     for (tries = 0; tries < 3 && !found && !result; tries++) {
         gai_lock_off(&pool->lock);
         result = gai_job_find_addresses(job, tries);
         if (result) gai_job_lacks_addresses(job, result);
         gai_lock_on(&pool->lock);
-        found = !result && gai_plan_best(pool, &quest, plan);
+        found = !result && gai_plan_best(pool, &filter, plan);
     }
     if (found) gai_plan_hold(plan, NULL);
     return found;
@@ -9236,7 +9288,7 @@ static void gai_block_set_aside(galloc_pool *pool, gai_block *block)
 /* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. It does
    not merge with its neighbours yet, since they may be to lend pages themselves. The caller has made sure of what it
    takes. */
-static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lenders)
+static void gai_block_give_pages(galloc_pool *pool, gai_block *block, gai_batch *returning_blocks)
 {
     uintptr_t at = block->addr;
     while (at < block->addr + block->bytes) {
@@ -9253,7 +9305,7 @@ static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lende
         block->kind = GAI_BUSY;
         mapping->page->taken = 0;
         gai_mapping_show(mapping, 0);
-        gai_batch_add(lenders, mapping, block);
+        gai_batch_add(returning_blocks, mapping, block);
         block = after;
         if (!block) return;
     }
@@ -9261,7 +9313,7 @@ static void gai_block_lend(galloc_pool *pool, gai_block *block, gai_batch *lende
 }
 
 /* Makes sure of what lending pages of a block takes. */
-static int gai_block_lend_need(galloc_pool *pool, const gai_block *block)
+static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
 {
     size_t n = 0;
     uintptr_t at, end = block->addr + block->bytes;
@@ -9277,31 +9329,31 @@ static int gai_block_lend_need(galloc_pool *pool, const gai_block *block)
 
 /* Takes the page of a returning mapping out of where it is now, with all others there that are taken. 0: no host
    memory. */
-static int gai_filling_borrow(galloc_pool *pool, gai_filling *filling, gai_page *page)
+static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
 {
     gai_block *holder = page->holder;
-    if (holder->kind == GAI_AWAY) {
+    if (holder->kind == GAI_ALIAS) {
         page->taken = 0;
-        gai_away_remove(pool, page->current);
+        gai_alias_remove(pool, page->current);
         page->current->standing = 1;
-        gai_batch_add(&filling->lenders, page->current, holder);
+        gai_batch_add(&fill->returning_blocks, page->current, holder);
         return 1;
     }
-    if (!gai_block_lend_need(pool, holder)) return 0;
+    if (!gai_block_give_pages_need(pool, holder)) return 0;
     gai_set_remove(holder);
-    gai_block_lend(pool, holder, &filling->lenders);
+    gai_block_give_pages(pool, holder, &fill->returning_blocks);
     return 1;
 }
 
 /* What lending pages has left of blocks merges with its neighbours again. */
-static void gai_lenders_merge(galloc_pool *pool, const gai_batch *lenders)
+static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_blocks)
 {
-    const gai_mapping *lender;
-    for (lender = lenders->first; lender; lender = lender->next) {
+    const gai_mapping *donor;
+    for (donor = returning_blocks->first; donor; donor = donor->next) {
         gai_block *beside[2];
         int i;
-        beside[0] = lender->block->prev;
-        beside[1] = lender->block->next;
+        beside[0] = donor->block->prev;
+        beside[1] = donor->block->next;
         for (i = 0; i < 2; i++) {
             if (!beside[i] || beside[i]->kind != GAI_FREE) continue;
             gai_set_remove(beside[i]);
@@ -9312,24 +9364,24 @@ static void gai_lenders_merge(galloc_pool *pool, const gai_batch *lenders)
 
 /* Takes the old mappings in the planned range, and the pages that are to come back to them, out of sight. 0: no host
    memory. With the lock held. */
-static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *filling)
+static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fill)
 {
     gai_block *block;
     gai_mapping *mapping;
     int ready = 1;
     for (block = plan->first; block && block->addr < plan->end; block = block->next) {
-        mapping = block->kind == GAI_AWAY ? block->away : NULL;
+        mapping = block->kind == GAI_ALIAS ? block->alias : NULL;
         if (!mapping) continue;
         ready &= gai_block_map_need(block->addr);
-        gai_away_remove(pool, mapping);
+        gai_alias_remove(pool, mapping);
         mapping->standing = 1;
         mapping->page->taken = mapping->page->current != mapping;
-        gai_batch_add(&filling->returning, mapping, block);
+        gai_batch_add(&fill->returning, mapping, block);
     }
-    for (mapping = filling->returning.first; mapping && ready; mapping = mapping->next)
-        if (mapping->page->taken) ready = gai_filling_borrow(pool, filling, mapping->page);
-    for (mapping = filling->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
-    gai_lenders_merge(pool, &filling->lenders);
+    for (mapping = fill->returning.first; mapping && ready; mapping = mapping->next)
+        if (mapping->page->taken) ready = gai_fill_borrow(pool, fill, mapping->page);
+    for (mapping = fill->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
+    gai_returning_merge(pool, &fill->returning_blocks);
     return ready;
 }
 
@@ -9339,37 +9391,37 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_filling *
    asked for only where nothing new can be had. `exact`: the device has just refused to give as much, so that what is
    held comes first too. 0: the limit does not allow it. With the lock held, the plan's blocks
    out of sight. */
-static int gai_job_choose(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
+static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     galloc_pool *pool = job->pool;
-    gai_quest quest;
+    gai_page_filter filter;
     size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
     int fits;
-    int room = job->want.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
-    filling->page_bytes = gai_page_size(pool, bytes, allowance);
+    int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
+    fill->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
-    quest.want = &job->want;
-    quest.wanted = bytes;
-    if (!room && !job->grows && !exact) quest.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
-    quest.may_wait = job->may_wait;
+    filter.params = &job->params;
+    filter.wanted = bytes;
+    if (!room && !job->grows && !exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
+    filter.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
-    if (job->want.room) most = gai_min(most, job->want.room);
-    filling->moved = quest.most = room ? bytes : most;
-    if (quest.wanted) gai_pool_to_batch(pool, &quest, &filling->donors);
-    filling->moved -= quest.most;
-    if (room && (exact || bytes > filling->moved + headroom)) {
-        quest.most = most - filling->moved;
-        gai_pool_to_batch(pool, &quest, &filling->donors);
-        filling->moved = most - quest.most;
+    if (job->params.room) most = gai_min(most, job->params.room);
+    fill->moved = filter.most = room ? bytes : most;
+    if (filter.wanted) gai_pool_to_batch(pool, &filter, &fill->donors);
+    fill->moved -= filter.most;
+    if (room && (exact || bytes > fill->moved + headroom)) {
+        filter.most = most - fill->moved;
+        gai_pool_to_batch(pool, &filter, &fill->donors);
+        fill->moved = most - filter.most;
     }
-    if (filling->moved > bytes) filling->moved -= gai_donors_trim(pool, &filling->donors, filling->moved - bytes);
-    fits = bytes <= filling->moved + (job->frugal ? allowance : headroom);
-    if (open && !filling->moved && !exact && !room)
-        gai_plan_round(plan, filling->page_bytes, pool->tuning.growth ? headroom : allowance);
+    if (fill->moved > bytes) fill->moved -= gai_donors_trim(pool, &fill->donors, fill->moved - bytes);
+    fits = bytes <= fill->moved + (job->frugal ? allowance : headroom);
+    if (open && !fill->moved && !exact && !room)
+        gai_plan_round(plan, fill->page_bytes, pool->tuning.growth ? headroom : allowance);
     bytes = gai_plan_fresh(plan);
-    filling->fresh = bytes - gai_min(bytes, filling->moved);
-    plan->end += filling->moved + filling->fresh - bytes;
-    if (job->want.room) plan->until = plan->end;
+    fill->unconfirmed = bytes - gai_min(bytes, fill->moved);
+    plan->end += fill->moved + fill->unconfirmed - bytes;
+    if (job->params.room) plan->until = plan->end;
     return fits;
 }
 
@@ -9380,78 +9432,78 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
     memo.number = first->number;
     memo.at = plan->at;
     memo.bytes = bytes;
-    gai_diary_add(&pool->diary, &memo);
+    gai_plan_predictor_add(&pool->plan_predictor, &memo);
 }
 
 /* First with what is to be left alone left alone, then without. */
-static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_filling *filling, int exact)
+static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     uintptr_t end = plan->end, until = plan->until;
     int chosen;
-    job->thrifty = job->frugal && gai_pool_live(job->pool) + job->want.requested <= job->pool->live_peak;
-    chosen = gai_job_choose(job, plan, filling, exact);
+    job->thrifty = job->frugal && gai_pool_live(job->pool) + job->params.requested <= job->pool->live_peak;
+    chosen = gai_job_choose(job, plan, fill, exact);
     if (chosen || !job->thrifty) return chosen;
-    gai_donors_restore(job->pool, &filling->donors);
-    gai_batch_start(&filling->donors);
-    filling->moved = filling->fresh = 0;
+    gai_donors_restore(job->pool, &fill->donors);
+    gai_batch_start(&fill->donors);
+    fill->moved = fill->unconfirmed = 0;
     plan->end = end;
     plan->until = until;
     job->thrifty = 0;
-    return gai_job_choose(job, plan, filling, exact);
+    return gai_job_choose(job, plan, fill, exact);
 }
 
 /* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. The
    marks of pages that come are copied, and the answer is cut out at both ends. */
-static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_filling *filling)
+static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill)
 {
     galloc_pool *pool = job->pool;
     const gai_block *piece;
-    size_t marks = gai_batch_marks(&filling->donors) + gai_batch_marks(&filling->lenders);
+    size_t marks = gai_batch_marks(&fill->donors) + gai_batch_marks(&fill->returning_blocks);
     uintptr_t addr = plan->hole ? gai_plan_fill_begin(plan) : 0;
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
     return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 3) &&
            gai_block_map_need(plan->begin) && gai_block_map_need(plan->at) &&
-           gai_block_map_need(plan->until) && gai_filling_need(pool, filling, addr);
+           gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
 }
 
 /* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
-static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_filling *filling)
+static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_fill *fill)
 {
     uintptr_t hole = plan->hole ? plan->hole->addr : plan->end;
-    while (filling->returning.first && filling->returning.first->addr < hole)
-        gai_batch_add_returning(pool, batch, filling);
-    if (plan->hole) gai_batch_over_hole(pool, batch, plan->hole, gai_plan_fill_begin(plan), filling);
-    while (filling->returning.first) gai_batch_add_returning(pool, batch, filling);
+    while (fill->returning.first && fill->returning.first->addr < hole)
+        gai_batch_add_returning(pool, batch, fill);
+    if (plan->hole) gai_batch_over_hole(pool, batch, plan->hole, gai_plan_fill_begin(plan), fill);
+    while (fill->returning.first) gai_batch_add_returning(pool, batch, fill);
 }
 
 /* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; 0 if
    growth is not possible (the job may have an error). */
-static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_filling *filling, gai_batch *batch, int exact)
+static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
     int fetched;
     gai_batch_start(batch);
-    gai_batch_start(&filling->donors);
-    gai_batch_start(&filling->lenders);
-    gai_batch_start(&filling->returning);
-    filling->moved = filling->fresh = 0;
+    gai_batch_start(&fill->donors);
+    gai_batch_start(&fill->returning_blocks);
+    gai_batch_start(&fill->returning);
+    fill->moved = fill->unconfirmed = 0;
     if (!gai_job_plan(job, plan)) return 0;
-    fetched = gai_plan_fetch(pool, plan, filling);
-    if (!fetched || gai_job_choose_within(job, plan, filling, exact)) {
-        if (!fetched || !gai_job_need(job, plan, filling)) {
+    fetched = gai_plan_fetch(pool, plan, fill);
+    if (!fetched || gai_job_choose_within(job, plan, fill, exact)) {
+        if (!fetched || !gai_job_need(job, plan, fill)) {
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
-        } else if (gai_budget_take(pool, filling->fresh)) { /* else another pool of the device was faster */
-            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, filling->returning.first, job->want.bytes);
-            gai_batch_over_plan(pool, batch, plan, filling);
+        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool of the device was faster */
+            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
+            gai_batch_over_plan(pool, batch, plan, fill);
             return 1;
         }
     }
-    gai_donors_restore(pool, &filling->returning);
-    gai_donors_restore(pool, &filling->lenders);
-    gai_donors_restore(pool, &filling->donors);
+    gai_donors_restore(pool, &fill->returning);
+    gai_donors_restore(pool, &fill->returning_blocks);
+    gai_donors_restore(pool, &fill->donors);
     gai_plan_let_go(pool, plan);
     return 0;
 }
@@ -9461,33 +9513,33 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_plan plan;
-    gai_filling filling;
+    gai_fill fill;
     gai_batch batch;
     CUresult result = CUDA_SUCCESS;
     const char *function = "cuMemCreate";
     int ready;
     gai_lock_on(&pool->lock);
-    ready = gai_job_prepare(job, &plan, &filling, &batch, exact);
+    ready = gai_job_prepare(job, &plan, &fill, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!ready) return CUDA_SUCCESS;
-    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &filling.donors);
+    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &fill.donors);
     if (result) function = "cuStreamWaitEvent";
     else result = gai_batch_map(pool, &batch);
     if (result) gai_batch_undo(pool, &batch);
     else gai_pool_tell_mapped(pool, &batch);
     gai_lock_on(&pool->lock);
     if (result) {
-        gai_donors_restore(pool, &filling.lenders);
-        gai_donors_restore(pool, &filling.donors);
+        gai_donors_restore(pool, &fill.returning_blocks);
+        gai_donors_restore(pool, &fill.donors);
         gai_plan_let_go(pool, &plan);
     } else {
         gai_block *block = gai_batch_publish(pool, &batch);
-        pool->stats.grows += filling.fresh != 0;
-        pool->rhythm.mapped += filling.fresh || filling.moved;
-        if (filling.fresh || filling.moved) pool->habit.agreed = 0;
-        if (!job->grows) job->grown += filling.fresh || filling.moved || filling.lenders.first;
-        gai_donors_leave(pool, &filling.lenders);
-        gai_donors_leave(pool, &filling.donors);
+        pool->stats.grows += fill.unconfirmed != 0;
+        pool->parking.mapped += fill.unconfirmed || fill.moved;
+        if (fill.unconfirmed || fill.moved) pool->mark_predictor.agreed = 0;
+        if (!job->grows) job->grown += fill.unconfirmed || fill.moved || fill.returning_blocks.first;
+        gai_donors_leave(pool, &fill.returning_blocks);
+        gai_donors_leave(pool, &fill.donors);
         if (job->grows) gai_job_take_behind(job, &plan, block);
         else gai_job_take_grown(job, &plan, block);
     }
@@ -9502,7 +9554,7 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
 {
     gai_found found;
     found.block = gai_block_file(job->pool, block, 0);
-    found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->want);
+    found.at = gai_place(found.block->addr, found.block->addr + found.block->bytes, &job->params);
     job->grown = 1;
     gai_job_take(job, found);
 }
@@ -9511,12 +9563,12 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
    before: should the job have no host memory to take it, that is marked. */
 static void gai_job_take_given(gai_job *job, gai_block *block)
 {
-    gai_lane *lane = job->want.lane;
+    gai_stream *stream = job->params.stream;
     gai_job_take_fixed(job, block);
-    if (job->got || !lane || lane->capture || !gai_pool_is_async(job->pool)) return;
+    if (job->got || !stream || stream->capture || !gai_pool_is_async(job->pool)) return;
     gai_set_remove(block);
-    gai_block_stamp_own(job->pool, block, lane);
-    gai_lane_ask(lane);
+    gai_block_stamp_own(job->pool, block, stream);
+    gai_stream_ask(stream);
     (void)gai_block_file(job->pool, block, 0);
 }
 
@@ -9540,7 +9592,7 @@ static void gai_job_grow_fixed(gai_job *job)
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
     CUresult result;
-    size_t space = job->want.bytes + job->want.alignment - GAI_UNIT, bytes = gai_fixed_bytes(pool, space);
+    size_t space = job->params.bytes + job->params.alignment - GAI_UNIT, bytes = gai_fixed_bytes(pool, space);
     size_t least = gai_up(space, GAI_FIXED_SMALL);
     if (!gai_budget_take(pool, bytes)) {
         bytes = least;
@@ -9576,8 +9628,8 @@ static void gai_job_grow_given(gai_job *job)
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
     CUresult result = GAI_NO_HOST_MEMORY;
-    size_t slack = job->want.alignment - GAI_UNIT, bytes = job->want.bytes + slack;
-    size_t given = job->want.bytes - job->want.requested >= GAI_UNIT ? job->want.bytes : job->want.requested;
+    size_t slack = job->params.alignment - GAI_UNIT, bytes = job->params.bytes + slack;
+    size_t given = job->params.bytes - job->params.requested >= GAI_UNIT ? job->params.bytes : job->params.requested;
     int promised, asked = 0;
     gai_lock_on(&pool->lock);
     promised = gai_pool_promise_mark(pool);
@@ -9604,13 +9656,13 @@ static int gai_job_leave_out(gai_job *job, const char *why)
 }
 
 /* What stands in the way of a block that grows, seen by itself. */
-static enum gai_hurdle gai_job_way(gai_job *job, gai_stretch *stretch)
+static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range *range)
 {
-    enum gai_hurdle way;
+    enum gai_obstacle entry;
     gai_lock_on(&job->pool->lock);
-    way = gai_job_look(job, stretch);
+    entry = gai_job_look(job, range);
     gai_lock_off(&job->pool->lock);
-    return way;
+    return entry;
 }
 
 /* Old mappings behind a block that grows go, if their pages are not to be had there, and parked pages there are free
@@ -9619,8 +9671,8 @@ static void gai_job_clear_behind(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     uintptr_t begin = (uintptr_t)job->grows;
-    gai_stretch stretch;
-    if (gai_job_way(job, &stretch) != GAI_HURDLE_BUSY) return;
+    gai_growth_range range;
+    if (gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_BUSY) return;
     gai_lock_on(&pool->lock);
     gai_pool_unpark(pool, begin, begin + job->grow_to);
     gai_lock_off(&pool->lock);
@@ -9633,9 +9685,9 @@ static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int grown;
-    job->said = CUDA_SUCCESS;
+    job->saved = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
-    if (job->want.bytes > gai_pool_capacity(pool)) return 0;
+    if (job->params.bytes > gai_pool_capacity(pool)) return 0;
     if (pool->config.backend && !job->grows) gai_job_grow_given(job);
     else if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
@@ -9660,40 +9712,42 @@ static int gai_step_grow_within(gai_job *job)
 }
 
 /* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
-static int gai_job_is_captured(const gai_job *job) { return job->want.lane && job->want.lane->capture_id; }
+static int gai_job_is_captured(const gai_job *job) { return job->params.stream && job->params.stream->capture_id; }
 
 /* ---- the order that is captured ---- */
 
-/* The lane's newest spot that the other lane does not follow yet; NULL: it does, or cannot by any graph. */
-static const gai_spot *gai_lane_ahead(const gai_lane *lane, const gai_lane *other)
+/* The stream state's newest position that the other stream state does not follow yet; NULL: it does, or cannot by any
+   graph. */
+static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
-    const gai_spot *spot = lane->spots;
-    if (lane == other || lane->capture != other->capture || !lane->uses || !spot) return NULL;
-    return spot->epoch > gai_lane_waited(other, lane) ? spot : NULL;
+    const gai_position *position = stream->positions;
+    if (stream == other || stream->capture != other->capture || !stream->uses || !position) return NULL;
+    return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
 
 /* Could it be of use to know what comes before what? With the lock held. */
 static int gai_job_may_follow(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
-    const gai_lane *lane = pool->lanes;
-    if (!job->want.lane || !job->want.lane->capture || !(pool->config.reuse & GALLOC_REUSE_FOLLOWED)) return 0;
-    for (; lane; lane = lane->next)
-        if (gai_lane_ahead(lane, job->want.lane) && lane->free.bytes + pool->mixed.bytes + pool->parked) return 1;
+    const gai_stream *stream = pool->streams;
+    if (!job->params.stream || !job->params.stream->capture || !(pool->config.reuse & GALLOC_REUSE_FOLLOWED)) return 0;
+    for (; stream; stream = stream->next)
+        if (gai_stream_ahead(stream, job->params.stream) && stream->free.bytes + pool->mixed.bytes + pool->parked)
+            return 1;
     return 0;
 }
 
 /* Notes as waits up to where the stream follows others of its capture: the graph will have it wait. Lock held. */
 static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
-    gai_lane *lane, *own = job->want.lane;
-    for (lane = own->capture ? job->pool->lanes : NULL; lane; lane = lane->next) {
-        const gai_spot *spot = gai_lane_ahead(lane, own);
+    gai_stream *stream, *own = job->params.stream;
+    for (stream = own->capture ? job->pool->streams : NULL; stream; stream = stream->next) {
+        const gai_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
-        while (spot && !gai_walk_covers(walk, spot)) spot = spot->older;
-        if (!spot || spot->epoch <= gai_lane_waited(own, lane)) continue;
-        wait = gai_lane_wait_on(job->pool, own, lane);
-        if (wait) wait->epoch = spot->epoch;
+        while (position && !gai_walk_covers(walk, position)) position = position->older;
+        if (!position || position->epoch <= gai_stream_waited(own, stream)) continue;
+        wait = gai_stream_wait_on(job->pool, own, stream);
+        if (wait) wait->epoch = position->epoch;
     }
 }
 
@@ -9711,7 +9765,7 @@ static int gai_step_follow(gai_job *job)
     gai_lock_off(&job->pool->lock);
     walk = useful ? (gai_walk *)GALLOC_MALLOC(sizeof *walk) : NULL;
     if (!walk) return 0;
-    gai_walk_begin(walk, job->site.stream, job->want.lane->capture_id);
+    gai_walk_begin(walk, job->site.handle, job->params.stream->capture_id);
     while (at < walk->n) gai_walk_on(walk, at++);
     gai_lock_on(&job->pool->lock);
     gai_job_note_followed(job, walk);
@@ -9720,21 +9774,21 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* To look at all strips takes time for each block that there is: at a miss it is not done before a part as many cells
+/* To look at all runs takes time for each block that there is: at a miss it is not done before a part as many slots
    have become free. */
-#define GAI_MELT_PART 16
+#define GAI_COALESCE_PART 16
 
-/* What other streams have done with, if the pool may know; and strips of cells that are all free. */
+/* What other streams have done with, if the pool may know; and runs of slots that are all free. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
-    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->config.backend || job->pool->away_oldest)
+    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->config.backend || job->pool->oldest_alias)
         gai_pool_poll(job->pool);
     gai_pool_limit_old(job->pool);
     if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
     gai_lock_on(&job->pool->lock);
-    if (job->pool->melts > job->pool->stats.blocks.current / GAI_MELT_PART) gai_pool_melt(job->pool);
+    if (job->pool->freed_slots > job->pool->stats.blocks.current / GAI_COALESCE_PART) gai_pool_coalesce(job->pool);
     gai_lock_off(&job->pool->lock);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
@@ -9744,14 +9798,14 @@ static int gai_step_poll(gai_job *job)
 static int gai_step_collect(gai_job *job)
 {
     if (!job->pool->collects) return gai_job_leave_out(job, "neither gc_threshold nor gc_age is in effect");
-    gai_pool_collect(job->pool, job->want.bytes);
+    gai_pool_collect(job->pool, job->params.bytes);
     return 0;
 }
 
 /* Parts of parked pages. */
 static int gai_step_unpark(gai_job *job)
 {
-    if (job->grows || job->want.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
+    if (job->grows || job->params.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
     gai_lock_on(&job->pool->lock);
     gai_pool_unpark(job->pool, 0, UINTPTR_MAX);
     gai_lock_off(&job->pool->lock);
@@ -9762,9 +9816,9 @@ static int gai_step_unpark(gai_job *job)
 static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
-    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->want.lane || job->want.just_ready) return 0;
+    if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->params.stream || job->params.just_ready) return 0;
     if (pool->config.backend) return 0; /* it is not galloc that gives it to the next */
-    if (job->want.lane->stream == CU_STREAM_LEGACY) return 0;
+    if (job->params.stream->handle == CU_STREAM_LEGACY) return 0;
     return !gai_job_is_captured(job);
 }
 
@@ -9772,16 +9826,16 @@ static int gai_job_can_wait(const gai_job *job)
    place. The block's own bytes and room it gets in any case. */
 static int gai_step_addresses(gai_job *job)
 {
-    gai_stretch stretch;
-    enum gai_hurdle way;
+    gai_growth_range range;
+    enum gai_obstacle entry;
     if (!job->grows) return gai_job_leave_out(job, "no block is to grow");
-    way = gai_job_way(job, &stretch);
-    if (way == GAI_HURDLE_SHUT || (way > GAI_HURDLE_HOLE && stretch.alien))
+    entry = gai_job_obstacle_behind(job, &range);
+    if (entry == GAI_OBSTACLE_SHUT || (entry > GAI_OBSTACLE_HOLE && range.foreign))
         job->error = gai_job_say_not_there(job);
-    else if (way == GAI_HURDLE_BUSY)
+    else if (entry == GAI_OBSTACLE_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
                               "of the block at %p", job->grows);
-    else if (way == GAI_HURDLE_MARKED && gai_job_can_wait(job))
+    else if (entry == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
         gai_job_wait_behind(job);
     return gai_job_is_done(job);
 }
@@ -9794,16 +9848,16 @@ static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->con
 static int gai_step_recycle(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    size_t wanted = SIZE_MAX, space = gai_up(job->want.bytes, pool->granularity) + pool->granularity;
-    gai_stretch stretch;
-    if (job->grows && gai_job_way(job, &stretch) != GAI_HURDLE_HOLE) return 0;
+    size_t wanted = SIZE_MAX, space = gai_up(job->params.bytes, pool->granularity) + pool->granularity;
+    gai_growth_range range;
+    if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
     if (!pool->config.expandable_segments) { /* cuMemFree waits */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
-    if (!job->said) {
+    if (!job->saved) {
         size_t headroom = gai_pool_headroom(pool);
-        if (job->want.bytes > gai_pool_capacity(pool)) return 0;
+        if (job->params.bytes > gai_pool_capacity(pool)) return 0;
         wanted = space > headroom ? space - headroom : pool->granularity;
     }
     return gai_pool_release(pool, wanted) && gai_step_grow(job);
@@ -9813,7 +9867,7 @@ static const char *gai_job_why_no_wait(const gai_job *job)
 {
     if (!(job->pool->config.reuse & GALLOC_REUSE_WAIT)) return "reuse:wait is off";
     if (gai_job_is_captured(job)) return "the stream is captured";
-    return job->want.lane ? "the legacy stream is never made to wait" : "no stream asks";
+    return job->params.stream ? "the legacy stream is never made to wait" : "no stream asks";
 }
 
 /* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
@@ -9822,12 +9876,12 @@ static int gai_step_wait(gai_job *job)
     galloc_pool *pool = job->pool;
     int done;
     gai_lock_on(&pool->lock);
-    pool->habit.agreed = 0;
+    pool->mark_predictor.agreed = 0;
     gai_lock_off(&pool->lock);
     if (!gai_job_can_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
-    if (!job->want.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->want, 1));
+    if (!job->params.room && !job->grows) gai_job_take(job, gai_find_all(pool, &job->params, 1));
     gai_lock_off(&pool->lock);
     if (job->got) gai_job_wait(job);
     if (gai_job_is_done(job)) return 1;
@@ -9851,15 +9905,15 @@ static int gai_step_wait_early(gai_job *job)
 
 /* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
    is oldest. *event is its oldest event; NULL: none is out. */
-static gai_lane *gai_pool_best_lane(galloc_pool *pool, gai_event **event)
+static gai_stream *gai_pool_best_stream(galloc_pool *pool, gai_event **event)
 {
-    gai_lane *lane, *best = NULL;
+    gai_stream *stream, *best = NULL;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        if (!lane->recorded || !lane->uses || lane->silent) continue;
-        if (best && best->free.bytes > lane->free.bytes) continue;
-        if (best && best->free.bytes == lane->free.bytes && best->recorded->clock < lane->recorded->clock) continue;
-        best = lane;
+    for (stream = pool->streams; stream; stream = stream->next) {
+        if (!stream->recorded || !stream->uses || stream->silent) continue;
+        if (best && best->free.bytes > stream->free.bytes) continue;
+        if (best && best->free.bytes == stream->free.bytes && best->recorded->clock < stream->recorded->clock) continue;
+        best = stream;
     }
     if (best) *event = best->recorded;
     gai_lock_off(&pool->lock);
@@ -9894,18 +9948,18 @@ static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    gai_lane *lane;
+    gai_stream *stream;
     gai_event *event;
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
     if (!pool->config.wait_limit_ms) return gai_job_leave_out(job, "wait_limit_ms is 0");
-    while ((lane = gai_pool_best_lane(pool, &event)) != NULL) {
+    while ((stream = gai_pool_best_stream(pool, &event)) != NULL) {
         CUresult result = gai_job_wait_for_event(job, event);
         if (result && result != CUDA_ERROR_NOT_READY) {
             gai_job_refused(job, result, gai_job_waits_are_limited(job) ? "cuEventQuery" : "cuEventSynchronize");
             return 1;
         }
         gai_lock_on(&pool->lock);
-        if (!result) gai_lane_complete(lane, event->epoch);
+        if (!result) gai_stream_complete(stream, event->epoch);
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_old(pool);
@@ -9948,45 +10002,45 @@ static CUresult gai_device_wait(galloc_pool *pool)
     return result;
 }
 
-/* Does a wait for all that is queued in a context prove anything about what was freed on the lane's stream? A graph
-   may be launched later. */
-static int gai_lane_is_of(const gai_lane *lane, CUcontext context, unsigned long long context_id)
+/* Does a wait for all that is queued in a context prove anything about what was freed on the stream state's stream? A
+   graph may be launched later. */
+static int gai_stream_is_of(const gai_stream *stream, CUcontext context, unsigned long long context_id)
 {
-    return lane->context == context && lane->context_id == context_id && gai_lane_is_plain(lane);
+    return stream->context == context && stream->context_id == context_id && gai_stream_is_plain(stream);
 }
 
 /* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
 static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
 {
     gai_scope scope;
-    gai_lane *lane;
+    gai_stream *stream;
     enum gai_health health;
     CUresult result = gai_context_look(context, context_id, &health);
     if (health == GAI_DEAD) return CUDA_SUCCESS;
     if (!result) result = gai_scope_enter(&scope, context);
     if (result) return result;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (gai_lane_is_of(lane, context, context_id)) lane->waited_for = lane->epoch++;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_is_of(stream, context, context_id)) stream->waited_for = stream->epoch++;
     gai_lock_off(&pool->lock);
     result = gai_device_wait(pool);
     gai_scope_leave(&scope);
     if (result) return result;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (gai_lane_is_of(lane, context, context_id)) gai_lane_complete(lane, lane->waited_for);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_is_of(stream, context, context_id)) gai_stream_complete(stream, stream->waited_for);
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
 
-/* Is something that was freed on the lane's stream not known to be complete? */
-static int gai_lane_is_incomplete(galloc_pool *pool, const gai_lane *lane)
+/* Is something that was freed on the stream state's stream not known to be complete? */
+static int gai_stream_is_incomplete(galloc_pool *pool, const gai_stream *stream)
 {
     int incomplete;
     gai_lock_on(&pool->lock);
-    incomplete = (lane->uses && lane->freed > lane->done) || lane->handed > lane->done;
+    incomplete = (stream->uses && stream->freed > stream->done) || stream->handed > stream->done;
     gai_lock_off(&pool->lock);
-    return incomplete && gai_lane_is_plain(lane);
+    return incomplete && gai_stream_is_plain(stream);
 }
 
 static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
@@ -10034,7 +10088,7 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
 }
 
 /* For what was freed on streams that nobody vouches for or can name: they may have been of any context. */
-static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
+static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
 {
     CUcontext primary[GAI_DEVICES];
     int devices = 0, device;
@@ -10044,8 +10098,8 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
     if (!result) result = gai_known_contexts_wait(pool, primary, devices);
     if (result) return result;
     gai_lock_on(&pool->lock);
-    gai_pool_file_strays(pool);
-    if (pool->outside.waited_for) gai_lane_complete(&pool->outside, pool->outside.waited_for);
+    gai_pool_file_orphans(pool);
+    if (pool->outside.waited_for) gai_stream_complete(&pool->outside, pool->outside.waited_for);
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
     return CUDA_SUCCESS;
@@ -10056,29 +10110,30 @@ static CUresult gai_pool_wait_for_strays(galloc_pool *pool)
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
-/* Waits for what is queued in a context that captured lanes of the pool have, if that is another than `last`. */
-static CUresult gai_capture_wait(galloc_pool *pool, const gai_lane *lane, const gai_lane *last)
+/* Waits for what is queued in a context that captured stream states of the pool have, if that is another than `last`.
+   */
+static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, const gai_stream *last)
 {
     enum gai_health health;
     CUresult result;
-    if (last && last->context == lane->context) return CUDA_SUCCESS;
-    result = gai_context_look(lane->context, lane->context_id, &health);
+    if (last && last->context == stream->context) return CUDA_SUCCESS;
+    result = gai_context_look(stream->context, stream->context_id, &health);
     if (health == GAI_DEAD) return CUDA_SUCCESS;
-    return result ? result : gai_device_wait_in(pool, lane->context);
+    return result ? result : gai_device_wait_in(pool, stream->context);
 }
 
-/* The same for all of them, and the pool's own. With `growth` held: lanes stay. */
+/* The same for all of them, and the pool's own. With `growth` held: stream states stay. */
 static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
 {
-    gai_lane *lane, *last = NULL;
+    gai_stream *stream, *last = NULL;
     CUresult result = gai_device_wait(pool);
     gai_lock_on(&pool->lock);
-    lane = pool->lanes;
+    stream = pool->streams;
     gai_lock_off(&pool->lock);
-    for (; lane && !result; lane = lane->next) {
-        if (!lane->capture_id || gai_lane_is_outside(lane) || lane->context == pool->context) continue;
-        result = gai_capture_wait(pool, lane, last);
-        last = lane;
+    for (; stream && !result; stream = stream->next) {
+        if (!stream->capture_id || gai_stream_is_unknown(stream) || stream->context == pool->context) continue;
+        result = gai_capture_wait(pool, stream, last);
+        last = stream;
     }
     return result;
 }
@@ -10104,22 +10159,22 @@ static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *re
 static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
-    gai_lane *lane;
-    int strays;
+    gai_stream *stream;
+    int orphans;
     (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
-    lane = pool->lanes;
-    strays = gai_pool_gather_strays(pool);
+    stream = pool->streams;
+    orphans = gai_pool_gather_orphans(pool);
     if (pool->outside.uses && pool->outside.freed > pool->outside.done) {
         pool->outside.waited_for = pool->outside.epoch++;
-        strays = 1;
+        orphans = 1;
     }
     gai_lock_off(&pool->lock);
-    if (strays && !result) result = gai_pool_wait_for_strays(pool);
-    for (; lane; lane = lane->next) {
-        CUresult said = CUDA_SUCCESS;
-        if (gai_lane_is_incomplete(pool, lane)) said = gai_context_wait(pool, lane->context, lane->context_id);
-        if (said) result = said;
+    if (orphans && !result) result = gai_pool_wait_for_orphans(pool);
+    for (; stream; stream = stream->next) {
+        CUresult saved = CUDA_SUCCESS;
+        if (gai_stream_is_incomplete(pool, stream)) saved = gai_context_wait(pool, stream->context, stream->context_id);
+        if (saved) result = saved;
     }
     gai_pool_poll(pool);
     gai_pool_limit_old(pool);
@@ -10192,7 +10247,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
     size_t own;
-    if (!job->said) {
+    if (!job->saved) {
         size_t headroom = gai_pool_headroom(pool);
         gai_lock_on(&gai_budget_lock);
         own = gai_left(gai_pool_share(pool), pool->taken);
@@ -10205,7 +10260,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 
 static int gai_job_borrow(gai_job *job, int last)
 {
-    size_t granularity = job->pool->granularity, wanted = gai_up(job->want.bytes, granularity) + granularity;
+    size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
     if (!gai_job_have_others_give(job, wanted, last)) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job);
 }
@@ -10218,11 +10273,11 @@ static int gai_step_borrow_last(gai_job *job)
 }
 
 /* A step of the ladder. */
-typedef struct gai_step {
+typedef struct gai_ladder_step {
     const char *name;
     int at_once; /* also taken with throw_on_cudamalloc_oom: nothing is waited for or given back */
     int (*take)(gai_job *);
-} gai_step;
+} gai_ladder_step;
 
 /* ---- the ladder of like:pytorch ---- */
 
@@ -10240,17 +10295,17 @@ static int gai_step_torch_poll(gai_job *job)
 static int gai_step_torch_adopt(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    gai_lane *lane = job->want.lane;
-    gai_home *home;
+    gai_stream *stream = job->params.stream;
+    gai_block_pool *block_pool;
     gai_block *block;
-    if (!lane || lane->capture_id) return 0;
+    if (!stream || stream->capture_id) return 0;
     gai_lock_on(&pool->lock);
-    block = gai_pool_find_homeless(pool, &job->want);
-    if (block && !gai_block_may_serve(pool, block, job->want.bytes)) block = NULL;
-    home = block ? gai_home_for(pool, lane, job->want.small) : NULL;
-    if (home) {
-        gai_segment_move(pool, block->segment, home);
-        gai_job_search_home(job);
+    block = gai_pool_find_homeless(pool, &job->params);
+    if (block && !gai_block_may_serve(pool, block, job->params.bytes)) block = NULL;
+    block_pool = block ? gai_block_pool_for(pool, stream, job->params.small) : NULL;
+    if (block_pool) {
+        gai_segment_move(pool, block->segment, block_pool);
+        gai_job_search_block_pool(job);
     }
     gai_lock_off(&pool->lock);
     return gai_job_is_done(job);
@@ -10270,15 +10325,15 @@ static size_t gai_torch_excess(galloc_pool *pool)
 
 /* Are there free segments of so many bytes and more, of a home or if it is NULL of all that are collected, whose work
    is not known to be done? */
-static int gai_pool_has_unfinished(galloc_pool *pool, const gai_home *only, size_t bytes)
+static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only, size_t bytes)
 {
-    const gai_home *home;
+    const gai_block_pool *block_pool;
     const gai_block *block;
     int found = 0;
     gai_lock_on(&pool->lock);
-    for (home = pool->homes; home && !found; home = home->next) {
-        if (only ? home != only : !gai_home_is_collected(home)) continue;
-        for (block = home->free.oldest; block && !found; block = block->newer)
+    for (block_pool = pool->block_pools; block_pool && !found; block_pool = block_pool->next) {
+        if (only ? block_pool != only : !gai_block_pool_is_collected(block_pool)) continue;
+        for (block = block_pool->free.oldest; block && !found; block = block->newer)
             found = gai_block_is_whole(block) && block->marks && block->bytes >= bytes;
     }
     gai_lock_off(&pool->lock);
@@ -10287,7 +10342,7 @@ static int gai_pool_has_unfinished(galloc_pool *pool, const gai_home *only, size
 
 /* To give a segment back is to wait for the device (cuMemFree): it is done before, so that all which is done with by
    then can go. */
-static void gai_job_finish(gai_job *job, const gai_home *only, size_t bytes)
+static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
 {
     if (gai_pool_has_unfinished(job->pool, only, bytes))
         gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
@@ -10307,8 +10362,8 @@ static int gai_step_torch_collect(gai_job *job)
 /* Bytes of a segment for the request. */
 static size_t gai_torch_bytes(const gai_job *job)
 {
-    size_t alignment = job->want.alignment;
-    return gai_fixed_bytes(job->pool, job->want.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
+    size_t alignment = job->params.alignment;
+    return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
 }
 
 /* A segment for the request, filed at home. Its size does not give way to the limit. */
@@ -10316,26 +10371,26 @@ static int gai_step_torch_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
-    gai_home *home;
+    gai_block_pool *block_pool;
     size_t bytes = gai_torch_bytes(job);
     CUresult result;
-    job->said = CUDA_SUCCESS;
+    job->saved = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
-    home = gai_home_for(pool, job->want.lane, job->want.small);
-    if (home) home->awaited++;
+    block_pool = gai_block_pool_for(pool, job->params.stream, job->params.small);
+    if (block_pool) block_pool->awaited++;
     gai_lock_off(&pool->lock);
-    if (!home) gai_budget_give(pool, bytes);
-    result = home ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
+    if (!block_pool) gai_budget_give(pool, bytes);
+    result = block_pool ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
     gai_lock_on(&pool->lock);
-    if (home) home->awaited--;
+    if (block_pool) block_pool->awaited--;
     if (!result) {
-        gai_segment_enter_home(pool, block->segment, home);
+        gai_segment_enter_block_pool(pool, block->segment, block_pool);
         job->grown = 1;
-        gai_job_take_at_home(job, gai_block_file(pool, block, 0));
-    } else if (home) {
-        gai_home_end(pool, home);
+        gai_job_take_at_block_pool(job, gai_block_file(pool, block, 0));
+    } else if (block_pool) {
+        gai_block_pool_end(pool, block_pool);
     }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, "cuMemAlloc");
@@ -10346,16 +10401,16 @@ static int gai_step_torch_grow(gai_job *job)
 static int gai_step_torch_oversize(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    gai_home *home;
+    gai_block_pool *block_pool;
     if (!pool->oversize) return gai_job_leave_out(job, "max_split_size is none");
     if (!gai_job_can_wait_for_devices(job)) return 0;
     gai_lock_on(&pool->lock);
-    home = gai_home_of(pool, job->want.lane, job->want.small);
+    block_pool = gai_block_pool_of(pool, job->params.stream, job->params.small);
     gai_lock_off(&pool->lock);
-    if (!home) return 0;
-    gai_job_finish(job, home, pool->config.max_split_size);
+    if (!block_pool) return 0;
+    gai_job_finish(job, block_pool, pool->config.max_split_size);
     if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
-    gai_home_release_oversize(pool, home, job->want.bytes);
+    gai_block_pool_release_oversize(pool, block_pool, job->params.bytes);
     return gai_step_torch_grow(job);
 }
 
@@ -10394,7 +10449,7 @@ static int gai_step_torch_borrow_last(gai_job *job)
 }
 
 /* In PyTorch's order, with a search after each step. */
-static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
+static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
     {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
     {"collect what is idle", 0, gai_step_torch_collect},
@@ -10410,7 +10465,7 @@ static const gai_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
    memory that it made available may be taken by another thread at any time. */
-static const gai_step gai_ladder[GALLOC_REPORT_STEPS] = {
+static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"take what comes before it in the graph", 1, gai_step_follow},
     {"take what is finished", 1, gai_step_poll},
     {"collect what is idle", 0, gai_step_collect},
@@ -10456,33 +10511,33 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
 static int gai_job_is_misaligned(const gai_job *job)
 {
     const galloc_config *config = &job->pool->config;
-    return (config->backend || !config->expandable_segments) && job->want.alignment > job->pool->device_bytes;
+    return (config->backend || !config->expandable_segments) && job->params.alignment > job->pool->device_bytes;
 }
 
 /* More than there can ever be: nothing that is waited for or given back would make it fit. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
     if (job->grows) return 0;
-    return job->want.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
+    return job->params.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
 }
 
 /* What a step may change: bytes that the job's stream may have for the asking, and those that the pool holds. */
-typedef struct gai_gauge {
+typedef struct gai_job_bytes {
     size_t free, held;
-} gai_gauge;
+} gai_job_bytes;
 
-static gai_gauge gai_job_gauge(const gai_job *job)
+static gai_job_bytes gai_job_count_bytes(const gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    gai_gauge gauge;
+    gai_job_bytes bytes_now;
     gai_lock_on(&pool->lock);
-    gauge.free = pool->common.bytes + (job->want.lane ? job->want.lane->free.bytes : 0);
-    gauge.held = pool->stats.reserved.current;
+    bytes_now.free = pool->common.bytes + (job->params.stream ? job->params.stream->free.bytes : 0);
+    bytes_now.held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
-    return gauge;
+    return bytes_now;
 }
 
-static size_t gai_gained(const gai_gauge *before, const gai_gauge *after)
+static size_t gai_gained(const gai_job_bytes *before, const gai_job_bytes *after)
 {
     return (after->free > before->free ? after->free - before->free : 0) +
            (before->held > after->held ? before->held - after->held : 0);
@@ -10491,7 +10546,7 @@ static size_t gai_gained(const gai_gauge *before, const gai_gauge *after)
 /* Free memory, as the job's stream sees it. */
 typedef struct gai_survey {
     const galloc_pool *pool;
-    gai_lane *lane;
+    gai_stream *stream;
     galloc_report *report;
     size_t movable;
 } gai_survey;
@@ -10504,17 +10559,17 @@ static const gai_mark *gai_survey_bar(const gai_survey *survey, const gai_mark *
     const gai_mark *bar = NULL;
     *until = end;
     for (; mark; mark = mark->next) {
-        if (mark->end <= at || gai_mark_allows(survey->pool, mark, survey->lane)) continue;
+        if (mark->end <= at || gai_mark_allows(survey->pool, mark, survey->stream)) continue;
         *until = gai_min(*until, mark->begin > at ? mark->begin : mark->end);
-        if (mark->begin <= at && (!bar || !bar->lane->capture)) bar = mark;
+        if (mark->begin <= at && (!bar || !bar->stream->capture)) bar = mark;
     }
     return bar;
 }
 
-static void gai_survey_strand(gai_survey *survey, gai_lane *lane, size_t bytes)
+static void gai_survey_strand(gai_survey *survey, gai_stream *stream, size_t bytes)
 {
     survey->report->stranded += bytes;
-    lane->stranded += bytes;
+    stream->stranded += bytes;
 }
 
 /* Adds [at, end), which is free and in one piece, to what it is: each byte once. */
@@ -10530,25 +10585,25 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
             continue;
         }
         begin = until;
-        if (bar->lane->capture) report->graph_bytes += until - at;
-        else gai_survey_strand(survey, bar->lane, until - at);
+        if (bar->stream->capture) report->graph_bytes += until - at;
+        else gai_survey_strand(survey, bar->stream, until - at);
     }
 }
 
 /* Bytes of a free block's whole pages that the stream may have elsewhere. */
 static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
 {
-    gai_want want;
-    gai_quest quest;
+    gai_params params;
+    gai_page_filter filter;
     uintptr_t at, begin = 0, end = block->addr + block->bytes;
     size_t bytes = 0;
     if (block->segment->fixed || !gai_block_whole_pages(block, UINTPTR_MAX, &begin)) return 0;
-    memset(&want, 0, sizeof want);
-    memset(&quest, 0, sizeof quest);
-    want.lane = survey->lane;
-    quest.want = &want;
+    memset(&params, 0, sizeof params);
+    memset(&filter, 0, sizeof filter);
+    params.stream = survey->stream;
+    filter.params = &params;
     for (at = begin; at < end && at + gai_page_at(at)->bytes <= end; at += gai_page_at(at)->bytes)
-        if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &quest)) bytes += gai_page_at(at)->bytes;
+        if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &filter)) bytes += gai_page_at(at)->bytes;
     return bytes;
 }
 
@@ -10561,42 +10616,44 @@ static void gai_survey_set(gai_survey *survey, const gai_set *set)
     }
 }
 
-/* What a front holds is its stream's, in pieces that have not merged. */
-static void gai_survey_front(gai_survey *survey, gai_lane *lane)
+/* What a stream cache holds is its stream's, in pieces that have not merged. */
+static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
 {
-    const gai_front *front = &lane->front;
-    size_t bytes = front->bytes + front->fresh_bytes;
-    if (lane != survey->lane) {
-        gai_survey_strand(survey, lane, bytes);
+    const gai_cache *cache = &stream->cache;
+    size_t bytes = cache->bytes + cache->unconfirmed_bytes;
+    if (stream != survey->stream) {
+        gai_survey_strand(survey, stream, bytes);
         return;
     }
     survey->report->usable += bytes;
-    survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_front_largest(front));
+    survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_cache_largest(cache));
 }
 
 /* Other homes' blocks are never the stream's, whatever has been done; but those of a stream that is gone are taken
    over. */
-static void gai_survey_home(gai_survey *survey, const gai_home *home)
+static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
 {
-    if (home->lane == survey->lane || (!home->lane && !home->captured)) gai_survey_set(survey, &home->free);
-    else if (!home->lane || home->captured) survey->report->graph_bytes += home->free.bytes;
-    else gai_survey_strand(survey, home->lane, home->free.bytes);
+    if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
+        gai_survey_set(survey, &block_pool->free);
+    else if (!block_pool->stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
+    else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
 }
 
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
-    const gai_home *home;
+    const gai_block_pool *block_pool;
     const gai_mapping *mapping;
-    gai_lane *lane;
-    for (lane = pool->lanes; lane; lane = lane->next) lane->stranded = 0;
+    gai_stream *stream;
+    for (stream = pool->streams; stream; stream = stream->next) stream->stranded = 0;
     gai_survey_set(survey, &pool->common);
     gai_survey_set(survey, &pool->mixed);
-    for (home = pool->homes; home; home = home->next) gai_survey_home(survey, home);
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        gai_survey_set(survey, &lane->free);
-        gai_survey_front(survey, lane);
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        gai_survey_block_pool(survey, block_pool);
+    for (stream = pool->streams; stream; stream = stream->next) {
+        gai_survey_set(survey, &stream->free);
+        gai_survey_cache(survey, stream);
     }
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         size_t before = survey->report->usable;
         if (!gai_block_is_parked(mapping->block)) continue;
         gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes);
@@ -10607,20 +10664,20 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 /* Names the streams that strand most, the most first, and adds up the others. */
 static void gai_report_streams(galloc_report *report, galloc_pool *pool)
 {
-    gai_lane *lane, *most;
+    gai_stream *stream, *most;
     int i;
     for (i = 0; i < GALLOC_REPORT_STREAMS; i++) {
-        for (most = NULL, lane = pool->lanes; lane; lane = lane->next)
-            if (lane->stranded && (!most || lane->stranded > most->stranded)) most = lane;
+        for (most = NULL, stream = pool->streams; stream; stream = stream->next)
+            if (stream->stranded && (!most || stream->stranded > most->stranded)) most = stream;
         if (!most) return;
         report->streams[i].stream_id = most->stream_id;
         report->streams[i].context_id = most->context_id;
         report->streams[i].bytes = most->stranded;
         most->stranded = 0;
     }
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        report->more_streams += lane->stranded != 0;
-        report->more_stranded += lane->stranded;
+    for (stream = pool->streams; stream; stream = stream->next) {
+        report->more_streams += stream->stranded != 0;
+        report->more_stranded += stream->stranded;
     }
 }
 
@@ -10631,18 +10688,18 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     const char *at_once = job->rejected && !gai_job_is_hopeless(job) ? "refused at once: " : "";
     size_t length = strlen(at_once);
     (void)snprintf(text, size, "%s", at_once);
-    if (job->said)
+    if (job->saved)
         (void)snprintf(text + length, size - length, "%s: %s", job->who,
-                       cudaGetErrorString((cudaError_t)(int)job->said));
-    else if (job->want.bytes > pool->device_bytes)
+                       cudaGetErrorString((cudaError_t)(int)job->saved));
+    else if (job->params.bytes > pool->device_bytes)
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     else if (gai_job_is_misaligned(job))
         (void)snprintf(text, size, "alignment %zu takes as much memory here, and the device has %zu",
-                       job->want.alignment, pool->device_bytes);
+                       job->params.alignment, pool->device_bytes);
     else if (gai_pool_is_still(pool))
         (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
     else
-        gai_pool_say_limit(pool, job->want.bytes, text + length, size - length);
+        gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
 }
 
 static void gai_report_pool(galloc_report *report, gai_job *job)
@@ -10650,17 +10707,17 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     galloc_pool *pool = job->pool;
     galloc_stats stats;
     gai_survey survey;
-    gai_pool_freeze(pool);
-    gai_stats_frozen(pool, &stats);
+    gai_pool_lock_caches(pool);
+    gai_stats_locked(pool, &stats);
     gai_stats_derive(pool, &stats);
     survey.pool = pool;
-    survey.lane = job->want.lane;
+    survey.stream = job->params.stream;
     survey.report = report;
     survey.movable = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
     report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not say */
-    gai_pool_thaw(pool);
+    gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
     report->rounding = stats.allocated.current - stats.live.current;
@@ -10701,9 +10758,9 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->pool = pool->handle;
     report->device = pool->config.device;
     gai_job_cause(job, report->cause, sizeof report->cause);
-    report->asked = job->want.requested;
-    report->rounded = job->want.bytes;
-    report->stream_id = job->want.lane ? job->want.lane->stream_id : 0;
+    report->asked = job->params.requested;
+    report->rounded = job->params.bytes;
+    report->stream_id = job->params.stream ? job->params.stream->stream_id : 0;
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
     report->rejected = job->rejected;
@@ -10755,18 +10812,18 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
                           stranded, report->cause);
 }
 
-/* A program that makes streams and never retires them leaves lanes behind: once there are very many, one wait for the
-   device proves all of them complete, and those that hold nothing then are forgotten. */
-#define GAI_LANES_MANY 1024
+/* A program that makes streams and never retires them leaves stream states behind: once there are very many, one wait
+   for the device proves all of them complete, and those that hold nothing then are forgotten. */
+#define GAI_STREAMS_MANY 1024
 
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
     int many;
     gai_lock_on(&pool->lock);
-    many = pool->streams > GAI_LANES_MANY;
+    many = pool->stream_count > GAI_STREAMS_MANY;
     gai_lock_off(&pool->lock);
     if (many && may_wait) (void)gai_pool_wait(pool);
-    gai_pool_sweep_lanes(pool);
+    gai_pool_sweep_streams(pool);
     gai_scope_leave(scope);
     gai_lock_off(&pool->growth);
 }
@@ -10785,13 +10842,13 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 
 static void gai_job_count(gai_job *job)
 {
-    if (!job->got || job->want.just_ready || job->grows) return;
+    if (!job->got || job->params.just_ready || job->grows) return;
     gai_block_count(job->pool, job->got, !job->grown);
     if (job->pool->torch) gai_torch_count_used(job->pool, job->got);
 }
 
 /* Where segments have homes a block that grows takes what is behind it as it does elsewhere. */
-static const gai_step *gai_job_ladder(const gai_job *job)
+static const gai_ladder_step *gai_job_ladder(const gai_job *job)
 {
     return job->pool->torch && !job->grows ? gai_torch_ladder : gai_ladder;
 }
@@ -10800,18 +10857,18 @@ static const gai_step *gai_job_ladder(const gai_job *job)
 static void gai_job_take_steps(gai_job *job, galloc_report *report)
 {
     const galloc_pool *pool = job->pool;
-    gai_gauge before, after;
+    gai_job_bytes before, after;
     int i, hopeless = gai_job_is_hopeless(job);
     report->steps_taken = !hopeless;
     job->rejected = hopeless || pool->config.throw_on_cudamalloc_oom;
     if (hopeless) return;
-    before = gai_job_gauge(job);
+    before = gai_job_count_bytes(job);
     for (i = 0; i < GALLOC_REPORT_STEPS; i++, before = after) {
-        const gai_step *step = &gai_job_ladder(job)[i];
+        const gai_ladder_step *step = &gai_job_ladder(job)[i];
         if (!step->take) return;
         job->left_out = job->rejected && !step->at_once ? "throw_on_cudamalloc_oom is on" : NULL;
         if (!job->left_out && step->take(job)) return;
-        after = gai_job_gauge(job);
+        after = gai_job_count_bytes(job);
         report->steps[i].left_out = job->left_out;
         report->steps[i].gained += gai_gained(&before, &after);
     }
@@ -10851,14 +10908,14 @@ static galloc_decision gai_tune_settings(const gai_tuning *tuning)
     return settings;
 }
 
-/* Fronts and ways go by other sizes from now on. What is in a front keeps its size; a thread that still goes by an old
-   way may miss, or get a block that is smaller than new ones and yet large enough. */
-static void gai_pool_resize_fronts(galloc_pool *pool)
+/* Stream caches and ways go by other sizes from now on. What is in a stream cache keeps its size; a thread that still
+   goes by an old way may miss, or get a block that is smaller than new ones and yet large enough. */
+static void gai_pool_resize_caches(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     gai_pool_choose_rounding(pool);
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->front.open) gai_front_change(pool, lane, lane->life, gai_front_bound(pool, lane));
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->cache.open) gai_cache_change(pool, stream, stream->life, gai_cache_bound(pool, stream));
     gai_generation_end();
 }
 
@@ -10873,7 +10930,7 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
     tuning->growth = settings->growth;
     gai_set_relaxed(&tuning->lane_bytes, settings->lane_bytes);
     gai_set_relaxed(&tuning->divisions, settings->divisions);
-    if (sizes) gai_pool_resize_fronts(pool);
+    if (sizes) gai_pool_resize_caches(pool);
     tuning->watching = tuning->decided < GALLOC_DECISIONS;
     tuning->moves = tuning->created = 0;
     decision->live = gai_pool_live(pool);
@@ -11004,28 +11061,28 @@ static int gai_tune_may_round(galloc_pool *pool, size_t part)
     return costs <= pool->live_peak / part;
 }
 
-/* Lanes that hold what would have been in this one. 0: those cannot be had, or one has not served half of the misses
-   that were watched. */
-static size_t gai_tune_lanes(const galloc_pool *pool, const gai_ghost *ghost)
+/* Stream states that hold what would have been in this one. 0: those cannot be had, or one has not served half of the
+   misses that were watched. */
+static size_t gai_tune_streams(const galloc_pool *pool, const gai_ghost *ghost)
 {
     size_t bytes;
     if (ghost->hits < GAI_TUNE_WINDOW / 2) return 0;
     bytes = gai_power_below(2 * ghost->most - 1);
-    if (bytes > GAI_MARK_BYTES && !gai_pool_has_one_lane(pool)) return 0;
+    if (bytes > GAI_MARK_BYTES && !gai_pool_has_one_stream(pool)) return 0;
     return gai_max(bytes, (size_t)pool->tuning.lane_bytes);
 }
 
-/* Sizes have been watched: had fronts with room for more of them, or for sizes that are alike, spared half of the
-   misses? With the lock held. */
+/* Sizes have been watched: had stream caches with room for more of them, or for sizes that are alike, spared half of
+   the misses? With the lock held. */
 static void gai_pool_tune_sizes(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
     galloc_decision settings = gai_tune_settings(tuning);
     unsigned given = pool->config.roundup_power2_divisions[0];
-    size_t same = gai_tune_lanes(pool, &tuning->same), alike = gai_tune_lanes(pool, &tuning->alike);
+    size_t same = gai_tune_streams(pool, &tuning->same), alike = gai_tune_streams(pool, &tuning->alike);
     if (!tuning->watching) return;
     tuning->unsized += tuning->watched;
-    pool->special &= ~(uint64_t)GAI_WAY_TUNE;
+    pool->special &= ~(uint64_t)GAI_ROUTE_TUNE;
     gai_tune_anew(tuning);
     if (tuning->pressed) same = alike = 0;
     if (settings.divisions != given && !gai_tune_may_round(pool, GAI_TUNE_ROUND_END)) {
@@ -11051,9 +11108,9 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     gai_scope scope;
     job->error = gai_pool_enter(pool, &scope);
     if (job->error) return;
-    if (report->rounds && job->want.lane) {
+    if (report->rounds && job->params.stream) {
         gai_lock_on(&pool->lock);
-        (void)gai_lane_flush(pool, job->want.lane, 1);
+        (void)gai_stream_flush(pool, job->params.stream, 1);
         gai_lock_off(&pool->lock);
     }
     if (!gai_job_search(job, GAI_REACH_OWN)) {
@@ -11063,7 +11120,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     gai_lock_on(&pool->lock);
     gai_job_count(job);
     gai_stat_cached(pool);
-    gai_pool_tune(pool, job->got ? job->want.requested : 0, job->said == CUDA_ERROR_OUT_OF_MEMORY);
+    gai_pool_tune(pool, job->got ? job->params.requested : 0, job->saved == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
     gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
 }
@@ -11081,17 +11138,17 @@ static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_said said;
+    gai_saved_message saved;
     int again;
     gai_report_add_pools(report);
     if (!call.on_oom || job->rejected || gai_in_shortage || gai_in_mapping) return 0;
     if (report->rounds >= job->pool->config.max_retries) return 0;
-    gai_callback_begin(&gai_in_shortage, &said);
+    gai_callback_begin(&gai_in_shortage, &saved);
     again = call.on_oom(report, call.user);
-    gai_callback_end(&gai_in_shortage, &said);
+    gai_callback_end(&gai_in_shortage, &saved);
     if (!again) return 0;
     report->rounds++;
-    job->said = CUDA_SUCCESS;
+    job->saved = CUDA_SUCCESS;
     return 1;
 }
 
@@ -11099,11 +11156,11 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
 static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_said said;
+    gai_saved_message saved;
     if (job->rejected && call.on_reject && !gai_in_shortage) {
-        gai_callback_begin(&gai_in_shortage, &said);
+        gai_callback_begin(&gai_in_shortage, &saved);
         call.on_reject(report, call.user);
-        gai_callback_end(&gai_in_shortage, &said);
+        gai_callback_end(&gai_in_shortage, &saved);
     }
     gai_lock_on(&job->pool->lock);
     job->pool->torch_stats.num_ooms++;
@@ -11143,33 +11200,34 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
 }
 
 /* Checks a request and rounds it. */
-static cudaError_t gai_want_of(const galloc_pool *pool, const galloc_request *request, gai_want *want)
+static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *request, gai_params *params)
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
     size_t room = request->max_bytes ? gai_max(request->max_bytes, request->bytes) : 0;
     size_t unit = room && !pool->config.backend ? pool->granularity : GAI_UNIT;
-    memset(want, 0, sizeof *want);
+    memset(params, 0, sizeof *params);
     if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55",
                         request->alignment);
     if (request->lifetime != GALLOC_LIFETIME_ANY && request->lifetime != GALLOC_LIFETIME_LONG)
         return gai_fail(cudaErrorInvalidValue, "lifetime %d: must be one of GALLOC_LIFETIME_...", request->lifetime);
-    if (!gai_round(request->bytes, unit, &want->bytes) || !gai_round(room, unit, &want->room) ||
-        want->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || want->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+    if (!gai_round(request->bytes, unit, &params->bytes) || !gai_round(room, unit, &params->room) ||
+        params->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || params->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes are more than there are addresses",
                         gai_max(request->bytes, room));
-    if (!room) want->bytes = gai_rounded(pool, request->bytes);
+    if (!room) params->bytes = gai_rounded(pool, request->bytes);
     if (room && !pool->config.expandable_segments) {
-        want->bytes = want->room;
-        want->room = 0;
+        params->bytes = params->room;
+        params->room = 0;
     }
-    want->alignment = gai_max(alignment, unit);
-    want->requested = request->bytes;
-    want->tag = request->tag;
-    want->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
-    want->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
-    want->small = want->bytes <= GAI_TORCH_SMALL && want->alignment <= GAI_FIXED_SMALL;
-    want->cell = pool->pooled && !room && !want->far && want->alignment <= GAI_UNIT && want->bytes <= GAI_CELL_MOST;
+    params->alignment = gai_max(alignment, unit);
+    params->requested = request->bytes;
+    params->tag = request->tag;
+    params->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
+    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
+    params->small = params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
+    params->slot = pool->pooled && !room && !params->far && params->alignment <= GAI_UNIT &&
+                   params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;
 }
 
@@ -11196,21 +11254,21 @@ static cudaError_t gai_job_do(gai_job *job)
     galloc_pool *pool = job->pool;
     int done = 0;
     gai_lock_on(&pool->lock);
-    if (pool->special & GAI_WAY_TUNE) gai_pool_tune_sizes(pool);
-    job->want.lane = gai_lane_hold(pool, &job->site);
-    if (job->want.lane) {
-        if (pool->mortal && !job->site.home) job->error = gai_pool_look_for_reset(pool);
+    if (pool->special & GAI_ROUTE_TUNE) gai_pool_tune_sizes(pool);
+    job->params.stream = gai_stream_hold(pool, &job->site);
+    if (job->params.stream) {
+        if (pool->mortal && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
         if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
         if (!job->error) gai_job_count(job);
         done = gai_job_is_done(job);
-        if (done) gai_lane_release(pool, job->want.lane, &job->site);
+        if (done) gai_stream_release(pool, job->params.stream, &job->site);
     }
     gai_lock_off(&pool->lock);
-    if (!job->want.lane) return gai_lane_refused(&job->site);
+    if (!job->params.stream) return gai_stream_refused(&job->site);
     if (!done) {
         gai_job_run(job);
         gai_lock_on(&pool->lock);
-        gai_lane_release(pool, job->want.lane, &job->site);
+        gai_stream_release(pool, job->params.stream, &job->site);
         gai_lock_off(&pool->lock);
     }
     return job->got ? cudaSuccess : job->error;
@@ -11224,7 +11282,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     job.pool = pool;
     job.site = *site;
     if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
-    if (!error) error = gai_want_of(pool, request, &job.want);
+    if (!error) error = gai_params_of(pool, request, &job.params);
     if (!error) error = gai_job_do(&job);
     if (job.site.life != site->life) *site = job.site;
     if (!error) {
@@ -11239,52 +11297,52 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
-/* The end of a short way, which has kept the lock all the time. What else gai_lane_release does can have become due
-   only by a front that was emptied, by bytes freed beside other streams, or by somebody who asks. */
-static GAI_INLINE void gai_lane_pass(galloc_pool *pool, gai_lane *lane, const gai_site *site, int changed)
+/* The end of a short way, which has kept the lock all the time. What else gai_stream_release does can have become due
+   only by a stream cache that was emptied, by bytes freed beside other streams, or by somebody who asks. */
+static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, const gai_site *site, int changed)
 {
-    if (!changed && lane->front.open == lane->life) return; /* nobody asks: that shuts it */
-    lane->busy++;
-    gai_lane_release(pool, lane, site);
+    if (!changed && stream->cache.open == stream->life) return; /* nobody asks: that shuts it */
+    stream->busy++;
+    gai_stream_release(pool, stream, site);
 }
 
-/* The same where sizes are rounded, with the lock held. Where strategy:pooled what the front holds is of other sizes,
-   and stays there; only for what has no class the front is emptied. */
+/* The same where sizes are rounded, with the lock held. Where strategy:pooled what the stream cache holds is of other
+   sizes, and stays there; only for what has no class the stream cache is emptied. */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
-    gai_lane *lane = site->lane;
+    gai_stream *stream = site->stream;
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
-    int changed = 0, cell = pool->pooled && wanted <= GAI_CELL_MOST;
-    if (pool->broken || pool->special & (GAI_WAY_LONG | GAI_WAY_TUNE | GAI_WAY_ENDS)) return NULL;
-    if (lane->life != site->life) return NULL;
-    if (cell) gai_lane_note(lane, site);
-    else changed = gai_lane_see(pool, lane, site);
-    block = cell ? gai_find_cell(pool, lane, wanted) : gai_find_plain(pool, lane, wanted);
-    if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
+    int changed = 0, slot = pool->pooled && wanted <= GAI_SLOT_MOST;
+    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_TUNE | GAI_ROUTE_ENDS)) return NULL;
+    if (stream->life != site->life) return NULL;
+    if (slot) gai_stream_note(stream, site);
+    else changed = gai_stream_see(pool, stream, site);
+    block = slot ? gai_find_slot(pool, stream, wanted) : gai_find_plain(pool, stream, wanted);
+    if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
     if (block) gai_block_count(pool, block, 1);
-    gai_lane_pass(pool, lane, site, changed);
+    gai_stream_pass(pool, stream, site, changed);
     return block;
 }
 
-/* The short way of a plain request, for a call that knows its lane: what is at hand there, with the lock taken once and
-   nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the lane's front
-   is empty. `bare`: it was found so. */
+/* The short way of a plain request, for a call that knows its stream state: what is at hand there, with the lock taken
+   once and nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the
+   stream's cache is empty. `empty`: it was found so. */
 static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag,
-                                                int bare)
+                                                int empty)
 {
     gai_block *block = NULL;
-    gai_lane *lane = site->lane;
+    gai_stream *stream = site->stream;
     size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
-    if (lane->life == site->life && !(pool->broken | pool->special)) {
-        int changed = (!bare || lane->retired) && gai_lane_see(pool, lane, site);
-        block = gai_find_plain(pool, lane, wanted);
-        if (block) block = gai_block_take_first(pool, block, wanted, lane, bytes, tag);
+    if (stream->life == site->life && !(pool->broken | pool->special)) {
+        int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
+        block = gai_find_plain(pool, stream, wanted);
+        if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
-        gai_lane_pass(pool, lane, site, changed);
-    } else if (pool->special & (GAI_WAY_CELLS | GAI_WAY_ROUNDED)) {
+        gai_stream_pass(pool, stream, site, changed);
+    } else if (pool->special & (GAI_ROUTE_SLOTS | GAI_ROUTE_ROUNDED)) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
@@ -11376,81 +11434,81 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
                     GAI_OTHER_COPIES);
 }
 
-static void gai_taker_is_due(galloc_pool *pool, gai_lane *lane)
+static void gai_use_is_due(galloc_pool *pool, gai_stream *stream)
 {
-    lane->due = !lane->retired && gai_lane_is_plain(lane) && !gai_pool_has_one_lane(pool);
-    pool->due |= lane->due;
+    stream->due = !stream->retired && gai_stream_is_plain(stream) && !gai_pool_has_one_stream(pool);
+    pool->due |= stream->due;
 }
 
 /* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
    soon as the lock is let go. */
-static void gai_block_stamp_takers(galloc_pool *pool, gai_block *block, gai_mark *takers)
+static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *recorded_uses)
 {
-    gai_mark *taker;
-    for (taker = takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
-    gai_block_stamp(pool, block, takers);
+    gai_mark *use;
+    for (use = recorded_uses; use; use = use->next) gai_use_is_due(pool, use->stream);
+    gai_block_stamp(pool, block, recorded_uses);
 }
 
 static void gai_marks_count_free(const gai_mark *mark)
 {
-    for (; mark; mark = mark->next) gai_set_relaxed(&mark->lane->spell, mark->lane->spell + 1);
+    for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
 }
 
 /* The same for those of a block that is freed. */
-static void gai_block_free_takers(galloc_pool *pool, gai_block *block)
+static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
 {
-    gai_mark *taker;
-    gai_marks_count_free(block->takers);
-    for (taker = block->takers; taker; taker = taker->next) taker->lane->uses--; /* the stamp counts it again */
-    gai_block_stamp_takers(pool, block, block->takers);
-    block->takers = NULL;
+    gai_mark *use;
+    gai_marks_count_free(block->recorded_uses);
+    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* the stamp counts it again */
+    gai_block_stamp_uses(pool, block, block->recorded_uses);
+    block->recorded_uses = NULL;
 }
 
 /* The driver's pool may have given the stream memory that it was still using before. Nothing is known of that but that
    the stream comes to an end of it: the block waits for it as well, on whichever stream it is freed. */
 static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
 {
-    if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->lane) return;
+    if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->stream) return;
     for (; marks; marks = marks->next)
-        if (marks->lane == block->lane) return;
-    gai_block_stamp(pool, block, gai_mark_promised(pool, block->lane));
-    gai_lane_ask(block->lane);
+        if (marks->stream == block->stream) return;
+    gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
+    gai_stream_ask(block->stream);
 }
 
 /* Bytes of a result that are freed on streams which are not of its graph: they follow nothing that is captured. So what
    was captured up to now may use them, not just what was captured before they were given out. With the lock held. */
 GAI_APART
-static void gai_block_stamp_result(gai_block *block, gai_lane *lane, const gai_mark *users)
+static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *users)
 {
     gai_mark *mark;
     for (; users; users = users->next)
-        if (users->lane->capture_id == lane->capture_id) return;
+        if (users->stream->capture_id == stream->capture_id) return;
     for (mark = block->marks; mark; mark = mark->next)
-        if (mark->lane == lane) mark->epoch = lane->epoch;
-    lane->unmarked += block->bytes;
+        if (mark->stream == stream) mark->epoch = stream->epoch;
+    stream->unmarked += block->bytes;
 }
 
 /* A used block with all its marks becomes free, and is counted. With the lock held. */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
-    const gai_lane *lane = block->lane;
+    const gai_stream *stream = block->stream;
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
     if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
-    if ((!lane || !lane->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
+    if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
 /* A block with room is freed: the streams of its marks are asked for events, since only what is known to be done can be
    in a room. 0: nobody would get that of a graph. With the lock held. */
 static int gai_block_asks_marks(const galloc_pool *pool, const gai_block *block, const gai_mark *marks)
 {
-    if (block->lane && block->lane->capture) return 0;
+    if (block->stream && block->stream->capture) return 0;
     for (; marks; marks = marks->next) {
-        if (marks->lane->capture_id) return 0;
-        if (marks->lane->stream != CU_STREAM_LEGACY || gai_pool_has_one_lane(pool)) gai_lane_ask(marks->lane);
+        if (marks->stream->capture_id) return 0;
+        if (marks->stream->handle != CU_STREAM_LEGACY || gai_pool_has_one_stream(pool)) gai_stream_ask(marks->stream);
     }
     return 1;
 }
@@ -11461,14 +11519,14 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     uintptr_t addr = block->addr;
     size_t bytes = block->bytes;
     int roomy = block->room && pool->config.expandable_segments && gai_block_asks_marks(pool, block, marks);
-    if (block->lane && block->lane->capture) gai_block_stamp_result(block, block->lane, marks);
-    if (marks) block->stream_id = marks->lane->stream_id;
-    if (block->tag & GAI_SHELVED && !(marks && marks->lane->life == block->life))
-        gai_block_stamp_front(pool, block);
+    if (block->stream && block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
+    if (marks) block->stream_id = marks->stream->stream_id;
+    if (block->tag & GAI_CACHED && !(marks && marks->stream->life == block->life))
+        gai_block_stamp_cache(pool, block);
     gai_marks_count_free(marks);
     if (block->segment->given) gai_block_stamp_first(pool, block, marks);
     gai_block_stamp(pool, block, marks);
-    if (block->takers) gai_block_free_takers(pool, block);
+    if (block->recorded_uses) gai_block_free_uses(pool, block);
     if (block->room) gai_block_give_room(pool, block);
     if (pool->torch) gai_torch_count_unused(pool, block);
     gai_block_put(pool, block);
@@ -11479,13 +11537,13 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
    thread's default stream, which has the same handle here, and not while a capture would notice. A stream that was
    created lives, and its handle is its own; its id is not asked for, since another thread may begin to capture it, and
    would lose that. In its context. */
-static int gai_lane_is_reachable(const gai_lane *lane)
+static int gai_stream_is_reachable(const gai_stream *stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    if (gai_cu.StreamIsCapturing(lane->stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
-    if (lane->stream != CU_STREAM_PER_THREAD) return 1;
-    return !gai_cu.StreamGetId(lane->stream, &id) && id == lane->stream_id;
+    if (gai_cu.StreamIsCapturing(stream->handle, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
+    if (stream->handle != CU_STREAM_PER_THREAD) return 1;
+    return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
 }
 
 /* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
@@ -11493,7 +11551,7 @@ static int gai_lane_is_reachable(const gai_lane *lane)
    the program may destroy them now. With the lock held, which is let go meanwhile. */
 static void gai_pool_mark_due(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     if (!pool->due) return;
     gai_lock_off(&pool->lock);
     gai_lock_on(&pool->marking);
@@ -11501,20 +11559,20 @@ static void gai_pool_mark_due(galloc_pool *pool)
     while (pool->due) {
         gai_scope scope;
         int reachable = 0;
-        for (lane = pool->lanes; lane && !lane->due; lane = lane->next) continue;
-        pool->due = lane != NULL;
-        if (!lane) break;
-        lane->due = 0;
-        gai_lane_ask(lane);
-        lane->busy++;
+        for (stream = pool->streams; stream && !stream->due; stream = stream->next) continue;
+        pool->due = stream != NULL;
+        if (!stream) break;
+        stream->due = 0;
+        gai_stream_ask(stream);
+        stream->busy++;
         gai_lock_off(&pool->lock);
-        if (gai_lane_health(lane) == GAI_ALIVE && !gai_scope_enter(&scope, lane->context)) {
-            reachable = gai_lane_is_reachable(lane);
+        if (gai_stream_health(stream) == GAI_ALIVE && !gai_scope_enter(&scope, stream->context)) {
+            reachable = gai_stream_is_reachable(stream);
             gai_scope_leave(&scope);
         }
         gai_lock_on(&pool->lock);
-        if (reachable && lane->asked) (void)gai_lane_mark(pool, lane, lane->stream, 0);
-        lane->busy--;
+        if (reachable && stream->asked) (void)gai_stream_mark(pool, stream, stream->handle, 0);
+        stream->busy--;
     }
     gai_lock_off(&pool->marking);
 }
@@ -11525,11 +11583,11 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
 {
     gai_scope scope;
     gai_block *block;
-    CUresult result = site->hands_off ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
-    if (site->capture) return gai_lane_refused(site); /* it cannot be waited for */
+    CUresult result = site->capture_forbids ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
+    if (site->capture) return gai_stream_refused(site); /* it cannot be waited for */
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
-        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->stream));
+        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
         gai_scope_leave(&scope);
     }
     if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
@@ -11541,44 +11599,44 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-/* Does a free on the lane's stream leave out what came before the capture? The graph comes after all that the program
-   launches it after; what streams did with the block before, this one among them, they may still be doing when the
-   graph is gone. And which they are cannot be found out: a captured stream does not tell who it is. A block that was
-   given to a stream of the same capture has never been used but in that. */
-static int gai_lane_leaves_out(const gai_lane *lane, const gai_block *block)
+/* Does a free on the stream state's stream leave out what came before the capture? The graph comes after all that the
+   program launches it after; what streams did with the block before, this one among them, they may still be doing when
+   the graph is gone. And which they are cannot be found out: a captured stream does not tell who it is. A block that
+   was given to a stream of the same capture has never been used but in that. */
+static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *block)
 {
-    return lane->capture_id && !gai_lane_is_outside(lane) &&
-           !(block->lane && block->lane->capture_id == lane->capture_id);
+    return stream->capture_id && !gai_stream_is_unknown(stream) &&
+           !(block->stream && block->stream->capture_id == stream->capture_id);
 }
 
 /* Adds what stands for these streams to the marks for the free of a block. 0: no host memory. Lock held. */
-static int gai_marks_name_outside(galloc_pool *pool, const gai_block *block, gai_mark *marks)
+static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai_mark *marks)
 {
     gai_mark *mark, *last = NULL;
     int outside = 0;
-    for (mark = marks; mark; last = mark, mark = mark->next) outside |= gai_lane_leaves_out(mark->lane, block);
+    for (mark = marks; mark; last = mark, mark = mark->next) outside |= gai_stream_leaves_out(mark->stream, block);
     if (!outside) return 1;
     if (!gai_slab_has(&pool->marks, 1)) return 0;
     last->next = gai_mark_new(pool, NULL, 0, 0, 0);
-    last->next->lane = gai_pool_outside(pool);
+    last->next->stream = gai_pool_unknown_streams(pool);
     return 1;
 }
 
-/* The short way of a free of a block that was taken from the program: it was given to the lane that it is freed on, and
-   nothing else is to be noted. `bare`: its front was found so; the stream may have been retired since. 0: the long way
-   must be taken. */
-static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int bare)
+/* The short way of a free of a block that was taken from the program: it was given to the stream state that it is freed
+   on, and nothing else is to be noted. `empty`: its stream cache was found so; the stream may have been retired since.
+   0: the long way must be taken. */
+static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int empty)
 {
-    gai_lane *lane = site->lane;
+    gai_stream *stream = site->stream;
     int own, changed, due;
     gai_lock_on(&pool->lock);
-    own = lane->life == site->life && gai_block_suits(block, lane->life) && !block->marks;
+    own = stream->life == site->life && gai_block_suits(block, stream->life) && !block->marks;
     if (own) {
-        changed = ((!bare || lane->retired) && gai_lane_see(pool, lane, site)) || !gai_pool_has_one_lane(pool);
-        gai_block_stamp_own(pool, block, lane);
-        gai_set_relaxed(&lane->spell, lane->spell + 1);
+        changed = ((!empty || stream->retired) && gai_stream_see(pool, stream, site)) || !gai_pool_has_one_stream(pool);
+        gai_block_stamp_own(pool, block, stream);
+        gai_set_relaxed(&stream->busy_frees, stream->busy_frees + 1);
         gai_block_put(pool, block);
-        gai_lane_pass(pool, lane, site, changed);
+        gai_stream_pass(pool, stream, site, changed);
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
@@ -11587,10 +11645,10 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
 }
 
 /* Frees a claimed block on a stream. 0: no host memory, nothing changed. Lock held. */
-static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_lane *lane)
+static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    gai_mark *mark = gai_mark_promised(pool, lane);
-    if (lane->capture_id && !gai_marks_name_outside(pool, block, mark)) {
+    gai_mark *mark = gai_mark_promised(pool, stream);
+    if (stream->capture_id && !gai_marks_name_unknown(pool, block, mark)) {
         gai_slab_give(&pool->marks, mark);
         gai_block_let_go(block);
         return 0;
@@ -11610,13 +11668,13 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
 
 /* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
    in a capture may be freed in it. */
-static int gai_block_is_drivers(const gai_block *block, const gai_lane *lane, const gai_site *site)
+static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
 {
     const gai_segment *segment = block->segment;
-    if (!gai_pool_is_async(segment->pool) || segment->lost || block->takers) return 0;
+    if (!gai_pool_is_async(segment->pool) || segment->lost || block->recorded_uses) return 0;
     if (!gai_segment_is_unmarked(segment)) return 0;
-    if (site->capture) return segment->of_graph && block->lane->capture_id == site->capture;
-    return !site->hands_off && (segment->of_graph || block->lane == lane);
+    if (site->capture) return segment->of_graph && block->stream->capture_id == site->capture;
+    return !site->capture_forbids && (segment->of_graph || block->stream == stream);
 }
 
 /* The used block of a given segment becomes, with what is free beside it, the busy block of it all. */
@@ -11624,7 +11682,7 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
 {
     gai_block *at, *next;
     gai_block_untake(pool, block);
-    gai_marks_end(pool, &block->takers);
+    gai_marks_end(pool, &block->recorded_uses);
     gai_marks_end(pool, &block->marks);
     for (at = block->segment->first; at; at = at->next) {
         if (at == block) continue;
@@ -11650,7 +11708,7 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 
 /* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
    the lock held, which is let go meanwhile. */
-static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *lane, const gai_site *site)
+static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     gai_segment *segment = block->segment;
     CUresult result;
@@ -11663,7 +11721,7 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;
-    lane->handed = gai_lane_stamp(lane); /* to be waited for before the driver's pool is trimmed */
+    stream->handed = gai_stream_stamp(stream); /* to be waited for before the driver's pool is trimmed */
     gai_block_give_up(pool, block);
     return 1;
 }
@@ -11672,7 +11730,7 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_lane *l
    are somebody else's once the capture has ended. */
 static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
 {
-    const gai_capture *capture = block->segment->of_graph && block->lane ? block->lane->capture : NULL;
+    const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
     size_t i = 0;
     while (i < n && !sites[i].broken) i++;
     return i < n && capture && !gai_capture_has_ended(capture);
@@ -11687,37 +11745,37 @@ static cudaError_t gai_free_unnoted(void)
    are somebody else's. On the legacy stream that would break a capture. */
 static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 {
-    return block->segment->of_graph && site->hands_off && !site->capture && !site->broken;
+    return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
 }
 
 /* Frees a claimed block that the driver may have at once. 0: it has to be noted. With the lock held. */
-static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_lane *lane, const gai_site *site)
+static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     if (gai_block_never_was(block, site, 1)) {
         gai_block_give_up(pool, block);
         return 1;
     }
-    return gai_block_is_drivers(block, lane, site) && gai_block_free_given(pool, block, lane, site);
+    return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, stream, site);
 }
 
 /* `taken`: the block, if it has been taken from the program already. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
-    gai_lane *lane;
+    gai_stream *stream;
     int freed = 0, refused = 0, due;
     gai_lock_on(&pool->lock);
-    lane = gai_lane_hold(pool, site);
-    if (lane && !block) block = gai_block_claim(pool, ptr);
-    if (lane && block) refused = gai_block_must_wait(block, site);
-    if ((!lane || refused) && block) gai_block_let_go(block);
-    if (lane && block && !refused)
-        freed = gai_block_free_at_once(pool, block, lane, site) || gai_block_free_on(pool, block, lane);
-    if (lane) gai_lane_release(pool, lane, site);
+    stream = gai_stream_hold(pool, site);
+    if (stream && !block) block = gai_block_claim(pool, ptr);
+    if (stream && block) refused = gai_block_must_wait(block, site);
+    if ((!stream || refused) && block) gai_block_let_go(block);
+    if (stream && block && !refused)
+        freed = gai_block_free_at_once(pool, block, stream, site) || gai_block_free_on(pool, block, stream);
+    if (stream) gai_stream_release(pool, stream, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
-    if (!lane) return gai_free_after_waiting(pool, ptr, site);
+    if (!stream) return gai_free_after_waiting(pool, ptr, site);
     if (refused)
         return gai_fail(cudaErrorStreamCaptureImplicit,
                         "what a graph has left cannot be freed on legacy while a blocking stream is captured");
@@ -11727,20 +11785,20 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 
 /* ---- several streams ---- */
 
-/* Adds a mark that names the stream's lane to a list; the lane stays held. */
+/* Adds a mark that names the stream's stream state to a list; the stream state stays held. */
 static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     gai_mark *mark = NULL;
     gai_lock_on(&pool->lock);
-    lane = gai_lane_hold(pool, site);
-    if (lane && gai_slab_need(&pool->marks, 1)) {
+    stream = gai_stream_hold(pool, site);
+    if (stream && gai_slab_need(&pool->marks, 1)) {
         mark = gai_mark_new(pool, NULL, 0, 0, 0);
-        mark->lane = lane;
+        mark->stream = stream;
         mark->next = *list;
         *list = mark;
-    } else if (lane) {
-        lane->busy--;
+    } else if (stream) {
+        stream->busy--;
     }
     gai_lock_off(&pool->lock);
     return mark != NULL;
@@ -11755,13 +11813,14 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
         cudaError_t error = gai_site_of(streams[i] ? streams[i] : zero, &sites[i]);
         if (error) return error;
         if (gai_marks_name(pool, list, &sites[i])) continue;
-        if (sites[i].refused) return gai_lane_refused(&sites[i]);
+        if (sites[i].refused) return gai_stream_refused(&sites[i]);
         return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
     }
     return cudaSuccess;
 }
 
-/* Frees the block, or with an error just forgets the marks. Then lets the lanes go: the last named is the first. */
+/* Frees the block, or with an error just forgets the marks. Then lets the stream states go: the last named is the
+   first. */
 static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
                                        cudaError_t error)
 {
@@ -11775,7 +11834,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_block_give_up(pool, block);
         block = NULL;
     }
-    if (block && !gai_marks_name_outside(pool, block, marks)) {
+    if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
         block = NULL;
@@ -11787,7 +11846,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         marks = mark->next;
         gai_slab_give(&pool->marks, mark);
     }
-    for (; named > 0; named--) gai_lane_release(pool, sites[named - 1].lane, &sites[named - 1]);
+    for (; named > 0; named--) gai_stream_release(pool, sites[named - 1].stream, &sites[named - 1]);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
@@ -11812,40 +11871,40 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
 
 /* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. 0: no host memory.
    With the lock held. */
-static int gai_block_add_taker(galloc_pool *pool, gai_block *block, gai_lane *lane)
+static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    gai_mark *mark, **at = &block->takers;
+    gai_mark *mark, **at = &block->recorded_uses;
     while (*at) {
-        const gai_lane *taker = (*at)->lane;
-        if (taker == lane) return 1;
-        if (!gai_lane_is_plain(taker) && !taker->capture) gai_mark_drop(pool, at);
+        const gai_stream *use = (*at)->stream;
+        if (use == stream) return 1;
+        if (!gai_stream_is_plain(use) && !use->capture) gai_mark_drop(pool, at);
         else at = &(*at)->next;
     }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
-    mark = gai_mark_new(pool, lane, 0, 0, 0);
-    mark->next = block->takers;
-    block->takers = mark;
+    mark = gai_mark_new(pool, stream, 0, 0, 0);
+    mark->next = block->recorded_uses;
+    block->recorded_uses = mark;
     return 1;
 }
 
 static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
-    gai_lane *lane;
+    gai_stream *stream;
     int noted = 0;
     gai_lock_on(&pool->lock);
-    lane = gai_lane_hold(pool, site);
-    if (lane) {
+    stream = gai_stream_hold(pool, site);
+    if (stream) {
         block = gai_block_claim(pool, ptr);
-        noted = block && gai_block_add_taker(pool, block, lane);
+        noted = block && gai_block_add_use(pool, block, stream);
         if (noted) block->tag |= GAI_SPECIAL;
         if (block) gai_block_let_go(block);
-        gai_lane_release(pool, lane, site);
+        gai_stream_release(pool, stream, site);
     }
     gai_lock_off(&pool->lock);
     if (noted) return cudaSuccess;
-    if (lane && !block) return gai_pointer_refused(pool, ptr);
-    return gai_lane_refused(site);
+    if (stream && !block) return gai_pointer_refused(pool, ptr);
+    return gai_stream_refused(site);
 }
 
 /* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that; so are, with
@@ -11854,25 +11913,26 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
-    gai_lane *lane;
+    gai_stream *stream;
     gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
-    lane = gai_lane_find(pool, site);
-    pool->retires = lane && !lane->retired;
-    if (lane) {
+    stream = gai_stream_find(pool, site);
+    pool->retires = stream && !stream->retired;
+    if (stream) {
         int named;
-        short before = lane->retired;
-        gai_front_shut(&lane->front);
-        (void)gai_lane_flush(pool, lane, 1);
-        named = lane->uses || lane->busy || lane->handed > lane->done || (gai_pool_is_async(pool) && lane->blocks);
-        lane->busy++;
-        if (named && site->hands_off) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        else if (named) result = gai_lane_mark(pool, lane, site->stream, 1);
-        else lane->retired = 1;
-        lane->due = 0; /* last: a free may have made it due while the lock was let go */
-        lane->busy--;
-        if (result) lane->retired = before;
-        gai_front_set(pool, lane);
+        short before = stream->retired;
+        gai_cache_shut(&stream->cache);
+        (void)gai_stream_flush(pool, stream, 1);
+        named = stream->uses || stream->busy || stream->handed > stream->done ||
+                (gai_pool_is_async(pool) && stream->blocks);
+        stream->busy++;
+        if (named && site->capture_forbids) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        else if (named) result = gai_stream_mark(pool, stream, site->handle, 1);
+        else stream->retired = 1;
+        stream->due = 0; /* last: a free may have made it due while the lock was let go */
+        stream->busy--;
+        if (result) stream->retired = before;
+        gai_cache_set(pool, stream);
     }
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
@@ -11884,11 +11944,11 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
    it retires it. */
 static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     gai_lock_on(&pool->lock);
-    lane = pool->retires ? gai_lane_find(pool, site) : NULL; /* NULL also where it has been forgotten */
-    if (lane) lane->retired = 0;
-    if (lane) gai_front_set(pool, lane);
+    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also where it has been forgotten */
+    if (stream) stream->retired = 0;
+    if (stream) gai_cache_set(pool, stream);
     gai_lock_off(&pool->lock);
 }
 
@@ -11909,15 +11969,15 @@ static cudaError_t gai_retire(const gai_site *site)
 
 /* ---- in place ---- */
 
-/* Marks that name the lane and the block's takers. The caller has made sure of as many. Lock held. */
-static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_lane *lane)
+/* Marks that name the stream state and the block's recorded uses. The caller has made sure of as many. Lock held. */
+static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
 {
-    const gai_mark *taker;
+    const gai_mark *use;
     gai_mark *users = gai_mark_new(pool, NULL, 0, 0, 0);
-    users->lane = lane;
-    for (taker = block->takers; taker; taker = taker->next) {
+    users->stream = stream;
+    for (use = block->recorded_uses; use; use = use->next) {
         gai_mark *user = gai_mark_new(pool, NULL, 0, 0, 0);
-        user->lane = taker->lane;
+        user->stream = use->stream;
         user->next = users->next;
         users->next = user;
     }
@@ -11936,42 +11996,42 @@ static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *
     gai_marks_trim(pool, &block->marks);
 }
 
-/* Makes a block shorter: what is cut off is freed on the lane's stream. What the block keeps of it, the rest of a unit
-   or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory, nothing
-   changed. Lock held. */
-static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_lane *lane, size_t bytes)
+/* Makes a block shorter: what is cut off is freed on the stream state's stream. What the block keeps of it, the rest of
+   a unit or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory,
+   nothing changed. Lock held. */
+static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes)
 {
-    gai_mark *taker;
+    gai_mark *use;
     uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
-    size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->takers) + 4;
+    size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->recorded_uses) + 4;
     if (begin == end || block->segment->lost) return 1;
-    if (!block->room && !block->cell) cut = block->addr + gai_up(bytes, GAI_UNIT);
+    if (!block->room && !block->slot) cut = block->addr + gai_up(bytes, GAI_UNIT);
     if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
-        tail->stream_id = lane->stream_id;
-        if (block->lane && block->lane->capture) gai_block_stamp_result(tail, block->lane, NULL);
-        gai_block_stamp(pool, tail, gai_block_users(pool, block, lane));
+        tail->stream_id = stream->stream_id;
+        if (block->stream && block->stream->capture) gai_block_stamp_result(tail, block->stream, NULL);
+        gai_block_stamp(pool, tail, gai_block_users(pool, block, stream));
         gai_stat_unused(pool, tail->bytes, 0);
         gai_block_give(pool, tail);
     }
     if (begin < gai_min(cut, end))
-        gai_block_stamp_kept(pool, block, gai_block_users(pool, block, lane), begin, gai_min(cut, end));
+        gai_block_stamp_kept(pool, block, gai_block_users(pool, block, stream), begin, gai_min(cut, end));
     gai_block_renew_captured(pool, block);
-    for (taker = block->takers; taker; taker = taker->next) gai_taker_is_due(pool, taker->lane);
+    for (use = block->recorded_uses; use; use = use->next) gai_use_is_due(pool, use->stream);
     return 1;
 }
 
-/* Before a claimed block changes for another stream than that whose front may have it: no front has it any more, and
-   its marks say all. 0: no host memory, nothing changed. Lock held. */
-static int gai_block_leave_front(galloc_pool *pool, gai_block *block, const gai_lane *lane)
+/* Before a claimed block changes for another stream than that whose stream cache may have it: no stream cache has it
+   any more, and its marks say all. 0: no host memory, nothing changed. Lock held. */
+static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
-    if (block->life == lane->life) return 1;
-    if (block->tag & GAI_SHELVED) {
+    if (block->life == stream->life) return 1;
+    if (block->tag & GAI_CACHED) {
         if (!gai_slab_need(&pool->marks, 1)) return 0;
-        gai_block_stamp_front(pool, block);
+        gai_block_stamp_cache(pool, block);
     }
-    gai_set_relaxed(&block->tag, (block->tag & ~(GAI_SHELVED | GAI_DROPPED)) | GAI_SPECIAL);
+    gai_set_relaxed(&block->tag, (block->tag & ~(GAI_CACHED | GAI_DROPPED)) | GAI_SPECIAL);
     return 1;
 }
 
@@ -11986,13 +12046,13 @@ static size_t gai_block_usable(const gai_block *block)
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
-    gai_lane *lane = job->want.lane;
+    gai_stream *stream = job->params.stream;
     int grows = job->grow_to > block->requested;
     size_t before = block->bytes, requested = (size_t)block->requested;
     if (block->segment->given && job->grow_to > gai_block_usable(block)) {
         job->error = gai_job_say_not_there(job);
-    } else if (!gai_block_leave_front(pool, block, lane) ||
-               (!grows && !gai_block_shrink(pool, block, lane, job->grow_to))) {
+    } else if (!gai_block_leave_cache(pool, block, stream) ||
+               (!grows && !gai_block_shrink(pool, block, stream, job->grow_to))) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
@@ -12013,20 +12073,20 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     job.site = *site;
     job.grows = ptr;
     job.grow_to = bytes;
-    job.want.alignment = GAI_UNIT;
+    job.params.alignment = GAI_UNIT;
     gai_lock_on(&pool->lock);
-    job.want.lane = gai_lane_hold(pool, &job.site);
-    block = job.want.lane ? gai_block_claim(pool, ptr) : NULL;
+    job.params.stream = gai_stream_hold(pool, &job.site);
+    block = job.params.stream ? gai_block_claim(pool, ptr) : NULL;
     if (block) gai_job_resize(&job, block);
     gai_lock_off(&pool->lock);
-    if (!job.want.lane) return gai_lane_refused(&job.site);
+    if (!job.params.stream) return gai_stream_refused(&job.site);
     if (block && !gai_job_is_done(&job)) {
         job.error = gai_pool_refuses(pool);
         if (!job.error) gai_job_run(&job);
     }
     if (job.error) gai_has_report = job.reported;
     gai_lock_on(&pool->lock);
-    gai_lane_release(pool, job.want.lane, &job.site);
+    gai_stream_release(pool, job.params.stream, &job.site);
     gai_lock_off(&pool->lock);
     return block ? job.error : gai_pointer_refused(pool, ptr);
 }
@@ -12074,17 +12134,17 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     galloc_graph *graph = made;
     const galloc_graph *other;
     gai_capture *capture;
-    unsigned long long key = gai_stream_key(site->stream);
+    unsigned long long key = gai_stream_key(site->handle);
     int taken;
     gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
     if (!made) graph = gai_graph_at(pool, handle);
-    taken = !graph || graph->stream;
-    for (other = pool->graphs; other; other = other->next) taken |= other->stream && other->key == key;
+    taken = !graph || graph->captured;
+    for (other = pool->graphs; other; other = other->next) taken |= other->captured && other->key == key;
     for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
         taken |= capture->id == site->capture && capture->graph && capture->graph != graph;
     if (!taken) {
-        graph->stream = site->stream;
+        graph->captured = site->handle;
         graph->key = key;
         for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
             if (capture->id == site->capture) capture->graph = graph;
@@ -12122,55 +12182,56 @@ static cudaError_t gai_graph_end(galloc_pool *pool, const galloc_graph *handle)
     gai_lock_on(&pool->marking);
     gai_lock_on(&pool->lock);
     graph = gai_graph_at(pool, handle);
-    begun = graph && graph->stream;
-    if (graph) graph->stream = NULL;
+    begun = graph && graph->captured;
+    if (graph) graph->captured = NULL;
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
     if (!graph) return gai_graph_is_gone(handle);
     return begun ? cudaSuccess : gai_fail(cudaErrorNotPermitted, "the graph has not begun");
 }
 
-static int gai_lane_is_graphs(const gai_lane *lane, const galloc_graph *graph)
+static int gai_stream_is_graphs(const gai_stream *stream, const galloc_graph *graph)
 {
-    return lane->capture && lane->capture->graph == graph;
+    return stream->capture && stream->capture->graph == graph;
 }
 
-/* Of a list of marks those of the group's lanes become marks of `to`, stamped now; all are put into another list. */
-static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_lane *to,
+/* Of a list of marks those of the group's stream states become marks of `to`, stamped now; all are put into another
+   list. */
+static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_stream *to,
                                 gai_mark **out)
 {
     while (list) {
         gai_mark *mark = list;
         list = mark->next;
         mark->next = NULL;
-        if (gai_lane_is_graphs(mark->lane, graph)) {
-            mark->lane->uses--;
-            mark->lane = to;
+        if (gai_stream_is_graphs(mark->stream, graph)) {
+            mark->stream->uses--;
+            mark->stream = to;
             gai_mark_stamp(mark, mark->begin, mark->end);
         }
         gai_marks_add(pool, out, mark);
     }
 }
 
-/* What a block has of marks, or of takers, of the group's lanes becomes a mark of `to`. Returns the block that it is a
-   part of then. Lock held. */
-static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_lane *to)
+/* What a block has of marks, or of recorded uses, of the group's stream states becomes a mark of `to`. Returns the
+   block that it is a part of then. Lock held. */
+static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_stream *to)
 {
-    gai_mark **at = &block->takers, *marks = block->marks;
+    gai_mark **at = &block->recorded_uses, *marks = block->marks;
     int is_free = gai_block_is_free(block), some = 0;
     while (*at) {
-        gai_mark *taker = *at;
-        if (!gai_lane_is_graphs(taker->lane, graph)) {
-            at = &taker->next;
+        gai_mark *use = *at;
+        if (!gai_stream_is_graphs(use->stream, graph)) {
+            at = &use->next;
             continue;
         }
-        *at = taker->next;
-        taker->begin = block->addr;
-        taker->end = block->addr + block->bytes;
-        taker->next = NULL;
-        gai_marks_hand_over(pool, taker, graph, to, &block->marks);
+        *at = use->next;
+        use->begin = block->addr;
+        use->end = block->addr + block->bytes;
+        use->next = NULL;
+        gai_marks_hand_over(pool, use, graph, to, &block->marks);
     }
-    for (marks = block->marks; marks && !some; marks = marks->next) some = gai_lane_is_graphs(marks->lane, graph);
+    for (marks = block->marks; marks && !some; marks = marks->next) some = gai_stream_is_graphs(marks->stream, graph);
     if (!some) return block;
     if (is_free) gai_set_remove(block);
     marks = block->marks;
@@ -12186,26 +12247,27 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
     gai_segment *segment;
     gai_block *block;
     gai_capture *capture, *next;
-    gai_lane *lane, *held;
+    gai_stream *stream, *held;
     int begun;
     gai_lock_on(&pool->lock);
-    lane = held = gai_lane_hold(pool, site);
+    stream = held = gai_stream_hold(pool, site);
     graph = gai_graph_at(pool, handle);
-    begun = graph && graph->stream;
-    if (!graph || begun) lane = NULL;
-    for (segment = lane ? pool->segments : NULL; segment; segment = segment->next)
-        for (block = segment->first; block; block = block->next) block = gai_block_hand_over(pool, block, graph, lane);
-    for (capture = lane ? pool->captures : NULL; capture; capture = next) {
+    begun = graph && graph->captured;
+    if (!graph || begun) stream = NULL;
+    for (segment = stream ? pool->segments : NULL; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next)
+            block = gai_block_hand_over(pool, block, graph, stream);
+    for (capture = stream ? pool->captures : NULL; capture; capture = next) {
         next = capture->next;
         if (capture->graph == graph) gai_capture_forget(pool, capture);
     }
-    while (lane && *at != graph) at = &(*at)->next;
-    if (lane) *at = graph->next;
-    if (held) gai_lane_release(pool, held, site);
+    while (stream && *at != graph) at = &(*at)->next;
+    if (stream) *at = graph->next;
+    if (held) gai_stream_release(pool, held, site);
     gai_lock_off(&pool->lock);
     if (!graph) return gai_graph_is_gone(handle);
     if (begun) return gai_fail(cudaErrorNotPermitted, "end the graph first");
-    if (!lane) return gai_lane_refused(site);
+    if (!stream) return gai_stream_refused(site);
     GALLOC_FREE(graph);
     return cudaSuccess;
 }
@@ -12269,7 +12331,7 @@ static const gai_key gai_keys[] = {
      "a fraction such as 0.02, from 0 to 100"},
     {"growth", GAI_BYTES, GAI_MEMBER(growth), "auto", 0, 2 * GAI_MIB, GAI_MIB << 10,
      "a power of two from 2M to 1G, or auto"},
-    {"lane_bytes", GAI_BYTES, GAI_MEMBER(lane_bytes), "", 0, 0, GAI_FRONT_MOST,
+    {"lane_bytes", GAI_BYTES, GAI_MEMBER(lane_bytes), "", 0, 0, GAI_CACHE_MOST,
      "0 to 64M, " GAI_BYTES_LIKE},
     {"large_segment_size", GAI_BYTES, GAI_MEMBER(large_segment_size), "", 0, GAI_FIXED_OWN + 1, GAI_MIB << 20,
      "more than 10M, at most 1024G"},
@@ -12307,7 +12369,7 @@ static galloc_config gai_config_default(void)
     config.memory_limit = config.device_limit = SIZE_MAX;
     config.per_process_memory_fraction = 1;
     config.overhead = 0.02;
-    config.lane_bytes = GAI_FRONT_BYTES;
+    config.lane_bytes = GAI_CACHE_BYTES;
     config.large_segment_size = GAI_FIXED_LARGE;
     config.max_split_size = SIZE_MAX;
     config.gc_age = UINT64_MAX;
@@ -12333,39 +12395,39 @@ static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
 
 /* Where a text is being written. */
-typedef struct gai_paper {
+typedef struct gai_string {
     char *at;
     size_t left; /* the ending 0 included; 0: it was too little */
-} gai_paper;
+} gai_string;
 
 GAI_FORMAT(2, 3)
-static void gai_print(gai_paper *paper, const char *format, ...)
+static void gai_print(gai_string *string, const char *format, ...)
 {
     va_list arguments;
     int length;
     va_start(arguments, format);
-    length = vsnprintf(paper->at, paper->left, format, arguments);
+    length = vsnprintf(string->at, string->left, format, arguments);
     va_end(arguments);
-    if (length < 0 || (size_t)length >= paper->left) {
-        paper->left = 0;
+    if (length < 0 || (size_t)length >= string->left) {
+        string->left = 0;
     } else {
-        paper->at += length;
-        paper->left -= (size_t)length;
+        string->at += length;
+        string->left -= (size_t)length;
     }
 }
 
 /* The largest unit of which n is a multiple; names[i] is that of units[i]. */
-static void gai_print_units(gai_paper *paper, uint64_t n, const char *const *names, const uint64_t *units, int count)
+static void gai_print_units(gai_string *string, uint64_t n, const char *const *names, const uint64_t *units, int count)
 {
     int i = count - 1;
     while (i && (!n || n % units[i])) i--;
-    gai_print(paper, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
+    gai_print(string, "%llu%s", (unsigned long long)(n / units[i]), names[i]);
 }
 
-static void gai_print_bytes(gai_paper *paper, uint64_t bytes)
+static void gai_print_bytes(gai_string *string, uint64_t bytes)
 {
     static const char *const names[] = {"", "K", "M", "G"};
-    gai_print_units(paper, bytes, names, gai_byte_units, 4);
+    gai_print_units(string, bytes, names, gai_byte_units, 4);
 }
 
 /* ---- what is right ---- */
@@ -12385,7 +12447,7 @@ static int gai_texts_are_equal(gai_text a, gai_text b)
 
 static int gai_text_is(gai_text text, const char *word) { return gai_texts_are_equal(text, gai_text_of(word)); }
 
-/* Cuts the piece up to `separator` off the front, brackets left whole; 1 if the separator was there. */
+/* Cuts the piece up to `separator` off the stream cache, brackets left whole; 1 if the separator was there. */
 static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
 {
     size_t i;
@@ -12461,14 +12523,14 @@ static const gai_key *gai_config_misfit(const galloc_config *config)
 /* place: where the text names the later one of the two; 0: it names neither. */
 static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
 {
-    gai_paper paper;
-    paper.at = message;
-    paper.left = size;
-    if (place) gai_print(&paper, "at %zu: ", place);
-    gai_print(&paper, "%s is ", key->name);
-    gai_print_bytes(&paper, gai_key_number(config, key));
-    gai_print(&paper, ": must be at least large_segment_size, which is ");
-    gai_print_bytes(&paper, config->large_segment_size);
+    gai_string string;
+    string.at = message;
+    string.left = size;
+    if (place) gai_print(&string, "at %zu: ", place);
+    gai_print(&string, "%s is ", key->name);
+    gai_print_bytes(&string, gai_key_number(config, key));
+    gai_print(&string, ": must be at least large_segment_size, which is ");
+    gai_print_bytes(&string, config->large_segment_size);
 }
 
 /* Are all settings in their ranges? Says which is not. */
@@ -12663,8 +12725,8 @@ static const gai_key *gai_key_find(gai_text name, int *mib)
 
 static int gai_is_letter(char a, char of) { return (a >= 'A' && a <= 'Z' ? a + ('a' - 'A') : a) == of; }
 
-/* How many letters at the same places from the front, and from the end, a name shares with that of a key, in whatever
-   case. */
+/* How many letters at the same places from the stream cache, and from the end, a name shares with that of a key, in
+   whatever case. */
 static size_t gai_names_share(gai_text a, const char *b)
 {
     size_t n = gai_min(a.length, strlen(b)), i, j;
@@ -12804,15 +12866,15 @@ static int gai_is_seen(uint64_t seen, const char *name)
 /* Appends "a, b: because" to what has been said. */
 static void gai_say_idle(uint64_t seen, const char *const *names, const char *because, char *message, size_t size)
 {
-    size_t i, said = 0, length;
+    size_t i, saved = 0, length;
     for (i = 0; names[i]; i++) {
         if (!gai_is_seen(seen, names[i])) continue;
         length = strlen(message);
-        (void)snprintf(message + length, size - length, "%s%s", said ? ", " : length ? "; " : "", names[i]);
-        said++;
+        (void)snprintf(message + length, size - length, "%s%s", saved ? ", " : length ? "; " : "", names[i]);
+        saved++;
     }
     length = strlen(message);
-    if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
+    if (saved) (void)snprintf(message + length, size - length, ": no effect %s", because);
 }
 
 /* Says which settings of a text have no effect beside others. */
@@ -12833,7 +12895,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     static const char *const oversize[] = {"max_non_split_rounding", NULL};
     static const char *const strategy[] = {"strategy", NULL};
     static const char *const streams[] = {"reuse", "stats", "stream_check", "lane_bytes", NULL};
-    static const char *const lanes[] = {"lane_bytes", NULL};
+    static const char *const caches[] = {"lane_bytes", NULL};
     static const char *const collection[] = {"gc_threshold", NULL};
     int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
                   config->per_process_memory_fraction < 1;
@@ -12858,7 +12920,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
     if (!config->backend && config->stats_exact && (!config->like || config->expandable_segments)) {
         gai_say_idle(seen, looks, "with stats:exact, since every call looks then", message, size);
-        gai_say_idle(seen, lanes, "with stats:exact, since no cache is used then", message, size);
+        gai_say_idle(seen, caches, "with stats:exact, since no cache is used then", message, size);
     }
     if (config->throw_on_cudamalloc_oom)
         gai_say_idle(seen, waits, "with throw_on_cudamalloc_oom:True", message, size);
@@ -12867,7 +12929,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 
 /* ---- printing ---- */
 
-static void gai_print_fraction(gai_paper *paper, double x)
+static void gai_print_fraction(gai_string *string, double x)
 {
     uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
     unsigned below = (unsigned)(millionths % GAI_MILLION);
@@ -12876,76 +12938,76 @@ static void gai_print_fraction(gai_paper *paper, double x)
         below /= 10;
         digits--;
     }
-    gai_print(paper, "%llu", (unsigned long long)(millionths / GAI_MILLION));
-    if (below) gai_print(paper, ".%0*u", digits, below);
+    gai_print(string, "%llu", (unsigned long long)(millionths / GAI_MILLION));
+    if (below) gai_print(string, ".%0*u", digits, below);
 }
 
-static void gai_print_divisions(gai_paper *paper, const unsigned *divisions)
+static void gai_print_divisions(gai_string *string, const unsigned *divisions)
 {
     int i, last = GALLOC_DIVISIONS - 1;
     while (last && divisions[last] == divisions[last - 1]) last--;
     if (!last) {
-        gai_print(paper, "%u", divisions[0]);
+        gai_print(string, "%u", divisions[0]);
         return;
     }
-    for (i = 0; i < last; i++) gai_print(paper, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
-    gai_print(paper, ",>:%u]", divisions[last]);
+    for (i = 0; i < last; i++) gai_print(string, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
+    gai_print(string, ",>:%u]", divisions[last]);
 }
 
-static void gai_print_word(gai_paper *paper, const char *words, int number)
+static void gai_print_word(gai_string *string, const char *words, int number)
 {
     gai_text rest = gai_text_of(words), word = rest;
     int i;
     for (i = 0; i <= number; i++) (void)gai_text_cut(&rest, '|', &word);
-    gai_print(paper, "%.*s", (int)word.length, word.at);
+    gai_print(string, "%.*s", (int)word.length, word.at);
 }
 
-static void gai_print_flags(gai_paper *paper, const char *words, int flags)
+static void gai_print_flags(gai_string *string, const char *words, int flags)
 {
-    int i, said = 0;
-    if (!flags) gai_print_word(paper, words, 0);
+    int i, saved = 0;
+    if (!flags) gai_print_word(string, words, 0);
     for (i = 0; flags >> i; i++) {
         if (!(flags >> i & 1)) continue;
-        if (said++) gai_print(paper, "+");
-        gai_print_word(paper, words, i + 1);
+        if (saved++) gai_print(string, "+");
+        gai_print_word(string, words, i + 1);
     }
 }
 
-static void gai_print_value(gai_paper *paper, const galloc_config *config, const gai_key *key)
+static void gai_print_value(gai_string *string, const galloc_config *config, const gai_key *key)
 {
     static const char *const time_names[] = {"ms", "s", "m", "h"};
     uint64_t n = 0;
     if (key->form == GAI_FRACTION) {
-        gai_print_fraction(paper, gai_key_fraction(config, key));
+        gai_print_fraction(string, gai_key_fraction(config, key));
         return;
     }
     if (key->form == GAI_ROUNDING) {
-        gai_print_divisions(paper, config->roundup_power2_divisions);
+        gai_print_divisions(string, config->roundup_power2_divisions);
         return;
     }
     n = gai_key_number(config, key);
-    if (key->form == GAI_WORDS) gai_print_word(paper, key->words, (int)n);
-    else if (key->form == GAI_FLAGS) gai_print_flags(paper, key->words, (int)n);
-    else if (key->words[0] && n == key->odd) gai_print(paper, "%s", key->words);
-    else if (key->form == GAI_BYTES) gai_print_bytes(paper, n);
-    else if (key->form == GAI_TIME) gai_print_units(paper, n, time_names, gai_time_units, 4);
-    else gai_print(paper, "%llu", (unsigned long long)n);
+    if (key->form == GAI_WORDS) gai_print_word(string, key->words, (int)n);
+    else if (key->form == GAI_FLAGS) gai_print_flags(string, key->words, (int)n);
+    else if (key->words[0] && n == key->odd) gai_print(string, "%s", key->words);
+    else if (key->form == GAI_BYTES) gai_print_bytes(string, n);
+    else if (key->form == GAI_TIME) gai_print_units(string, n, time_names, gai_time_units, 4);
+    else gai_print(string, "%llu", (unsigned long long)n);
 }
 
 /* All settings, as a text that can be read back. 0: there is not room enough. */
 static int gai_config_print(const galloc_config *config, char *text, size_t size)
 {
-    gai_paper paper;
+    gai_string string;
     int i;
-    paper.at = text;
-    paper.left = size;
+    string.at = text;
+    string.left = size;
     for (i = 0; i < GAI_KEYS; i++) {
         const gai_key *key = &gai_keys[i];
         if (key->form >= GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
-        gai_print(&paper, "%s%s:", i ? "," : "", key->name);
-        gai_print_value(&paper, config, key);
+        gai_print(&string, "%s%s:", i ? "," : "", key->name);
+        gai_print_value(&string, config, key);
     }
-    return paper.left != 0;
+    return string.left != 0;
 }
 
 /* ==== LOG ======================================================================================================= */
@@ -12955,10 +13017,10 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 #define GAI_REPEAT_REST 1000000000 /* ns after which a repeat is told again */
 
 /* Messages that differ in numbers only. */
-typedef struct gai_repeat {
+typedef struct gai_log_repeat {
     uint64_t key, count;
     uint64_t when, hidden; /* when one was shown last, and how many were not since */
-} gai_repeat;
+} gai_log_repeat;
 
 typedef void (*gai_log_call)(int level, const char *text, void *user);
 
@@ -12966,7 +13028,7 @@ typedef void (*gai_log_call)(int level, const char *text, void *user);
 static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read */
 static gai_log_call gai_log_function;
 static void *gai_log_user;
-static gai_repeat gai_repeats[GAI_REPEAT_KINDS];
+static gai_log_repeat gai_log_repeats[GAI_REPEAT_KINDS];
 static unsigned gai_repeat_kinds; /* that have had a place so far */
 
 /* What GALLOC_CONF says of it, wrong as the rest may be: errors in it are to be seen, or not. */
@@ -13011,10 +13073,10 @@ static int gai_is_power_of_ten(uint64_t n)
 static int gai_repeat_shows(const char *text, uint64_t *hidden)
 {
     uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
-    gai_repeat *repeat;
+    gai_log_repeat *repeat;
     int i = 0;
-    while (i < GAI_REPEAT_KINDS && gai_repeats[i].key != key) i++;
-    repeat = &gai_repeats[i < GAI_REPEAT_KINDS ? (unsigned)i : gai_repeat_kinds % GAI_REPEAT_KINDS];
+    while (i < GAI_REPEAT_KINDS && gai_log_repeats[i].key != key) i++;
+    repeat = &gai_log_repeats[i < GAI_REPEAT_KINDS ? (unsigned)i : gai_repeat_kinds % GAI_REPEAT_KINDS];
     if (i == GAI_REPEAT_KINDS) {
         gai_repeat_kinds++;
         memset(repeat, 0, sizeof *repeat);
@@ -13091,66 +13153,66 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
 /* >>report */
 
 /* A number of bytes as people read them, and in full. */
-static void gai_print_size(gai_paper *paper, const char *what, size_t bytes, const char *more)
+static void gai_print_size(gai_string *string, const char *what, size_t bytes, const char *more)
 {
-    gai_print(paper, "  %-26s %12.2f MiB  %zu%s%s\n", what, (double)bytes / (double)GAI_MIB, bytes, more[0] ? "  " : "",
-              more);
+    gai_print(string, "  %-26s %12.2f MiB  %zu%s%s\n", what, (double)bytes / (double)GAI_MIB, bytes,
+              more[0] ? "  " : "", more);
 }
 
-static void gai_report_print_pool(gai_paper *paper, const galloc_report *report)
+static void gai_report_print_pool(gai_string *string, const galloc_report *report)
 {
     char text[96];
     int i;
-    gai_print(paper, "the pool holds\n");
-    gai_print_size(paper, "live", report->live, "");
-    gai_print_size(paper, "rounding", report->rounding, "");
-    gai_print_size(paper, "cached", report->cached, "of it:");
+    gai_print(string, "the pool holds\n");
+    gai_print_size(string, "live", report->live, "");
+    gai_print_size(string, "rounding", report->rounding, "");
+    gai_print_size(string, "cached", report->cached, "of it:");
     (void)snprintf(text, sizeof text, "in pieces of up to %zu", report->largest_usable);
-    gai_print_size(paper, "  free for the stream", report->usable, report->usable ? text : "");
-    if (report->usable_in_pages) gai_print_size(paper, "    that cannot move", report->usable_in_pages, "");
-    gai_print_size(paper, "  stranded by streams", report->stranded, "");
+    gai_print_size(string, "  free for the stream", report->usable, report->usable ? text : "");
+    if (report->usable_in_pages) gai_print_size(string, "    that cannot move", report->usable_in_pages, "");
+    gai_print_size(string, "  stranded by streams", report->stranded, "");
     for (i = 0; i < GALLOC_REPORT_STREAMS && report->streams[i].bytes; i++) {
         (void)snprintf(text, sizeof text, "    stream %llu", report->streams[i].stream_id);
-        gai_print_size(paper, text, report->streams[i].bytes, "");
+        gai_print_size(string, text, report->streams[i].bytes, "");
     }
     (void)snprintf(text, sizeof text, "    %zu more streams", report->more_streams);
-    if (report->more_streams) gai_print_size(paper, text, report->more_stranded, "");
-    if (report->graph_bytes) gai_print_size(paper, "  graphs' own", report->graph_bytes, "");
-    if (report->quarantined) gai_print_size(paper, "  not taken back", report->quarantined, "");
-    if (report->busy) gai_print_size(paper, "  on the way", report->busy, "");
-    gai_print_size(paper, "held", report->held, "");
-    gai_print_size(paper, "of at most", report->limit, "");
-    gai_print_size(paper, "largest possible block", report->largest_possible, "");
-    gai_print(paper, "  %-26s %12.3f\n", "fragmentation", report->fragmentation);
+    if (report->more_streams) gai_print_size(string, text, report->more_stranded, "");
+    if (report->graph_bytes) gai_print_size(string, "  graphs' own", report->graph_bytes, "");
+    if (report->quarantined) gai_print_size(string, "  not taken back", report->quarantined, "");
+    if (report->busy) gai_print_size(string, "  on the way", report->busy, "");
+    gai_print_size(string, "held", report->held, "");
+    gai_print_size(string, "of at most", report->limit, "");
+    gai_print_size(string, "largest possible block", report->largest_possible, "");
+    gai_print(string, "  %-26s %12.3f\n", "fragmentation", report->fragmentation);
 }
 
-static void gai_report_print_device(gai_paper *paper, const galloc_report *report)
+static void gai_report_print_device(gai_string *string, const galloc_report *report)
 {
     char text[96];
-    gai_print(paper, "device %d\n", report->device);
-    gai_print_size(paper, "total", report->device_total, "");
-    if (report->device_known) gai_print_size(paper, "free", report->device_free, "");
-    gai_print_size(paper, "this pool", report->held, "");
+    gai_print(string, "device %d\n", report->device);
+    gai_print_size(string, "total", report->device_total, "");
+    if (report->device_known) gai_print_size(string, "free", report->device_free, "");
+    gai_print_size(string, "this pool", report->held, "");
     (void)snprintf(text, sizeof text, "%zu of it cached", report->others_cached);
-    if (report->other_pools) gai_print_size(paper, "galloc's other pools", report->others_held, text);
-    if (report->device_known) gai_print_size(paper, "outside galloc", report->outside, "");
+    if (report->other_pools) gai_print_size(string, "galloc's other pools", report->others_held, text);
+    if (report->device_known) gai_print_size(string, "outside galloc", report->outside, "");
 }
 
-static void gai_report_print_steps(gai_paper *paper, const galloc_report *report)
+static void gai_report_print_steps(gai_string *string, const galloc_report *report)
 {
     int i;
     if (!report->steps_taken) {
-        gai_print(paper, "nothing was tried: the pool can never hold that much\n");
+        gai_print(string, "nothing was tried: the pool can never hold that much\n");
         return;
     }
-    gai_print(paper, "what was tried, and the bytes gained");
-    if (report->rounds) gai_print(paper, " in %u rounds", report->rounds + 1);
-    gai_print(paper, "\n");
+    gai_print(string, "what was tried, and the bytes gained");
+    if (report->rounds) gai_print(string, " in %u rounds", report->rounds + 1);
+    gai_print(string, "\n");
     for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
         const galloc_step *step = &report->steps[i];
-        gai_print(paper, "  %-42s ", step->name);
-        if (step->left_out) gai_print(paper, "left out: %s\n", step->left_out);
-        else gai_print(paper, "%zu\n", step->gained);
+        gai_print(string, "  %-42s ", step->name);
+        if (step->left_out) gai_print(string, "left out: %s\n", step->left_out);
+        else gai_print(string, "%zu\n", step->gained);
     }
 }
 
@@ -13161,69 +13223,69 @@ static size_t gai_report_lacks(const galloc_report *report)
 }
 
 /* What would help, as far as it can be told; each only where it is not so already. */
-static void gai_report_advise_pool(gai_paper *paper, const galloc_report *report)
+static void gai_report_advise_pool(gai_string *string, const galloc_report *report)
 {
     size_t lacks = gai_report_lacks(report);
     if (report->stranded >= lacks && report->captured)
-        gai_print(paper, "- a captured stream waits for nobody, and %zu bytes wait for other streams: run the "
+        gai_print(string, "- a captured stream waits for nobody, and %zu bytes wait for other streams: run the "
                          "work before the capture, or reserve memory for it\n", report->stranded);
     else if (report->stranded >= lacks && !report->backend && !(report->reuse & GALLOC_REUSE_WAIT))
-        gai_print(paper, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
+        gai_print(string, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
     if (report->stranded >= lacks && !report->captured && report->wait_limit_ms != UINT64_MAX)
-        gai_print(paper, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
+        gai_print(string, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
                   (unsigned long long)report->wait_limit_ms, report->stranded);
     if (report->stranded && report->more_streams)
-        gai_print(paper, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
+        gai_print(string, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
     if (!report->backend && !report->expandable_segments && report->usable >= report->rounded)
-        gai_print(paper, "- expandable_segments is off: %zu bytes are free, but the largest piece has %zu\n",
+        gai_print(string, "- expandable_segments is off: %zu bytes are free, but the largest piece has %zu\n",
                   report->usable, report->largest_usable);
     if (report->expandable_segments && report->usable_in_pages >= lacks)
-        gai_print(paper, "- %zu bytes lie beside used blocks in their pages: GALLOC_LIFETIME_LONG for blocks "
+        gai_print(string, "- %zu bytes lie beside used blocks in their pages: GALLOC_LIFETIME_LONG for blocks "
                          "that stay keeps them apart\n", report->usable_in_pages);
     if (report->graph_bytes >= lacks)
-        gai_print(paper, "- graphs own %zu bytes: destroy those that are not launched any more, or let them "
+        gai_print(string, "- graphs own %zu bytes: destroy those that are not launched any more, or let them "
                          "share memory (galloc_graph_begin)\n", report->graph_bytes);
     if (report->quarantined)
-        gai_print(paper, "- the driver would not take back %zu bytes: galloc_pool_trim tries it again\n",
+        gai_print(string, "- the driver would not take back %zu bytes: galloc_pool_trim tries it again\n",
                   report->quarantined);
 }
 
-static void gai_report_advise_device(gai_paper *paper, const galloc_report *report)
+static void gai_report_advise_device(gai_string *string, const galloc_report *report)
 {
     size_t beyond = report->device_free - gai_min(report->device_free, report->room);
     int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
     int full = report->device_known && report->device_free < report->rounded && !limited;
     int shared = report->held < report->limit && report->room < report->limit - report->held; /* with other pools */
     if (limited)
-        gai_print(paper, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
+        gai_print(string, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
                   report->device_free);
     if (report->others_cached && (full || shared))
-        gai_print(paper, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
+        gai_print(string, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
                   report->others_cached);
     if (full && report->outside >= report->device_total / 16)
-        gai_print(paper, "- %zu bytes are held outside galloc: by other processes, CUDA, or cudaMalloc\n",
+        gai_print(string, "- %zu bytes are held outside galloc: by other processes, CUDA, or cudaMalloc\n",
                   report->outside);
 }
 
 /* 0: there is not room enough. */
 static int gai_report_print(const galloc_report *report, char *text, size_t size)
 {
-    gai_paper paper;
+    gai_string string;
     const char *before;
-    paper.at = text;
-    paper.left = size;
-    gai_print(&paper, "out of memory: %zu %sbytes (%zu as they are held) on stream %llu%s\ncause: %s\n", report->asked,
+    string.at = text;
+    string.left = size;
+    gai_print(&string, "out of memory: %zu %sbytes (%zu as they are held) on stream %llu%s\ncause: %s\n", report->asked,
               report->grows ? "more " : "", report->rounded, report->stream_id,
               report->captured ? ", which is being captured" : "", report->cause);
-    gai_report_print_pool(&paper, report);
-    gai_report_print_device(&paper, report);
-    gai_report_print_steps(&paper, report);
-    gai_print(&paper, "what would help\n");
-    before = paper.at;
-    gai_report_advise_pool(&paper, report);
-    gai_report_advise_device(&paper, report);
-    if (paper.at == before) gai_print(&paper, "- less that is live at once, or more memory\n");
-    return paper.left != 0;
+    gai_report_print_pool(&string, report);
+    gai_report_print_device(&string, report);
+    gai_report_print_steps(&string, report);
+    gai_print(&string, "what would help\n");
+    before = string.at;
+    gai_report_advise_pool(&string, report);
+    gai_report_advise_device(&string, report);
+    if (string.at == before) gai_print(&string, "- less that is live at once, or more memory\n");
+    return string.left != 0;
 }
 
 /* ==== CHECK ===================================================================================================== */
@@ -13234,12 +13296,12 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
     const gai_block *block;
-    enum gai_kind kind = row < GAI_ROWS ? GAI_FREE : GAI_CELL;
+    enum gai_kind kind = row < GAI_ROWS ? GAI_FREE : GAI_SLOT;
     int broken = 0;
     for (block = set->bins[row][column]; block; block = block->next_bin) {
         gai_bin bin = gai_bin_of(block->bytes);
         broken += bin.row != row % GAI_ROWS || bin.column != column || block->set != set || block->kind != kind;
-        broken += kind == GAI_CELL && block->next_bin && block->next_bin->bytes != block->bytes;
+        broken += kind == GAI_SLOT && block->next_bin && block->next_bin->bytes != block->bytes;
         (*in_bins)++;
     }
     return broken;
@@ -13248,7 +13310,7 @@ static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bin
 static int gai_check_bins(const gai_set *set, size_t *in_bins)
 {
     int broken = 0, row, column;
-    for (row = 0; row < GAI_ROWS + GAI_CELL_ROWS; row++) {
+    for (row = 0; row < GAI_ROWS + GAI_SLOT_ROWS; row++) {
         uint32_t columns = 0;
         for (column = 0; column < GAI_COLUMNS; column++)
             columns |= (uint32_t)(set->bins[row][column] != NULL) << column;
@@ -13281,42 +13343,43 @@ static int gai_check_slab(const gai_slab *slab)
 }
 
 /* It can be found, and knows of no wait that it cannot have. */
-static int gai_check_lane_links(galloc_pool *pool, const gai_lane *lane)
+static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
 {
-    const gai_lane *other = *gai_lane_bucket(pool, lane->key ^ lane->capture_id);
+    const gai_stream *other = *gai_stream_bucket(pool, stream->key ^ stream->capture_id);
     const gai_wait *wait;
-    int broken = lane->free.lane != lane || (lane->due && !pool->due);
-    while (other && other != lane) other = other->next_indexed;
-    for (wait = lane->waits; wait; wait = wait->next)
-        broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != lane->capture_id &&
-                                                     !(gai_lane_is_plain(wait->on) && gai_lane_is_plain(lane)));
-    return broken + (other == NULL && lane != &pool->outside);
+    int broken = stream->free.stream != stream || (stream->due && !pool->due);
+    while (other && other != stream) other = other->next_indexed;
+    for (wait = stream->waits; wait; wait = wait->next)
+        broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != stream->capture_id &&
+                                                     !(gai_stream_is_plain(wait->on) && gai_stream_is_plain(stream)));
+    return broken + (other == NULL && stream != &pool->outside);
 }
 
-static int gai_check_spots(const gai_lane *lane)
+static int gai_check_positions(const gai_stream *stream)
 {
-    const gai_spot *spot;
-    uint64_t newer = lane->epoch;
-    int broken = lane->spots && !lane->capture;
-    for (spot = lane->spots; spot; spot = spot->older) {
-        broken += spot->epoch >= newer || spot->epoch <= lane->done || spot->n > GAI_SPOT_NODES;
-        newer = spot->epoch;
+    const gai_position *position;
+    uint64_t newer = stream->epoch;
+    int broken = stream->positions && !stream->capture;
+    for (position = stream->positions; position; position = position->older) {
+        broken += position->epoch >= newer || position->epoch <= stream->done || position->n > GAI_POSITION_NODES;
+        newer = position->epoch;
     }
     return broken;
 }
 
-/* A lane of a captured stream, or of outside, is not used as others are. */
-static int gai_check_captured(const galloc_pool *pool, const gai_lane *lane)
+/* A stream state of a captured stream, or of outside, is not used as others are. */
+static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
 {
     const gai_capture *capture = pool->captures;
-    const gai_front *front = &lane->front;
-    if (gai_lane_is_plain(lane)) return (lane->capture != NULL) + (lane->spots != NULL);
-    while (capture && capture != lane->capture) capture = capture->next;
-    return !lane->asked + (front->blocks + front->fresh_blocks != 0) + lane->due + gai_check_spots(lane) +
-           (lane == &pool->outside && lane->waits != NULL) +
-           (lane->recorded != NULL || lane->idle != NULL) + (gai_lane_is_outside(lane) != (lane == &pool->outside)) +
-           (lane->capture && (!capture || capture->id != lane->capture_id || lane->done)) +
-           (lane != &pool->outside && !lane->capture && lane->done + 1 != lane->epoch);
+    const gai_cache *cache = &stream->cache;
+    if (gai_stream_is_plain(stream)) return (stream->capture != NULL) + (stream->positions != NULL);
+    while (capture && capture != stream->capture) capture = capture->next;
+    return !stream->asked + (cache->blocks + cache->unconfirmed_blocks != 0) + stream->due +
+           gai_check_positions(stream) + (stream == &pool->outside && stream->waits != NULL) +
+           (stream->recorded != NULL || stream->idle != NULL) +
+           (gai_stream_is_unknown(stream) != (stream == &pool->outside)) +
+           (stream->capture && (!capture || capture->id != stream->capture_id || stream->done)) +
+           (stream != &pool->outside && !stream->capture && stream->done + 1 != stream->epoch);
 }
 
 typedef struct gai_census {
@@ -13331,13 +13394,13 @@ static void gai_census_page(gai_census *census, const gai_page *page, size_t byt
     pages->count += n;
 }
 
-/* A list of blocks in a front: bytes != 0: all of that size. Takes them off the used ones. */
-static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const gai_block *block, size_t bytes,
+/* A list of blocks in a stream cache: bytes != 0: all of that size. Takes them off the used ones. */
+static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, size_t bytes,
                             gai_census *census)
 {
     int broken = 0;
     for (; block; block = block->next_bin) {
-        broken += block->kind != GAI_USED || block->pool != pool || block->life != lane->life || block->takers;
+        broken += block->kind != GAI_USED || block->pool != pool || block->life != stream->life || block->recorded_uses;
         broken += gai_load_pointer(&block->held) || block->room || (bytes && block->bytes != bytes);
         census->blocks++;
         census->used += block->bytes;
@@ -13348,55 +13411,56 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_lane *lane, const
 }
 
 /* Frozen, as everything here. */
-static int gai_check_front(const galloc_pool *pool, const gai_lane *lane, gai_census *census)
+static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
-    const gai_front *front = &lane->front;
-    gai_census fresh, shelved;
+    const gai_cache *cache = &stream->cache;
+    gai_census unconfirmed, cached;
     size_t i;
-    int broken = front->blocks + front->fresh_blocks > GAI_FRONT_BLOCKS || (front->open && front->open != lane->life);
-    memset(&fresh, 0, sizeof fresh);
-    memset(&shelved, 0, sizeof shelved);
-    broken += front->open && (lane->asked || lane->retired);
-    broken += gai_check_blocks(pool, lane, front->fresh, 0, &fresh);
-    broken += gai_check_blocks(pool, lane, front->strays, 0, &fresh);
-    for (i = 0; i < GAI_SHELVES; i++) {
-        const gai_shelf *shelf = &front->shelves[i];
-        if (!(front->filled >> i & 1)) continue;
-        broken += !shelf->first;
-        broken += gai_check_blocks(pool, lane, shelf->first, shelf->bytes, &shelved);
+    int broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
+                 (cache->open && cache->open != stream->life);
+    memset(&unconfirmed, 0, sizeof unconfirmed);
+    memset(&cached, 0, sizeof cached);
+    broken += cache->open && (stream->asked || stream->retired);
+    broken += gai_check_blocks(pool, stream, cache->unconfirmed, 0, &unconfirmed);
+    broken += gai_check_blocks(pool, stream, cache->orphans, 0, &unconfirmed);
+    for (i = 0; i < GAI_CACHE_BINS; i++) {
+        const gai_cache_bin *bin = &cache->bins[i];
+        if (!(cache->filled >> i & 1)) continue;
+        broken += !bin->first;
+        broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, &cached);
     }
-    broken += fresh.blocks != front->fresh_blocks || fresh.used != front->fresh_bytes;
-    broken += shelved.blocks != front->blocks || shelved.used != front->bytes;
-    broken += front->bytes + front->fresh_bytes > front->most || front->alone > front->most;
-    broken += !front->trusted && front->fresh_bytes > GAI_MARK_BYTES;
-    census->blocks -= fresh.blocks + shelved.blocks;
-    census->used -= fresh.used + shelved.used;
-    census->requested -= fresh.requested + shelved.requested;
-    census->free += fresh.used + shelved.used;
-    census->largest = gai_max(census->largest, gai_max(fresh.largest, shelved.largest));
+    broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.used != cache->unconfirmed_bytes;
+    broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
+    broken += cache->bytes + cache->unconfirmed_bytes > cache->most || cache->alone > cache->most;
+    broken += !cache->trusted && cache->unconfirmed_bytes > GAI_MARK_BYTES;
+    census->blocks -= unconfirmed.blocks + cached.blocks;
+    census->used -= unconfirmed.used + cached.used;
+    census->requested -= unconfirmed.requested + cached.requested;
+    census->free += unconfirmed.used + cached.used;
+    census->largest = gai_max(census->largest, gai_max(unconfirmed.largest, cached.largest));
     return broken;
 }
 
-static int gai_check_lane(galloc_pool *pool, const gai_lane *lane, gai_census *census)
+static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_event *event;
     const gai_segment *segment;
     const gai_block *block;
-    uint64_t last = lane->done, uses = 0;
-    int broken = lane->done >= lane->epoch || lane->freed > lane->epoch || lane->handed > lane->epoch;
-    for (event = lane->recorded; event; event = event->next) {
-        broken += event->epoch <= last || event->epoch >= lane->epoch;
+    uint64_t last = stream->done, uses = 0;
+    int broken = stream->done >= stream->epoch || stream->freed > stream->epoch || stream->handed > stream->epoch;
+    for (event = stream->recorded; event; event = event->next) {
+        broken += event->epoch <= last || event->epoch >= stream->epoch;
         last = event->epoch;
     }
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->first; block; block = block->next) {
             const gai_mark *mark;
-            for (mark = block->marks; mark; mark = mark->next) uses += mark->lane == lane;
-            for (mark = block->takers; mark; mark = mark->next) uses += mark->lane == lane;
+            for (mark = block->marks; mark; mark = mark->next) uses += mark->stream == stream;
+            for (mark = block->recorded_uses; mark; mark = mark->next) uses += mark->stream == stream;
         }
     }
-    return broken + (uses != lane->uses) + gai_check_set(&lane->free) + gai_check_lane_links(pool, lane) +
-           gai_check_front(pool, lane, census) + gai_check_captured(pool, lane);
+    return broken + (uses != stream->uses) + gai_check_set(&stream->free) + gai_check_stream_links(pool, stream) +
+           gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
 }
 
 static int gai_check_marks(const gai_block *block)
@@ -13406,17 +13470,17 @@ static int gai_check_marks(const gai_block *block)
     for (mark = block->marks; mark; mark = mark->next) {
         broken += mark->begin >= mark->end || mark->begin < block->addr || mark->end > block->addr + block->bytes;
         for (other = mark->next; other; other = other->next)
-            broken += mark->lane == other->lane && mark->begin < other->end && other->begin < mark->end;
+            broken += mark->stream == other->stream && mark->begin < other->end && other->begin < mark->end;
     }
     return broken;
 }
 
-/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no front's. */
+/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no stream cache's. */
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
-    if (!block->lane || !block->lane->capture || block->segment->of_graph) return 0;
-    while (mark && !(mark->lane == block->lane && mark->begin == block->addr &&
+    if (!block->stream || !block->stream->capture || block->segment->of_graph) return 0;
+    while (mark && !(mark->stream == block->stream && mark->begin == block->addr &&
                      mark->end == block->addr + block->bytes))
         mark = mark->next;
     return !mark + !(block->tag & GAI_SPECIAL);
@@ -13429,7 +13493,7 @@ static int gai_check_pages(const gai_block *block)
     int broken = 0, mapped = gai_block_is_mapped(block);
     if (block->kind == GAI_BUSY) return 0;
     if (block->segment->given) return !block->segment->whole->page->current;
-    if (block->kind == GAI_AWAY) return gai_page_at(at) != (gai_block_is_parked(block) ? block->away : NULL);
+    if (block->kind == GAI_ALIAS) return gai_page_at(at) != (gai_block_is_parked(block) ? block->alias : NULL);
     while (at < end && mapped) {
         const gai_mapping *mapping = gai_page_at(at);
         if (!mapping) return broken + 1;
@@ -13442,20 +13506,20 @@ static int gai_check_pages(const gai_block *block)
 }
 
 /* Marks of a stream that is gone say nothing. */
-static int gai_check_at_home(galloc_pool *pool, const gai_block *block)
+static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
 {
-    const gai_home *home = block->segment->home;
-    if (!home || (block->set != &pool->mixed && block->set != &home->free)) return 1;
-    if (gai_block_is_at_home(block) && gai_block_is_at_home(block->next)) return 1;
-    return home->lane && block->set != gai_home_set(pool, block);
+    const gai_block_pool *block_pool = block->segment->block_pool;
+    if (!block_pool || (block->set != &pool->mixed && block->set != &block_pool->free)) return 1;
+    if (gai_block_is_at_block_pool(block) && gai_block_is_at_block_pool(block->next)) return 1;
+    return block_pool->stream && block->set != gai_block_pool_set(pool, block);
 }
 
-/* A free cell is whole and in its set; of a used block only the program knows whether it is one. */
-static int gai_check_cell(galloc_pool *pool, const gai_block *block)
+/* A free slot is whole and in its set; of a used block only the program knows whether it is one. */
+static int gai_check_slot(galloc_pool *pool, const gai_block *block)
 {
-    int broken = block->cell && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
-    if (block->kind == GAI_CELL) broken += !block->cell + (block->set != gai_set_of(pool, block->marks));
-    return broken + (block->kind == GAI_FREE && block->cell);
+    int broken = block->slot && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
+    if (block->kind == GAI_SLOT) broken += !block->slot + (block->set != gai_set_of(pool, block->marks));
+    return broken + (block->kind == GAI_FREE && block->slot);
 }
 
 /* It is found by its addresses, and no other block is. What has been freed, and is on its way back to the driver, need
@@ -13464,7 +13528,7 @@ static int gai_check_found(const gai_block *block)
 {
     int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->held);
     if (leaves || !gai_block_is_mapped(block)) return 0;
-    return (!block->slot || gai_load_pointer(block->slot) != block) + (gai_block_at(block->addr) != block) +
+    return (!block->map_entry || gai_load_pointer(block->map_entry) != block) + (gai_block_at(block->addr) != block) +
            (gai_block_before(block->addr + block->bytes - 1) != block);
 }
 
@@ -13475,19 +13539,19 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += gai_block_is_free(block) != (block->set != NULL);
-    broken += gai_check_cell(pool, block);
+    broken += gai_check_slot(pool, block);
     broken += block->kind == GAI_USED && block->requested > block->bytes;
-    broken += held && (block->kind != GAI_USED || !block->lane);
+    broken += held && (block->kind != GAI_USED || !block->stream);
     broken += gai_check_found(block);
     if (block->kind == GAI_FREE) {
-        broken += pool->torch ? gai_check_at_home(pool, block) : block->set != gai_set_of(pool, block->marks);
+        broken += pool->torch ? gai_check_at_block_pool(pool, block) : block->set != gai_set_of(pool, block->marks);
         broken += !pool->torch && gai_blocks_merge(pool, block, next, 0);
     }
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
         broken += (block->kind == GAI_ROOM || block->room) != (gai_room_owner(block) != NULL);
-    broken += block->room && block->kind != GAI_USED && block->kind != GAI_BUSY && block->kind != GAI_AWAY;
+    broken += block->room && block->kind != GAI_USED && block->kind != GAI_BUSY && block->kind != GAI_ALIAS;
     return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block);
 }
 
@@ -13535,7 +13599,7 @@ static int gai_check_stats(galloc_pool *pool, const gai_census *census)
     galloc_stats stats;
     size_t held = 0, i;
     int broken = 0;
-    gai_stats_frozen(pool, &stats);
+    gai_stats_locked(pool, &stats);
     gai_stats_derive(pool, &stats);
     for (i = 0; i < GALLOC_PAGE_SIZES; i++) {
         broken += stats.pages[i].count != census->pages[i].count || stats.pages[i].bytes != census->pages[i].bytes;
@@ -13570,49 +13634,50 @@ static int gai_check_budget(const galloc_pool *pool)
 }
 
 /* What is counted for like:pytorch, against what is found; but for what a reset has taken, or the driver keeps. */
-static int gai_check_torch(galloc_pool *pool, const gai_home *home)
+static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
 {
     galloc_torch_stats found, *stats = &pool->torch_stats;
     const gai_segment *segment;
     const gai_block *block;
-    const gai_lane *lane;
-    size_t segments = 0, lanes = 0;
+    const gai_stream *stream;
+    size_t segments = 0, streams = 0;
     int broken = 0;
     memset(&found, 0, sizeof found);
-    for (lane = pool->lanes; lane; lane = lane->next) lanes += lane->home[home->small] == home;
+    for (stream = pool->streams; stream; stream = stream->next)
+        streams += stream->block_pool[block_pool->small] == block_pool;
     for (segment = pool->segments; segment; segment = segment->next) {
-        segments += segment->home == home;
-        if (!segment->home || segment->home->small != home->small) continue;
-        gai_torch_add(&found.segment, home->small, 1, 0);
-        gai_torch_add(&found.reserved_bytes, home->small, segment->bytes, 0);
+        segments += segment->block_pool == block_pool;
+        if (!segment->block_pool || segment->block_pool->small != block_pool->small) continue;
+        gai_torch_add(&found.segment, block_pool->small, 1, 0);
+        gai_torch_add(&found.reserved_bytes, block_pool->small, segment->bytes, 0);
         for (block = segment->first; block; block = block->next) {
             if (block->kind == GAI_USED) {
-                gai_torch_add(&found.allocated_bytes, home->small, block->bytes, 0);
-                gai_torch_add(&found.allocation, home->small, 1, 0);
-                gai_torch_add(&found.requested_bytes, home->small, (size_t)block->requested, 0);
+                gai_torch_add(&found.allocated_bytes, block_pool->small, block->bytes, 0);
+                gai_torch_add(&found.allocation, block_pool->small, 1, 0);
+                gai_torch_add(&found.requested_bytes, block_pool->small, (size_t)block->requested, 0);
             }
             if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
-            gai_torch_add(&found.inactive_split, home->small, 1, 0);
-            gai_torch_add(&found.inactive_split_bytes, home->small, block->bytes, 0);
+            gai_torch_add(&found.inactive_split, block_pool->small, 1, 0);
+            gai_torch_add(&found.inactive_split_bytes, block_pool->small, block->bytes, 0);
         }
     }
 #define GAI_TORCH_DIFFERS(field)                                                                       \
-    (home->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
+    (block_pool->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
                  : stats->field.large_pool.current != found.field.large_pool.current)
     broken += GAI_TORCH_DIFFERS(segment) + GAI_TORCH_DIFFERS(reserved_bytes) + GAI_TORCH_DIFFERS(allocation);
     broken += GAI_TORCH_DIFFERS(allocated_bytes) + GAI_TORCH_DIFFERS(requested_bytes);
     broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
     broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
-    return broken + gai_check_set(&home->free) + (segments != home->segments) + (lanes != home->lanes) +
-           (!segments && !lanes && !home->awaited);
+    return broken + gai_check_set(&block_pool->free) + (segments != block_pool->segments) +
+           (streams != block_pool->streams) + (!segments && !streams && !block_pool->awaited);
 }
 
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
-    const gai_home *home;
+    const gai_block_pool *block_pool;
     const gai_segment *segment;
-    const gai_lane *lane;
+    const gai_stream *stream;
     const gai_mapping *mapping;
     const gai_block *hole;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0, of_graphs = 0;
@@ -13626,26 +13691,27 @@ static int gai_check_pool(galloc_pool *pool)
         broken += segment->next && segment->next->prev != segment;
         lost += segment->lost;
     }
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        broken += gai_check_lane(pool, lane, &census);
-        streams += (size_t)gai_lane_is_plain(lane);
+    for (stream = pool->streams; stream; stream = stream->next) {
+        broken += gai_check_stream(pool, stream, &census);
+        streams += (size_t)gai_stream_is_plain(stream);
     }
-    broken += streams != pool->streams;
-    for (home = pool->homes; home; home = home->next) broken += gai_check_torch(pool, home);
+    broken += streams != pool->stream_count;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        broken += gai_check_torch(pool, block_pool);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
         gai_census_page(&census, mapping->page, mapping->bytes, 1);
     }
-    for (mapping = pool->away_oldest; mapping; mapping = mapping->newer) {
+    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         int is_parked = mapping->page->current == mapping;
         if (is_parked) parked += mapping->bytes;
         else leaving += mapping->bytes;
         old += (size_t)!is_parked;
         if (is_parked) gai_census_page(&census, mapping->page, mapping->bytes, 1);
-        broken += mapping->block->kind != GAI_AWAY || mapping->block->addr != mapping->addr ||
+        broken += mapping->block->kind != GAI_ALIAS || mapping->block->addr != mapping->addr ||
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
-                  mapping->block->away != mapping || mapping->page->taken;
+                  mapping->block->alias != mapping || mapping->page->taken;
     }
     broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
@@ -13655,7 +13721,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
     broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
     broken += pool->marks.promised != census.promised + pool->promised_jobs;
-    broken += gai_check_slab(&pool->spots);
+    broken += gai_check_slab(&pool->positions);
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
     broken += of_graphs != pool->of_graphs;
@@ -13700,7 +13766,7 @@ static cudaError_t gai_current_device(int *device)
 }
 
 /* What follows of the settings, once it is known what the device can do. */
-static void gai_pool_choose_ways(galloc_pool *pool)
+static void gai_pool_choose_route(galloc_pool *pool)
 {
     const galloc_config *config = &pool->config;
     int fixed = !config->expandable_segments && config->backend == GALLOC_BACKEND_NATIVE;
@@ -13752,7 +13818,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     pool->tuning.watching = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC && !pool->config.like &&
                             pool->config.expandable_segments;
     gai_lock_on(&pool->lock);
-    gai_pool_choose_ways(pool);
+    gai_pool_choose_route(pool);
     gai_lock_off(&pool->lock);
     if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
     pool->granularity = GAI_FIXED_SMALL;
@@ -13790,15 +13856,15 @@ static galloc_pool *gai_pool_memory(void)
 /* With the lock held: threads may still come to a pool that was here before. */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
-    gai_lane *unused = pool->unused_lanes;
+    gai_stream *unused = pool->unused_streams;
     gai_slab blocks = pool->blocks, mappings = pool->mappings;
     memset(&pool->due, 0, offsetof(galloc_pool, users) - offsetof(galloc_pool, due));
-    pool->unused_lanes = unused;
+    pool->unused_streams = unused;
     pool->blocks = blocks;
     pool->mappings = mappings;
     pool->config = *config;
-    if (config->backend) pool->config.stats_exact = 1; /* no front is ever open */
-    pool->rhythm.patience = 8;
+    if (config->backend) pool->config.stats_exact = 1; /* no stream cache is ever open */
+    pool->parking.patience = 8;
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
     pool->tuning.growth = config->growth;
@@ -13810,45 +13876,45 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->mappings.size = sizeof(gai_mapping);
     pool->events.size = sizeof(gai_event);
     pool->waits.size = sizeof(gai_wait);
-    pool->spots.size = sizeof(gai_spot);
+    pool->positions.size = sizeof(gai_position);
 }
 
-/* Nothing is on the shelves any more, wherever it went. */
-static void gai_front_clear(gai_front *front)
+/* Nothing is on the cache bins any more, wherever it went. */
+static void gai_cache_clear(gai_cache *cache)
 {
-    gai_latch_on(&front->latch);
-    front->open = 0;
-    front->fresh = front->strays = NULL;
-    front->fresh_blocks = front->fresh_bytes = front->mallocs = front->live_in = front->live_out = 0;
-    front->blocks = front->bytes = front->allocated_in = 0;
-    front->filled = front->spell = 0;
-    gai_latch_off(&front->latch);
+    gai_latch_on(&cache->latch);
+    cache->open = 0;
+    cache->unconfirmed = cache->orphans = NULL;
+    cache->unconfirmed_blocks = cache->unconfirmed_bytes = cache->mallocs = cache->live_in = cache->live_out = 0;
+    cache->blocks = cache->bytes = cache->allocated_in = 0;
+    cache->filled = cache->busy_frees = 0;
+    gai_latch_off(&cache->latch);
 }
 
-static void gai_lanes_end(galloc_pool *pool)
+static void gai_streams_end(galloc_pool *pool)
 {
-    while (pool->lanes) {
-        gai_lane *lane = pool->lanes;
-        pool->lanes = lane->next;
-        lane->life = 0; /* who remembers it must not find it */
-        gai_front_clear(&lane->front);
-        if (gai_lane_is_outside(lane)) continue;
-        lane->next = pool->unused_lanes;
-        pool->unused_lanes = lane;
+    while (pool->streams) {
+        gai_stream *stream = pool->streams;
+        pool->streams = stream->next;
+        stream->life = 0; /* who remembers it must not find it */
+        gai_cache_clear(&stream->cache);
+        if (gai_stream_is_unknown(stream)) continue;
+        stream->next = pool->unused_streams;
+        pool->unused_streams = stream;
     }
 }
 
 /* Frees what the pool has of host memory, but for what threads may look at that come late. With the lock held. */
-static void gai_pool_strip(galloc_pool *pool)
+static void gai_pool_free_host(galloc_pool *pool)
 {
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
     }
-    while (pool->homes) {
-        gai_home *next = pool->homes->next;
-        GALLOC_FREE(pool->homes);
-        pool->homes = next;
+    while (pool->block_pools) {
+        gai_block_pool *next = pool->block_pools->next;
+        GALLOC_FREE(pool->block_pools);
+        pool->block_pools = next;
     }
     while (pool->captures) gai_capture_forget(pool, pool->captures);
     while (pool->graphs) {
@@ -13856,21 +13922,21 @@ static void gai_pool_strip(galloc_pool *pool)
         GALLOC_FREE(pool->graphs);
         pool->graphs = next;
     }
-    gai_lanes_end(pool);
+    gai_streams_end(pool);
     gai_slab_reset(&pool->blocks);
     gai_slab_reset(&pool->mappings);
     gai_slab_end(&pool->marks);
     gai_slab_end(&pool->pages);
     gai_slab_end(&pool->events);
     gai_slab_end(&pool->waits);
-    gai_slab_end(&pool->spots);
+    gai_slab_end(&pool->positions);
 }
 
 /* There is no pool here any more, until the next one begins. */
 static void gai_pool_discard(galloc_pool *pool)
 {
     gai_lock_on(&pool->lock);
-    gai_pool_strip(pool);
+    gai_pool_free_host(pool);
     gai_lock_off(&pool->lock);
     gai_lock_on(&gai_global_lock);
     pool->next = gai_ended_pools;
@@ -13886,11 +13952,11 @@ static void gai_pools_free(void)
     gai_ended_pools = NULL;
     while (pool) {
         galloc_pool *next = (galloc_pool *)pool->known;
-        gai_lanes_end(pool);
-        while (pool->unused_lanes) {
-            gai_lane *lane = pool->unused_lanes;
-            pool->unused_lanes = lane->next;
-            GALLOC_FREE(lane->memory);
+        gai_streams_end(pool);
+        while (pool->unused_streams) {
+            gai_stream *stream = pool->unused_streams;
+            pool->unused_streams = stream->next;
+            GALLOC_FREE(stream->memory);
         }
         gai_slab_end(&pool->blocks);
         gai_slab_end(&pool->mappings);
@@ -14029,7 +14095,7 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->lost ? NULL : segment->first; block; block = block->next) {
             uintptr_t at = block->addr, end = block->addr + block->bytes;
-            if (block->kind == GAI_AWAY) gai_range_add(array, &n, block->away);
+            if (block->kind == GAI_ALIAS) gai_range_add(array, &n, block->alias);
             while (gai_block_is_mapped(block) && at < end) {
                 const gai_mapping *mapping = gai_page_at(at);
                 if (mapping->addr >= block->addr) gai_range_add(array, &n, mapping);
@@ -14044,7 +14110,7 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 {
     gai_range *ranges;
-    gai_said said;
+    gai_saved_message saved;
     size_t n, i;
     gai_lock_on(&pool->lock);
     n = gai_pool_ranges(pool, NULL);
@@ -14058,9 +14124,9 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     pool->walking = 1;
     pool->telling++;
     gai_lock_off(&pool->growth);
-    gai_callback_begin(&gai_in_mapping, &said);
+    gai_callback_begin(&gai_in_mapping, &saved);
     for (i = 0; i < n; i++) call->on_map(pool->handle, (void *)ranges[i].addr, ranges[i].bytes, call->user);
-    gai_callback_end(&gai_in_mapping, &said);
+    gai_callback_end(&gai_in_mapping, &saved);
     gai_lock_on(&pool->growth);
     pool->telling--;
     pool->walking = 0;
@@ -14088,11 +14154,11 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
 /* Does an event of the pool's wait for work that is not done, or was not when the pool looked? */
 static int gai_pool_has_events_out(galloc_pool *pool)
 {
-    const gai_lane *lane;
+    const gai_stream *stream;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane && !lane->recorded; lane = lane->next) continue;
+    for (stream = pool->streams; stream && !stream->recorded; stream = stream->next) continue;
     gai_lock_off(&pool->lock);
-    return lane != NULL;
+    return stream != NULL;
 }
 
 /* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little; if `synchronised`, only
@@ -14142,13 +14208,13 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
 /* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     CUresult result;
     size_t gone;
     cudaError_t error = gai_pool_shrink(pool, 0, 0, &gone);
     if (error) return error;
-    for (lane = pool->lanes; lane; lane = lane->next)
-        if (lane->silent)
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->silent)
             return gai_fail(cudaErrorUnknown, "cuCtxGetId: the driver does not say whether a stream's context exists");
     if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
         return gai_fail(cudaErrorNotPermitted, "in on_map or on_unmap a pool that has them does not end: it holds %zu "
@@ -14254,13 +14320,13 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
 }
 
 /* While a pool ends no call has memory of it by a short way, which does not ask: what is free stays so. */
-static void gai_pool_shut_ways(galloc_pool *pool, int shut)
+static void gai_pool_end_route(galloc_pool *pool, int shut)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     gai_lock_on(&pool->lock);
     pool->unfronted = (pool->unfronted & 1) | shut << 1;
-    pool->special = (pool->special & ~(uint64_t)GAI_WAY_ENDS) | (shut ? GAI_WAY_ENDS : 0);
-    for (lane = pool->lanes; lane; lane = lane->next) gai_front_set(pool, lane);
+    pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_ENDS) | (shut ? GAI_ROUTE_ENDS : 0);
+    for (stream = pool->streams; stream; stream = stream->next) gai_cache_set(pool, stream);
     if (shut) gai_pool_flush(pool);
     gai_lock_off(&pool->lock);
 }
@@ -14273,39 +14339,39 @@ static cudaError_t gai_pool_empty(galloc_pool *pool)
     size_t gone;
     cudaError_t error = gai_pool_enter(pool, &scope);
     if (error) return error;
-    gai_pool_shut_ways(pool, 1);
+    gai_pool_end_route(pool, 1);
     pool->walking = pool->callbacks.on_unmap != NULL;
     error = gai_pool_is_used(pool);
     if (!error) error = gai_pool_is_captured(pool);
     if (error && pool->is_default) (void)gai_pool_shrink(pool, 0, 0, &gone);
     if (!error) error = gai_pool_close(pool);
-    if (error) gai_pool_shut_ways(pool, 0);
+    if (error) gai_pool_end_route(pool, 0);
     pool->walking = 0;
     gai_scope_leave(&scope);
     gai_lock_off(&pool->growth);
     return error;
 }
 
-/* Calls that came by a front find no lane any more. One that did before, and let the lock go to leave a mark, is waited
-   for; then the events go. */
-static void gai_pool_leave_lanes(galloc_pool *pool, int orphaned)
+/* Calls that came by a stream cache find no stream state any more. One that did before, and let the lock go to leave a
+   mark, is waited for; then the events go. */
+static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     unsigned round = 0;
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next) lane->life = 0;
-    for (lane = pool->lanes; lane;) {
-        if (lane->busy) {
+    for (stream = pool->streams; stream; stream = stream->next) stream->life = 0;
+    for (stream = pool->streams; stream;) {
+        if (stream->busy) {
             gai_lock_off(&pool->lock);
             gai_latch_rest(round++);
             gai_lock_on(&pool->lock);
         } else {
-            lane = lane->next;
+            stream = stream->next;
         }
     }
     gai_lock_off(&pool->lock);
-    for (lane = orphaned ? NULL : pool->lanes; lane; lane = lane->next)
-        gai_lane_drop_events(pool, lane, gai_lane_health(lane) != GAI_DEAD);
+    for (stream = orphaned ? NULL : pool->streams; stream; stream = stream->next)
+        gai_stream_drop_events(pool, stream, gai_stream_health(stream) != GAI_DEAD);
 }
 
 /* Ends a pool that the call is in; after an error it is still. The memory of a driver that is gone went with it: then
@@ -14322,7 +14388,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
         return error;
     }
     gai_pool_unlink(pool);
-    gai_pool_leave_lanes(pool, orphaned);
+    gai_pool_leave_streams(pool, orphaned);
     gai_store(&pool->users, GAI_ENDED);
     if (!orphaned) (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
@@ -14376,10 +14442,10 @@ static cudaError_t gai_config_of_torch(galloc_config *config)
     char message[GAI_MESSAGE], text[1024] = "";
     uint32_t stood[sizeof text];
     uint64_t seen;
-    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *said = getenv(name);
-    if (!said) said = getenv(name = "PYTORCH_ALLOC_CONF");
-    if (!said) return cudaSuccess;
-    if (!gai_text_of_torch(said, text, stood, sizeof text))
+    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *saved = getenv(name);
+    if (!saved) saved = getenv(name = "PYTORCH_ALLOC_CONF");
+    if (!saved) return cudaSuccess;
+    if (!gai_text_of_torch(saved, text, stood, sizeof text))
         return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
     if (gai_parse(config, text, stood, &seen, message, sizeof message)) return cudaSuccess;
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
@@ -14497,15 +14563,15 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
     return error;
 }
 
-/* ==== WAYS ====================================================================================================== */
-/* >>ways */
+/* ==== THREAD CACHE ================================================================================================ */
+/* >>threadcache */
 
-/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the lane's front,
-   without a lock that others share. It is only a memory: what it says is looked at again before it is used. The stream
-   must still be the one that it was, by a look at its id, or for the default streams at their context's (who vouches
-   for calls that do not ask is said above gai_front); and the front, once its latch is held, must still be open for the
-   life of the lane that the way led to. */
-typedef struct gai_way {
+/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the stream's
+   cache, without a lock that others share. It is only a memory: what it says is looked at again before it is used. The
+   stream must still be the one that it was, by a look at its id, or for the default streams at their context's (who
+   vouches for calls that do not ask is said above gai_cache); and the stream cache, once its latch is held, must still
+   be open for the life of the stream state that the way led to. */
+typedef struct gai_entry {
     uint64_t generation; /* the way is none unless this is of now */
     const galloc_pool *key; /* its handle; NULL: the default pool of the stream's device, whichever that is */
     galloc_pool *pool;
@@ -14516,16 +14582,16 @@ typedef struct gai_way {
     gai_site site;
     gai_block *last; /* given out on this way, and its address */
     uintptr_t last_ptr;
-    size_t reach; /* what is asked for beyond this is no front's, */
+    size_t reach; /* what is asked for beyond this is no stream cache's, */
     size_t most;  /* and beyond this that, or rounded in another way than mostly */
-} gai_way;
+} gai_entry;
 
-#define GAI_WAYS_LOG2 5
-#define GAI_WAYS 32
-#define GAI_WAY_PROBES 4 /* neighbouring entries where it may be */
+#define GAI_ENTRIES_LOG2 5
+#define GAI_ENTRIES 32
+#define GAI_ENTRY_PROBES 4 /* neighbouring entries where it may be */
 
-static GAI_THREAD_LOCAL gai_way gai_ways[GAI_WAYS];
-static GAI_THREAD_LOCAL gai_way *gai_way_last; /* on which `last` was given out; NULL: none since it was noted */
+static GAI_THREAD_LOCAL gai_entry gai_entries[GAI_ENTRIES];
+static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* on which `last` was given out; NULL: none since it was noted */
 static GAI_THREAD_LOCAL int gai_one_context; /* there is a way to a pool of which this is so, or was */
 
 /* Stream 0 is the legacy one, of which the handle is 1. */
@@ -14534,112 +14600,115 @@ static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
     return (CUstream)((uintptr_t)stream + (stream == NULL));
 }
 
-static GAI_INLINE size_t gai_way_at(CUstream stream, CUcontext context, const galloc_pool *key)
+static GAI_INLINE size_t gai_entry_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
-    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_WAYS_LOG2));
+    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_ENTRIES_LOG2));
 }
 
-static GAI_INLINE int gai_way_leads(const gai_way *way, uint64_t generation, CUstream stream)
+static GAI_INLINE int gai_entry_leads(const gai_entry *entry, uint64_t generation, CUstream stream)
 {
-    return way->site.stream == stream && way->generation == generation;
+    return entry->site.handle == stream && entry->generation == generation;
 }
 
-static GAI_INLINE int gai_way_is(const gai_way *way, uint64_t generation, CUstream stream, CUcontext context,
+static GAI_INLINE int gai_entry_is(const gai_entry *entry, uint64_t generation, CUstream stream, CUcontext context,
                                  const galloc_pool *key)
 {
-    return gai_way_leads(way, generation, stream) && way->key == key && (!context || way->site.context == context);
+    return gai_entry_leads(entry, generation, stream) && entry->key == key &&
+           (!context || entry->site.context == context);
 }
 
 /* The way is not where it is looked for first. */
 GAI_APART
-static gai_way *gai_way_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
+static gai_entry *gai_entry_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
 {
-    size_t at = gai_way_at(stream, context, key), probes;
-    for (probes = 1; probes < GAI_WAY_PROBES; probes++)
-        if (gai_way_is(&gai_ways[at ^ probes], generation, stream, context, key)) return &gai_ways[at ^ probes];
+    size_t at = gai_entry_at(stream, context, key), probes;
+    for (probes = 1; probes < GAI_ENTRY_PROBES; probes++)
+        if (gai_entry_is(&gai_entries[at ^ probes], generation, stream, context, key)) return &gai_entries[at ^ probes];
     return NULL;
 }
 
-static GAI_INLINE gai_way *gai_way_look_up(uint64_t generation, CUstream stream, CUcontext context,
+static GAI_INLINE gai_entry *gai_entry_look_up(uint64_t generation, CUstream stream, CUcontext context,
                                            const galloc_pool *key)
 {
-    gai_way *way = &gai_ways[gai_way_at(stream, context, key)];
-    return gai_way_is(way, generation, stream, context, key) ? way : gai_way_search(generation, stream, context, key);
+    gai_entry *entry = &gai_entries[gai_entry_at(stream, context, key)];
+    return gai_entry_is(entry, generation, stream, context, key) ? entry
+                                                                 : gai_entry_search(generation, stream, context, key);
 }
 
 /* The default streams are their context's: it is asked which one is current. */
 GAI_APART
-static gai_way *gai_way_find_default(CUstream stream, const galloc_pool *key)
+static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
     CUcontext context = NULL;
-    gai_way *way = gai_one_context ? gai_way_look_up(generation, stream, NULL, key) : NULL;
-    if (way && !way->asks) return way;
+    gai_entry *entry = gai_one_context ? gai_entry_look_up(generation, stream, NULL, key) : NULL;
+    if (entry && !entry->asks) return entry;
     if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
-    return gai_way_look_up(generation, stream, context, key);
+    return gai_entry_look_up(generation, stream, context, key);
 }
 
 /* The way that this thread remembers, or NULL. */
-static GAI_INLINE gai_way *gai_way_find(cudaStream_t named, const galloc_pool *key)
+static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_pool *key)
 {
     CUstream stream = (CUstream)named;
-    if (gai_is_default_stream(stream)) return gai_way_find_default(gai_named_stream(named), key);
-    return gai_way_look_up(gai_load(&gai_generation), stream, NULL, key);
+    if (gai_is_default_stream(stream)) return gai_entry_find_default(gai_named_stream(named), key);
+    return gai_entry_look_up(gai_load(&gai_generation), stream, NULL, key);
 }
 
 /* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
    and is not touched. */
 GAI_APART
-static int gai_way_is_free_default(const gai_way *way)
+static int gai_entry_is_free_default(const gai_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
-    if (way->site.stream != CU_STREAM_LEGACY && gai_cu.StreamIsCapturing(way->site.stream, &status)) return 0;
+    if (entry->site.handle != CU_STREAM_LEGACY && gai_cu.StreamIsCapturing(entry->site.handle, &status)) return 0;
     if (status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
-    return !gai_cu.CtxGetId(way->site.context, &id) && id == way->site.context_id;
+    return !gai_cu.CtxGetId(entry->site.context, &id) && id == entry->site.context_id;
 }
 
-static GAI_INLINE int gai_way_is_free_named(const gai_way *way)
+static GAI_INLINE int gai_entry_is_free_named(const gai_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return !gai_cu.StreamIsCapturing(way->site.stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+    return !gai_cu.StreamIsCapturing(entry->site.handle, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
-static GAI_INLINE int gai_way_is_free(const gai_way *way)
+static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
 {
-    if (!way->looks) return 1;
-    return gai_is_default_stream(way->site.stream) ? gai_way_is_free_default(way) : gai_way_is_free_named(way);
+    if (!entry->looks) return 1;
+    return gai_is_default_stream(entry->site.handle) ? gai_entry_is_free_default(entry)
+                                                     : gai_entry_is_free_named(entry);
 }
 
-/* Is it still the stream that the way was made for? Asked after gai_way_is_free only: a captured stream must not be
+/* Is it still the stream that the way was made for? Asked after gai_entry_is_free only: a captured stream must not be
    asked. */
-static GAI_INLINE int gai_way_keeps_id(const gai_way *way)
+static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
 {
     unsigned long long id = 0;
-    return !gai_cu.StreamGetId(way->site.stream, &id) && id == way->site.stream_id;
+    return !gai_cu.StreamGetId(entry->site.handle, &id) && id == entry->site.stream_id;
 }
 
-static int gai_way_vouches(const gai_way *way)
+static int gai_entry_confirms(const gai_entry *entry)
 {
-    return !way->looks || gai_is_default_stream(way->site.stream) || gai_way_keeps_id(way);
+    return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_entry_keeps_id(entry);
 }
 
 /* Both. */
-static GAI_INLINE int gai_way_is_sure(const gai_way *way)
+static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
 {
-    if (!way->looks) return 1;
-    if (gai_is_default_stream(way->site.stream)) return gai_way_is_free_default(way);
-    return gai_way_is_free_named(way) && gai_way_keeps_id(way);
+    if (!entry->looks) return 1;
+    if (gai_is_default_stream(entry->site.handle)) return gai_entry_is_free_default(entry);
+    return gai_entry_is_free_named(entry) && gai_entry_keeps_id(entry);
 }
 
 /* Takes the call of a known way into its pool; the way may have ended since. */
-static int gai_way_pin(const gai_way *way)
+static int gai_entry_pin(const gai_entry *entry)
 {
-    galloc_pool *pool = way->pool;
+    galloc_pool *pool = entry->pool;
     if (!gai_pool_pin(pool)) return 0;
-    if (way->generation == gai_load(&gai_generation)) return 1;
+    if (entry->generation == gai_load(&gai_generation)) return 1;
     gai_pool_unpin(pool);
     return 0;
 }
@@ -14654,18 +14723,19 @@ static gai_thread_key gai_end_key;
 static uint64_t gai_ends; /* GAI_UNWATCHED ... */
 static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
 
-/* The per-thread streams of a thread that ends are nobody's any more: what their fronts hold goes where others find it.
-   No call of CUDA is made. The thread's own memory of ways is of no use: others may have taken their places there. */
+/* The per-thread streams of a thread that ends are nobody's any more: what their stream caches hold goes where others
+   find it. No call of CUDA is made. The thread's own memory of ways is of no use: others may have taken their places
+   there. */
 static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
     galloc_pool *pool;
-    gai_lane *lane;
+    gai_stream *stream;
     if (gai_load_pointer(&gai_forked) || gai_load(&gai_ends) != GAI_WATCHED) return;
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
         gai_lock_on(&pool->lock);
-        for (lane = pool->lanes; lane; lane = lane->next)
-            if (lane->thread == (uintptr_t)number) (void)gai_lane_flush(pool, lane, 0);
+        for (stream = pool->streams; stream; stream = stream->next)
+            if (stream->thread == (uintptr_t)number) (void)gai_stream_flush(pool, stream, 0);
         gai_lock_off(&pool->lock);
     }
     gai_lock_off(&gai_global_lock);
@@ -14721,169 +14791,173 @@ static void gai_threads_forget(void)
 
 /* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any.
    There is none for a stream that may outlive the pool's memory: see gai_pool_look_for_reset. */
-static void gai_way_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
+static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
-    int asks = gai_is_default_stream(site->stream) && !pool->one_context;
+    int asks = gai_is_default_stream(site->handle) && !pool->one_context;
     CUcontext context = asks ? site->context : NULL;
-    size_t at = gai_way_at(site->stream, context, key), probes;
-    gai_way *way = &gai_ways[at ^ site->life % GAI_WAY_PROBES];
+    size_t at = gai_entry_at(site->handle, context, key), probes;
+    gai_entry *entry = &gai_entries[at ^ site->life % GAI_ENTRY_PROBES];
     if (!site->life || site->capture || site->broken || pool->config.backend) return;
-    if (pool->mortal && !site->home) return;
-    for (probes = GAI_WAY_PROBES; probes-- > 0;)
-        if (gai_ways[at ^ probes].generation != generation) way = &gai_ways[at ^ probes];
-    for (probes = 0; probes < GAI_WAY_PROBES; probes++)
-        if (gai_way_is(&gai_ways[at ^ probes], generation, site->stream, context, key)) way = &gai_ways[at ^ probes];
-    if (way == gai_way_last) gai_way_last = NULL;
-    way->generation = generation;
-    way->key = key;
-    way->pool = pool;
-    way->looks = pool->config.stream_check;
-    way->torch = pool->torch;
-    way->asks = asks && way->looks ? 2 : asks;
+    if (pool->mortal && !site->own_context) return;
+    for (probes = GAI_ENTRY_PROBES; probes-- > 0;)
+        if (gai_entries[at ^ probes].generation != generation) entry = &gai_entries[at ^ probes];
+    for (probes = 0; probes < GAI_ENTRY_PROBES; probes++)
+        if (gai_entry_is(&gai_entries[at ^ probes], generation, site->handle, context, key))
+            entry = &gai_entries[at ^ probes];
+    if (entry == gai_last_entry) gai_last_entry = NULL;
+    entry->generation = generation;
+    entry->key = key;
+    entry->pool = pool;
+    entry->looks = pool->config.stream_check;
+    entry->torch = pool->torch;
+    entry->asks = asks && entry->looks ? 2 : asks;
     gai_one_context |= pool->one_context;
-    way->reach = (size_t)gai_front_reach(pool);
-    way->most = gai_min((size_t)gai_counted(&pool->plain), way->reach);
-    way->site = *site;
-    way->site.hands_off = 0; /* of that moment; see gai_way_may_act */
-    if (site->stream == CU_STREAM_PER_THREAD) gai_thread_watch();
+    entry->reach = (size_t)gai_cache_reach(pool);
+    entry->most = gai_min((size_t)gai_counted(&pool->plain), entry->reach);
+    entry->site = *site;
+    entry->site.capture_forbids = 0; /* of that moment; see gai_entry_may_act */
+    if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
 /* ---- the fast path ---- */
 
-/* May anything be called on legacy? Fronts serve it unasked, but nothing may while a blocking stream is captured. */
+/* May anything be called on legacy? Stream caches serve it unasked, but nothing may while a blocking stream is
+   captured. */
 GAI_APART
-static int gai_legacy_may_act(const gai_way *way)
+static int gai_legacy_may_act(const gai_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!way->looks) return 1;
+    if (!entry->looks) return 1;
     return !gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static GAI_INLINE int gai_way_may_act(const gai_way *way)
+static GAI_INLINE int gai_entry_may_act(const gai_entry *entry)
 {
-    return way->site.stream != CU_STREAM_LEGACY || gai_legacy_may_act(way);
+    return entry->site.handle != CU_STREAM_LEGACY || gai_legacy_may_act(entry);
 }
 
-/* What is known of the stream when a front has not served. Where there are no looks only an open front says that the
-   stream has not been retired. */
-static enum gai_passage gai_way_passage(const gai_way *way, enum gai_state state)
+/* What is known of the stream when a stream cache has not served. Where there are no looks only an open stream cache
+   says that the stream has not been retired. */
+static enum gai_outcome gai_entry_outcome(const gai_entry *entry, enum gai_cache_state state)
 {
-    if ((state == GAI_SHUT && !way->looks) || !gai_way_may_act(way)) return GAI_LONG;
-    return state == GAI_BARE ? GAI_KNOWN_BARE : GAI_KNOWN;
+    if ((state == GAI_SHUT && !entry->looks) || !gai_entry_may_act(entry)) return GAI_LONG;
+    return state == GAI_EMPTY ? GAI_KNOWN_EMPTY : GAI_KNOWN;
 }
 
 /* The program has been given a block on this way. */
-static GAI_INLINE void gai_way_gave(gai_way *way, gai_block *block, uintptr_t addr, void **ptr)
+static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintptr_t addr, void **ptr)
 {
-    way->last_ptr = addr;
-    way->last = block;
-    gai_way_last = way;
+    entry->last_ptr = addr;
+    entry->last = block;
+    gai_last_entry = entry;
     *ptr = (void *)addr;
 }
 
-/* The same for what is rounded further than to 512 bytes. How that is done is read where the front is open and its
-   latch held: until then the pool may have ended, and another one may begin in its place. */
+/* The same for what is rounded further than to 512 bytes. How that is done is read where the stream cache is open and
+   its latch held: until then the pool may have ended, and another one may begin in its place. */
 GAI_APART
-static enum gai_passage gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_way *way)
+static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_entry *entry)
 {
-    gai_front *front = &way->site.lane->front;
+    gai_cache *cache = &entry->site.stream->cache;
     gai_block *block = NULL;
     uintptr_t addr;
-    enum gai_state state = GAI_SHUT;
-    gai_latch_on(&front->latch);
-    if (front->open == way->site.life)
-        block = gai_front_pop(front, gai_rounded(way->pool, bytes), bytes, tag, &state);
-    gai_latch_off(&front->latch);
-    if (!block) return gai_way_passage(way, state);
+    enum gai_cache_state state = GAI_SHUT;
+    gai_latch_on(&cache->latch);
+    if (cache->open == entry->site.life)
+        block = gai_cache_pop(cache, gai_rounded(entry->pool, bytes), bytes, tag, &state);
+    gai_latch_off(&cache->latch);
+    if (!block) return gai_entry_outcome(entry, state);
     addr = block->addr;
-    gai_store_pointer(&block->held, way->site.lane);
-    gai_way_gave(way, block, addr, ptr);
+    gai_store_pointer(&block->held, entry->site.stream);
+    gai_entry_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
 
-static GAI_INLINE enum gai_passage gai_malloc_by_way(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
-                                                     const galloc_pool *key, gai_way **found)
+static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
+                                                     const galloc_pool *key, gai_entry **found)
 {
-    gai_way *way = *found = gai_way_find(stream, key);
+    gai_entry *entry = *found = gai_entry_find(stream, key);
     gai_block *block;
     uintptr_t addr;
-    enum gai_state state = GAI_SHUT;
-    if (!way || !gai_way_is_sure(way)) return GAI_LONG;
-    if (bytes > way->most) {
-        if (bytes > way->reach) return gai_way_passage(way, GAI_SHUT); /* no front has that */
-        return gai_malloc_rounded(ptr, bytes, tag, way);
+    enum gai_cache_state state = GAI_SHUT;
+    if (!entry || !gai_entry_is_sure(entry)) return GAI_LONG;
+    if (bytes > entry->most) {
+        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache has that */
+        return gai_malloc_rounded(ptr, bytes, tag, entry);
     }
-    block = gai_front_take(&way->site.lane->front, way->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
-    if (!block) return gai_way_passage(way, state);
+    block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
+    if (!block) return gai_entry_outcome(entry, state);
     addr = block->addr;
-    gai_store_pointer(&block->held, way->site.lane);
-    gai_way_gave(way, block, addr, ptr);
+    gai_store_pointer(&block->held, entry->site.stream);
+    gai_entry_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
 
-static GAI_INLINE enum gai_passage gai_block_by_way(gai_block *block, void *ptr, const gai_way *way, int vouched)
+static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *ptr, const gai_entry *entry,
+                                                      int confirmed)
 {
-    return gai_front_put(way->site.lane, way->site.life, block, ptr, vouched);
+    return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
 }
 
-/* A block that was given to another lane becomes this one's, if it has no marks and no front has seen it, and is put
-   into the front. One that does not suit has not come to the front, which alone knows, where there are no looks,
-   whether the stream has been retired; nor, with like:pytorch, whether there is a short way to the pool. */
-static enum gai_passage gai_alien_by_way(gai_block *block, void *ptr, const gai_way *way)
+/* A block that was given to another stream state becomes this one's, if it has no marks and no stream cache has seen
+   it, and is put into the stream cache. One that does not suit has not come to the stream cache, which alone knows,
+   where there are no looks, whether the stream has been retired; nor, with like:pytorch, whether there is a short way
+   to the pool. */
+static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_entry *entry)
 {
     int suits;
-    if (!gai_block_seize(block, ptr)) return GAI_LONG;
-    suits = !(block->tag & (GAI_SPECIAL | GAI_SHELVED)) && !block->marks;
-    if (!suits && way->looks && !way->torch) return GAI_TAKEN;
-    if (suits) gai_set_relaxed(&block->stream_id, way->site.stream_id);
-    if (suits) block->life = way->site.life;
-    gai_store_pointer(&block->held, way->site.lane);
-    return suits ? gai_block_by_way(block, ptr, way, 0) : GAI_LONG;
+    if (!gai_block_acquire(block, ptr)) return GAI_LONG;
+    suits = !(block->tag & (GAI_SPECIAL | GAI_CACHED)) && !block->marks;
+    if (!suits && entry->looks && !entry->torch) return GAI_TAKEN;
+    if (suits) gai_set_relaxed(&block->stream_id, entry->site.stream_id);
+    if (suits) block->life = entry->site.life;
+    gai_store_pointer(&block->held, entry->site.stream);
+    return suits ? gai_block_by_entry(block, ptr, entry, 0) : GAI_LONG;
 }
 
-/* What it comes to when the front would not have the block: the stream is asked who it is, and then perhaps the front
-   once more. A block that the pool cannot have at once is the program's again. */
+/* What it comes to when the stream cache would not have the block: the stream is asked who it is, and then perhaps the
+   stream cache once more. A block that the pool cannot have at once is the program's again. */
 GAI_APART
-static enum gai_passage gai_free_asked(enum gai_passage passage, gai_block *block, void *ptr, const gai_way *way)
+static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *block, void *ptr, const gai_entry *entry)
 {
-    int vouches, taken;
-    if (passage == GAI_ALIEN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
+    int confirms, taken;
+    if (outcome == GAI_FOREIGN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
         if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
-        passage = gai_alien_by_way(block, ptr, way);
+        outcome = gai_foreign_by_entry(block, ptr, entry);
     }
-    if (passage == GAI_DONE) return GAI_DONE;
-    vouches = gai_way_vouches(way);
-    if (passage == GAI_ASK && vouches) passage = gai_block_by_way(block, ptr, way, 1);
-    if (passage == GAI_DONE) return GAI_DONE;
-    taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
-    if (taken && vouches && gai_way_may_act(way)) return passage;
-    if (taken) gai_store_pointer(&block->held, way->site.lane);
-    return vouches ? gai_way_passage(way, GAI_SHUT) : GAI_LONG;
+    if (outcome == GAI_DONE) return GAI_DONE;
+    confirms = gai_entry_confirms(entry);
+    if (outcome == GAI_ASK && confirms) outcome = gai_block_by_entry(block, ptr, entry, 1);
+    if (outcome == GAI_DONE) return GAI_DONE;
+    taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
+    if (taken && confirms && gai_entry_may_act(entry)) return outcome;
+    if (taken) gai_store_pointer(&block->held, entry->site.stream);
+    return confirms ? gai_entry_outcome(entry, GAI_SHUT) : GAI_LONG;
 }
 
 /* May what was given out last be freed with the context not asked for? Its address may have been freed since, and have
-   come back on the default stream of another device: the promise speaks of what is still this lane's. */
-static GAI_INLINE int gai_way_keeps_context(const gai_way *way)
+   come back on the default stream of another device: the promise speaks of what is still this stream state's. */
+static GAI_INLINE int gai_entry_keeps_context(const gai_entry *entry)
 {
-    return !way->asks || (way->asks == 1 && gai_load_pointer(&way->last->held) == way->site.lane);
+    return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->held) == entry->site.stream);
 }
 
 /* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
-   another block's by now, the front finds that it does not hold this one. */
-static GAI_INLINE gai_block *gai_block_and_way(void *ptr, cudaStream_t stream, gai_way **found)
+   another block's by now, the stream cache finds that it does not hold this one. */
+static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_entry **found)
 {
-    gai_way *way = *found = gai_way_last;
+    gai_entry *entry = *found = gai_last_entry;
     const galloc_pool *pool;
     gai_block *block;
-    if (way && way->last_ptr == (uintptr_t)ptr &&
-        gai_way_leads(way, gai_load(&gai_generation), gai_named_stream(stream)) && gai_way_keeps_context(way))
-        return way->last;
+    if (entry && entry->last_ptr == (uintptr_t)ptr &&
+        gai_entry_leads(entry, gai_load(&gai_generation), gai_named_stream(stream)) && gai_entry_keeps_context(entry))
+        return entry->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);
     if (!block) return NULL;
     pool = (const galloc_pool *)gai_load_pointer(&block->pool);
-    *found = gai_way_find(stream, (const galloc_pool *)gai_load_pointer(&pool->key));
+    *found = gai_entry_find(stream, (const galloc_pool *)gai_load_pointer(&pool->key));
     return *found && (*found)->pool == pool ? block : NULL;
 }
 
@@ -14904,7 +14978,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     }
     if (error) gai_has_report = 0;
     else error = gai_pool_alloc(*pool, ptr, request, &site);
-    if (!error) gai_way_note(&site, *pool, request->pool);
+    if (!error) gai_entry_note(&site, *pool, request->pool);
     return error;
 }
 
@@ -14931,119 +15005,120 @@ static int gai_request_is_plain(const galloc_request *request)
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
-/* The front had nothing, the pool perhaps has. */
+/* The stream cache had nothing, the pool perhaps has. */
 GAI_APART
-static int gai_malloc_near(enum gai_passage passage, gai_way *way, void **ptr, size_t bytes, uint32_t tag)
+static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **ptr, size_t bytes, uint32_t tag)
 {
     gai_block *block = NULL;
-    if (passage == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
-    block = gai_pool_take_near(way->pool, &way->site, bytes, tag, passage == GAI_KNOWN_BARE);
+    if (outcome == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
+    block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
     if (!block) return 0;
-    gai_way_gave(way, block, block->addr, ptr);
+    gai_entry_gave(entry, block, block->addr, ptr);
     return 1;
 }
 
-/* The call may ask the program, whose calls may put another way in the place of this one. If the lane has changed, the
-   way is noted again. */
-static cudaError_t gai_alloc_far(enum gai_passage passage, const gai_way *way, void **ptr,
+/* The call may ask the program, whose calls may put another way in the place of this one. If the stream state has
+   changed, the way is noted again. */
+static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entry, void **ptr,
                                  const galloc_request *request)
 {
     galloc_pool *pool;
     gai_site site;
     uint64_t life;
     cudaError_t error;
-    if (passage == GAI_LONG || !gai_way_pin(way)) return gai_alloc_at(request->pool, ptr, request);
+    if (outcome == GAI_LONG || !gai_entry_pin(entry)) return gai_alloc_at(request->pool, ptr, request);
     *ptr = NULL;
-    pool = way->pool;
-    site = way->site;
+    pool = entry->pool;
+    site = entry->site;
     life = site.life;
     error = gai_pool_alloc(pool, ptr, request, &site);
-    if (!error && site.life != life) gai_way_note(&site, pool, request->pool);
+    if (!error && site.life != life) gai_entry_note(&site, pool, request->pool);
     gai_pool_unpin(pool);
     return error;
 }
 
 /* Kept out of the functions that call it, which are short without it. */
 GAI_APART
-static cudaError_t gai_alloc_slowly(enum gai_passage passage, gai_way *way, void **ptr, const galloc_request *request)
+static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_entry *entry, void **ptr,
+                                    const galloc_request *request)
 {
-    return gai_end("galloc_alloc", gai_alloc_far(passage, way, ptr, request));
+    return gai_end("galloc_alloc", gai_alloc_far(outcome, entry, ptr, request));
 }
 
 GAI_APART
-static cudaError_t gai_malloc_slowly(enum gai_passage passage, gai_way *way, galloc_pool *pool, void **ptr,
+static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_entry *entry, galloc_pool *pool, void **ptr,
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
-    if (gai_malloc_near(passage, way, ptr, bytes, 0)) return cudaSuccess;
+    if (gai_malloc_near(outcome, entry, ptr, bytes, 0)) return cudaSuccess;
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
     request.pool = pool;
-    return gai_end(pool ? "galloc_pool_malloc" : "galloc_malloc", gai_alloc_far(passage, way, ptr, &request));
+    return gai_end(pool ? "galloc_pool_malloc" : "galloc_malloc", gai_alloc_far(outcome, entry, ptr, &request));
 }
 
 static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
-    gai_way *way = NULL;
-    enum gai_passage passage = GAI_LONG;
-    if (ptr && bytes) passage = gai_malloc_by_way(ptr, bytes, 0, stream, pool, &way);
-    if (passage == GAI_DONE) return cudaSuccess;
-    return gai_malloc_slowly(passage, way, pool, ptr, bytes, stream);
+    gai_entry *entry = NULL;
+    enum gai_outcome outcome = GAI_LONG;
+    if (ptr && bytes) outcome = gai_malloc_by_entry(ptr, bytes, 0, stream, pool, &entry);
+    if (outcome == GAI_DONE) return cudaSuccess;
+    return gai_malloc_slowly(outcome, entry, pool, ptr, bytes, stream);
 }
 
 static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *request)
 {
-    gai_way *way = NULL;
-    enum gai_passage passage = GAI_LONG;
+    gai_entry *entry = NULL;
+    enum gai_outcome outcome = GAI_LONG;
     if (ptr && request->bytes && gai_request_is_plain(request))
-        passage = gai_malloc_by_way(ptr, request->bytes, request->tag, request->stream, request->pool, &way);
-    if (passage == GAI_DONE) return cudaSuccess;
-    if (gai_malloc_near(passage, way, ptr, request->bytes, request->tag)) return cudaSuccess;
-    return gai_alloc_slowly(passage, way, ptr, request);
+        outcome = gai_malloc_by_entry(ptr, request->bytes, request->tag, request->stream, request->pool, &entry);
+    if (outcome == GAI_DONE) return cudaSuccess;
+    if (gai_malloc_near(outcome, entry, ptr, request->bytes, request->tag)) return cudaSuccess;
+    return gai_alloc_slowly(outcome, entry, ptr, request);
 }
 
 GAI_APART
-static cudaError_t gai_free_long(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
                                  cudaStream_t stream)
 {
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
-    int taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
-    if (taken || (passage != GAI_LONG && gai_way_pin(way))) { /* a pool does not end while a block is used */
-        pool = way->pool;
-        site = way->site;
+    int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
+    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a pool does not end while a block is used */
+        pool = entry->pool;
+        site = entry->site;
     } else {
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
     if (!pool) return gai_end("galloc_free", error);
     error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
     if (taken && !gai_pool_pin(pool)) return gai_end("galloc_free", error);
-    if (!error && !(way && site.life == way->site.life) && (site.home || !pool->is_default))
-        gai_way_note(&site, pool, (const galloc_pool *)pool->key);
+    if (!error && !(entry && site.life == entry->site.life) && (site.own_context || !pool->is_default))
+        gai_entry_note(&site, pool, (const galloc_pool *)pool->key);
     gai_pool_unpin(pool);
     return gai_end("galloc_free", error);
 }
 
 GAI_APART
-static cudaError_t gai_free_slowly(enum gai_passage passage, const gai_way *way, void *ptr, gai_block *block,
+static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
                                    cudaStream_t stream)
 {
-    int taken = passage == GAI_TAKEN || passage == GAI_TAKEN_BARE;
-    if (taken && gai_pool_free_near(way->pool, block, &way->site, passage == GAI_TAKEN_BARE)) return cudaSuccess;
-    return gai_free_long(passage, way, ptr, block, stream);
+    int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
+    if (taken && gai_pool_free_near(entry->pool, block, &entry->site, outcome == GAI_TAKEN_EMPTY)) return cudaSuccess;
+    return gai_free_long(outcome, entry, ptr, block, stream);
 }
 
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
-    gai_way *way = NULL;
-    gai_block *block = gai_block_and_way(ptr, stream, &way);
-    enum gai_passage passage;
-    if (!block || !gai_way_is_free(way)) return gai_free_slowly(GAI_LONG, way, ptr, block, stream);
-    passage = gai_block_by_way(block, ptr, way, 0);
-    if (passage != GAI_DONE) passage = gai_free_asked(passage, block, ptr, way);
-    return passage == GAI_DONE ? cudaSuccess : gai_free_slowly(passage, way, ptr, block, stream);
+    gai_entry *entry = NULL;
+    gai_block *block = gai_block_and_entry(ptr, stream, &entry);
+    enum gai_outcome outcome;
+    if (!block || !gai_entry_is_free(entry)) return gai_free_slowly(GAI_LONG, entry, ptr, block, stream);
+    outcome = gai_block_by_entry(block, ptr, entry, 0);
+    if (outcome != GAI_DONE) outcome = gai_free_asked(outcome, block, ptr, entry);
+    return outcome == GAI_DONE ? cudaSuccess : gai_free_slowly(outcome, entry, ptr, block, stream);
 }
 
 /* ==== PUBLIC ==================================================================================================== */
@@ -15096,17 +15171,17 @@ static void gai_copy_text(char *to, size_t size, const char *from)
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
     static const char *const of_process[] = {"log", NULL};
-    char said[GAI_MESSAGE];
+    char saved[GAI_MESSAGE];
     uint64_t seen = 0;
     int right;
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
-    right = gai_parse(config, text, NULL, &seen, said, sizeof said);
-    if (right) gai_config_say_idle(config, seen, said, sizeof said);
-    if (right) gai_say_idle(seen, of_process, "but in the variable GALLOC_CONF", said, sizeof said);
-    if (message && size) gai_copy_text(message, size, said);
-    return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", said));
+    right = gai_parse(config, text, NULL, &seen, saved, sizeof saved);
+    if (right) gai_config_say_idle(config, seen, saved, sizeof saved);
+    if (right) gai_say_idle(seen, of_process, "but in the variable GALLOC_CONF", saved, sizeof saved);
+    if (message && size) gai_copy_text(message, size, saved);
+    return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", saved));
 }
 
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size)
@@ -15334,9 +15409,9 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     if (pool->config.backend)
         error = gai_fail(cudaErrorNotSupported, "with this backend the driver is asked each time");
     if (!error) error = gai_pool_refuses(pool);
-    if (!error) error = gai_want_of(pool, &request, &job.want);
+    if (!error) error = gai_params_of(pool, &request, &job.params);
     if (!error && bytes) {
-        job.want.just_ready = 1;
+        job.params.just_ready = 1;
         gai_job_run(&job);
         error = job.error;
         if (error) gai_has_report = job.reported;
@@ -15418,7 +15493,7 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
-    pool->special &= ~(uint64_t)GAI_WAY_TUNE;
+    pool->special &= ~(uint64_t)GAI_ROUTE_TUNE;
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
     return cudaSuccess;
@@ -15481,10 +15556,10 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
-    gai_pool_freeze(pool);
-    gai_stats_frozen(pool, stats);
+    gai_pool_lock_caches(pool);
+    gai_stats_locked(pool, stats);
     gai_stats_derive(pool, stats);
-    gai_pool_thaw(pool);
+    gai_pool_unlock_caches(pool);
     stats->graph_bytes = gai_pool_captured(pool);
     for (capture = pool->captures; capture; capture = capture->next) stats->graphs++;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
@@ -15512,7 +15587,7 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
 
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count)
 {
-    gai_lane *lane;
+    gai_stream *stream;
     int i = 0;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
@@ -15520,9 +15595,9 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
-    for (lane = pool->lanes; lane; lane = lane->next) {
-        if (!gai_lane_is_plain(lane)) continue;
-        if (i < n) gai_lane_read(pool, lane, &array[i]);
+    for (stream = pool->streams; stream; stream = stream->next) {
+        if (!gai_stream_is_plain(stream)) continue;
+        if (i < n) gai_stream_read(pool, stream, &array[i]);
         i++;
     }
     gai_lock_off(&pool->lock);
@@ -15531,7 +15606,8 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     return cudaSuccess;
 }
 
-/* `now` has what the fronts know as well, and will tell some day: the total is such that nothing is left then. */
+/* `now` has what the stream caches know as well, and will tell some day: the total is such that nothing is left then.
+   */
 static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 {
     stat->peak = now->current;
@@ -15600,9 +15676,9 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
     }
     gai_lock_on(&pool->growth);
     gai_lock_on(&pool->lock);
-    gai_pool_freeze(pool);
+    gai_pool_lock_caches(pool);
     broken = gai_check_pool(pool);
-    gai_pool_thaw(pool);
+    gai_pool_unlock_caches(pool);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->growth);
     gai_pool_unpin(pool);

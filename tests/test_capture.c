@@ -1425,7 +1425,7 @@ TEST(captures_that_are_gone_are_forgotten)
     }
     OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
     size_t lanes = 0;
-    for (const gai_lane *lane = pool->lanes; lane; lane = lane->next) lanes++;
+    for (const gai_stream *lane = pool->streams; lane; lane = lane->next) lanes++;
     EXPECT(lanes <= 2); /* the last capture's is in the block's list yet */
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(galloc_free(input, s));
@@ -1559,7 +1559,7 @@ TEST(what_is_wrong_with_a_group_is_said)
 /* ---- others' captures -------------------------------------------------------------------------------------------- */
 
 static struct {
-    gai_driver driver;
+    gai_driver_table driver;
     cudaStream_t captured;
     int armed;
     CUhostFn late[4];

@@ -422,7 +422,7 @@ TEST(the_host_has_no_memory_and_the_device_has)
     }
 }
 
-static gai_driver real_driver;
+static gai_driver_table real_driver;
 
 static CUresult CUDAAPI alloc_askew(CUdeviceptr *ptr, size_t bytes)
 {

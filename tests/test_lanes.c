@@ -23,16 +23,19 @@ static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     return ptr;
 }
 
-static gai_lane *lane_of(galloc_pool *pool, cudaStream_t stream)
+static gai_stream *lane_of(galloc_pool *pool, cudaStream_t stream)
 {
-    gai_lane *lane;
+    gai_stream *lane;
     unsigned long long id = stream == cudaStreamLegacy ? 0 : stream_id(stream);
-    for (lane = pool->lanes; lane && lane->stream_id != id; lane = lane->next) continue;
+    for (lane = pool->streams; lane && lane->stream_id != id; lane = lane->next) continue;
     return lane;
 }
 
-static size_t front_blocks(const gai_lane *lane) { return lane ? lane->front.blocks + lane->front.fresh_blocks : 0; }
-static size_t front_bytes(const gai_lane *lane) { return lane->front.bytes + lane->front.fresh_bytes; }
+static size_t front_blocks(const gai_stream *lane)
+{
+    return lane ? lane->cache.blocks + lane->cache.unconfirmed_blocks : 0;
+}
+static size_t front_bytes(const gai_stream *lane) { return lane->cache.bytes + lane->cache.unconfirmed_bytes; }
 
 /* ---- what a hot pair does ---------------------------------------------------------------------------------------- */
 
@@ -470,9 +473,9 @@ TEST(a_stream_that_lives_vouches_for_its_frees)
     void *p[N];
     for (int i = 0; i < N; i++) p[i] = get(pool, KIB(16) + 512 * (size_t)i, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
-    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, N);
+    EXPECT_EQ(lane_of(pool, s)->cache.unconfirmed_blocks, N);
     EXPECT(get(pool, KIB(16), s) == p[0]);
-    EXPECT_EQ(lane_of(pool, s)->front.fresh_blocks, 0);
+    EXPECT_EQ(lane_of(pool, s)->cache.unconfirmed_blocks, 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(galloc_free(p[0], s));
     OK(galloc_free(get(pool, MIB(2), s), s));
@@ -494,11 +497,11 @@ TEST(few_frees_go_unvouched)
         for (int i = 0; i < N; i++) p[i] = get(pool, large ? KIB(300) : 512, s);
         for (int i = 0; i < N; i++) {
             OK(galloc_free(p[i], s));
-            blocks = gai_max(blocks, lane_of(pool, s)->front.fresh_blocks);
-            bytes = gai_max(bytes, lane_of(pool, s)->front.fresh_bytes);
+            blocks = gai_max(blocks, lane_of(pool, s)->cache.unconfirmed_blocks);
+            bytes = gai_max(bytes, lane_of(pool, s)->cache.unconfirmed_bytes);
             EXPECT_EQ(galloc_pool_check(pool), 0);
         }
-        EXPECT(blocks > 0 && blocks <= GAI_FRESH_BLOCKS);
+        EXPECT(blocks > 0 && blocks <= GAI_UNCONFIRMED_BLOCKS);
         EXPECT(bytes > 0 && bytes <= MIB(2));
         pool_end(pool);
         finish();
@@ -601,12 +604,12 @@ TEST(a_thread_that_ends_leaves_nothing_in_its_front)
     pthread_t thread;
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, pool), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(front_blocks(pool->lanes), 0);
+    EXPECT_EQ(front_blocks(pool->streams), 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, other), 0); /* watched again after a pool has ended */
     pool_end(pool);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(front_blocks(other->lanes), 0);
+    EXPECT_EQ(front_blocks(other->streams), 0);
     pool_end(other);
     finish();
 }
@@ -642,8 +645,8 @@ TEST(a_thread_that_outlives_a_shutdown_leaves_nothing_in_its_front)
     __atomic_store_n(&gone_on, 2, __ATOMIC_RELEASE);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     OK(galloc_pool_default(&pool, 0));
-    EXPECT(pool->lanes != NULL);
-    EXPECT_EQ(front_blocks(pool->lanes), 0);
+    EXPECT(pool->streams != NULL);
+    EXPECT_EQ(front_blocks(pool->streams), 0);
     finish();
 }
 
@@ -693,11 +696,11 @@ TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
     pthread_t thread;
     for (int i = 0; i < 40; i++) many_pools[i] = pool_new(NULL);
     warm(many_pools[0], KIB(64), cudaStreamPerThread);
-    const gai_lane *mine = lane_of(many_pools[0], cudaStreamPerThread);
+    const gai_stream *mine = lane_of(many_pools[0], cudaStreamPerThread);
     EXPECT_EQ(pthread_create(&thread, NULL, free_use_others_and_end, NULL), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     for (int i = 0; i < 40; i++)
-        for (gai_lane *lane = many_pools[i]->lanes; lane; lane = lane->next)
+        for (gai_stream *lane = many_pools[i]->streams; lane; lane = lane->next)
             EXPECT_EQ(front_blocks(lane), (size_t)(lane == mine));
     for (int i = 0; i < 40; i++) pool_end(many_pools[i]);
     finish();
@@ -717,7 +720,7 @@ TEST(what_a_front_holds_counts_as_unmarked)
     long events = sim_calls("cuEventRecord");
     for (int i = 0; i < 64; i++) {
         OK(galloc_free(p[i], s));
-        gai_lane *lane = lane_of(pool, s);
+        gai_stream *lane = lane_of(pool, s);
         EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
     }
     EXPECT_EQ(sim_calls("cuEventRecord") - events, 2);
@@ -736,11 +739,11 @@ TEST(a_front_is_bounded)
     for (int i = 0; i < N; i++) p[i] = get(pool, i % 8 ? 512 : KIB(700), s);
     for (int i = 0; i < N; i++) {
         OK(galloc_free(p[i], s));
-        const gai_lane *lane = lane_of(pool, s);
+        const gai_stream *lane = lane_of(pool, s);
         most = gai_max(most, front_blocks(lane));
         bytes = gai_max(bytes, front_bytes(lane));
     }
-    EXPECT(most > 8 && most <= GAI_FRONT_BLOCKS);
+    EXPECT(most > 8 && most <= GAI_CACHE_BLOCKS);
     EXPECT(bytes > KIB(700) && bytes <= MIB(2));
     pool_end(pool);
     finish();
@@ -764,10 +767,10 @@ TEST(lane_bytes_is_what_a_front_holds)
             for (int k = 0; k < 80; k++) p[k] = get(pool, k % 2 ? MIB(1) : 512, s);
             for (int k = 0; k < 80; k++) {
                 OK(galloc_free(p[k], s));
-                const gai_lane *lane = lane_of(pool, s);
+                const gai_stream *lane = lane_of(pool, s);
                 most = gai_max(most, front_bytes(lane));
                 EXPECT(front_bytes(lane) <= lane_bytes[i]);
-                EXPECT(!check || lane->front.fresh_bytes <= MIB(2));
+                EXPECT(!check || lane->cache.unconfirmed_bytes <= MIB(2));
                 EXPECT_EQ(galloc_pool_check(pool), 0);
             }
             EXPECT(most + MIB(1) > gai_min(lane_bytes[i], MIB(40)));
@@ -821,7 +824,7 @@ TEST(lane_bytes_do_not_bind_memory_once_there_are_more_streams)
     for (int k = 0; k < 40; k++) p[k] = get(pool, MIB(1), s);
     for (int k = 0; k < 40; k++) {
         OK(galloc_free(p[k], s));
-        gai_lane *lane = lane_of(pool, s);
+        gai_stream *lane = lane_of(pool, s);
         EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
     }
     OK(galloc_free(q, t));
@@ -846,7 +849,7 @@ TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
         sim_hold(s, 1);
         lane_of(pool, s)->asked = 0;
         gai_lock_on(&pool->lock);
-        gai_lane_ask(lane_of(pool, s));
+        gai_stream_ask(lane_of(pool, s));
         gai_lock_off(&pool->lock);
         long events = sim_calls("cuEventRecord");
         if (mallocs) hot = get(pool, 512, s);
@@ -995,9 +998,9 @@ TEST(ways_end_with_their_pool)
         warm(pool, KIB(64), s);
         OK(galloc_malloc(&p, KIB(64), s));
         OK(galloc_free(p, s));
-        EXPECT(gai_way_find(s, pool) != NULL && gai_way_find(s, NULL) != NULL);
+        EXPECT(gai_entry_find(s, pool) != NULL && gai_entry_find(s, NULL) != NULL);
         pool_end(pool);
-        EXPECT(gai_way_find(s, pool) == NULL && gai_way_find(s, NULL) == NULL);
+        EXPECT(gai_entry_find(s, pool) == NULL && gai_entry_find(s, NULL) == NULL);
         if (i % 3 == 0) OK(galloc_shutdown());
     }
     finish();
@@ -1043,7 +1046,7 @@ TEST(a_lane_used_again_is_another_lane)
             OK(galloc_stream_retire(s[i]));
         }
         OK(galloc_pool_trim(pool, 0, NULL));
-        EXPECT(pool->unused_lanes != NULL);
+        EXPECT(pool->unused_streams != NULL);
         for (int i = 99; i >= 0; i--) {
             OK(galloc_free(get(pool, 512, s[i]), s[i]));
             EXPECT(lane_of(pool, s[i]) != NULL);
@@ -1087,9 +1090,9 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
     OK(galloc_stream_retire(a));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(pool->unused_lanes != NULL);
+    EXPECT(pool->unused_streams != NULL);
     warm(pool, MIB(1), b);
-    EXPECT(pool->unused_lanes == NULL);
+    EXPECT(pool->unused_streams == NULL);
     void *p = get_used(pool, MIB(1), b);
     OK(galloc_free(p, b));
     void *q = get_used(pool, MIB(1), a);
@@ -1112,9 +1115,9 @@ TEST(without_looks_an_old_way_leads_to_no_other_lane)
     OK(galloc_stream_retire(a));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(pool->unused_lanes != NULL);
+    EXPECT(pool->unused_streams != NULL);
     warm(pool, MIB(1), b);
-    EXPECT(pool->unused_lanes == NULL);
+    EXPECT(pool->unused_streams == NULL);
     void *p = get_used(pool, MIB(1), b);
     OK(galloc_free(p, b));
     stream_end(a);
@@ -1165,8 +1168,8 @@ TEST(exact_counters_use_no_front)
     OK(galloc_free(get(pool, 512, s), s));
     OK(galloc_free(get(pool, 300, s), s));
     EXPECT_EQ(stats_of(pool).live.peak, 512);
-    EXPECT_EQ(lane_of(pool, s)->front.mallocs, 0);
-    EXPECT_EQ(lane_of(pool, s)->front.open, 0);
+    EXPECT_EQ(lane_of(pool, s)->cache.mallocs, 0);
+    EXPECT_EQ(lane_of(pool, s)->cache.open, 0);
     pool_end(pool);
     finish();
 }
@@ -1283,7 +1286,7 @@ TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
     galloc_pool *pool = pool_new(&config);
     void *p = get(pool, MIB(4), s), *live = get(pool, 512, s);
     warm(pool, KIB(64), t);
-    gai_lane *lane = lane_of(pool, t);
+    gai_stream *lane = lane_of(pool, t);
     sim_fail("cuEventRecord", 1, 0, 700);
     OK(galloc_free(p, s));
     EXPECT_EQ(sim_failed(), 1);

@@ -17,7 +17,7 @@ static void begin_logging(const char *conf)
     begin();
     if (conf) setenv("GALLOC_CONF", conf, 1);
     gai_log_level = -1;
-    memset(gai_repeats, 0, sizeof gai_repeats);
+    memset(gai_log_repeats, 0, sizeof gai_log_repeats);
 }
 
 static void finish_logging(void)

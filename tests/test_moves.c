@@ -1317,8 +1317,8 @@ TEST(the_place_of_another_mapping_is_not_expected)
     request.pool = pool;
     OK(galloc_alloc(&q, &request));
     OK(galloc_resize(q, MORE * PAGE, s));
-    EXPECT_EQ(pool->diary.memos[pool->diary.next].first->addr, (uintptr_t)q);
-    EXPECT_EQ(pool->diary.memos[pool->diary.next].at, (uintptr_t)q + PAGE);
+    EXPECT_EQ(pool->plan_predictor.memos[pool->plan_predictor.next].first->addr, (uintptr_t)q);
+    EXPECT_EQ(pool->plan_predictor.memos[pool->plan_predictor.next].at, (uintptr_t)q + PAGE);
     OK(galloc_free(q, s)); /* its pages wait where they are */
     long calls = memory_calls();
     EXPECT(get(pool, PAGE, s) == q);
@@ -1437,7 +1437,7 @@ typedef struct play {
 static void count_moves(play *p)
 {
     uint64_t n = stats_of(p->pool).moves - p->moves;
-    const gai_mapping *old = p->pool->away_newest;
+    const gai_mapping *old = p->pool->newest_alias;
     p->moves += n;
     for (; n > 0 && old; n--, old = old->older) p->early += old->block->marks != NULL;
 }

@@ -275,14 +275,14 @@ static void demand_mark(demand *d, uint32_t lane, uint32_t begin, uint32_t end, 
 }
 
 /* The list asks for all of the demand; of a lane one mark at most is about a unit, and says something. */
-static void expect_met(const demand *d, const gai_mark *list, gai_lane *lanes)
+static void expect_met(const demand *d, const gai_mark *list, gai_stream *lanes)
 {
     for (uint32_t lane = 0; lane < LANES; lane++) {
         for (uint32_t i = 0; i < UNITS; i++) {
             uint64_t asked = 0;
             int marks = 0;
             for (const gai_mark *mark = list; mark; mark = mark->next) {
-                if (mark->lane != &lanes[lane] || mark->begin > i * GAI_UNIT || mark->end <= i * GAI_UNIT) continue;
+                if (mark->stream != &lanes[lane] || mark->begin > i * GAI_UNIT || mark->end <= i * GAI_UNIT) continue;
                 asked = mark->epoch;
                 marks++;
             }
@@ -292,7 +292,7 @@ static void expect_met(const demand *d, const gai_mark *list, gai_lane *lanes)
     for (const gai_mark *mark = list; mark; mark = mark->next) EXPECT(mark->begin < mark->end);
 }
 
-static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_lane *lanes)
+static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_stream *lanes)
 {
     uint32_t lane = roll_below(r, LANES), begin = roll_below(r, UNITS);
     uint32_t end = begin + 1 + roll_below(r, UNITS - begin);
@@ -306,7 +306,7 @@ TEST(marks_never_ask_for_less)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
-    gai_lane *lanes = calloc(LANES, sizeof *lanes);
+    gai_stream *lanes = calloc(LANES, sizeof *lanes);
     dice r = {test_seed()};
     gai_lock_on(&pool->lock);
     for (int round = 0; round < 3000; round++) {

@@ -21,7 +21,7 @@ static void drain(galloc_pool *pool)
     drain_slab(&pool->mappings);
     drain_slab(&pool->events);
     drain_slab(&pool->waits);
-    drain_slab(&pool->spots);
+    drain_slab(&pool->positions);
 }
 
 typedef struct party {

@@ -959,7 +959,7 @@ TEST(a_stream_whose_block_went_out_again_is_not_forgotten)
    handle was this stream's: the next new stream does not get it. */
 TEST(a_stream_that_freed_what_another_was_given_is_not_forgotten)
 {
-    enum { MANY = GAI_LANES_KEPT + 8 };
+    enum { MANY = GAI_STREAMS_KEPT + 8 };
     begin_still();
     cudaStream_t many[MANY], a = stream_new(), s = stream_new(), n = stream_new();
     galloc_pool *pool = pool_new(NULL);
@@ -1294,7 +1294,7 @@ typedef struct interlude {
 enum { PATIENCE_MS = 50 };
 
 static interlude between;
-static gai_driver real_driver;
+static gai_driver_table real_driver;
 static pthread_t between_thread;
 static int between_done;
 

@@ -492,7 +492,7 @@ TEST(fronts_begin_a_line_of_memory)
     for (int i = 0; i < 4; i++) {
         cudaStream_t s = stream_new();
         OK(galloc_free(get(pool, KIB(64), s), s));
-        const gai_front *front = &pool->lanes->front;
+        const gai_cache *front = &pool->streams->cache;
         EXPECT_EQ((uintptr_t)front % GAI_CACHE_LINE, 0);
         EXPECT_EQ((uintptr_t)&front->live_in % GAI_CACHE_LINE, 0);
         stream_end(s);
