@@ -280,8 +280,11 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>sizes >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>streamcache >>capture >>streams
-     >>pages >>torch >>policy >>heap >>configuration >>log >>report >>check >>pools >>threadcache >>public
+     >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take
+     >>streamcache >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>torch >>users
+     >>collection >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps
+     >>outofmemory >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report
+     >>check >>pools >>threadcache >>public
 
    Each section of the implementation calls only those before it. The words and the invariants stand above the
    private structs; galloc_pool_check computes them. The licence is at the end of the file. */
@@ -1342,8 +1345,7 @@ static void gai_note(const char *format, ...)
     va_end(arguments);
 }
 
-/* ==== SIZES ===================================================================================================== */
-/* >>sizes */
+/* ---- sizes ---- */
 
 #define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
 #define GAI_UNIT_LOG2 9
@@ -3587,7 +3589,11 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
            gai_block_map_need_for(block->segment, end, at);
 }
 
-/* ---- what is held ---- */
+/* ==== BUDGET ====================================================================================================== */
+/* >>budget */
+
+/* Limits. Owns gai_budgets, guarded by the budget lock. Bytes are charged to every limit before the driver
+   call, so that concurrent growth exceeds none. Calls nothing but the platform. */
 
 /* What the pool may hold by its own settings. */
 static size_t gai_pool_share(const galloc_pool *pool)
@@ -3736,6 +3742,11 @@ static void gai_budget_leave(galloc_pool *pool)
     gai_budget_set_limit(pool->budget);
     gai_lock_off(&gai_budget_lock);
 }
+
+/* ==== STATISTICS ================================================================================================== */
+/* >>statistics */
+
+/* Owns pool->stats, guarded by the pool's lock; what stream caches count is added on request. */
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
 {
@@ -3984,6 +3995,12 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
     if (stats->live.current)
         stats->internal_fragmentation = (double)stats->allocated.current / (double)stats->live.current;
 }
+
+/* ==== TAKE ======================================================================================================== */
+/* >>take */
+
+/* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the
+   pool's lock, a used block's `held` by the latch of a stream cache. Calls blocks, marks, statistics. */
 
 /* Would what is left of a block of the set, once filed, be a block of the set again? */
 static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
@@ -5562,6 +5579,13 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     gai_stream_forget_waits(pool, gone, NULL);
 }
 
+/* ==== EVENTS ====================================================================================================== */
+/* >>events */
+
+/* When an event is recorded on a stream, and what completed ones prove. Owns the events of stream states and the
+   predictor of useful marks, guarded by the pool's lock; events are recorded and asked with no lock held but `growth`
+   or `marking`. Calls streams, stream cache, marks. */
+
 /* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
    stays bounded however far the device is behind. */
 static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
@@ -6617,7 +6641,10 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
-/* ---- callbacks ---- */
+/* ==== CALLBACKS =================================================================================================== */
+/* >>callbacks */
+
+/* on_map and on_unmap. Called under `growth`, which is let go around the program's function. Calls pages. */
 
 /* What this thread is in: then it begins no other of the kind, so that they do not go round for ever. */
 static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage; /* on_map or on_unmap; on_oom or on_reject */
@@ -6687,7 +6714,11 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
 }
 
-/* ---- cudaMalloc, and other backends ---- */
+/* ==== BACKENDS ==================================================================================================== */
+/* >>backends */
+
+/* Memory of cudaMalloc and of cudaMallocAsync: fixed segments and what the driver is asked for. Changed under
+   `growth`. Calls pages, callbacks. */
 
 /* Makes the driver's pool: the settings are said in its terms. What of them it does not know it leaves out. */
 static CUresult gai_driver_pool_new(galloc_pool *pool)
@@ -6873,6 +6904,12 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
     if (bytes <= GAI_MIB) return GAI_FIXED_SMALL;
     return gai_up(bytes < GAI_FIXED_OWN ? pool->config.large_segment_size : bytes, GAI_FIXED_SMALL);
 }
+
+/* ==== RELEASE ===================================================================================================== */
+/* >>release */
+
+/* Which pages are spare, and how they are given back to the driver. Under `growth`. Calls pages, backends,
+   callbacks. */
 
 /* The page at an address of a pool's heap. */
 /* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
@@ -7232,7 +7269,11 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
     return gai_pool_release_within(pool, wanted, SIZE_MAX, UINT64_MAX);
 }
 
-/* ---- moving ---- */
+/* ==== PARKING ===================================================================================================== */
+/* >>parking */
+
+/* Pages that are free as a whole and are kept unmapped from blocks for the next growth; old mappings that are kept
+   or dropped. Under `growth`. Calls release, pages. */
 
 /* Puts the pages of donors back where they were: the move did not happen. With the lock held. */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
@@ -7817,10 +7858,11 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
     gai_batch_undo(pool, &batch);
 }
 
-/* ==== POLICY ==================================================================================================== */
-/* >>policy */
+/* ==== USERS ======================================================================================================= */
+/* >>users */
 
-/* ---- who is in a pool ---- */
+/* Calls that are in a pool, which keep it from ending; handles of pools; resets of its context. Lock-free, by
+   pool->users. Calls streams. */
 
 /* The call, 1 or GAI_PASSING, is in whatever pool this is now, which does not end before it is out. 0: there is
    none. */
@@ -7921,7 +7963,10 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
     return gai_pool_enter_locked(pool, scope);
 }
 
-/* ---- collection ---- */
+/* ==== COLLECTION ================================================================================================== */
+/* >>collection */
+
+/* Idle memory that is given back for gc_threshold and gc_age. Under `growth`. Calls release. */
 
 /* Above gc_threshold, or after gc_age with no use, free pages are given back, those first that were not used for
    longest, if nothing that still runs can touch them: nobody waits and no stream is held up. Fixed segments are left
@@ -8165,6 +8210,11 @@ static void gai_pool_tend(galloc_pool *pool)
     if (due && !gai_load(&pool->broken) && gai_lock_try(&pool->growth)) gai_pool_collect_due(pool);
     gai_pool_unpin(pool);
 }
+
+/* ==== SEARCH ====================================================================================================== */
+/* >>search */
+
+/* Which free block serves a request. Under the pool's lock. Calls bins, marks, take. */
 
 /* One allocation, or the growth of a block where it stands, on its way through the heap. */
 typedef struct gai_job {
@@ -8421,7 +8471,11 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
     return page->holder;
 }
 
-/* ---- in place ---- */
+/* ==== GROW IN PLACE =============================================================================================== */
+/* >>behind */
+
+/* What lies behind a block that is to grow, and whether the block may have it. Under the pool's lock. Calls
+   search. */
 
 /* What stands between a block and the length that it is to have; each is worse than those before it. */
 enum gai_obstacle {
@@ -8616,7 +8670,11 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
     return gai_job_is_done(job);
 }
 
-/* ---- waits between streams ---- */
+/* ==== WAITS ======================================================================================================= */
+/* >>waits */
+
+/* Waits of one stream for another one's marks, queued by galloc (rule 4c). Under `growth`, waits are queued with no
+   lock that others want. Calls events, search. */
 
 /* The note of what `stream` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
@@ -8728,7 +8786,11 @@ static void gai_job_wait_behind(gai_job *job)
     gai_pool_note(pool, result);
 }
 
-/* ---- growth ---- */
+/* ==== PLANNER ===================================================================================================== */
+/* >>planner */
+
+/* Where pages that lie in free blocks move to: plans of address ranges. Under the pool's lock and `growth`.
+   Calls search, release, parking. */
 
 /* Where pages go: into [begin, end), so that [at, until) becomes free together with the free blocks beside it. There
    are old mappings in it, whose pages can come back, and at most one hole. */
@@ -9160,6 +9222,12 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
     gai_block_absorb(pool, plan->left, block);
     return plan->left;
 }
+
+/* ==== GROWTH ====================================================================================================== */
+/* >>growth */
+
+/* Carries a plan out, creates pages, asks the driver for fixed segments. Under `growth`; the driver is called with
+   the pool's lock let go. Calls planner, waits, pages, budget. */
 
 /* The pages are there: the answer is cut from what has become free, before that merges with blocks whose marks are not
    the answer's business. Lock held. */
@@ -9646,7 +9714,10 @@ static void gai_job_grow_given(gai_job *job)
     gai_job_refused(job, result, gai_pool_is_async(pool) ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
 }
 
-/* ---- the ladder ---- */
+/* ==== LADDER ====================================================================================================== */
+/* >>ladder */
+
+/* Running out: the steps, each followed by another search. Under `growth`. Calls growth, waits, collection. */
 
 /* Says why a step is not taken; returns what the step does. */
 static int gai_job_leave_out(gai_job *job, const char *why)
@@ -9970,6 +10041,12 @@ static int gai_step_wait_host(gai_job *job)
     return 0;
 }
 
+/* ==== DEVICE WAIT ================================================================================================= */
+/* >>devicewait */
+
+/* Waits for whole contexts and devices, and what they prove. No lock that a fast path wants is held meanwhile.
+   Calls events, streams. */
+
 /* Gives back what the driver would not take the last time. What it does not know went with its context; where that has
    ended it is not asked, as the address may be the program's by now. */
 static CUresult gai_fence_drop(galloc_pool *pool)
@@ -10199,6 +10276,12 @@ static int gai_step_wait_device(gai_job *job)
     return (job->grows || gai_pool_is_async(job->pool)) && gai_step_grow(job);
 }
 
+/* ==== BORROW ====================================================================================================== */
+/* >>borrow */
+
+/* Idle memory of other pools that share a limit. Under the budget lock for the look, `growth` of one pool at a
+   time. Calls release. */
+
 static size_t gai_pool_held(galloc_pool *pool)
 {
     size_t held;
@@ -10279,7 +10362,10 @@ typedef struct gai_ladder_step {
     int (*take)(gai_job *);
 } gai_ladder_step;
 
-/* ---- the ladder of like:pytorch ---- */
+/* ==== STEPS ======================================================================================================= */
+/* >>steps */
+
+/* The steps of PyTorch's allocator, where like:pytorch, and the tables of both ladders. Calls torch, ladder. */
 
 /* What others have done with comes home. */
 static int gai_step_torch_poll(gai_job *job)
@@ -10483,7 +10569,10 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"have other pools give back, with a wait", 0, gai_step_borrow_last},
 };
 
-/* ---- the report ---- */
+/* ==== OUT OF MEMORY =============================================================================================== */
+/* >>outofmemory */
+
+/* Why a request was refused: the report and its messages. Under the pool's lock. Calls ladder steps. */
 
 /* Which limit stands in the way of so many bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
@@ -10874,7 +10963,10 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
     }
 }
 
-/* ---- strategy:heuristic ---- */
+/* ==== HEURISTIC =================================================================================================== */
+/* >>heuristic */
+
+/* strategy:heuristic: settings that follow what the pool sees. Under the pool's lock. Calls stream cache, parking. */
 
 /* It looks at misses only, with `growth` and the lock held, and weighs memory against calls into the driver by one
    rate: one percent of the peak of live bytes is worth the time that it takes to create the peak once, in pages of 64
@@ -11100,6 +11192,11 @@ static void gai_pool_tune_sizes(galloc_pool *pool)
     }
 }
 
+/* ==== JOB ========================================================================================================= */
+/* >>job */
+
+/* One request from search to answer: the ladder, callbacks on_oom and on_reject, the report. Calls all above. */
+
 /* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
    first. Frees that the program made for this very call are found: its stream lives, so they were made on it. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
@@ -11182,8 +11279,10 @@ static void gai_job_run(gai_job *job)
     if (!gai_job_is_done(job)) gai_job_refuse(job, &report);
 }
 
-/* ==== HEAP ====================================================================================================== */
-/* >>heap */
+/* ==== ALLOC ======================================================================================================= */
+/* >>alloc */
+
+/* Allocation in a pool. Calls job, search, stream cache. */
 
 /* A pool that met a sticky error gives out nothing until its context is another one. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
@@ -11349,7 +11448,10 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     return block;
 }
 
-/* ---- giving back ---- */
+/* ==== FREE ======================================================================================================== */
+/* >>free */
+
+/* galloc_free and its marks. Under the pool's lock. Calls take, events. */
 
 /* The block of another backend that an address lies in. With the lock held. */
 static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
@@ -11783,7 +11885,10 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-/* ---- several streams ---- */
+/* ==== SEVERAL STREAMS ============================================================================================= */
+/* >>several */
+
+/* galloc_free_after, galloc_record_stream, galloc_stream_retire. Calls free, events. */
 
 /* Adds a mark that names the stream's stream state to a list; the stream state stays held. */
 static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
@@ -11967,7 +12072,10 @@ static cudaError_t gai_retire(const gai_site *site)
     return error;
 }
 
-/* ---- in place ---- */
+/* ==== RESIZE ====================================================================================================== */
+/* >>resize */
+
+/* galloc_resize. Calls job, free. */
 
 /* Marks that name the stream state and the block's recorded uses. The caller has made sure of as many. Lock held. */
 static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
@@ -12091,7 +12199,10 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     return block ? job.error : gai_pointer_refused(pool, ptr);
 }
 
-/* ---- groups of graphs ---- */
+/* ==== GRAPHS ====================================================================================================== */
+/* >>graphs */
+
+/* galloc_graph_begin, _end and _release: captures that share memory. Under `marking`. Calls capture, free. */
 
 static uint64_t gai_graphs; /* that have had a number */
 
