@@ -603,8 +603,6 @@ typedef struct galloc_torch_stats {
 typedef struct galloc_decision {
     double overhead;    /* in effect from then on */
     size_t growth;      /* likewise; 0: auto */
-    size_t lane_bytes;
-    unsigned divisions; /* roundup_power2_divisions[0]: of sizes below 2 MiB */
     size_t live, held;  /* bytes at that time */
     const char *reason; /* a text that is never freed */
 } galloc_decision;
@@ -2213,38 +2211,19 @@ typedef struct gai_collector {
     gai_sample samples[GAI_SAMPLES]; /* in turn */
 } gai_collector;
 
-/* What a stream cache would hold that took more, or other sizes: how many blocks of each. It is looked into at misses
-   only, so what it would have served are hits that the stream cache has not had. bit i of filled == (counts[i] != 0);
-   blocks, bytes: of all sizes;  most: the most bytes that were in it */
-typedef struct gai_ghost {
-    uint64_t filled;
-    size_t sizes[GAI_CACHE_BINS];
-    size_t counts[GAI_CACHE_BINS];
-    size_t blocks, bytes, most, hits;
-} gai_ghost;
-
 /* What strategy:heuristic has set and seen. Without it the settings are those of the configuration.
-   lane_bytes, divisions: changed with the lock held, and read without
    decided <= GALLOC_DECISIONS */
 typedef struct gai_tuning {
     int watching;    /* settings may still change */
     int frozen;      /* by galloc_pool_freeze */
     double overhead; /* in effect */
     size_t growth;
-    uint64_t lane_bytes;
-    uint64_t divisions; /* of sizes below 2 MiB */
     int pressed;     /* memory is nearly used up; `eased` is the overhead for better times */
     double eased;
     double asked;    /* bytes that misses asked for */
     size_t moves;    /* pages that moved since the last decision */
     size_t created;  /* and that were created */
     int churned;     /* the program has begun to free, too */
-    gai_ghost same, alike; /* stream caches for the sizes that there are, and for sizes rounded to GAI_TUNE_STEPS */
-    uint64_t life;   /* of the stream state whose calls they follow; 0: of the next one that misses */
-    size_t watched, passed; /* misses of that stream state, and of all, since they were empty */
-    uint64_t rest;   /* they are left alone before this free */
-    uint64_t patience; /* so many frees they rest the next time */
-    size_t unsized;  /* misses watched since rounding was last looked at */
     galloc_decision decisions[GALLOC_DECISIONS];
     int decided;
 } gai_tuning;
@@ -2302,7 +2281,7 @@ struct galloc_pool {
     uint64_t freed_slots;   /* slots that became free since runs were looked at */
     int oversize;     /* there are blocks that are never cut: max_split_size */
     uint64_t special; /* what is asked for is not served in the short way, or in another one: GAI_ENTRY_... or-ed */
-    uint64_t plain;   /* requests up to here are rounded to 512 bytes and no further; read without a lock */
+    size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
@@ -2361,8 +2340,7 @@ struct galloc_pool {
 #define GAI_ROUTE_LONG 1    /* torch, oversize */
 #define GAI_ROUTE_SLOTS 2   /* pooled */
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
-#define GAI_ROUTE_TUNE 8    /* the long one, once: sizes have been watched for long enough */
-#define GAI_ROUTE_ENDS 16   /* none: the pool is about to end */
+#define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
 
 static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
 static galloc_pool *gai_ended_pools; /* what serves the next ones */
@@ -4610,98 +4588,6 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
     gai_stat_cached(pool);
 }
 
-/* ---- what other stream caches would have served ---- */
-
-#define GAI_TUNE_WINDOW 4096 /* misses that are watched at a time */
-#define GAI_TUNE_REST (128 * GAI_TUNE_WINDOW)
-#define GAI_TUNE_STEPS 8     /* between two powers of two, when rounding is set */
-#define GAI_TUNE_SMALL (2 * GAI_MIB) /* smaller sizes may be rounded */
-
-/* Where a size is, or could be; GAI_CACHE_BINS: nowhere. */
-static size_t gai_ghost_place(const gai_ghost *ghost, size_t bytes, int empty)
-{
-    size_t at = gai_cache_bin_of(bytes), probes;
-    for (probes = 0; probes < GAI_CACHE_BIN_PROBES; probes++, at = (at + 1) % GAI_CACHE_BINS)
-        if (ghost->filled >> at & 1 ? ghost->sizes[at] == bytes : empty) return at;
-    return GAI_CACHE_BINS;
-}
-
-static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
-{
-    size_t at = gai_ghost_place(ghost, bytes, 1);
-    if (at == GAI_CACHE_BINS || ghost->blocks == GAI_CACHE_BLOCKS || ghost->bytes + bytes > GAI_CACHE_MOST) return;
-    if (!(ghost->filled >> at & 1)) ghost->counts[at] = 0;
-    ghost->filled |= (uint64_t)1 << at;
-    ghost->sizes[at] = bytes;
-    ghost->counts[at]++;
-    ghost->blocks++;
-    ghost->bytes += bytes;
-    ghost->most = gai_max(ghost->most, ghost->bytes);
-}
-
-/* A stream cache that has not the size is emptied. */
-static void gai_ghost_take(gai_ghost *ghost, size_t bytes)
-{
-    size_t at = gai_ghost_place(ghost, bytes, 0);
-    if (at == GAI_CACHE_BINS) {
-        ghost->filled = 0;
-        ghost->blocks = ghost->bytes = 0;
-        return;
-    }
-    if (!--ghost->counts[at]) ghost->filled ^= (uint64_t)1 << at;
-    ghost->blocks--;
-    ghost->bytes -= bytes;
-    ghost->hits++;
-}
-
-static size_t gai_block_alike(const gai_block *block)
-{
-    size_t bytes = (size_t)block->requested;
-    return bytes < GAI_TUNE_SMALL ? gai_max(gai_up_by_steps(bytes, GAI_TUNE_STEPS), block->bytes) : block->bytes;
-}
-
-/* A used block of the stream state that is watched comes back to the pool. */
-GAI_APART
-static void gai_pool_watch_free(galloc_pool *pool, const gai_block *block)
-{
-    if (block->life != pool->tuning.life || pool->clock < pool->tuning.rest || block->tag & GAI_SPECIAL) return;
-    gai_ghost_put(&pool->tuning.same, block->bytes);
-    gai_ghost_put(&pool->tuning.alike, gai_block_alike(block));
-}
-
-static void gai_tune_anew(gai_tuning *tuning)
-{
-    memset(&tuning->same, 0, sizeof tuning->same);
-    memset(&tuning->alike, 0, sizeof tuning->alike);
-    tuning->life = 0;
-    tuning->watched = tuning->passed = 0;
-}
-
-/* Nothing came of it: the next time is later. */
-static void gai_tune_rest(const galloc_pool *pool, gai_tuning *tuning)
-{
-    tuning->patience = tuning->patience ? 2 * gai_min(tuning->patience, GAI_TUNE_REST) : GAI_TUNE_WINDOW;
-    tuning->rest = pool->clock + tuning->patience;
-}
-
-/* A block is given out that no stream cache had. After so many the next call that misses goes the long way, where it is
-   seen what to make of it. */
-GAI_APART
-static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
-{
-    gai_tuning *tuning = &pool->tuning;
-    if (pool->clock < tuning->rest) return;
-    if (!tuning->life) tuning->life = block->life;
-    tuning->passed++;
-    if (block->life == tuning->life) {
-        gai_ghost_take(&tuning->same, block->bytes);
-        gai_ghost_take(&tuning->alike, gai_block_alike(block));
-        tuning->watched++;
-    }
-    if (tuning->watched >= GAI_TUNE_WINDOW) pool->special |= GAI_ROUTE_TUNE;
-    else if (tuning->passed >= 4 * GAI_TUNE_WINDOW) gai_tune_anew(tuning);
-}
-
 /* ---- back to the pool ---- */
 
 static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
@@ -4716,8 +4602,8 @@ static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
 static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stream *stream)
 {
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted))
-        return gai_min(pool->device_bytes / 256, (size_t)pool->tuning.lane_bytes);
-    if (!pool->tuning.lane_bytes) return 0;
+        return gai_min(pool->device_bytes / 256, pool->config.lane_bytes);
+    if (!pool->config.lane_bytes) return 0;
     return GAI_MARK_BYTES - gai_min(stream->unmarked + 1, GAI_MARK_BYTES);
 }
 
@@ -4728,7 +4614,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     gai_latch_on(&cache->latch);
     cache->open = open;
     cache->most = gai_max(most, cache->bytes + cache->unconfirmed_bytes);
-    cache->enough = (size_t)pool->tuning.lane_bytes;
+    cache->enough = pool->config.lane_bytes;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&cache->latch);
@@ -4770,7 +4656,6 @@ static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *s
 {
     if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
     else gai_block_stamp_own(pool, block, stream);
-    if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
 }
@@ -7591,23 +7476,22 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
     size_t divisions;
     int at;
-    if (bytes <= gai_counted(&pool->plain) || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+    if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_up(bytes, GAI_UNIT);
     at = gai_log2(bytes) - 20;
-    divisions = at < 1 ? (size_t)gai_counted(&pool->tuning.divisions)
-                       : pool->config.roundup_power2_divisions[gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
+    divisions = pool->config.roundup_power2_divisions[at < 1 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
     if (pool->pooled && bytes <= GAI_SLOT_MOST) divisions = gai_slot_divisions(&pool->config);
     return gai_up_by_steps(bytes, divisions);
 }
 
 /* Up to here rounding is to 512 bytes only. */
-static uint64_t gai_rounded_plainly(const galloc_pool *pool)
+static size_t gai_rounded_plainly(const galloc_pool *pool)
 {
-    uint64_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
+    size_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
     int i;
     if (pool->config.backend) return SIZE_MAX;
     for (i = 0; i < GALLOC_DIVISIONS; i++) {
-        divisions = i ? pool->config.roundup_power2_divisions[i] : pool->tuning.divisions;
+        divisions = pool->config.roundup_power2_divisions[i];
         if (divisions > 1 && GAI_UNIT * divisions < plain) plain = GAI_UNIT * divisions;
     }
     return plain;
@@ -7616,7 +7500,7 @@ static uint64_t gai_rounded_plainly(const galloc_pool *pool)
 /* What follows of the settings for rounding. */
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
-    gai_set_relaxed(&pool->plain, gai_rounded_plainly(pool));
+    pool->plain = gai_rounded_plainly(pool);
     pool->special = pool->torch || pool->oversize   ? GAI_ROUTE_LONG
                     : pool->pooled                  ? GAI_ROUTE_SLOTS
                     : pool->plain != SIZE_MAX       ? GAI_ROUTE_ROUNDED
@@ -7627,8 +7511,7 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
    a stream cache is asked about any size: it alone knows whether its stream was retired. */
 static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
-    uint64_t lane_bytes = gai_counted(&pool->tuning.lane_bytes);
-    return pool->config.stream_check ? gai_max((size_t)lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
+    return pool->config.stream_check ? gai_max(pool->config.lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
 
 /* May a request take the block, which is the smallest that it fits in? Blocks of max_split_size and more are kept for
@@ -10925,7 +10808,6 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
     gai_stat_used(pool, block->bytes, (size_t)block->requested);
     pool->stats.mallocs++;
     pool->stats.hits += (uint64_t)hit;
-    if (pool->tuning.watching) gai_pool_watch_given(pool, block);
     gai_block_let_go(block);
 }
 
@@ -10983,11 +10865,6 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 #define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
 #define GAI_TUNE_EASED 0.75
 
-/* Of requests below 2 MiB, what rounding costs in parts of the peak of live bytes: up to here it may begin, and it ends
-   above that. */
-#define GAI_TUNE_ROUND 1024
-#define GAI_TUNE_ROUND_END 256
-
 /* What is set now. */
 static galloc_decision gai_tune_settings(const gai_tuning *tuning)
 {
@@ -10995,20 +10872,7 @@ static galloc_decision gai_tune_settings(const gai_tuning *tuning)
     memset(&settings, 0, sizeof settings);
     settings.overhead = tuning->overhead;
     settings.growth = tuning->growth;
-    settings.lane_bytes = (size_t)tuning->lane_bytes;
-    settings.divisions = (unsigned)tuning->divisions;
     return settings;
-}
-
-/* Stream caches and ways go by other sizes from now on. What is in a stream cache keeps its size; a thread that still
-   goes by an old way may miss, or get a block that is smaller than new ones and yet large enough. */
-static void gai_pool_resize_caches(galloc_pool *pool)
-{
-    gai_stream *stream;
-    gai_pool_choose_rounding(pool);
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (stream->cache.open) gai_cache_change(pool, stream, stream->life, gai_cache_bound(pool, stream));
-    gai_generation_end();
 }
 
 /* New settings, with the reason. Once the list is full the last ones stay. */
@@ -11016,22 +10880,17 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
 {
     gai_tuning *tuning = &pool->tuning;
     galloc_decision *decision = &tuning->decisions[tuning->decided++];
-    int sizes = tuning->lane_bytes != settings->lane_bytes || tuning->divisions != settings->divisions;
     *decision = *settings;
     tuning->overhead = settings->overhead;
     tuning->growth = settings->growth;
-    gai_set_relaxed(&tuning->lane_bytes, settings->lane_bytes);
-    gai_set_relaxed(&tuning->divisions, settings->divisions);
-    if (sizes) gai_pool_resize_caches(pool);
     tuning->watching = tuning->decided < GALLOC_DECISIONS;
     tuning->moves = tuning->created = 0;
     decision->live = gai_pool_live(pool);
     decision->held = pool->stats.reserved.current;
     decision->reason = reason;
-    gai_note("heuristic: overhead %u.%04u, growth %zu MiB, lane_bytes %zu, divisions %u from now on, at %zu bytes "
-             "live, %zu held: %s", (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
-             settings->growth / GAI_MIB, settings->lane_bytes, settings->divisions, decision->live, decision->held,
-             reason);
+    gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
+             (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
+             settings->growth / GAI_MIB, decision->live, decision->held, reason);
 }
 
 /* Near the end of memory all of it must be usable: small pages, and moves before pages. */
@@ -11045,8 +10904,6 @@ static int gai_tune_pressure(galloc_pool *pool, int refused)
         tuning->eased = tuning->overhead;
         settings.overhead = 0;
         settings.growth = 0;
-        settings.lane_bytes = pool->config.lane_bytes;
-        settings.divisions = pool->config.roundup_power2_divisions[0];
         gai_pool_decide(pool, &settings, refused ? "the device has no more memory" : "memory is nearly used up");
     } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
         tuning->pressed = 0;
@@ -11128,68 +10985,6 @@ static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
     gai_tune_growth(pool);
     if (pool->tuning.watching) gai_tune_creations(pool);
     if (pool->tuning.watching) gai_tune_moves(pool);
-}
-
-/* What rounding costs, or would cost, in what is used now. */
-static size_t gai_pool_rounding_costs(const galloc_pool *pool)
-{
-    const gai_segment *segment;
-    const gai_block *block;
-    size_t costs = 0;
-    for (segment = pool->segments; segment; segment = segment->next)
-        for (block = segment->first; block; block = block->next)
-            if (block->kind == GAI_USED && block->requested < GAI_TUNE_SMALL)
-                costs += gai_block_alike(block) - gai_up((size_t)block->requested, GAI_UNIT);
-    return costs;
-}
-
-/* May small sizes be rounded, or stay so? The heap is walked, at most once for as many misses as it has blocks. */
-static int gai_tune_may_round(galloc_pool *pool, size_t part)
-{
-    size_t costs;
-    if (pool->tuning.unsized < pool->stats.blocks.current) return part == GAI_TUNE_ROUND_END;
-    pool->tuning.unsized = 0;
-    costs = gai_pool_rounding_costs(pool);
-    return costs <= pool->live_peak / part;
-}
-
-/* Stream states that hold what would have been in this one. 0: those cannot be had, or one has not served half of the
-   misses that were watched. */
-static size_t gai_tune_streams(const galloc_pool *pool, const gai_ghost *ghost)
-{
-    size_t bytes;
-    if (ghost->hits < GAI_TUNE_WINDOW / 2) return 0;
-    bytes = gai_power_below(2 * ghost->most - 1);
-    if (bytes > GAI_MARK_BYTES && !gai_pool_has_one_stream(pool)) return 0;
-    return gai_max(bytes, (size_t)pool->tuning.lane_bytes);
-}
-
-/* Sizes have been watched: had stream caches with room for more of them, or for sizes that are alike, spared half of
-   the misses? With the lock held. */
-static void gai_pool_tune_sizes(galloc_pool *pool)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
-    unsigned given = pool->config.roundup_power2_divisions[0];
-    size_t same = gai_tune_streams(pool, &tuning->same), alike = gai_tune_streams(pool, &tuning->alike);
-    if (!tuning->watching) return;
-    tuning->unsized += tuning->watched;
-    pool->special &= ~(uint64_t)GAI_ROUTE_TUNE;
-    gai_tune_anew(tuning);
-    if (tuning->pressed) same = alike = 0;
-    if (settings.divisions != given && !gai_tune_may_round(pool, GAI_TUNE_ROUND_END)) {
-        settings.divisions = given;
-        gai_pool_decide(pool, &settings, "rounding has come to cost memory");
-    } else if (same > settings.lane_bytes) {
-        settings.lane_bytes = same;
-        gai_pool_decide(pool, &settings, "the same sizes come again: larger lanes have them at hand");
-    } else if (!same && alike && given < 2 && settings.divisions == given && gai_tune_may_round(pool, GAI_TUNE_ROUND)) {
-        settings.divisions = GAI_TUNE_STEPS;
-        settings.lane_bytes = alike;
-        gai_pool_decide(pool, &settings, "sizes that are alike come again: rounded, one serves for the other");
-    } else {
-        gai_tune_rest(pool, tuning);
-    }
 }
 
 /* ==== JOB ========================================================================================================= */
@@ -11353,7 +11148,6 @@ static cudaError_t gai_job_do(gai_job *job)
     galloc_pool *pool = job->pool;
     int done = 0;
     gai_lock_on(&pool->lock);
-    if (pool->special & GAI_ROUTE_TUNE) gai_pool_tune_sizes(pool);
     job->params.stream = gai_stream_hold(pool, &job->site);
     if (job->params.stream) {
         if (pool->mortal && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
@@ -11414,7 +11208,7 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
     int changed = 0, slot = pool->pooled && wanted <= GAI_SLOT_MOST;
-    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_TUNE | GAI_ROUTE_ENDS)) return NULL;
+    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_ENDS)) return NULL;
     if (stream->life != site->life) return NULL;
     if (slot) gai_stream_note(stream, site);
     else changed = gai_stream_see(pool, stream, site);
@@ -11597,7 +11391,6 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
-    if (pool->tuning.watching) gai_pool_watch_free(pool, block);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
     if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
@@ -13979,8 +13772,6 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
     pool->tuning.growth = config->growth;
-    pool->tuning.lane_bytes = config->lane_bytes;
-    pool->tuning.divisions = config->roundup_power2_divisions[0];
     pool->blocks.size = sizeof(gai_block);
     pool->marks.size = sizeof(gai_mark);
     pool->pages.size = sizeof(gai_page);
@@ -14176,8 +13967,6 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     *config = pool->config;
     config->overhead = pool->tuning.overhead;
     config->growth = pool->tuning.growth;
-    config->lane_bytes = (size_t)pool->tuning.lane_bytes;
-    config->roundup_power2_divisions[0] = (unsigned)pool->tuning.divisions;
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
@@ -14920,12 +14709,12 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     entry->generation = generation;
     entry->key = key;
     entry->pool = pool;
-    entry->looks = pool->config.stream_check;
-    entry->torch = pool->torch;
+    entry->looks = (short)pool->config.stream_check;
+    entry->torch = (short)pool->torch;
     entry->asks = asks && entry->looks ? 2 : asks;
     gai_one_context |= pool->one_context;
     entry->reach = (size_t)gai_cache_reach(pool);
-    entry->most = gai_min((size_t)gai_counted(&pool->plain), entry->reach);
+    entry->most = gai_min(pool->plain, entry->reach);
     entry->site = *site;
     entry->site.capture_forbids = 0; /* of that moment; see gai_entry_may_act */
     if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
@@ -15604,7 +15393,6 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
     pool->tuning.frozen = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC;
-    pool->special &= ~(uint64_t)GAI_ROUTE_TUNE;
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
     return cudaSuccess;
