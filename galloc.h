@@ -8115,7 +8115,7 @@ typedef struct gai_job {
     int searched;       /* like:pytorch: its searches count as one */
     int asked;          /* and it has been asked who has done with what */
     cudaError_t error;  /* set: the end, whatever was not tried yet */
-    CUresult saved;      /* by the driver, when it refused memory */
+    CUresult refusal;    /* the driver's answer when it refused memory */
     const char *who;
     uint64_t waited_ns; /* on the host, for events, where that is limited */
     const char *left_out; /* why the step of the ladder that is under way was not taken */
@@ -9155,7 +9155,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 /* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
-    job->saved = result;
+    job->refusal = result;
     job->who = function;
     if (!result || result == CUDA_ERROR_OUT_OF_MEMORY || job->error) return;
     gai_pool_note(job->pool, result);
@@ -9639,7 +9639,7 @@ static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int grown;
-    job->saved = CUDA_SUCCESS;
+    job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (job->params.bytes > gai_pool_capacity(pool)) return 0;
     if (pool->config.backend && !job->grows) gai_job_grow_given(job);
@@ -9809,7 +9809,7 @@ static int gai_step_recycle(gai_job *job)
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
-    if (!job->saved) {
+    if (!job->refusal) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->params.bytes > gai_pool_capacity(pool)) return 0;
         wanted = space > headroom ? space - headroom : pool->granularity;
@@ -10132,9 +10132,10 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     if (orphans && !result) result = gai_pool_wait_for_orphans(pool);
     for (; stream; stream = stream->next) {
-        CUresult saved = CUDA_SUCCESS;
-        if (gai_stream_is_incomplete(pool, stream)) saved = gai_context_wait(pool, stream->context, stream->context_id);
-        if (saved) result = saved;
+        CUresult waited = CUDA_SUCCESS;
+        if (gai_stream_is_incomplete(pool, stream))
+            waited = gai_context_wait(pool, stream->context, stream->context_id);
+        if (waited) result = waited;
     }
     gai_pool_poll(pool);
     gai_pool_limit_old(pool);
@@ -10213,7 +10214,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
     size_t own;
-    if (!job->saved) {
+    if (!job->refusal) {
         size_t headroom = gai_pool_headroom(pool);
         gai_lock_on(&gai_budget_lock);
         own = gai_left(gai_pool_share(pool), pool->taken);
@@ -10343,7 +10344,7 @@ static int gai_step_torch_grow(gai_job *job)
     gai_block_pool *block_pool;
     size_t bytes = gai_torch_bytes(job);
     CUresult result;
-    job->saved = CUDA_SUCCESS;
+    job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
@@ -10660,9 +10661,9 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     const char *at_once = job->rejected && !gai_job_is_hopeless(job) ? "refused at once: " : "";
     size_t length = strlen(at_once);
     (void)snprintf(text, size, "%s", at_once);
-    if (job->saved)
+    if (job->refusal)
         (void)snprintf(text + length, size - length, "%s: %s", job->who,
-                       cudaGetErrorString((cudaError_t)(int)job->saved));
+                       cudaGetErrorString((cudaError_t)(int)job->refusal));
     else if (job->params.bytes > pool->device_bytes)
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     else if (gai_job_is_misaligned(job))
@@ -11012,7 +11013,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     gai_lock_on(&pool->lock);
     gai_job_count(job);
     gai_stat_cached(pool);
-    gai_pool_tune(pool, job->got ? job->params.requested : 0, job->saved == CUDA_ERROR_OUT_OF_MEMORY);
+    gai_pool_tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
     gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
 }
@@ -11040,7 +11041,7 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
     gai_callback_end(&gai_in_shortage, &saved);
     if (!again) return 0;
     report->rounds++;
-    job->saved = CUDA_SUCCESS;
+    job->refusal = CUDA_SUCCESS;
     return 1;
 }
 
@@ -12759,76 +12760,86 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     return 1;
 }
 
-/* ---- what has no effect ---- */
+/* ---- settings without effect ---- */
 
-static int gai_is_seen(uint64_t seen, const char *name)
+/* The circumstances under which a setting has no effect. */
+#define GAI_IF_NATIVE 1u
+#define GAI_IF_BACKEND 2u
+#define GAI_IF_CUDA_MALLOC 4u
+#define GAI_IF_PAGES 8u   /* native, expandable segments */
+#define GAI_IF_FIXED 16u  /* native, fixed segments */
+#define GAI_IF_LIKE 32u   /* native, like:pytorch */
+#define GAI_IF_TUNED 64u  /* strategy:heuristic, in effect or not */
+#define GAI_IF_SPLIT 128u /* no max_split_size */
+#define GAI_IF_LIMIT 256u
+#define GAI_IF_EXACT 512u /* native, stats:exact where it has an effect */
+#define GAI_IF_THROW 1024u
+
+static unsigned gai_config_circumstances(const galloc_config *config)
 {
-    int mib;
-    return (seen & gai_key_bit(gai_key_find(gai_text_of(name), &mib))) != 0;
+    int native = !config->backend, pages = native && config->expandable_segments;
+    int torch = native && config->like && !pages;
+    int limit = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
+                config->per_process_memory_fraction < 1;
+    return (native ? GAI_IF_NATIVE : GAI_IF_BACKEND) | (pages ? GAI_IF_PAGES : 0) |
+           (config->backend == GALLOC_BACKEND_CUDA_MALLOC ? GAI_IF_CUDA_MALLOC : 0) |
+           (native && !pages ? GAI_IF_FIXED : 0) | (native && config->like ? GAI_IF_LIKE : 0) |
+           (config->strategy == GALLOC_STRATEGY_HEURISTIC && !config->like ? GAI_IF_TUNED : 0) |
+           (config->max_split_size == SIZE_MAX ? GAI_IF_SPLIT : 0) | (limit ? GAI_IF_LIMIT : 0) |
+           (native && config->stats_exact && !torch ? GAI_IF_EXACT : 0) |
+           (config->throw_on_cudamalloc_oom ? GAI_IF_THROW : 0);
 }
 
-/* Appends "a, b: because" to what has been said. */
-static void gai_say_idle(uint64_t seen, const char *const *names, const char *because, char *message, size_t size)
+/* Appends "a, b: no effect ..." to the message, of the settings named "a,b" those that the text gave. */
+static void gai_say_idle(uint64_t seen, const char *names, const char *because, char *message, size_t size)
 {
-    size_t i, saved = 0, length;
-    for (i = 0; names[i]; i++) {
-        if (!gai_is_seen(seen, names[i])) continue;
+    gai_text rest = gai_text_of(names), name;
+    int more = 1, mib, said = 0;
+    size_t length;
+    while (more) {
+        more = gai_text_cut(&rest, ',', &name);
+        if (!(seen & gai_key_bit(gai_key_find(name, &mib)))) continue;
         length = strlen(message);
-        (void)snprintf(message + length, size - length, "%s%s", saved ? ", " : length ? "; " : "", names[i]);
-        saved++;
+        (void)snprintf(message + length, size - length, "%s%.*s", said++ ? ", " : length ? "; " : "",
+                       (int)name.length, name.at);
     }
     length = strlen(message);
-    if (saved) (void)snprintf(message + length, size - length, ": no effect %s", because);
+    if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
 }
 
 /* Says which settings of a text have no effect beside others. */
 static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
 {
-    static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
-                                       "lane_bytes", "large_segment_size", "max_split_size", "max_non_split_rounding",
-                                       "roundup_power2_divisions", "gc_threshold", "gc_age", "stream_check",
-                                       "gpu_direct_rdma", NULL};
-    static const char *const driver[] = {"reuse", "release_threshold", NULL};
-    static const char *const fixed[] = {"large_segment_size", "max_split_size", "max_non_split_rounding", NULL};
-    static const char *const paged[] = {"overhead", "growth", "gc_age", "gpu_direct_rdma", NULL};
-    static const char *const tuned[] = {"strategy", "overhead", "growth", "gc_age", "gpu_direct_rdma", NULL};
-    static const char *const waits[] = {"wait_limit_ms", "max_retries", NULL};
-    static const char *const looks[] = {"stream_check", NULL};
-    static const char *const threshold[] = {"gc_threshold", NULL};
-    static const char *const lock[] = {"release_lock_on_cudamalloc", NULL};
-    static const char *const oversize[] = {"max_non_split_rounding", NULL};
-    static const char *const strategy[] = {"strategy", NULL};
-    static const char *const streams[] = {"reuse", "stats", "stream_check", "lane_bytes", NULL};
-    static const char *const caches[] = {"lane_bytes", NULL};
-    static const char *const collection[] = {"gc_threshold", NULL};
-    int limited = config->memory_limit != SIZE_MAX || config->device_limit != SIZE_MAX ||
-                  config->per_process_memory_fraction < 1;
+    static const struct {
+        unsigned with, without; /* all of these circumstances, none of those */
+        const char *names, *because;
+    } rules[] = {
+        {GAI_IF_BACKEND, 0, "strategy,expandable_segments,stats,overhead,growth,lane_bytes,large_segment_size,"
+                            "max_split_size,max_non_split_rounding,roundup_power2_divisions,gc_threshold,gc_age,"
+                            "stream_check,gpu_direct_rdma", "unless backend is native"},
+        {GAI_IF_PAGES, 0, "large_segment_size,max_split_size,max_non_split_rounding",
+         "unless expandable_segments is False"},
+        {GAI_IF_FIXED | GAI_IF_TUNED, 0, "strategy,overhead,growth,gc_age,gpu_direct_rdma",
+         "unless expandable_segments is True"},
+        {GAI_IF_FIXED, GAI_IF_TUNED, "overhead,growth,gc_age,gpu_direct_rdma", "unless expandable_segments is True"},
+        {GAI_IF_CUDA_MALLOC, 0, "reuse,release_threshold", "with backend:cudaMalloc"},
+        {GAI_IF_FIXED | GAI_IF_SPLIT, 0, "max_non_split_rounding", "unless max_split_size is given"},
+        {GAI_IF_FIXED, GAI_IF_LIKE, "gc_threshold", "on fixed segments, since cudaFree waits"},
+        {GAI_IF_LIKE, 0, "strategy", "with like:pytorch"},
+        {GAI_IF_LIKE | GAI_IF_FIXED, 0, "reuse,stats,stream_check,lane_bytes",
+         "with like:pytorch unless expandable_segments is True"},
+        {GAI_IF_LIKE | GAI_IF_FIXED, GAI_IF_LIMIT, "gc_threshold", "with like:pytorch unless there is a limit"},
+        {GAI_IF_EXACT, 0, "stream_check", "with stats:exact, since every call looks then"},
+        {GAI_IF_EXACT, 0, "lane_bytes", "with stats:exact, since no cache is used then"},
+        {GAI_IF_THROW, 0, "wait_limit_ms,max_retries", "with throw_on_cudamalloc_oom:True"},
+        {0, 0, "release_lock_on_cudamalloc", "since such a lock is never held there"},
+    };
+    unsigned is = gai_config_circumstances(config);
+    size_t i;
     message[0] = 0;
-    if (config->backend != GALLOC_BACKEND_NATIVE)
-        gai_say_idle(seen, heap, "unless backend is native", message, size);
-    else if (config->expandable_segments)
-        gai_say_idle(seen, fixed, "unless expandable_segments is False", message, size);
-    else
-        gai_say_idle(seen, config->strategy == GALLOC_STRATEGY_HEURISTIC && !config->like ? tuned : paged,
-                     "unless expandable_segments is True", message, size);
-    if (config->backend == GALLOC_BACKEND_CUDA_MALLOC)
-        gai_say_idle(seen, driver, "with backend:cudaMalloc", message, size);
-    if (!config->backend && !config->expandable_segments && config->max_split_size == SIZE_MAX)
-        gai_say_idle(seen, oversize, "unless max_split_size is given", message, size);
-    if (!config->backend && !config->expandable_segments && !config->like)
-        gai_say_idle(seen, threshold, "on fixed segments, since cudaFree waits", message, size);
-    if (!config->backend && config->like) gai_say_idle(seen, strategy, "with like:pytorch", message, size);
-    if (!config->backend && config->like && !config->expandable_segments)
-        gai_say_idle(seen, streams, "with like:pytorch unless expandable_segments is True", message, size);
-    if (!config->backend && config->like && !config->expandable_segments && !limited)
-        gai_say_idle(seen, collection, "with like:pytorch unless there is a limit", message, size);
-    if (!config->backend && config->stats_exact && (!config->like || config->expandable_segments)) {
-        gai_say_idle(seen, looks, "with stats:exact, since every call looks then", message, size);
-        gai_say_idle(seen, caches, "with stats:exact, since no cache is used then", message, size);
-    }
-    if (config->throw_on_cudamalloc_oom)
-        gai_say_idle(seen, waits, "with throw_on_cudamalloc_oom:True", message, size);
-    gai_say_idle(seen, lock, "since such a lock is never held there", message, size);
+    for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
+        if ((is & rules[i].with) == rules[i].with && !(is & rules[i].without))
+            gai_say_idle(seen, rules[i].names, rules[i].because, message, size);
 }
 
 /* ---- printing ---- */
@@ -12868,11 +12879,11 @@ static void gai_print_word(gai_string *string, const char *words, int number)
 
 static void gai_print_flags(gai_string *string, const char *words, int flags)
 {
-    int i, saved = 0;
+    int i, printed = 0;
     if (!flags) gai_print_word(string, words, 0);
     for (i = 0; flags >> i; i++) {
         if (!(flags >> i & 1)) continue;
-        if (saved++) gai_print(string, "+");
+        if (printed++) gai_print(string, "+");
         gai_print_word(string, words, i + 1);
     }
 }
@@ -14342,10 +14353,10 @@ static cudaError_t gai_config_of_torch(galloc_config *config)
     char message[GAI_MESSAGE], text[1024] = "";
     uint32_t stood[sizeof text];
     uint64_t seen;
-    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *saved = getenv(name);
-    if (!saved) saved = getenv(name = "PYTORCH_ALLOC_CONF");
-    if (!saved) return cudaSuccess;
-    if (!gai_text_of_torch(saved, text, stood, sizeof text))
+    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *given = getenv(name);
+    if (!given) given = getenv(name = "PYTORCH_ALLOC_CONF");
+    if (!given) return cudaSuccess;
+    if (!gai_text_of_torch(given, text, stood, sizeof text))
         return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
     if (gai_parse(config, text, stood, &seen, message, sizeof message)) return cudaSuccess;
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
@@ -15024,29 +15035,34 @@ static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
 
-/* A file sees only one of these pairs under its name; the library has both. */
-GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_malloc_growable_ptsz(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
-GALLOC_API cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n);
-GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
-GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request);
-GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_pool_malloc_ptsz(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_record_stream_ptsz(void *ptr, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
-GALLOC_API cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream);
-GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_graph_begin_ptsz(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
-GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream_t stream);
+static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream : cudaStreamPerThread; }
+
+/* Functions that take streams: their parameters, and the same for files compiled for per-thread default streams. A file
+   sees one of each pair under the plain name; the implementation has both. */
+#define GAI_STREAM_FUNCTIONS(X)                                                                                        \
+    X(galloc_malloc, (void **ptr, size_t bytes, cudaStream_t stream),                                                  \
+      galloc_malloc(ptr, bytes, gai_per_thread(stream)))                                                               \
+    X(galloc_malloc_growable, (void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream),                       \
+      galloc_malloc_growable(ptr, bytes, max_bytes, gai_per_thread(stream)))                                           \
+    X(galloc_free, (void *ptr, cudaStream_t stream), galloc_free(ptr, gai_per_thread(stream)))                         \
+    X(galloc_free_after, (void *ptr, const cudaStream_t *streams, int n),                                              \
+      gai_end("galloc_free_after", gai_free_after(ptr, streams, n, cudaStreamPerThread)))                              \
+    X(galloc_alloc, (void **ptr, const galloc_request *request), gai_alloc_per_thread(ptr, request))                   \
+    X(galloc_pool_malloc, (galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream),                          \
+      galloc_pool_malloc(pool, ptr, bytes, gai_per_thread(stream)))                                                    \
+    X(galloc_record_stream, (void *ptr, cudaStream_t stream), galloc_record_stream(ptr, gai_per_thread(stream)))       \
+    X(galloc_stream_retire, (cudaStream_t stream), galloc_stream_retire(gai_per_thread(stream)))                       \
+    X(galloc_resize, (void *ptr, size_t bytes, cudaStream_t stream),                                                   \
+      galloc_resize(ptr, bytes, gai_per_thread(stream)))                                                               \
+    X(galloc_graph_begin, (galloc_graph **graph, galloc_pool *pool, cudaStream_t stream),                              \
+      galloc_graph_begin(graph, pool, gai_per_thread(stream)))                                                         \
+    X(galloc_graph_release, (galloc_graph *graph, cudaStream_t stream),                                                \
+      galloc_graph_release(graph, gai_per_thread(stream)))
+
+#define GAI_DECLARE(name, parameters, call)                                                                            \
+    GALLOC_API cudaError_t name parameters;                                                                            \
+    GALLOC_API cudaError_t name##_ptsz parameters;
+GAI_STREAM_FUNCTIONS(GAI_DECLARE)
 
 GALLOC_API const char *galloc_last_message(void) { return gai_message; }
 
@@ -15070,18 +15086,17 @@ static void gai_copy_text(char *to, size_t size, const char *from)
 
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
-    static const char *const of_process[] = {"log", NULL};
-    char saved[GAI_MESSAGE];
+    char answer[GAI_MESSAGE];
     uint64_t seen = 0;
     int right;
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
-    right = gai_parse(config, text, NULL, &seen, saved, sizeof saved);
-    if (right) gai_config_say_idle(config, seen, saved, sizeof saved);
-    if (right) gai_say_idle(seen, of_process, "but in the variable GALLOC_CONF", saved, sizeof saved);
-    if (message && size) gai_copy_text(message, size, saved);
-    return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", saved));
+    right = gai_parse(config, text, NULL, &seen, answer, sizeof answer);
+    if (right) gai_config_say_idle(config, seen, answer, sizeof answer);
+    if (right) gai_say_idle(seen, "log", "but in the variable GALLOC_CONF", answer, sizeof answer);
+    if (message && size) gai_copy_text(message, size, answer);
+    return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", answer));
 }
 
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size)
@@ -15646,30 +15661,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     return gai_end(__func__, first);
 }
 
-/* The same for files that are compiled for per-thread default streams. */
-static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream : cudaStreamPerThread; }
-
-GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream)
-{
-    return galloc_malloc(ptr, bytes, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_malloc_growable_ptsz(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
-{
-    return galloc_malloc_growable(ptr, bytes, max_bytes, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream)
-{
-    return galloc_free(ptr, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n)
-{
-    return gai_end("galloc_free_after", gai_free_after(ptr, streams, n, cudaStreamPerThread));
-}
-
-GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request)
+static cudaError_t gai_alloc_per_thread(void **ptr, const galloc_request *request)
 {
     galloc_request mapped;
     if (!request) return galloc_alloc(ptr, request);
@@ -15678,35 +15670,9 @@ GALLOC_API cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *reque
     return galloc_alloc(ptr, &mapped);
 }
 
-GALLOC_API cudaError_t galloc_pool_malloc_ptsz(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
-{
-    return galloc_pool_malloc(pool, ptr, bytes, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_record_stream_ptsz(void *ptr, cudaStream_t stream)
-{
-    return galloc_record_stream(ptr, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream)
-{
-    return galloc_stream_retire(gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream)
-{
-    return galloc_resize(ptr, bytes, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_graph_begin_ptsz(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream)
-{
-    return galloc_graph_begin(graph, pool, gai_per_thread(stream));
-}
-
-GALLOC_API cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream_t stream)
-{
-    return galloc_graph_release(graph, gai_per_thread(stream));
-}
+#define GAI_DEFINE_PER_THREAD(name, parameters, call)                                                                  \
+    GALLOC_API cudaError_t name##_ptsz parameters { return call; }
+GAI_STREAM_FUNCTIONS(GAI_DEFINE_PER_THREAD)
 
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define galloc_malloc galloc_malloc_ptsz
