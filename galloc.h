@@ -73,8 +73,9 @@
      A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
      A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
      Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
-     one is current, and is refused as CUDA refuses it. Wait for the work in a green context before you destroy it:
-     galloc takes that work for done afterwards.
+     one is current, and is refused as CUDA refuses it. The work of a green context goes on after it is destroyed. So
+     what was freed on streams of a context that has ended comes back only when galloc waits for the device: when memory
+     runs out, and on galloc_pool_trim. A reset of the pool's device needs no such wait.
      Streams of any context may be used, also of one beside the primary one of its device (cuCtxCreate). galloc knows
      such a context from the first allocation on one of its streams on. Before that nothing may be freed there, unless
      all streams are retired: by a handle that came back in a context that is not known, a free is not seen to be that
@@ -1593,26 +1594,6 @@ typedef struct gai_known_context {
 
 static gai_known_context *gai_known_contexts;
 
-/* 0: no host memory. */
-static int gai_context_know(CUcontext context, unsigned long long id)
-{
-    gai_known_context *known, *unused = NULL;
-    gai_lock_on(&gai_context_lock);
-    for (known = gai_known_contexts; known && (known->context != context || known->id != id); known = known->next)
-        if (gai_context_health(known->context, known->id) == GAI_DEAD) unused = known;
-    if (!known && !unused) {
-        unused = (gai_known_context *)GALLOC_MALLOC(sizeof *unused);
-        if (unused) unused->next = gai_known_contexts;
-        if (unused) gai_known_contexts = unused;
-    }
-    if (!known && unused) {
-        unused->context = context;
-        unused->id = id;
-    }
-    gai_lock_off(&gai_context_lock);
-    return known || unused;
-}
-
 /* The n-th of them. 0: there are no more. */
 static int gai_context_known(size_t n, CUcontext *context, unsigned long long *id)
 {
@@ -1621,6 +1602,41 @@ static int gai_context_known(size_t n, CUcontext *context, unsigned long long *i
     for (known = gai_known_contexts; known && n; n--) known = known->next;
     if (known) *context = known->context;
     if (known) *id = known->id;
+    gai_lock_off(&gai_context_lock);
+    return known != NULL;
+}
+
+/* With the lock held. NULL: there is none. */
+static gai_known_context *gai_context_find(CUcontext context, unsigned long long id)
+{
+    gai_known_context *known = gai_known_contexts;
+    while (known && (known->context != context || known->id != id)) known = known->next;
+    return known;
+}
+
+/* 0: no host memory. The driver is asked with no lock held: another thread may have made an entry meanwhile. */
+static int gai_context_know(CUcontext context, unsigned long long id)
+{
+    gai_known_context *known;
+    CUcontext other, ended = NULL;
+    unsigned long long other_id, ended_id = 0;
+    size_t n;
+    for (n = 0; gai_context_known(n, &other, &other_id); n++) {
+        if (other == context && other_id == id) return 1;
+        if (gai_context_health(other, other_id) != GAI_DEAD) continue;
+        ended = other;
+        ended_id = other_id;
+    }
+    gai_lock_on(&gai_context_lock);
+    known = gai_context_find(context, id);
+    if (!known) known = gai_context_find(ended, ended_id);
+    if (!known) {
+        known = (gai_known_context *)GALLOC_MALLOC(sizeof *known);
+        if (known) known->next = gai_known_contexts;
+        if (known) gai_known_contexts = known;
+    }
+    if (known) known->context = context;
+    if (known) known->id = id;
     gai_lock_off(&gai_context_lock);
     return known != NULL;
 }
@@ -2110,6 +2126,7 @@ struct gai_stream {
     int due;             /* record an event as soon as the lock is let go: record_stream's rule */
     short retired;       /* its stream is, or is about to be, destroyed */
     short silent;        /* its context did not say whether it exists: nothing in it is asked */
+    short ended;         /* its context has ended, but perhaps not the work: only a wait for all devices completes it */
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
@@ -3136,13 +3153,13 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 
 /* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
    blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
-   captured, also when its graph is gone. A context that came to an end has no work left, and one that is where it was
-   comes after all of that: their ids need not be compared. */
+   captured, also when its graph is gone. Contexts are told apart by their ids: the work of a green context goes on when
+   it has ended, and another one may be at its address. */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
     if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
-    if (after->context != before->context) return 0;
+    if (after->context_id != before->context_id) return 0;
     if (before->handle == CU_STREAM_LEGACY) return after->blocking;
     return after->handle == CU_STREAM_LEGACY && before->blocking;
 }
@@ -5796,18 +5813,23 @@ static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int de
     gai_lock_off(&pool->lock);
 }
 
+/* A reset of the pool's context has ended all work in it. Of other contexts that is not known: the work of a green
+   context goes on when that is destroyed, and graphs that were captured there can be launched elsewhere. */
 static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 {
     gai_lock_on(&pool->lock);
-    stream->done = stream->epoch++;
-    stream->unmarked = stream->passed = 0;
-    if (stream->capture) stream->capture->lost = 1;
+    if (stream->context == pool->context) {
+        stream->done = stream->epoch++;
+        stream->unmarked = stream->passed = 0;
+        if (stream->capture) stream->capture->lost = 1;
+    }
+    stream->ended = 1;
     gai_lock_off(&pool->lock);
     gai_stream_drop_events(pool, stream, 0);
 }
 
-/* Before anything touches an event: what was queued in contexts that have ended is complete, and their events are
-   gone. Those of a context that does not answer are left alone until it does. Called with `growth` held. */
+/* Before anything touches an event: those of contexts that have ended are gone. Those of a context that does not answer
+   are left alone until it does. Called with `growth` held. */
 static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -9414,9 +9436,8 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
-    return gai_slab_need(&pool->blocks, 4) && gai_slab_need(&pool->marks, 3 * marks + 3) &&
-           gai_block_map_need(plan->begin) && gai_block_map_need(plan->at) &&
-           gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
+    return gai_slab_need(&pool->marks, 3 * marks + 3) && gai_block_map_need(plan->begin) &&
+           gai_block_map_need(plan->at) && gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
 }
 
 /* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
@@ -9994,11 +10015,16 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
 }
 
 /* Is something that was freed on the stream state's stream not known to be complete? */
+static int gai_stream_has_more(const gai_stream *stream)
+{
+    return (stream->uses && stream->freed > stream->done) || stream->handed > stream->done;
+}
+
 static int gai_stream_is_incomplete(galloc_pool *pool, const gai_stream *stream)
 {
     int incomplete;
     gai_lock_on(&pool->lock);
-    incomplete = (stream->uses && stream->freed > stream->done) || stream->handed > stream->done;
+    incomplete = gai_stream_has_more(stream);
     gai_lock_off(&pool->lock);
     return incomplete && gai_stream_is_plain(stream);
 }
@@ -10047,9 +10073,17 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
     return result;
 }
 
+/* Only a wait for all devices completes what was freed there: on streams that nobody can name, or in a context that has
+   ended. */
+static int gai_stream_is_astray(const gai_stream *stream)
+{
+    return gai_stream_is_unknown(stream) || (stream->ended && gai_stream_is_plain(stream));
+}
+
 /* For what was freed on streams that nobody vouches for or can name: they may have been of any context. */
 static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
 {
+    gai_stream *stream;
     CUcontext primary[GAI_DEVICES];
     int devices = 0, device;
     CUresult result = gai_cu.DeviceGetCount(&devices);
@@ -10059,7 +10093,8 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
     if (result) return result;
     gai_lock_on(&pool->lock);
     gai_pool_file_orphans(pool);
-    if (pool->outside.waited_for) gai_stream_complete(&pool->outside, pool->outside.waited_for);
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_is_astray(stream)) gai_stream_complete(stream, stream->waited_for);
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
     return CUDA_SUCCESS;
@@ -10123,12 +10158,13 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     int orphans;
     (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
-    stream = pool->streams;
     orphans = gai_pool_gather_orphans(pool);
-    if (pool->outside.uses && pool->outside.freed > pool->outside.done) {
-        pool->outside.waited_for = pool->outside.epoch++;
+    for (stream = pool->streams; stream; stream = stream->next) {
+        if (!gai_stream_is_astray(stream) || !gai_stream_has_more(stream)) continue;
+        stream->waited_for = stream->epoch++;
         orphans = 1;
     }
+    stream = pool->streams;
     gai_lock_off(&pool->lock);
     if (orphans && !result) result = gai_pool_wait_for_orphans(pool);
     for (; stream; stream = stream->next) {
@@ -11398,15 +11434,11 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 }
 
 /* A block with room is freed: the streams of its marks are asked for events, since only what is known to be done can be
-   in a room. 0: nobody would get that of a graph. With the lock held. */
-static int gai_block_asks_marks(const galloc_pool *pool, const gai_block *block, const gai_mark *marks)
+   in a room. With the lock held. */
+static void gai_marks_ask(const galloc_pool *pool, const gai_mark *marks)
 {
-    if (block->stream && block->stream->capture) return 0;
-    for (; marks; marks = marks->next) {
-        if (marks->stream->capture_id) return 0;
+    for (; marks; marks = marks->next)
         if (marks->stream->handle != CU_STREAM_LEGACY || gai_pool_has_one_stream(pool)) gai_stream_ask(marks->stream);
-    }
-    return 1;
 }
 
 /* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
@@ -11414,7 +11446,8 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     uintptr_t addr = block->addr;
     size_t bytes = block->bytes;
-    int roomy = block->room && pool->config.expandable_segments && gai_block_asks_marks(pool, block, marks);
+    int roomy = block->room && pool->config.expandable_segments;
+    if (roomy) gai_marks_ask(pool, marks);
     if (block->stream && block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
     if (marks) block->stream_id = marks->stream->stream_id;
     if (block->tag & GAI_CACHED && !(marks && marks->stream->life == block->life))
@@ -11906,7 +11939,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
     gai_mark *use;
     uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
     size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->recorded_uses) + 4;
-    if (begin == end || block->segment->lost) return 1;
+    if (begin == end) return 1;
     if (!block->room && !block->slot) cut = block->addr + gai_up(bytes, GAI_UNIT);
     if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
     if (cut < block->addr + block->bytes) {

@@ -1149,6 +1149,90 @@ TEST(per_thread_streams_of_two_threads_in_one_capture)
     finish();
 }
 
+static void *captured_beside(void *exec)
+{
+    capture_begin(cudaStreamPerThread);
+    drawn.out = pass(drawn.pool, MIB(4), cudaStreamPerThread, 2);
+    *(cudaGraphExec_t *)exec = capture_ready(cudaStreamPerThread);
+    return exec;
+}
+
+/* So a group of one thread's stream is not that of another thread's: their graphs may run at the same time. */
+TEST(per_thread_streams_of_two_threads_are_not_of_one_group)
+{
+    begin_still();
+    pthread_t thread;
+    galloc_graph *group = NULL;
+    cudaGraphExec_t other = NULL;
+    cudaStream_t s = stream_new();
+    drawn.pool = pool_of(0, MIB(8));
+    OK(galloc_graph_begin(&group, drawn.pool, cudaStreamPerThread));
+    capture_begin(cudaStreamPerThread);
+    void *p = pass(drawn.pool, MIB(4), cudaStreamPerThread, 1);
+    cudaGraphExec_t exec = capture_ready(cudaStreamPerThread);
+    EXPECT_EQ(pthread_create(&thread, NULL, captured_beside, &other), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT(drawn.out != p);
+    capture_begin(cudaStreamPerThread);
+    EXPECT(pass(drawn.pool, MIB(4), cudaStreamPerThread, 3) == p);
+    cudaGraphExec_t third = capture_ready(cudaStreamPerThread);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaGraphLaunch(third, s));
+    OK(cudaGraphLaunch(other, cudaStreamPerThread));
+    sim_run(-1);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    exec_end(exec);
+    exec_end(third);
+    exec_end(other);
+    pool_end(drawn.pool);
+    stream_end(s);
+    finish();
+}
+
+static void *get_growable(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request = {.bytes = bytes, .max_bytes = max_bytes, .pool = pool, .stream = stream};
+    void *ptr = NULL;
+    OK(galloc_alloc(&ptr, &request));
+    return ptr;
+}
+
+/* A block with room that is a graph's is freed: later captured work of the stream may have it, whole or in parts. Once
+   the graph is gone the next block with such a room has the place and its pages. */
+TEST(a_room_that_a_graph_has_had_is_found_again)
+{
+    static const size_t sizes[] = {0, 512, MIB(2), MIB(8)};
+    for (int result = 0; result < 2; result++) {
+        for (size_t i = 0; i < (result ? 1 : sizeof sizes / sizeof sizes[0]); i++) {
+            begin_still();
+            cudaStream_t s = stream_new(), t = stream_new();
+            galloc_pool *pool = pool_of(0, MIB(10));
+            void *beside = get(pool, MIB(2), t), *q;
+            capture_begin(s);
+            void *p = get_growable(pool, MIB(8), MIB(16), s);
+            put(s, p, MIB(8), 1);
+            if (!result) OK(galloc_free(p, s));
+            if (sizes[i]) EXPECT((q = get(pool, sizes[i], s)) == p);
+            if (sizes[i]) OK(galloc_free(q, s));
+            cudaGraphExec_t exec = capture_ready(s);
+            if (result) OK(galloc_free(p, t));
+            EXPECT_EQ(stats_of(pool).graph_bytes, MIB(8));
+            exec_end(exec);
+            sim_run(-1);
+            long calls = memory_calls();
+            q = get_growable(pool, MIB(2), MIB(16), t);
+            EXPECT(sizes[i] || q == p);
+            OK(galloc_resize(q, MIB(8), t));
+            if (!sizes[i]) EXPECT_EQ(memory_calls(), calls);
+            OK(galloc_free(q, t));
+            OK(galloc_free(beside, t));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* A stream's memory from before is not lost while it is captured, nothing is recorded on it, and afterwards it is as if
    nothing had been. */
 TEST(a_stream_has_its_own_memory_again_after_the_capture)

@@ -142,6 +142,72 @@ TEST(what_was_used_before_a_capture_is_waited_for_in_every_context)
     }
 }
 
+static cudaStream_t strangers[16]; /* of contexts that galloc does not know yet */
+static int strangers_used, calls_to_pass;
+static galloc_pool *strangers_pool;
+static pthread_t learner;
+
+static void *learn_another(void *arg)
+{
+    pairs(strangers_pool, KIB(4), strangers[strangers_used++], 1);
+    return arg;
+}
+
+/* While one thread asks the driver for a context's id, another one comes with a stream of a new context. */
+static void learn_meanwhile(const char *function)
+{
+    pthread_t thread;
+    struct timespec until;
+    if (strcmp(function, "cuCtxGetId") || !pthread_equal(pthread_self(), learner)) return;
+    if (calls_to_pass-- > 0 || strangers_used == COUNT(strangers)) return;
+    OK(pthread_create(&thread, NULL, learn_another, NULL));
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    if (!EXPECT_EQ(pthread_timedjoin_np(thread, NULL, &until), 0)) _exit(1); /* nothing can go on */
+}
+
+static long waits_for_strays(galloc_pool *pool, cudaStream_t s)
+{
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, KIB(64), s);
+    long before;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(p, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    before = sim_calls("cuMemHostAlloc");
+    OK(galloc_pool_trim(pool, 0, NULL));
+    return sim_calls("cuMemHostAlloc") - before;
+}
+
+/* No lock is held while the driver is asked whether a known context has ended, and a context that two threads bring at
+   once is noted once: it is waited for once. */
+TEST(threads_bring_new_contexts_at_the_same_time)
+{
+    for (int way = 0; way < 4; way++) {
+        int same = way & 1;
+        begin_devices(1, SIM_PACE_PROMPT);
+        CUcontext own = primary(0), first = context_new(0), second = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        strangers_pool = pool_of("", 0);
+        for (size_t i = 0; i < COUNT(strangers); i++)
+            strangers[i] = stream_in(same ? second : context_new(0));
+        strangers_used = 0;
+        calls_to_pass = way / 2;
+        learner = pthread_self();
+        cudaStream_t s = stream_in(own), t = stream_in(second);
+        pairs(pool, KIB(4), stream_in(first), 1);
+        sim_hook(learn_meanwhile, NULL);
+        pairs(pool, KIB(4), t, 1);
+        sim_hook(NULL, NULL);
+        EXPECT(strangers_used > 0);
+        if (same) EXPECT_EQ(waits_for_strays(pool, s), 3); /* the primary context, the first and the second */
+        pool_end(strangers_pool);
+        pool_end(pool);
+        finish();
+    }
+}
+
 static const char *const all_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
                                         "backend:cudaMalloc", "strategy:pooled", "reuse:completed"};
 
@@ -243,6 +309,102 @@ TEST(a_context_that_is_destroyed_leaves_its_memory)
             finish();
         }
     }
+}
+
+static CUcontext green_new(int device)
+{
+    CUcontext context = NULL;
+    OK(sim_green_create(&context, device));
+    return context;
+}
+
+/* A green context does not take its work along when it is destroyed. Nobody gets the memory before a wait that covers
+   the device: neither by polling, nor on a stream of a context that has come to the same address. */
+TEST(the_work_of_a_green_context_goes_on_after_its_end)
+{
+    for (size_t kind = 0; kind < COUNT(all_pools); kind++) {
+        for (int how = 0; how < 8; how++) {
+            int retire = how & 1, comes_back = how & 2, legacy = how & 4;
+            begin_devices(1, SIM_PACE_STILL);
+            CUcontext own = primary(0), green = green_new(0);
+            galloc_config config = config_of(all_pools[kind], 0);
+            config.memory_limit = config.like ? MIB(44) : MIB(24);
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new(), t = legacy ? cudaStreamLegacy : stream_in(green);
+            enter(green);
+            void *p = get(pool, MIB(4), t), *q = get(pool, MIB(4), t), *r = get(pool, MIB(4), t);
+            put(t, p, MIB(4), 1);
+            put(t, q, MIB(4), 1);
+            put(t, r, MIB(4), 1);
+            OK(galloc_free(p, t));
+            if (!legacy) OK(galloc_record_stream(r, t));
+            if (retire) OK(galloc_free(q, t));
+            if (retire && legacy) OK(galloc_free(r, t));
+            if (retire) OK(galloc_stream_retire(t));
+            enter(own);
+            OK(sim_green_destroy(green));
+            if (comes_back) {
+                green = green_new(0);
+                enter(green);
+                t = stream_in(green);
+            }
+            for (int i = 0; i < 2; i++) { /* on the new stream, or the primary context's */
+                cudaStream_t u = comes_back ? i ? t : cudaStreamLegacy : s;
+                void *one = get(pool, MIB(4), u);
+                put(u, one, MIB(4), 2);
+                OK(galloc_free(one, u));
+            }
+            enter(own);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            if (!retire) OK(cudaDeviceSynchronize()); /* what is freed on s now is not used any more */
+            if (!retire) OK(galloc_free(q, s));
+            if (!retire || !legacy) OK(galloc_free(r, s));
+            void *all = get(pool, MIB(24), s);
+            put(s, all, MIB(24), 3);
+            OK(galloc_free(all, s));
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(sim_physical(0), 0);
+            pool_end(pool);
+            if (comes_back) OK(sim_green_destroy(green));
+            finish();
+        }
+    }
+}
+
+/* Nor does it take the launches of graphs along that were captured there: their memory is theirs until the graph and
+   its launches are gone. */
+TEST(a_launch_goes_on_after_the_end_of_its_green_context)
+{
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), green = green_new(0);
+    galloc_pool *pool = pool_of("", 0);
+    cudaStream_t s = stream_new(), t = stream_in(green);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t instance = NULL;
+    enter(green);
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(4), t);
+    put(t, p, MIB(4), 1);
+    OK(galloc_free(p, t));
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphInstantiate(&instance, graph, 0));
+    OK(cudaGraphLaunch(instance, t));
+    enter(own);
+    OK(sim_green_destroy(green));
+    for (int i = 0; i < 3; i++) {
+        void *q = get(pool, MIB(4) << i, s);
+        EXPECT(q != p);
+        put(s, q, MIB(4) << i, 2);
+        OK(galloc_free(q, s));
+    }
+    EXPECT(stats_of(pool).graph_bytes >= MIB(4));
+    OK(cudaGraphExecDestroy(instance));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(sim_physical(0), 0);
+    pool_end(pool);
+    finish();
 }
 
 /* Work in another context goes on when the primary one is reset: pages that it uses are not given to anybody else. */

@@ -638,6 +638,44 @@ TEST(what_is_cut_off_lost_memory_is_nobodys)
     finish();
 }
 
+/* The same before a new one is there: the rest is the program's still, and can be freed or given up. */
+TEST(what_is_cut_off_lost_memory_leaves_the_rest)
+{
+    static const char *const kinds[] = {"expandable_segments:False", "like:pytorch",
+                                        "expandable_segments:False,strategy:pooled", "backend:cudaMalloc",
+                                        "backend:cudaMallocAsync"};
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, kinds[i / 2], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *large = get(pool, MIB(6), s), *small = get(pool, KIB(600), s);
+        OK(galloc_record_stream(large, cudaStreamLegacy));
+        OK(cudaDeviceReset());
+        s = stream_new();
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(galloc_resize(large, MIB(3), s));
+        OK(galloc_resize(small, 1, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(stats_of(pool).live.current, MIB(3) + 1);
+        EXPECT_EQ(info_of(large).requested, MIB(3));
+        if (i % 2) OK(galloc_free(large, s));
+        void *p = get(pool, MIB(5), s);
+        put(s, p, MIB(5), 1);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(galloc_free(p, s));
+        if (i % 2 == 0) (void)galloc_free(large, s);
+        (void)galloc_free(small, s);
+        EXPECT_EQ(stats_of(pool).live.current, 0);
+        expect_healthy(pool, 0);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST(a_pool_that_outlives_the_driver_leaves_no_addresses)
 {
     begin();

@@ -200,6 +200,50 @@ TEST(a_device_that_refuses_is_pressure)
     finish();
 }
 
+static void *spare;
+static int asked;
+
+static int give_spare(const galloc_report *report, void *user)
+{
+    (void)report;
+    asked++;
+    OK(galloc_pool_trim(user, SIZE_MAX, NULL));
+    if (spare) OK(galloc_free(spare, cudaStreamLegacy));
+    spare = NULL;
+    return 1;
+}
+
+static long told;
+
+static void count_told(void) { told += strstr(log_text, "heuristic:") != NULL; }
+
+/* Decided before the program is asked for memory, told when the call ends, whatever the program calls meanwhile. */
+TEST(a_decision_is_told_once)
+{
+    galloc_config config = heuristic();
+    galloc_callbacks calls = {.on_oom = give_spare};
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    calls.user = pool;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    spare = get(pool, MIB(24), 0);
+    void *rest = get(pool, MIB(24), 0);
+    asked = 0;
+    told = 0;
+    log_hook = count_told;
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    void *p = get(pool, MIB(20), 0);
+    sim_fail_clear();
+    log_hook = NULL;
+    EXPECT_EQ(asked, 1);
+    EXPECT_EQ(decided(pool, "no more memory"), 1);
+    EXPECT_EQ(told, 1);
+    OK(galloc_free(p, 0));
+    OK(galloc_free(rest, 0));
+    pool_end(pool);
+    finish();
+}
+
 /* A heap that is given back and made again. */
 static void remake(galloc_pool *pool, cudaStream_t s, size_t all, int times)
 {

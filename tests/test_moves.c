@@ -1171,6 +1171,31 @@ TEST(a_page_with_an_old_address_is_not_given_back)
     heap_close(&h);
 }
 
+/* Where the driver has kept an old address of a page, the page itself would be held on and be of no use. */
+TEST(a_page_with_an_address_that_is_stuck_is_not_given_back)
+{
+    begin();
+    heap h;
+    heap_open(&h, ALL);
+    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
+    OK(galloc_free(p, h.s));
+    sim_run(-1);
+    sim_fail("cuMemUnmap", 1, 0, 0);
+    EXPECT(galloc_resize(h.wall[0], 2 * PAGE, wall_home(&h, 0)) != cudaSuccess);
+    sim_fail("cuMemUnmap", 1, 0, 0); /* that one again */
+    OK(galloc_pool_trim(h.pool, 0, NULL));
+    EXPECT_EQ(sim_physical(0), 9 * PAGE);
+    EXPECT_EQ(stats_of(h.pool).reserved.current, 9 * PAGE);
+    h.created = sim_calls("cuMemCreate");
+    p = get_used(h.pool, PAGE, h.s, 1);
+    EXPECT_EQ(created(&h), 0);
+    OK(galloc_free(p, h.s));
+    sim_run(-1);
+    OK(galloc_pool_trim(h.pool, 0, NULL));
+    EXPECT_EQ(sim_physical(0), 8 * PAGE);
+    heap_close(&h);
+}
+
 /* ---- coming back ------------------------------------------------------------------------------------------------- */
 
 /* A program: the same requests each time, sizes and streams without order, at the end nothing is live. */

@@ -8,10 +8,13 @@
 
 enum { STREAMS = 12, BLOCKS = 96, PAGE = 2 << 20, STEPS = 1500 };
 
-static void drain_slab(gai_slab *slab)
+static void drain_to(gai_slab *slab, size_t spare)
 {
-    while (slab->available > slab->promised + GAI_SLAB_KEPT) (void)gai_slab_take(slab); /* they stay in their chunks */
+    while (slab->available > slab->promised + GAI_SLAB_KEPT + spare)
+        (void)gai_slab_take(slab); /* they stay in their chunks */
 }
+
+static void drain_slab(gai_slab *slab) { drain_to(slab, 0); }
 
 static void drain(galloc_pool *pool)
 {
@@ -145,20 +148,23 @@ TEST(every_step_makes_sure_of_what_it_takes)
 TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
 {
     static const size_t sizes[] = {1000, KIB(40), KIB(700), MIB(3), MIB(31), MIB(32), MIB(70), GIB(1), GIB(1) + 512};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < 2 * sizeof sizes / sizeof sizes[0]; i++) {
+        size_t bytes = sizes[i / 2], spare = i % 2; /* so that what is made sure of ends with a chunk in one of them */
         for (int nth = 1, fired = 1; fired && nth < 100; nth++) {
             begin_still();
             galloc_pool *pool = pool_new(NULL);
             cudaStream_t s = stream_new();
             void *first = get(pool, PAGE, s), *p;
             drain(pool);
+            EXPECT(gai_slab_need(&pool->marks, spare));
+            drain_to(&pool->marks, spare);
             long created = sim_calls("cuMemCreate");
             sim_fail_malloc(nth, 1);
-            cudaError_t err = galloc_pool_malloc(pool, &p, sizes[i], s);
+            cudaError_t err = galloc_pool_malloc(pool, &p, bytes, s);
             fired = sim_failed_mallocs() > 0;
             sim_fail_malloc(0, 0);
             if (err && !EXPECT_EQ(sim_calls("cuMemCreate"), created))
-                printf("    %zu bytes, malloc %d\n", sizes[i], nth);
+                printf("    %zu bytes, malloc %d\n", bytes, nth);
             else OK(galloc_free(p, s));
             EXPECT_EQ(fired, err != cudaSuccess);
             OK(galloc_free(first, s));
@@ -167,6 +173,43 @@ TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
             finish();
         }
     }
+}
+
+static galloc_pool *drained;
+
+static void no_more_blocks(const char *function)
+{
+    if (strcmp(function, "cuMemSetAccess")) return;
+    drain_slab(&drained->blocks);
+    sim_fail_malloc(1, 1);
+}
+
+/* Other threads have used up the descriptors with which a room would have been cut off: it ends where the hole does,
+   and all of it is given back. */
+TEST(a_room_that_cannot_be_cut_off_is_longer)
+{
+    begin_still();
+    galloc_pool *pool = drained = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *p = NULL, *q;
+    galloc_request request = {.bytes = PAGE, .max_bytes = 16 * PAGE, .pool = pool, .stream = s};
+    drain(pool);
+    sim_hook(no_more_blocks, NULL);
+    OK(galloc_alloc(&p, &request));
+    sim_hook(NULL, NULL);
+    sim_fail_malloc(0, 0);
+    EXPECT(info_of(p).room > 16 * PAGE);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_resize(p, 16 * PAGE, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, s));
+    q = get(pool, GIB(50), s); /* the addresses are there again */
+    EXPECT_EQ(sim_calls("cuMemAddressReserve"), 1);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
 }
 
 TEST_MAIN()

@@ -2628,6 +2628,38 @@ TEST(a_context_takes_its_streams_and_blocks_along)
     EXPECT_EQ(call_get_id(s), cudaErrorInvalidResourceHandle);
 }
 
+/* The work of a green context outlives it. A wait in the primary context covers it, one in a context that has come to
+   the same address does not. */
+TEST(a_green_context_leaves_its_work)
+{
+    for (int again = 0; again < 2; again++) {
+        start_still();
+        CUcontext own = NULL, green = NULL, next = NULL;
+        unsigned long long id = 0;
+        OK(cudaFree(NULL));
+        OK(cuCtxGetCurrent(&own));
+        OK(sim_green_create(&green, 0));
+        OK(cuCtxSetCurrent(green));
+        cudaStream_t s = stream();
+        OK(sim_launch(s, NULL, 0));
+        OK(cuCtxSetCurrent(own));
+        OK(sim_green_destroy(green));
+        EXPECT_EQ(cuCtxGetId(green, &id), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        EXPECT_EQ(sim_pending(), 1);
+        if (again) {
+            OK(sim_green_create(&next, 0));
+            EXPECT(next == green);
+            OK(cuCtxSetCurrent(next));
+            OK(cuCtxSynchronize());
+            EXPECT_EQ(sim_pending(), 1);
+            OK(cuCtxSetCurrent(own));
+            OK(sim_green_destroy(next));
+        }
+        OK(cudaDeviceSynchronize());
+        EXPECT_EQ(sim_pending(), 0);
+    }
+}
+
 STORY(legacy_streams_of_two_contexts_have_nothing_to_do_with_each_other, SIM_RACE)
 {
     CUcontext own = NULL, other = NULL;

@@ -1065,6 +1065,35 @@ TEST(graphs_that_share_hold_what_one_holds)
     EXPECT_EQ(held[0] - held[1], MIB(2));
 }
 
+/* What graphs share they share stream by stream. */
+TEST(streams_of_a_group_keep_to_their_segments)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    cudaGraphExec_t exec[2];
+    void *p[2];
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        if (i) order(s, t);
+        if (i) give(get(pool, MIB(4), t), t);
+        if (i) order(t, s);
+        EXPECT_EQ(reserved(pool), MIB(40) * (size_t)i); /* each stream has its own */
+        p[i] = get(pool, MIB(4), s);
+        put(s, p[i], MIB(4), 1);
+        give(p[i], s);
+        exec[i] = capture_ready(s);
+    }
+    OK(galloc_graph_end(group));
+    EXPECT(p[0] == p[1]);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < 2; i++) OK(cudaGraphExecDestroy(exec[i]));
+    stream_end(t);
+    end(pool, s);
+}
+
 /* Neither a graph's free memory nor its segments are anybody's while it may be launched. */
 TEST(graphs_keep_their_segments)
 {

@@ -64,6 +64,10 @@ int sim_start(const sim_options *options);
 void sim_stop(void);                  /* frees everything of the sim's own */
 void sim_driver_exit(void);           /* from now on every call says that the driver is shutting down (4) */
 void sim_forget_context(void);        /* the calling thread has no current context any more */
+/* A green context, as cuGreenCtxCreate and cuCtxFromGreenCtx give it; and its end, after which its work goes on (seen on
+   a real device). It ends with the primary context of its device at the latest. */
+cudaError_t sim_green_create(CUcontext *context, int device);
+cudaError_t sim_green_destroy(CUcontext context);
 
 /* ---- work ------------------------------------------------------------------------------------------------------ */
 

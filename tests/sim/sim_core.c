@@ -291,20 +291,27 @@ void sm_context_open(sm_context *c) {
     c->legacy = sm_stream_new(c, 0, 0, true);
 }
 
-/* Streams, events and cudaMalloc's blocks die with their context; cuMem's pages, mappings and reservations do not. */
+static void close_green(const sm_context *primary) {
+    for (size_t i = 0; primary->primary && i < sm.ncontexts; i++)
+        if (sm.contexts[i]->green && sm.contexts[i]->device == primary->device) sm_context_close(sm.contexts[i]);
+}
+
+/* Streams, events and cudaMalloc's blocks die with their context; cuMem's pages, mappings and reservations do not. The
+   work of a green context goes on, and its cudaMalloc blocks stay. */
 void sm_context_close(sm_context *c) {
     if (!c->live) return;
-    sm_wait_context(c);
+    if (!c->green) sm_wait_context(c);
+    close_green(c);
     sm_capture_of_context_dies(c);
     for (int i = 0; i < sm.nstreams; i++) {
         sm_stream *s = sm.streams[i];
         if (s->context != c || s->dead) continue;
-        sm_stream_abandon(s);
+        if (!c->green) sm_stream_abandon(s);
         s->dead = true;
         if (s->handle) s->handle->stream = NULL;
     }
     sm_events_of_context_die(c);
-    sm_memory_of_context_dies(c);
+    if (!c->green) sm_memory_of_context_dies(c);
     c->live = false;
     c->nblocking = 0;
     c->legacy = NULL;

@@ -258,16 +258,29 @@ static int context_wait(CUcontext c) {
     return error ? error : sm_synchronize(c);
 }
 
-static int context_create(CUcontext *out, CUdevice device) {
-    if (!out || !is_device(device)) return out ? E_DEVICE : E_VALUE;
+/* At the address of one that has ended, if there is one. */
+static sm_context *context_place(CUdevice device) {
+    for (size_t i = 0; i < sm.ncontexts; i++)
+        if (!sm.contexts[i]->live && sm.contexts[i]->device == device) return sm.contexts[i];
     sm_context *c = sm_alloc(sizeof *c);
     c->device = device;
     sm.contexts = sm_grow(sm.contexts, sm.ncontexts, &sm.capcontexts, sizeof *sm.contexts);
     sm.contexts[sm.ncontexts++] = c;
+    return c;
+}
+
+static int context_new(CUcontext *out, CUdevice device, bool green) {
+    if (!out || !is_device(device)) return out ? E_DEVICE : E_VALUE;
+    sm_context *c = *out = context_place(device);
+    c->green = green;
     sm_context_open(c);
-    sm_context_push(sm_self(), c);
-    *out = c;
     return 0;
+}
+
+static int context_create(CUcontext *out, CUdevice device) {
+    int error = context_new(out, device, false);
+    if (!error) sm_context_push(sm_self(), *out);
+    return error;
 }
 
 static int context_destroy(CUcontext c) {
@@ -277,6 +290,20 @@ static int context_destroy(CUcontext c) {
     sm_thread *t = sm_self();
     if (t->depth && t->stack[t->depth - 1] == c) t->depth--;
     return 0;
+}
+
+cudaError_t sim_green_create(CUcontext *context, int device) {
+    sm_lock();
+    int error = context_new(context, device, true);
+    sm_unlock();
+    return (cudaError_t)error;
+}
+
+cudaError_t sim_green_destroy(CUcontext context) {
+    sm_lock();
+    int error = context_destroy(context);
+    sm_unlock();
+    return (cudaError_t)error;
 }
 
 static int primary_retain(CUcontext *out, CUdevice device) {

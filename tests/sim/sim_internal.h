@@ -336,8 +336,10 @@ struct sm_stream {
     unsigned long long id;
     unsigned flags;
     int priority;
-    sm_context *context;
+    sm_context *context;   /* its place may be another one's by now */
+    unsigned long long context_id;
     bool legacy;
+    bool green;            /* of a green context */
     bool dead;             /* destroyed, though it may have work */
     bool held;             /* by sim_hold */
     struct CUstream_st *handle;
@@ -372,7 +374,7 @@ struct CUevent_st {
 struct CUctx_st {
     unsigned long long id;
     int device;
-    bool primary, live;
+    bool primary, green, live;
     int refs;               /* primary: cuDevicePrimaryCtxRetain, and the runtime */
     int retained;           /* cuDevicePrimaryCtxRetain alone, since it was opened */
     sm_stream *legacy;

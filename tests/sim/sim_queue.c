@@ -35,6 +35,8 @@ sm_stream *sm_stream_new(sm_context *c, unsigned flags, int priority, bool legac
     sm.streams[sm.nstreams++] = s;
     s->id = ++sm.ids;
     s->context = c;
+    s->context_id = c->id;
+    s->green = c->green;
     s->flags = flags;
     s->priority = priority;
     s->legacy = legacy;
@@ -316,12 +318,18 @@ int sm_wait(const sm_stamp *t) {
     return error;
 }
 
+/* The primary context counts the work of its green contexts as its own, also of those that are destroyed. */
+static bool waits_for(const sm_context *c, const sm_stream *s) {
+    if (s->context == c && s->context_id == c->id) return true;
+    return c->primary && s->green && s->context->device == c->device;
+}
+
 int sm_wait_context(sm_context *c) {
     bool blocked = false;
     int error = 0;
     for (int i = 0; i < sm.nstreams && !error; i++) {
         sm_stream *s = sm.streams[i];
-        if (s->context != c || sm.host[i] >= s->queued) continue;
+        if (!waits_for(c, s) || sm.host[i] >= s->queued) continue;
         sm_stamp t = sm_stamp_of(s);
         blocked = true;
         error = wait_quietly(&t);
