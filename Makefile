@@ -94,7 +94,7 @@ CHECKS := $(wildcard tests/check_*.sh)
 OPTIMIZE = -O1
 build/bundled/test_% build/toolkit/test_%: OPTIMIZE = -O0
 build/bundled/test_moves build/bundled/test_programs: OPTIMIZE = -O1
-build/%/enumerate: OPTIMIZE = -O3
+build/%/enumerate: OPTIMIZE = -O2
 # These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
 TOOLKIT_RUNS := test_api test_backends test_capture test_streams
 # They take longest, and so begin first.
