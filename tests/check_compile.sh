@@ -128,26 +128,30 @@ options() {
     fi
 }
 
-# What optimisers see: each compiler at each level, with the functions exported, or static and all of them or two used.
+# What an optimiser sees: a compiler at each level, with the functions exported, or static and all of them or two used.
+grid_of() { # compiler
+    compiler=$1 language=c std=c99 strict=$strict_c
+    case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
+    for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
+        for file in $parts/main.c $parts/all.c "$work/two.c"; do
+            name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
+            check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
+                -c -o "$work/grid-$name.o" -x $language "$file"
+            [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
+            check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$device"/*.o \
+                -o "$work/$name" -lpthread -lm
+        done
+    done
+}
+
 grid() {
     printf '%s\n' '#define GALLOC_STATIC' '#define GALLOC_IMPLEMENTATION' '#include "galloc.h"' 'int main(void) {' \
         '    void *p;' '    return galloc_malloc(&p, 1, 0) != cudaSuccess || galloc_free(p, 0) != cudaSuccess;' '}' \
         >"$work/two.c"
     for compiler in "$cc" "$cxx" "$clang" "$clangxx"; do
-        found "$compiler" || continue
-        language=c std=c99 strict=$strict_c
-        case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
-        for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
-            for file in $parts/main.c $parts/all.c "$work/two.c"; do
-                name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
-                check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
-                    -c -o "$work/grid-$name.o" -x $language "$file"
-                [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
-                check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$device"/*.o \
-                    -o "$work/$name" -lpthread -lm
-            done
-        done
+        if found "$compiler"; then grid_of "$compiler" & fi
     done
+    wait
 }
 
 # Side by side: a check's outcome is a line of the file `results`.
