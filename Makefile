@@ -94,11 +94,11 @@ CHECKS := $(wildcard tests/check_*.sh)
 OPTIMIZE = -O1
 build/bundled/test_% build/toolkit/test_%: OPTIMIZE = -O0
 build/bundled/test_moves build/bundled/test_programs: OPTIMIZE = -O1
-build/%/enumerate: OPTIMIZE = -O3
+build/%/enumerate: OPTIMIZE = -O2
 # These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
 TOOLKIT_RUNS := test_api test_backends test_capture test_streams
 # They take longest, and so begin first.
-LONGEST := build/bundled/enumerate tests/check_compile.sh build/bundled/test_moves
+LONGEST := build/bundled/enumerate tests/check_compile.sh tests/check_instructions.sh build/bundled/test_moves
 define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
@@ -118,9 +118,10 @@ build/toolkit/%.compiles: tests/%.c galloc.h tests/setup.h
 
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
 
+# As a program to read, not to measure: most of the time is the compiler's.
 build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
 	$(folder)
-	$(step)$(CC) $(WARNINGS) $(CFLAGS) -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
+	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
 test: | build/hotpath
 test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
@@ -138,7 +139,7 @@ soak-programs: build/bundled/test_programs build/bundled/test_worlds
 	@for program in $^; do FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FROM=$(or $(FUZZ_FROM),$(shell date +%s)) $$program \
 		|| exit 1; done
 
-check-compile-all:
+check-compile-all: $(if $(NVCC),build/replay-cuda build/hotpath-cuda)
 	@GRID=1 tests/check_compile.sh
 
 test-bare:
@@ -206,7 +207,13 @@ build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
 build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PAIRS) $(PEERS) device_cuda)
 	$(step)$(NVCC) $^ -o $@ $(LIBS)
 build/replay-cuda build/hotpath-cuda: | build/bench-cuda/peer_torch.txt
-build/replay build/hotpath: build/%: | $(if $(NVCC),build/%-cuda)
+# `make test` measures nothing: it only sees that the files for a GPU compile, and check-compile-all builds them.
+build/replay build/hotpath: build/%: | $(if $(NVCC),$(if $(filter test,$(MAKECMDGOALS)),,build/%-cuda))
+build/toolkit/bench/%.compiles: bench/%.c galloc.h $(wildcard bench/*.h)
+	$(folder)
+	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -isystem $(TOOLKIT) -DBENCH_PEERS $< && touch $@
+test: | $(if $(TOOLKIT),$(patsubst %,build/toolkit/bench/%.compiles,hotpath $(REPLAY) $(PAIRS) replay demo peer_async \
+	account_cuda))
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
 	@build/demo $(if $(GPU),--backend cuda) --peers bench/results/peers-h200.csv --svg build/demo.svg bench/traces/*.gz

@@ -3,8 +3,8 @@
 # against the bundled and the toolkit's headers, without a warning; and a program of several files that runs. A toolkit
 # before 12.0 is left out.
 # Environment: CC, CXX, CLANG, CLANGXX, NVCC, CUDA_HOME, BUILD (a folder to work in), GRID (set: also the standards
-# between the oldest and the newest, and every compiler at every level of optimisation, since warnings differ; some
-# minutes).
+# between the oldest and the newest, all of it with the toolkit's headers, and every compiler at every level of
+# optimisation, since warnings differ; some minutes).
 
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
@@ -40,8 +40,8 @@ speaks() { # compiler, language, standard
 }
 
 # Every file that can stand alone, by compiler and standard. Only warnings are asked for, no code.
-languages() { # header set, include folder, standards of C, of C++
-    for compiler in "$cc" "$clang"; do
+languages() { # header set, include folder, standards of C, of C++, compilers of C, of C++
+    for compiler in $5; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
         for std in $3; do
@@ -49,9 +49,10 @@ languages() { # header set, include folder, standards of C, of C++
             check "$label-$std" "$compiler" -std=$std $strict_c -fsyntax-only $include -isystem "$2" \
                 -x c $parts/main.c $parts/header.c
         done
+        [ "$whole" ] || continue
         check "$label-static" "$compiler" -std=c99 $strict_c -fsyntax-only $include -isystem "$2" -x c $parts/static.c
     done
-    for compiler in "$cxx" "$clangxx"; do
+    for compiler in $6; do
         found "$compiler" || continue
         label=$1-$(basename "$compiler")
         for std in $4; do
@@ -59,65 +60,63 @@ languages() { # header set, include folder, standards of C, of C++
             check "$label-$std" "$compiler" -std=$std $strict_cpp -fsyntax-only $include -isystem "$2" \
                 -x c++ $parts/main.c $parts/header.c $parts/typed.cpp
         done
+        [ "$whole" ] || continue
         check "$label-static" "$compiler" -std=c++11 $strict_cpp -fsyntax-only $include -isystem "$2" \
             -x c++ $parts/static.c
         check "$label-bare" "$compiler" -std=c++17 -fno-exceptions -fno-rtti $strict_cpp -fsyntax-only $include \
-            -isystem "$2" -x c++ $parts/main.c $parts/all.c
+            -isystem "$2" -x c++ ${GRID:+$parts/main.c} $parts/all.c
+        [ "$GRID$compiler" != "$clangxx" ] || continue
         check "$label-extern-c" "$compiler" -std=c++17 $strict_cpp -fsyntax-only $include -isystem "$2" \
             $parts/extern_c.cpp
     done
 }
 
 # A program of four files, its implementation compiled as C and as C++, run on the simulated device.
-program() { # header set, include folder
-    dir=$work/$1
+program() { # header set, include folder, objects of the device
+    dir=$work/$1 device=$3
     mkdir -p "$dir"
     flags="$include -isystem $2"
-    for file in tests/sim/*.c; do
-        "$cc" -std=c11 -Itests/sim -isystem "$2" -c "$file" -o "$dir/$(basename "$file" .c).sim.o" &
-    done
-    wait
     for file in two_heaps another_heap; do
         check "$1-$file" "$cc" -std=c99 $strict_c $flags -c $parts/$file.c -o "$dir/$file.heap"
     done
-    check "$1-link-heaps" "$cc" "$dir"/*.sim.o "$dir"/*.heap -o "$dir/program_heaps" -lpthread -lm
+    check "$1-link-heaps" "$cc" "$device"/*.o "$dir"/*.heap -o "$dir/program_heaps" -lpthread -lm
     check "$1-run-heaps" "$dir/program_heaps"
     check "$1-use" "$cc" -std=c99 $strict_c $flags -c $parts/use.c -o "$dir/use.o"
     check "$1-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -c $parts/per_thread.c \
         -o "$dir/per_thread.o"
-    check "$1-main-c" "$cc" -std=c99 $strict_c $flags -c $parts/main.c -o "$dir/main.o"
-    check "$1-link-c" "$cc" "$dir"/*.o -o "$dir/program_c" -lpthread -lm
-    check "$1-run-c" "$dir/program_c"
+    check "$1-main-c" "$cc" -std=c99 $strict_c $flags -c $parts/main.c -o "$dir/main_c.main"
+    linked_and_run "$1" c main_c "$cc"
     check "$1-main-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -c $parts/main.c \
-        -o "$dir/main.o"
-    check "$1-link-per-thread" "$cc" "$dir"/*.o -o "$dir/program_per_thread" -lpthread -lm
-    check "$1-run-per-thread" "$dir/program_per_thread"
+        -o "$dir/main_per_thread.main"
+    linked_and_run "$1" per-thread main_per_thread "$cc"
     if found "$cxx"; then
         check "$1-typed" "$cxx" -std=c++11 $strict_cpp $flags -c $parts/typed.cpp -o "$dir/typed.o"
-        check "$1-main-for-cpp" "$cc" -std=c99 $strict_c $flags -DWITH_CPP -c $parts/main.c -o "$dir/main.o"
-        check "$1-link-mixed" "$cxx" "$dir"/*.o -o "$dir/program_mixed" -lpthread -lm
-        check "$1-run-mixed" "$dir/program_mixed"
-        check "$1-main-cpp" "$cxx" -std=c++11 $strict_cpp $flags -DWITH_CPP -x c++ -c $parts/main.c -o "$dir/main.o"
-        check "$1-link-cpp" "$cxx" "$dir"/*.o -o "$dir/program_cpp" -lpthread -lm
-        check "$1-run-cpp" "$dir/program_cpp"
+        linked_and_run "$1" mixed main_c "$cxx"
+        check "$1-main-cpp" "$cxx" -std=c++11 $strict_cpp $flags -x c++ -c $parts/main.c -o "$dir/main_cpp.main"
+        linked_and_run "$1" cpp main_cpp "$cxx"
     fi
 }
 
-# The opposite: the compiler refuses, and its message has the text.
+# The implementation of `main` with the other files that have been compiled by now.
+linked_and_run() { # header set, name, main, compiler
+    check "$1-link-$2" "$4" "$device"/*.o "$dir"/*.o "$dir/$3.main" -o "$dir/program_$2" -lpthread -lm
+    check "$1-run-$2" "$dir/program_$2" $([ ! -e "$dir/typed.o" ] || echo with_cpp)
+}
+
+# The opposite: the compiler refuses, and its first message has the text.
 refuses() { # name, text, options
     name=$1 text=$2
     shift 2
     check "$name" sh -c '"$@" 2>&1 | grep -q "$0"' "$text" \
-        "$cc" -std=c99 -fsyntax-only $include "$@" -isystem tests/sim/include $parts/static.c
+        "$cc" -std=c99 -fsyntax-only -Wfatal-errors $include "$@" -isystem tests/sim/include $parts/static.c
 }
 
 options() {
     bundled="$include -isystem tests/sim/include"
-    check optimised "$cc" -std=c99 $strict_c -O2 $bundled -c -o "$work/optimised.o" $parts/main.c
-    check optimised-static "$cc" -std=c11 $strict_c -Os $bundled -c -o "$work/static.o" $parts/all.c
-    set -- "$cc" -std=c99 $strict_c $bundled -c -o "$work/options.o"
-    check with-assert "$@" -include assert.h -DGALLOC_ASSERT=assert $parts/main.c
-    check with-allocator "$@" -include stdlib.h -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
+    check optimised "$cc" -std=c11 $strict_c -O2 $bundled -c -o "$work/static.o" $parts/all.c
+    set -- "$cc" -std=c99 $strict_c $bundled -fsyntax-only
+    check with-assert-and-allocator "$@" -include assert.h -DGALLOC_ASSERT=assert -include stdlib.h \
+        -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
     check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
     check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
     refuses half-an-allocator 'define GALLOC_MALLOC and GALLOC_FREE together' -DGALLOC_MALLOC=malloc
@@ -129,26 +128,30 @@ options() {
     fi
 }
 
-# What optimisers see: each compiler at each level, with the functions exported, or static and all of them or two used.
+# What an optimiser sees: a compiler at each level, with the functions exported, or static and all of them or two used.
+grid_of() { # compiler
+    compiler=$1 language=c std=c99 strict=$strict_c
+    case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
+    for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
+        for file in $parts/main.c $parts/all.c "$work/two.c"; do
+            name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
+            check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
+                -c -o "$work/grid-$name.o" -x $language "$file"
+            [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
+            check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$device"/*.o \
+                -o "$work/$name" -lpthread -lm
+        done
+    done
+}
+
 grid() {
     printf '%s\n' '#define GALLOC_STATIC' '#define GALLOC_IMPLEMENTATION' '#include "galloc.h"' 'int main(void) {' \
         '    void *p;' '    return galloc_malloc(&p, 1, 0) != cudaSuccess || galloc_free(p, 0) != cudaSuccess;' '}' \
         >"$work/two.c"
     for compiler in "$cc" "$cxx" "$clang" "$clangxx"; do
-        found "$compiler" || continue
-        language=c std=c99 strict=$strict_c
-        case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
-        for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
-            for file in $parts/main.c $parts/all.c "$work/two.c"; do
-                name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
-                check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
-                    -c -o "$work/grid-$name.o" -x $language "$file"
-                [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
-                check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$work"/bundled/*.sim.o \
-                    -o "$work/$name" -lpthread -lm
-            done
-        done
+        if found "$compiler"; then grid_of "$compiler" & fi
     done
+    wait
 }
 
 # Side by side: a check's outcome is a line of the file `results`.
@@ -157,14 +160,21 @@ if [ -n "$GRID" ]; then
 else
     standards='c99 c2x' cpp_standards='c++11 c++2b'
 fi
-languages bundled tests/sim/include "$standards" "$cpp_standards" &
-program bundled tests/sim/include &
+device=$(tests/device.sh "$work/sim") || exit 1
+whole=1
+languages bundled tests/sim/include "$standards" "$cpp_standards" "$cc $clang" "$cxx $clangxx" &
+program bundled tests/sim/include "$device" &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
     toolkit=$cuda/include
     # Where Debian has it: the compilers look there by themselves, and g++ finds nothing when it is told to as well.
     [ ! "$toolkit" -ef /usr/include ] || toolkit=$parts
-    languages toolkit "$toolkit" c99 c++17 &
-    program toolkit "$toolkit" &
+    if [ -n "$GRID" ]; then
+        languages toolkit "$toolkit" c99 c++17 "$cc $clang" "$cxx $clangxx" &
+        program toolkit "$toolkit" "$(INCLUDE=$toolkit tests/device.sh "$work/toolkit_sim")" &
+    else
+        whole=
+        languages toolkit "$toolkit" c99 c++17 "$cc" "$cxx" &
+    fi
 fi
 options &
 wait

@@ -5,15 +5,13 @@
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_plugin
-flags="-O0 -g -I. -Itests/sim -isystem tests/sim/include"
+flags="-O0 -I. -Itests/sim -isystem tests/sim/include"
 libs="-lpthread -lm -ldl"
 passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work/sim" || exit 1
+rm -rf "$work" && mkdir -p "$work" || exit 1
 
-for file in tests/sim/*.c; do
-    "$cc" -std=c11 -w $flags -c "$file" -o "$work/sim/$(basename "$file" .c).o" || exit 1
-done
+device=$(tests/device.sh "$work/sim") || exit 1
 
 ends() { # what is wrong otherwise, command...
     what=$1
@@ -30,7 +28,7 @@ ends() { # what is wrong otherwise, command...
 }
 
 # The simulated device is the host's: it stays, as a driver would.
-"$cc" -std=gnu11 $flags -rdynamic tests/plugin/host.c "$work"/sim/*.o -o "$work/host" $libs || exit 1
+"$cc" -std=gnu11 $flags -rdynamic tests/plugin/host.c "$device"/*.o -o "$work/host" $libs || exit 1
 "$cc" -std=c99 -Wall -Wextra $flags -fPIC -shared tests/plugin/plugin.c -o "$work/plugin.so" -lpthread || exit 1
 
 ends "unloaded without a word" "$work/host" "$work/plugin.so"
@@ -39,7 +37,7 @@ ends "unloaded after galloc_shutdown" "$work/host" "$work/plugin.so" end
 if command -v "$cxx" >/dev/null 2>&1; then
     "$cxx" -std=c++11 -Wall -Wextra $flags -fPIC -shared -x c++ tests/plugin/plugin.c -o "$work/plugin++.so" \
         -lpthread || exit 1
-    "$cxx" -std=c++11 -Wall -Wextra -Wno-unused-function $flags tests/plugin/exit.cpp "$work"/sim/*.o \
+    "$cxx" -std=c++11 -Wall -Wextra -Wno-unused-function $flags tests/plugin/exit.cpp "$device"/*.o \
         -o "$work/exit" $libs || exit 1
     ends "unloaded without a word, C++" "$work/host" "$work/plugin++.so"
     ends "unloaded after galloc_shutdown, C++" "$work/host" "$work/plugin++.so" end

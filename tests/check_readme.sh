@@ -28,15 +28,7 @@ empty() { # file, what it means that it is
 
 # ---- code -----------------------------------------------------------------------------------------------------------
 
-# The simulated device as `make` has built it, else built here.
-sim=${BUILD:-build}/bundled/sim
-if [ ! -e "$sim/sim_core.o" ]; then
-    sim=$work/sim
-    mkdir "$sim"
-    for file in tests/sim/*.c; do
-        "$cc" -std=c11 -O1 -w -Itests/sim -isystem $include -c "$file" -o "$sim/$(basename "$file" .c).o" || exit 1
-    done
-fi
+sim=$(tests/device.sh "$work/sim") || exit 1
 
 # Compiles a program with all warnings, links it with the simulated device, runs it.
 works() { # file, what it is

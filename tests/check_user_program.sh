@@ -95,11 +95,7 @@ says "SIM_MEMORY=lots" "a value that means nothing is named"
 run copy SIM_MODE=ledger SIM_MEMORY=100G
 is 0 "a program on a device without memory behind it"
 
-sim=$work/sim
-mkdir "$sim"
-for file in tests/sim/*.c; do
-    "$cc" -std=c11 -O1 -w -Itests/sim -isystem tests/sim/include -c "$file" -o "$sim/$(basename "$file" .c).o" || exit 1
-done
+sim=$(tests/device.sh "$work/sim") || exit 1
 
 # argument 1: how it ends
 cat >"$work/race.c" <<'END'

@@ -17,15 +17,13 @@
 #include "parts.h"
 #include "sim.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
     sim_options options = sim_defaults();
     int bad = sim_start(&options) != 0;
     bad |= use_from_c() ? 2 : 0;
     bad |= use_per_thread() ? 4 : 0;
-#ifdef WITH_CPP
-    bad |= use_from_cpp() ? 8 : 0;
-#endif
+    if (argc > 1) bad |= !strcmp(argv[1], "with_cpp") && use_from_cpp && !use_from_cpp() ? 0 : 8;
     bad |= galloc_shutdown() != cudaSuccess ? 16 : 0;
     bad |= sim_findings(SIM_ANY) || sim_leaks(NULL, 0) ? 32 : 0;
     if (bad) printf("parts that failed: %d (%s)\n", bad, galloc_last_message());

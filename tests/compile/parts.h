@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 int use_from_c(void);
-int use_from_cpp(void);
+int use_from_cpp(void) __attribute__((weak)); /* NULL where that file is left out */
 int use_per_thread(void);
 
 /* Of two_heaps.c. */
