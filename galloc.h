@@ -1818,7 +1818,7 @@ static void gai_scope_leave(gai_scope *scope)
                      rest of the pool they are used blocks; only `held` tells that the program does not have them
    cache bin         the blocks of one size in a stream cache, the last one freed first
    unconfirmed       freed blocks whose stream id no later call has confirmed yet
-   orphans           unconfirmed blocks from before a wait for all known contexts; any stream may have them
+   orphans           unconfirmed blocks set aside for a wait for all known contexts; then any stream may have them
    capture           a stream capture of the program's that uses memory of the pool. A stream in it has a stream state
                      of its own, whose work does not end before the graph, its instances and their launches are gone
    graph position    a position of a captured stream, as nodes of the graph. It stands in for an event: the graph tells
@@ -2043,7 +2043,8 @@ typedef struct gai_cache_bin {
      - a flush for the sake of others leaves unconfirmed blocks where they are
      - a free that finds no room here asks for the id; so a stream that ends without galloc_stream_retire leaves no more
        behind than GAI_MARK_BYTES and GAI_UNCONFIRMED_BLOCKS
-     - after a wait for all known contexts the unconfirmed blocks from before it are `orphans`: any stream may have them
+     - once all known contexts have been waited for, any stream may have the unconfirmed blocks from before that wait;
+       during it they are `orphans`
      - the cache of a retired stream is closed
    Where every call asks (default streams) or none does (stream_check:off) the cache is trusted.
 
