@@ -1803,40 +1803,48 @@ static void gai_scope_leave(gai_scope *scope)
 /* ==== STRUCTS =================================================================================================== */
 /* >>structs */
 
-/* page      one physical memory handle, mapped at one range of addresses; in a fixed segment, its one cudaMalloc
-   segment   a contiguous range of addresses: expandable (reserved, pages come and go) or fixed (one cudaMalloc)
-   block     a tile of a segment:
-               used     the program's
-               free     mapped, in exactly one free set
-               slot     the same, where strategy:pooled: cut with others of its size out of one free block (a run of
-                        slots), and kept as it is for the next request of that size
-               hole     addresses without a page
-               room     a hole kept for the used block before it, which may grow into it: with other rooms, and what
-                        the driver would not undo, all of the block's room that is not yet the block itself
-               busy     taken out of sight while the driver is called on it, or after the driver refused to undo a
-               step
-               away     mapped, but in no use: its page is at another address, or is parked here
-   mark      "these bytes may be used by others after this position of that stream"
-   epoch     positions of a stream are counted by its stream state: a free is stamped with the stream state's epoch, and
-   an event
-             recorded at epoch e (after the count went on to e + 1) stands for all frees stamped e or less
+/* All private types. The equations above each struct hold whenever the pool's lock is free; galloc_pool_check evaluates
+   them. Owns the budgets and the list of pools. Calls nothing. The words, in short (docs/design.md has all of them):
+
+   page              one physical memory handle; in a fixed segment, its one cudaMalloc
+   mapping           a range of addresses that shows a page
+   segment           a contiguous range of addresses: expandable (reserved, pages come and go) or fixed (one cudaMalloc)
+   block             a part of a segment; the blocks tile it:
+     used            the program's, or in a stream cache
+     free            mapped, in exactly one free set
+     slot            strategy:pooled: free, but kept whole for requests of its size class
+     hole            addresses without a page
+     room            a hole kept for the used block before it, which may grow into it
+     busy            out of sight while the driver is called on it, or after the driver refused to undo a step
+     alias           mapped, but in no use: its page is at another address (a stale alias), or is parked here
+   room of a block   the addresses, or memory, reserved behind a growable block: room blocks, stale aliases, parked
+                     pages, and what the driver refused to undo
+   parked page       a whole free page that has left the bins; a plan takes it up again
+   quarantine        mappings that the driver refused to unmap, counted and tried again by trim
+   run               up to 16 slots cut from one free block; coalesced to a free block when all of them are free
    stream state      what a pool knows of one stream
-   stream cache     the stream state's cache of blocks by exact size, which calls on its stream use with no other lock
-   than its latch cache bin     the stream cache's blocks of one size, the last one in first. To the rest of the pool
-   they are used blocks; that
-             nobody holds them is said by `held` alone
-   life      stream states are used again for other streams, inside their pool; a number never given twice tells which
-   capture   one of the program's, of a graph that uses memory of the pool. A stream that takes part in it has a stream
-   state of
-             its own for that time, whose work does not end before the graph, its instances and their launches are gone
-   position      a position of a captured stream, in nodes of the graph; what an event is for others. No event can be
-             recorded there, and none is needed: the graph itself says what comes after
-   outside   the stream state of what was freed on captured streams, but used before on streams that nobody can name
-   free set  the free blocks whose marks name the same stream state (its stream state's set), several stream states
-   (mixed), none (common) home      where like:pytorch: the segments that were made for requests of one kind, small or
-   large, of one stream,
-             or of one stream in the captures of a group. A free block is in its home's set, or while somebody else may
-             still use it in `mixed` */
+   life              a number never given twice. Stream states are reused for other streams; the life tells which use
+   epoch             a count of positions of a stream. A free is stamped with its stream state's epoch. An event
+                     recorded at epoch e, after which the count is e + 1, stands for all frees stamped e or less
+   mark              "these bytes may be used by others after this epoch of that stream"
+   recorded use      a further stream that galloc_record_stream named for a block
+   stream cache      blocks freed recently on a stream, by exact size. Calls on the stream need only its latch. To the
+                     rest of the pool they are used blocks; only `held` tells that the program does not have them
+   cache bin         the blocks of one size in a stream cache, the last one freed first
+   unconfirmed       freed blocks whose stream id no later call has confirmed yet
+   orphans           unconfirmed blocks set aside for a wait for all known contexts; then any stream may have them
+   capture           a stream capture of the program's that uses memory of the pool. A stream in it has a stream state
+                     of its own, whose work does not end before the graph, its instances and their launches are gone
+   graph position    a position of a captured stream, as nodes of the graph. It stands in for an event: the graph tells
+                     which work comes after it
+   group             captures that share memory (galloc_graph)
+   unknown streams   the stream state of streams that used memory before it was freed in a capture, and that cannot be
+                     identified (galloc_pool.outside)
+   free set          free blocks with marks of one stream state, of several (mixed), or without marks (common)
+   block pool        like:pytorch: the segments for small, or for large, requests of one stream, or of one stream in the
+                     captures of a group. Its free blocks are in its own set, or in `mixed` while another stream may
+                     still use them
+   params            what an allocation asks for, after rounding */
 
 /* Those up to GAI_SLOT are mapped. */
 enum gai_kind { GAI_USED, GAI_FREE, GAI_SLOT, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_ALIAS };
@@ -1846,38 +1854,38 @@ typedef struct gai_set gai_set;
 typedef struct gai_block_pool gai_block_pool;
 typedef struct gai_segment gai_segment;
 
-/* begin < end, both within the block;  mark is complete == (epoch <= stream->done)
-   no two marks of a block name the same stream state and a common byte: the later one stands for both */
+/* begin < end, both within the block;  the mark is complete == (epoch <= stream->done)
+   No two marks of a block name the same stream state and a common byte: the later one stands for both. */
 typedef struct gai_mark {
     struct gai_mark *next;
     gai_stream *stream;
     uint64_t epoch;
-    uintptr_t begin, end; /* the bytes it is about */
+    uintptr_t begin, end; /* the bytes it covers */
 } gai_mark;
 
-/* The program's hold on a block. held != NULL while the program has it, only in used blocks; NULL also on a cache bin.
-   It is a stream state of the pool, and makes the latch of that stream's cache the one that guards it: who changes it
-   to NULL does so with this latch, and has the block to himself from there on. That is the free, a second one finds
-   NULL and is refused, in whichever thread and on whatever stream. Mostly it is the stream state on which the block is
-   freed: then the latch that its stream cache needs anyhow is the only one.
+/* `held` is the program's hold on a block: (held != NULL) == the program has the block, which is a used one then. It
+   points to a stream state of the pool, and the latch of that stream's cache guards it. The thread that sets it to NULL
+   under that latch has freed the block and owns it from there on. A second free finds NULL and is refused, in whatever
+   thread and on whatever stream. Mostly the block is freed on the same stream, so that no other latch is needed.
 
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    (kind == GAI_FREE || kind == GAI_SLOT)  ==  (set != NULL)
-   set == gai_set_of(marks), as far as completed marks have been dropped; in a home: gai_block_pool_set
+   set == gai_set_of(marks), as far as complete marks have been dropped; with a block pool: gai_block_pool_set
    kind == GAI_SLOT implies slot != 0;  slot != 0: bytes are those of a class
    used, free, slot: found in the block map under addr and nowhere else, and every byte has a page
-   holes and rooms: no byte has one;  kind == GAI_ALIAS  ==  (away != NULL), one mapping to a block
-   used: stream->blocks counts it, and two marks are promised to it    (a free needs no host memory) */
+   holes and rooms: no byte has a page;  (kind == GAI_ALIAS)  ==  (alias != NULL), and then alias->block == this
+   used: stream->blocks counts it, and GAI_FREE_MARKS marks are promised to it    (a free needs no host memory)
+   used: requested <= bytes */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or cache bin; also links unused descriptors */
     void *held;                      /* read without a lock, also by calls that come too late */
     uintptr_t addr;
     size_t bytes;
-    uint64_t requested;              /* in a stream cache: as it was */
+    uint64_t requested;              /* in a stream cache: of its last use */
     uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_DROPPED */
     uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
-    gai_stream *stream;                  /* used: of the stream that the pool gave it to. A hot pair touches no more */
+    gai_stream *stream;                  /* used: of the stream that it was given to. A cached pair reads no more */
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
@@ -1885,29 +1893,29 @@ typedef struct gai_block {
     gai_mark *marks;
     enum gai_kind kind;
     unsigned char row, column;       /* in a set: its bin */
-    unsigned char slot;              /* GAI_STRIP_...; the line ends here: what merges touches no more of others */
+    unsigned char slot;              /* GAI_RUN_...; second cache line ends here: a merge reads no more of neighbours */
     void *pool;                      /* read without a lock; a descriptor never changes its pool */
-    void **map_entry;                /* used, free: where the block map has it */
+    void **map_entry;                /* used, free: its entry in the block map */
     uint64_t stream_id;
     uint64_t age;                    /* time of the free, counted in frees; used: see GAI_DROPPED */
     gai_segment *segment;
-    gai_mark *recorded_uses; /* used: streams that record_stream named; their epochs are set when it is freed */
-    struct gai_mapping *alias; /* away: what is still mapped here */
+    gai_mark *recorded_uses; /* used: streams of galloc_record_stream; their epochs are set at the free */
+    struct gai_mapping *alias; /* GAI_ALIAS: the mapping that remains here */
     size_t room;  /* used: bytes from its start on that are kept for it, addresses or memory; 0: it asked for none
-                     away: how far it lies behind the start of the used block in whose room it is; 0: in none */
+                     GAI_ALIAS: distance from the start of the used block in whose room it lies; 0: in no room */
 } gai_block;
 
 #define GAI_RUN_SLOT 1  /* a block that was cut as a slot, and has kept its size */
 #define GAI_RUN_FIRST 2 /* the first of its run */
 
 #define GAI_CACHED                                                                                                     \
-    ((uint64_t)1 << 32) /* stream state `life` used it before, and its marks do not speak of that stream */
-#define GAI_SPECIAL ((uint64_t)1 << 33) /* there is more to its free than a stream cache can do */
-#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_CACHED: `age` is the stamp of the mark that did */
+    ((uint64_t)1 << 32) /* the stream of `life` used it before, and its marks do not cover that use */
+#define GAI_SPECIAL ((uint64_t)1 << 33) /* a stream cache cannot do all that its free demands */
+#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_CACHED: `age` is the epoch of the dropped mark of that use */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
-   Each of them but current is away;  current is away too == the page is parked, its bytes are in no block
-   Old mappings stay, so that a page can come back to where it was with no call into the driver. */
+   Each of them but current is a stale alias.  (current->block->kind == GAI_ALIAS) == the page is parked; its bytes are
+   in no used or free block then.  Stale aliases stay, so that a page can return to them without a driver call. */
 typedef struct gai_page {
     struct gai_page *next_unused; /* links unused descriptors */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
@@ -1915,57 +1923,59 @@ typedef struct gai_page {
     struct gai_mapping *shown;
     struct gai_block *holder; /* planning: the free block that may give it up, or over which it is parked, or NULL */
     uint64_t used;            /* when a part of it was freed last, or it was created, counted in frees; see collects */
-    uint64_t looked;          /* planning: when `holder` was found out, counted in plans */
+    uint64_t looked;          /* planning: when `holder` was determined, counted in plans */
     size_t bytes;
     int mappings; /* ranges of addresses that show it */
     int counted;  /* in reserved */
     int stuck;    /* in quarantined */
-    int taken;    /* planning: it is to come to the range that is being looked at */
+    int taken;    /* planning: it is to come to the range under examination */
 } gai_page;
 
-/* bytes == page->bytes;  away == (block && block->kind == GAI_ALIAS && block->alias == this) */
+/* bytes == page->bytes
+   this is a stale alias or parked == (block && block->kind == GAI_ALIAS && block->alias == this) */
 typedef struct gai_mapping {
     struct gai_mapping *next; /* links unused descriptors, batches, the quarantine */
-    struct gai_mapping *newer, *older; /* away: by the time that it became so */
+    struct gai_mapping *newer, *older; /* stale alias or parked: by the time that it became so */
     struct gai_mapping *next_shown;    /* of the page */
     void *pool;               /* read without a lock; a descriptor never changes its pool */
     gai_segment *segment;
     gai_page *page;
-    gai_block *block; /* over the same addresses: busy while it comes or goes, away while its page is elsewhere */
+    gai_block *block; /* over the same addresses: busy while it comes or goes, GAI_ALIAS while its page is elsewhere */
     uintptr_t addr;   /* 0: unmapped */
     size_t bytes;
-    uintptr_t within; /* where the free block began that it was in when it was last looked for; a guess, or 0 */
+    uintptr_t within; /* a hint: where the free block began in which it was found last; or 0 */
     uint64_t number; /* mappings are numbered as they are made */
-    int standing;    /* in a batch: it was away before, and is again if the batch comes to nothing */
+    int standing;    /* in a batch: it was a stale alias before, and is again if the batch is undone */
 } gai_mapping;
 
+/* bytes == sum of the blocks' bytes;  first->addr == addr */
 struct gai_segment {
     gai_segment *next, *prev;
     struct galloc_pool *pool;
     gai_block *first;
     uintptr_t addr;
-    size_t bytes; /* sum of the blocks' bytes */
+    size_t bytes;
     int fixed;
     gai_mapping *whole; /* fixed: its one mapping */
     gai_block_pool *block_pool;     /* NULL: it is for all streams and sizes */
-    uint64_t searches;  /* of the pool's block_pool->small, when the last of its blocks came home */
+    uint64_t searches;  /* of the pool's searches[block_pool->small], when its last used block was freed */
     uint64_t age;       /* of that block */
-    size_t given; /* of another backend, with one used block at most: what the driver was asked for; else 0. Such
-                     addresses are not in the map of pages: several of them may share 2 MiB */
-    int of_graph; /* cudaMallocAsync: allocated in a capture, so that it is the graph's and not the driver's pool's */
-    int lost; /* its context was reset: the memory is gone, the addresses may be somebody else's */
+    size_t given; /* other backends, with one used block at most: bytes requested from the driver; else 0. Such
+                     addresses are not in the page map: several segments may share 2 MiB */
+    int of_graph; /* cudaMallocAsync: allocated in a capture, so that it is the graph's, not the driver's pool's */
+    int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
 };
 
-/* An event that was recorded on the stream state's stream, or waits to be used again. */
+/* An event that was recorded on the stream, or waits to be used again. */
 typedef struct gai_event {
     struct gai_event *next;
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     uint64_t clock; /* when it was recorded, counted in frees */
-    uint64_t occasion; /* its number; 0: none */
+    uint64_t occasion; /* its number in the mark predictor; 0: none */
 } gai_event;
 
-/* "`stream` has a wait in its queue for everything that `on` freed up to `epoch`" */
+/* "`stream` has a wait in its queue for all memory that `on` freed up to `epoch`" */
 typedef struct gai_wait {
     struct gai_wait *next;
     gai_stream *on;
@@ -1974,7 +1984,7 @@ typedef struct gai_wait {
 
 #define GAI_POSITION_NODES 13
 
-/* All that the captured stream was given up to a position comes before these nodes of the graph or is one of them. */
+/* A graph position: all work captured on the stream up to it comes before these nodes of the graph or is among them. */
 typedef struct gai_position {
     struct gai_position *older;
     uint64_t epoch; /* it stands for all frees stamped so or less */
@@ -1988,13 +1998,13 @@ typedef struct gai_position {
 #define GAI_COLUMNS 32
 #define GAI_ROWS (GAI_ADDRESS_BITS - GAI_UNIT_LOG2 - GAI_COLUMNS_LOG2 + 1)
 
-/* Cells have rows of their own, behind the others, in which no search comes to a larger block. In each bin there they
-   are of one size. */
+/* Slots have rows of their own behind the others, which the search for a larger block never reaches. Each bin there has
+   slots of one size. */
 #define GAI_SLOT_MOST GAI_MIB /* the largest class: no slot has a page of its own */
 #define GAI_SLOT_ROWS 8
 
-/* bit r of rows == (columns[r] != 0), but for slots' rows, where it is 0;  bit c of columns[r] == (bins[r][c] != NULL)
-   bytes == sum of the blocks' */
+/* bit r of rows == (columns[r] != 0) for r < GAI_ROWS, and 0 for the rows of slots
+   bit c of columns[r] == (bins[r][c] != NULL);  bytes == sum of the blocks' bytes */
 struct gai_set {
     gai_stream *stream; /* NULL: common or mixed */
     uint64_t rows;
@@ -2002,19 +2012,19 @@ struct gai_set {
     gai_block *bins[GAI_ROWS + GAI_SLOT_ROWS][GAI_COLUMNS];
     gai_block *oldest, *newest;
     size_t bytes;
-    int counted; /* what comes and goes is counted in torch_stats */
+    int counted; /* its blocks are counted in torch_stats */
 };
 
-/* stream states == stream states that have it in `block_pool`;  segments == segments with segment->block_pool == this;
-   one of them is not 0, or `awaited` is not Stream states that share one are ordered with each other. When the last of
-   them is forgotten, whoever lacks memory takes over the segments that are free as a whole, unless they were a graph's.
-   */
+/* streams == stream states with block_pool[small] == this;  segments == segments with segment->block_pool == this
+   streams + segments + awaited > 0
+   Stream states that share a block pool are ordered with each other. When the last of them is forgotten, the next
+   request that lacks memory takes over the segments that are free as a whole, unless they were a graph's. */
 struct gai_block_pool {
     gai_block_pool *next; /* of the pool */
     gai_stream *stream; /* one of them; NULL: it is gone */
     int small, captured;
     size_t streams, segments;
-    size_t awaited; /* segments on their way to it, while `growth` may be let go */
+    size_t awaited; /* segments being created for it, while `growth` may be released */
     gai_set free;
 };
 
@@ -2027,45 +2037,45 @@ typedef struct gai_cache_bin {
 } gai_cache_bin;
 
 /* Guarded by the latch, which is taken after any other lock. `open`, `most`, `enough`, `alone` and `trusted` are
-   changed only with the pool's lock held as well, so that either lets them be read.
-   bit i of filled == (cache bins[i].first != NULL);  blocks, bytes: of all cache bins
-   unconfirmed_blocks, unconfirmed_bytes: of `unconfirmed` and `orphans`
-   blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes + unconfirmed_bytes <= most
-   not trusted: unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS,  unconfirmed_bytes <= GAI_MARK_BYTES
-   Since the cache bins were emptied last, which is when the pool's counters are told, have gone out: mallocs in calls,
-   allocated_in in bytes held, live_in in bytes asked for. What has come onto the cache bins is that and what is there
-   now; live_out says it in bytes asked for. What is fresh has not been told.
+   changed only with the pool's lock held as well, so either suffices to read them.
+   bit i of filled == (bins[i].first != NULL);  blocks, bytes == number and bytes of the blocks in all bins
+   unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
+   blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes + unconfirmed_bytes <= most,  alone <= most
+   unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_MARK_BYTES
+   open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
+   Counters since the bins were flushed last, when the pool's counters are updated: mallocs, in calls; allocated_in, the
+   bytes that went out; live_in, the requested bytes of these. What came in is that and the blocks in the bins now;
+   live_out is its requested bytes. Unconfirmed blocks are not counted yet.
 
-   Who vouches for a free. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only whether
-   the handle is captured; that the handle is still the stream S whose stream state this is, it does not ask. So its
-   block is `unconfirmed`: it may turn out to have been freed on another stream. A later call that is given the stream,
-   and asks for its id, finds S: S is alive then, so it was alive all the time since it was seen first, and since one
-   handle is one living stream, each handle that led here in between was S. It vouches for all that is fresh. If S is
-   dead no such call ever comes. Hence:
-     - only a call that has asked for the id takes blocks out, or lets the pool have what is fresh;
-     - who empties the stream cache for others' sake leaves what is fresh where it is;
-     - a free that finds no room here asks for the id: what a stream that dies unannounced leaves behind is no more
-       than GAI_MARK_BYTES, and than GAI_UNCONFIRMED_BLOCKS;
-     - once all contexts that are known have been waited for, what was fresh before is nobody's any more (`orphans`
-       while they are);
-     - a retired stream state is shut.
-   Where every call asks (default streams) or none does (stream_check:off) all of it is trusted.
+   Why unconfirmed frees are safe. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only
+   whether the handle is captured. It does not check that the handle still means the stream S of this stream state. So
+   its block is `unconfirmed`: it may have been freed on another stream. A later call that is given the stream, and asks
+   for its id, finds S. Then S is alive, so it was alive since it was seen first, and because one handle means one
+   living stream, each handle that led here in between was S. The call confirms all unconfirmed blocks. If S is dead no
+   such call ever comes. Hence:
+     - only a call that has asked for the id takes blocks out, or hands unconfirmed blocks to the pool
+     - a flush for the sake of others leaves unconfirmed blocks where they are
+     - a free that finds no room here asks for the id; so a stream that ends without galloc_stream_retire leaves no more
+       behind than GAI_MARK_BYTES and GAI_UNCONFIRMED_BLOCKS
+     - once all known contexts have been waited for, any stream may have the unconfirmed blocks from before that wait;
+       during it they are `orphans`
+     - the cache of a retired stream is closed
+   Where every call asks (default streams) or none does (stream_check:off) the cache is trusted.
 
-   run of frees: frees since the stream state last held nothing, less those that the stream state's own `busy_frees`
-   counts. The stream state holds stream->blocks - blocks - unconfirmed_blocks, but for blocks that were given to
-   another stream state and freed here. The free that leaves it nothing after a run of frees of GAI_MARK_FREES or more
-   goes to the pool: it may be the last for long.
+   busy_frees: frees since the stream state last held nothing, less those that the stream state's own `busy_frees`
+   counts. The stream state holds stream->blocks - blocks - unconfirmed_blocks blocks, apart from blocks that were given
+   to another stream state and freed here. After GAI_MARK_FREES frees or more the free that leaves it nothing goes to
+   the pool, because it may be the last for long.
 
-   Where threads share a stream cache, calls wait for cache lines to come from another processor: a pair changes two,
-   which begin with the stream cache. Counters that change together are apart: as neighbours they would become a vector.
-   */
+   Where threads share a stream cache, a pair transfers two cache lines between processors; both begin here. Counters
+   that change together are kept apart: as neighbours the compiler would turn them into one vector. */
 typedef struct gai_cache {
     gai_latch latch;
     uint64_t open;     /* the stream state's life while calls may use the stream cache, else 0 */
     size_t unconfirmed_blocks;
     gai_block *unconfirmed;  /* linked by next_bin, as `orphans` */
     size_t unconfirmed_bytes;
-    size_t alone;      /* what a stream cache that is empty takes unasked */
+    size_t alone;      /* an empty stream cache takes a block of up to this size without further checks */
     size_t blocks;
     size_t mallocs;
     size_t live_in;    /* begins the second line */
@@ -2082,11 +2092,11 @@ typedef struct gai_cache {
     char after[GAI_CACHE_LINE];
 } gai_cache;
 
-/* One capture, as a pool knows it. CUDA's graph has a share in it as well, as long as it, an instance of it or one of
-   their launches lasts; whoever gives up the second share frees it. So the graph may be gone before the pool, or
-   outlive it, and nothing but this is ever touched by whoever destroys it.
+/* One capture, as a pool knows it. CUDA's graph owns it too (a user object) as long as the graph, an instance of it or
+   one of their launches lasts; the second owner to release it frees it. So the graph may be gone before the pool, or
+   outlive it, and the user object's destructor touches nothing else.
 
-   owners: 2, then 1 once the pool or the graph has given up its share */
+   owners: 2, then 1 once the pool or the graph has released it */
 typedef struct gai_capture {
     struct gai_capture *next; /* of the pool */
     unsigned long long id;
@@ -2095,7 +2105,7 @@ typedef struct gai_capture {
     int lost; /* its context was reset: the graph will not run any more */
 } gai_capture;
 
-/* Captures that share memory. */
+/* A group: captures that share memory. */
 struct galloc_graph {
     galloc_graph *next;   /* of the pool */
     galloc_graph *handle; /* what the program has: a number never given twice */
@@ -2106,52 +2116,55 @@ struct galloc_graph {
 #define GAI_UNKNOWN_STREAMS (~0ull)
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
-   epoch > positions->epoch > positions->older->epoch > ... > done;  positions: only while capture != NULL
-   uses == marks that name it, in blocks of any kind, recorded uses included
-   capture, outside: asked, so that its stream cache is shut, and empty; no event is recorded for it; it waits for
-   nobody, but what it follows in its own capture, by the graph, is noted as if it did capture: its marks complete when
-   the capture is forgotten, none does before;  a used block that was given to it has a mark of it over all its bytes */
+   epoch > positions->epoch > positions->older->epoch > ... > done;  positions != NULL: capture != NULL
+   uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind
+   (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->outside);  plain: capture_id == 0, capture == NULL
+   Captured, or the unknown streams: asked != 0, so its stream cache is closed and empty;  due == 0;  recorded == NULL,
+   idle == NULL.  Captured: done == 0 while capture != NULL, done + 1 == epoch afterwards: its marks complete when the
+   capture is forgotten, none does before. It queues no waits; the streams that it follows in its own capture, by the
+   graph, are noted in `waits` as if it did. A used block that was given to it has a mark of it over all its bytes.
+   Unknown streams: waits == NULL */
 struct gai_stream {
     gai_stream *next, *next_indexed;
-    unsigned long long capture_id; /* of a captured stream; 0: of one that is not; outside: GAI_UNKNOWN_STREAMS */
+    unsigned long long capture_id; /* of a captured stream; 0: plain; GAI_UNKNOWN_STREAMS: of the unknown streams */
     gai_capture *capture; /* the same, while its graph may be launched */
     CUcontext context;
     unsigned long long context_id;
-    unsigned long long stream_id; /* 0: legacy, or captured: that cannot be asked */
+    unsigned long long stream_id; /* 0: legacy, or captured, whose id cannot be asked for */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
-    int asked;           /* somebody waits for a mark: record one at the next opportunity */
-    int wanted;          /* somebody once asked: on legacy, only then is it worth an event */
-    int due;             /* record an event as soon as the lock is let go: record_stream's rule */
+    int asked;           /* a mark is wanted: the next call on the stream records an event */
+    int wanted;          /* a mark was wanted once: on legacy, only then is it worth an event */
+    int due;             /* record an event as soon as the lock is released: rule 6 */
     short retired;       /* its stream is, or is about to be, destroyed */
-    short silent;        /* its context did not say whether it exists: nothing in it is asked */
-    short ended;         /* its context has ended, but perhaps not the work: only a wait for all devices completes it */
+    short silent;        /* its context did not answer whether it exists: no call is made on it */
+    short ended;         /* its context has ended, but perhaps not its work: a wait for all devices completes that */
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
-    uint64_t freed;      /* the latest stamp given to what was freed; captured: of no use */
+    uint64_t freed;      /* the latest stamp given to freed memory; captured: of no use */
     uint64_t handed;     /* the same for blocks that went out again, and lost their mark, or never had one */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     uint64_t life;       /* never changes while the stream state is in the pool; 0: unused */
-    size_t unmarked;     /* bytes freed since the last mark or occasion, but for those in the stream cache */
+    size_t unmarked;     /* bytes freed since the last mark or occasion, apart from those in the stream cache */
     size_t passed;       /* bytes freed between the last mark and the last occasion */
-    uint64_t occasion;   /* the number of that one, if there was no mark; else 0 */
+    uint64_t occasion;   /* the number of that occasion, if no event was recorded; else 0 */
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
-    size_t stranded;     /* by it, in a report that is being made */
+    size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
     size_t events;       /* length of `recorded` */
     gai_event *recorded; /* in order of epoch */
     gai_event *idle;
     gai_wait *waits;
-    gai_block_pool *block_pool[2]; /* of large and of small blocks; NULL: none so far */
+    gai_block_pool *block_pool[2]; /* for large and for small requests; NULL: none so far */
     gai_position *positions; /* captured; the newest first */
-    gai_position here;   /* captured: where its stream was at its last call; more nodes than it has: not known */
+    gai_position here;   /* captured: its position at its last call; n > GAI_POSITION_NODES: not known */
     gai_cache cache;
     gai_set free;
-    unsigned long long thread; /* the number of the one whose per-thread stream it is; 0: no such stream */
-    void *memory; /* in which it lies, where a line of memory begins */
+    unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
+    void *memory; /* the allocation that contains it; it begins at a cache line there */
 };
 
 /* Unused descriptors of one kind; chunks stay until the pool ends. */
@@ -2159,18 +2172,18 @@ typedef struct gai_slab {
     size_t size;      /* of a descriptor */
     void *unused;     /* linked by their first word */
     size_t available; /* length of that list */
-    size_t promised;  /* of these, kept for what must not fail; <= available while the pool's lock is free */
+    size_t promised;  /* of these, kept for steps that must not fail; <= available while the pool's lock is free */
     void *chunks;
 } gai_slab;
 
 /* When pages are parked; see gai_pool_should_park. */
 typedef struct gai_parking {
-    uint64_t mapped;   /* times that pages were mapped since the last time */
+    uint64_t mapped;   /* times that pages were mapped since the last parking */
     uint64_t calm;     /* times in a row that none was */
-    uint64_t patience; /* so many are enough */
+    uint64_t patience; /* parking ends after so many */
 } gai_parking;
 
-/* A plan that was carried out with old mappings alone. */
+/* A plan that was carried out with stale aliases and parked pages alone. */
 typedef struct gai_memo {
     struct gai_mapping *first; /* the descriptor may have another number by now, and be another mapping's */
     uint64_t number;
@@ -2180,8 +2193,8 @@ typedef struct gai_memo {
 
 #define GAI_MEMOS 2048
 
-/* The last plans, in turn. As long as a program repeats itself, what comes next is what came after the same plan the
-   last time: `next` is where that stands, and `agreed` how often in a row it was right. */
+/* The last plans, as a ring. In a program that repeats itself the next plan is the one that followed the same plan the
+   last time: `next` is its number, and `agreed` counts how often in a row that was right. */
 typedef struct gai_plan_predictor {
     gai_memo memos[GAI_MEMOS];
     uint64_t written, next; /* next >= written: nothing is expected */
@@ -2191,20 +2204,20 @@ typedef struct gai_plan_predictor {
 /* A time at which a mark was due. */
 typedef struct gai_occasion {
     uint64_t
-        key; /* of the stream state, the bytes that were to be marked, the frees and looks since the occasion before */
-    int useless;  /* when somebody looked at the event, a later one was complete as well */
+        key; /* a hash of the stream state, its unmarked bytes, and the frees and looks since the occasion before */
+    int useless;  /* when its event was looked at, a later one was complete as well */
 } gai_occasion;
 
 #define GAI_OCCASIONS 2048
 
-/* The last occasions, in turn, numbered from 1 on. `latest`: of those whose keys have the same place there. `next` and
-   `agreed`: as in the plan predictor. */
+/* The last occasions, as a ring, numbered from 1 on. latest[key % GAI_OCCASIONS]: the number of the last one with such
+   a key. `next` and `agreed`: as in the plan predictor. */
 typedef struct gai_mark_predictor {
     gai_occasion occasions[GAI_OCCASIONS];
     uint64_t latest[GAI_OCCASIONS];
     uint64_t noted, next, agreed;
     uint64_t clock; /* of the last one */
-    uint64_t looks; /* since then, at what streams have done */
+    uint64_t looks; /* at the progress of streams, since then */
 } gai_mark_predictor;
 
 #define GAI_SAMPLES 16
@@ -2214,18 +2227,18 @@ typedef struct gai_sample {
     uint64_t frees, ns;
 } gai_sample;
 
-/* When free pages are given back without anybody's asking; see gai_pool_collect. */
+/* When free pages are given back unasked; see gai_pool_collect. */
 typedef struct gai_collector {
-    uint64_t look;     /* the pool's clock when it is to be seen whether something is due; UINT64_MAX: never */
-    uint64_t stride;   /* frees from one look to the next */
+    uint64_t look;     /* the pool's clock at which the next check is due; UINT64_MAX: never */
+    uint64_t stride;   /* frees from one check to the next */
     uint64_t sampled;  /* samples taken so far */
-    uint64_t aged;     /* pages that were not used since then, counted in frees, have been collected for their age */
+    uint64_t aged;     /* pages not used since then, counted in frees, have been collected for their age */
     uint64_t rest;     /* above gc_threshold nothing is collected before this free */
     uint64_t patience; /* so many frees it rests */
     uint64_t ns;       /* when that was changed last; */
     size_t collected;  /* bytes collected above gc_threshold since then, */
     size_t created;    /* and bytes of pages created */
-    gai_sample samples[GAI_SAMPLES]; /* in turn */
+    gai_sample samples[GAI_SAMPLES]; /* as a ring */
 } gai_collector;
 
 /* What strategy:heuristic has set and seen. Without it the settings are those of the configuration.
@@ -2239,8 +2252,8 @@ typedef struct gai_tuning {
     double eased;
     double asked;    /* bytes that misses asked for */
     size_t moves;    /* pages that moved since the last decision */
-    size_t created;  /* and that were created */
-    int churned;     /* the program has begun to free, too */
+    size_t created;  /* pages created since then */
+    int churned;     /* the program frees as well as it allocates */
     galloc_decision decisions[GALLOC_DECISIONS];
     int decided;
 } gai_tuning;
@@ -2250,9 +2263,10 @@ typedef struct gai_tuning {
 #define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
 
 /* What the pools of a device hold together, and may hold. Guarded by the budget lock.
-   held == what they have taken, added up;  held <= most
-   limit: the lowest device_limit that one of them names;  most: the same, or where that was lowered beneath what was
-   held, that */
+   held == sum of pool->taken over `pools`;  held <= most
+   limit: the lowest device_limit that a pool names;  limit <= most
+   most > limit: more than the limit is held, since a pool named a lower one or the driver's own pool has grown over it;
+   most falls with held then, down to the limit */
 typedef struct gai_budget {
     galloc_pool *pools; /* linked by next_sharing */
     size_t held, limit, most;
@@ -2260,54 +2274,57 @@ typedef struct gai_budget {
 
 static gai_budget gai_budgets[GAI_DEVICES];
 
-/* reserved.current == bytes of pages in blocks + parked + quarantined
-   taken == the same + pages on their way in, which are taken from the budget before the driver is asked
-   leaving + parked == bytes of mappings that are away
-   cudaMallocAsync: reserved.current counts `kept` as well, what the driver's pool holds beyond the blocks of ours
-   allocated.current == bytes of used blocks, those on cache bins among them; likewise the other counters: what the
-   stream caches know is added by gai_stats_now. It makes live, allocated and blocks less, hardly ever more Three locks.
-   `lock` guards all of it, for short: no driver call is made while it is held. `growth` is held around everything that
-   changes pages or takes events and stream states away; it is taken before, and let go around callbacks of the
-   program's, with what they are about out of sight. `marking` is held while events are recorded on streams that the
-   call was not given (rule 6), and while groups of graphs begin, end, and are asked for their streams; it is taken
-   before `lock`, never together with `growth`. Last of all come the latches of the stream caches. Handles. The program
-   may name a pool that has ended, in a call or by an address, while another thread ends it. So what is read without a
-   lock is never given back to the host before galloc_shutdown, and is never used for anything else: the pool itself
-   with its locks, its stream states, the descriptors of blocks and mappings. All that serves the next pool. A handle is
-   never dereferenced. It is an address within the pool, another one for each pool that this has been, until all are
-   used up. A call with a handle, or with an address that it has looked up, counts among the users before it does
-   anything, and who ends the pool waits for them. Calls by way of a stream cache do not: a stream state's life tells.
-   */
+/* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine
+   taken == the same + pages on their way in, which are charged to the budget before the driver call
+   stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  old == number of those that are not parked
+   cudaMallocAsync: stats.reserved.current includes `kept`, what the driver's pool holds beyond galloc's blocks
+   stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
+   gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
+
+   Three locks. `lock` guards everything, for short: no driver call is made while it is held. `growth` is held around
+   everything that changes pages or forgets events and stream states; it is taken before `lock`, and released around
+   callbacks of the program's, with the blocks concerned out of sight. `marking` is held while events are recorded on
+   streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked for their streams;
+   it is taken before `lock`, never together with `growth`. The latches of the stream caches come after all others.
+
+   Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
+   what is read without a lock goes back to the host at galloc_shutdown only and is never used for another type: the
+   pool with its locks, its stream states, the descriptors of blocks and mappings. All that serves the next pool. A
+   handle is never dereferenced. It is an address within the pool, another one for each pool that this has been, until
+   all are used up. A call with a handle, or with an address that it has looked up, counts among the users before it
+   does anything, and the thread that ends the pool waits for them. Calls through a stream cache do not: the life of the
+   stream state tells them whether it is still the one they mean. */
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed while the pool exists, and read without a lock */
     int is_default;
     int one_context; /* by promise all calls with default streams are made in it */
-    void *key;       /* by which ways find it: the handle, or of a default pool NULL. Read by threads that come late */
+    void *key;       /* by which thread cache entries find it: the handle, or NULL for a default pool. Read by threads
+                        that come late */
     char apart[GAI_CACHE_LINE];
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
-    int due; /* some stream state is */
-    int lost; /* segments that are */
-    int retires; /* guarded by the global lock: the call that retires a stream everywhere has done so here */
-    int collects; /* pages note their use, for gc_threshold or gc_age */
-    int unfronted;    /* no stream's cache may be used: stats_exact, torch, or while the pool ends */
+    int due; /* a stream state is due */
+    int lost; /* segments that are lost */
+    int retires; /* guarded by the global lock: the call that retires a stream everywhere has been here */
+    int collects; /* pages record their use, for gc_threshold or gc_age */
+    int unfronted;    /* no stream cache may be used: stats_exact, torch, or while the pool ends */
     int mortal;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
-    int torch;        /* like:pytorch with fixed segments: all of them have a home */
+    int torch;        /* like:pytorch with fixed segments: each has a block pool */
     int pooled;       /* strategy:pooled: small requests have slots */
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
-    uint64_t freed_slots;   /* slots that became free since runs were looked at */
+    uint64_t freed_slots;   /* slots that became free since runs were examined */
     int oversize;     /* there are blocks that are never cut: max_split_size */
-    uint64_t special; /* what is asked for is not served in the short way, or in another one: GAI_ENTRY_... or-ed */
+    uint64_t special; /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
     size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
     CUcontext context;
     unsigned long long context_id;
     size_t granularity, device_bytes;
-    int rdma;            /* pages can be made capable of it */
+    int rdma;            /* the device can have pages capable of GPUDirect RDMA */
     gai_budget *budget;  /* of its device */
     galloc_pool *next_sharing;
     size_t taken;        /* from the budget, and guarded by its lock; so is */
-    int visitors;        /* threads of other pools that look for what is idle here */
-    void *fence;         /* pinned host memory that the driver would not take back; see gai_device_wait */
+    int visitors;        /* threads of other pools that look for idle memory here */
+    void *fence;         /* pinned host memory that the driver refused to take back; see gai_device_wait */
     CUcontext fence_context; /* where that was allocated */
     unsigned long long fence_context_id;
     uint64_t broken;     /* a sticky error: the pool refuses from then on */
@@ -2320,9 +2337,9 @@ struct galloc_pool {
     size_t stream_count;            /* plain stream states in use */
     gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
     gai_block *holes;     /* linked by next_bin, prev_bin */
-    gai_mapping *oldest_alias, *newest_alias; /* kept for the return of their pages */
-    size_t parked;        /* bytes of pages that are */
-    size_t old;           /* mappings that are away and not parked */
+    gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
+    size_t parked;        /* bytes of parked pages */
+    size_t old;           /* stale aliases */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_parking parking;
     gai_collector collector;
@@ -2332,18 +2349,18 @@ struct galloc_pool {
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
-    gai_stream outside;             /* among the stream states once there is need for it */
+    gai_stream outside;             /* the unknown streams; in `streams` once it is needed */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
-    galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either lets them be read */
+    galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either suffices to read them */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
-    int walking;         /* 1: on_map is being told of all there is; guarded by `growth` */
+    int walking;         /* 1: on_map is being told of all pages; guarded by `growth` */
     gai_block_pool *block_pools;
     size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
-    size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments that are graphs' */
+    size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments with of_graph */
     galloc_stats stats;
     uint64_t users;  /* calls that are in the pool, GAI_PASSING, and GAI_ENDED */
     galloc_pool *handle;
@@ -2351,8 +2368,8 @@ struct galloc_pool {
     void *known;     /* the next of gai_known_pools */
 };
 
-#define GAI_PASSING ((uint64_t)1 << 32) /* a call that concerns all pools is in this one, and calls no program there */
-#define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: nobody comes in */
+#define GAI_PASSING ((uint64_t)1 << 32) /* added by a call that concerns all pools and makes no callback in this one */
+#define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: no call comes in */
 
 #define GAI_ROUTE_LONG 1    /* torch, oversize */
 #define GAI_ROUTE_SLOTS 2   /* pooled */
@@ -2363,17 +2380,17 @@ static galloc_pool *gai_pools;       /* all of them; guarded by the global lock,
 static galloc_pool *gai_ended_pools; /* what serves the next ones */
 static void *gai_known_pools;        /* both, and those about to begin or to end; read without a lock */
 
-/* What an allocation looks for. */
+/* What an allocation asks for, after rounding. */
 typedef struct gai_params {
     size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
     size_t requested;
     uint32_t tag;
-    int just_ready; /* galloc_pool_reserve: have it, do not take it */
+    int just_ready; /* galloc_pool_reserve: make it available, do not take it */
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int far;        /* place it at the far end of a free block */
     int small;      /* like:pytorch: it is one for small segments */
     int slot;       /* it has a class */
-    gai_stream *stream; /* NULL: for nobody in particular, so only what anybody may have */
+    gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
 } gai_params;
 
 /* ==== SLAB ====================================================================================================== */

@@ -1,7 +1,7 @@
 #!/bin/sh
 # adversaries.sh - what galloc makes of traces that are built to hurt (bench/adversary.c), on the simulated device:
 # memory held, the least limit, driver time, moves. Writes bench/results/sim-adversaries.csv and prints a table of it;
-# with --table prints that of the file there is, in the form that docs/design.md has. Takes a few minutes.
+# with --table prints that of the file there is, in the form that docs/experiments.md has. Takes a few minutes.
 
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-adversaries.csv

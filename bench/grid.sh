@@ -1,7 +1,7 @@
 #!/bin/sh
 # grid.sh - strategy:heuristic beside a grid of configurations set by hand, over the ten traces on the simulated device:
 # memory held and driver time. Writes bench/results/sim-grid.csv; with --table prints that file's summary as
-# docs/design.md has it.
+# docs/experiments.md has it.
 
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-grid.csv

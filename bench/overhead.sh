@@ -1,7 +1,7 @@
 #!/bin/sh
 # overhead.sh - what the setting `overhead` trades: memory held against driver time, over the ten traces on the
-# simulated device. Writes bench/results/sim-overhead.csv; with --table prints that file's summary as docs/design.md
-# has it.
+# simulated device. Writes bench/results/sim-overhead.csv; with --table prints that file's summary in the form that
+# docs/experiments.md has.
 
 cd "$(dirname "$0")/.." || exit 1
 file=bench/results/sim-overhead.csv

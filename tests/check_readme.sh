@@ -109,20 +109,21 @@ awk '/figures:begin/ { inside = 1 } /figures:end/ { exit } inside && /^\|[^-]/ {
 empty "$work/figures" "figures without a file:"
 
 # The table of overheads is what its file says.
-awk '/overhead:begin/ { inside = 1; next } /overhead:end/ { exit } inside && /^\|/' docs/design.md >"$work/overhead"
+awk '/overhead:begin/ { inside = 1; next } /overhead:end/ { exit } inside && /^\|/' docs/experiments.md \
+    >"$work/overhead"
 bench/overhead.sh --table | diff "$work/overhead" - >"$work/out" && [ -s "$work/overhead" ]
-verdict $? "the table of overheads in docs/design.md is not that of its file:" "$work/out"
+verdict $? "the table of overheads in docs/experiments.md is not that of its file:" "$work/out"
 
 # So is that of the adversaries.
-awk '/adversaries:begin/ { inside = 1; next } /adversaries:end/ { exit } inside && /^\|/' docs/design.md \
+awk '/adversaries:begin/ { inside = 1; next } /adversaries:end/ { exit } inside && /^\|/' docs/experiments.md \
     >"$work/adversaries"
 bench/adversaries.sh --table | diff "$work/adversaries" - >"$work/out" && [ -s "$work/adversaries" ]
-verdict $? "the table of adversaries in docs/design.md is not that of its file:" "$work/out"
+verdict $? "the table of adversaries in docs/experiments.md is not that of its file:" "$work/out"
 
 # So is that of strategy:heuristic.
-awk '/grid:begin/ { inside = 1; next } /grid:end/ { exit } inside && /^\|/' docs/design.md >"$work/grid"
+awk '/grid:begin/ { inside = 1; next } /grid:end/ { exit } inside && /^\|/' docs/experiments.md >"$work/grid"
 bench/grid.sh --table | diff "$work/grid" - >"$work/out" && [ -s "$work/grid" ]
-verdict $? "the table of the grid in docs/design.md is not that of its file:" "$work/out"
+verdict $? "the table of the grid in docs/experiments.md is not that of its file:" "$work/out"
 
 # And those of the tuning page, which leave columns out: moves in the first, collections in the second.
 bench/tuning.sh --table | awk -F ' *\\| *' '{ print $2 "|" $3 "|" $4 "|" $5 "|" ($2 ~ /^limit/ ? $9 : $7) }' \
