@@ -1081,14 +1081,17 @@ extern "C++" {
 /* ==== PLATFORM ================================================================================================== */
 /* >>platform */
 
+/* Compilers, locks, atomics, clock, threads and the error message: everything that differs between operating systems
+   and compilers. Owns the locks that all pools share and the message of each thread. Calls no other section and not
+   CUDA. */
 #if defined(__GNUC__)
 #define GAI_FORMAT(string, first) __attribute__((format(printf, string, first)))
 #else
 #define GAI_FORMAT(string, first)
 #endif
 
-/* The fast path is put together into each of the few functions that take it, and what it leads to when it does not
-   serve is kept out of them: so nothing is saved and restored on the way. */
+/* The fast path is inlined into the few functions that take it (GAI_INLINE). Its slow branches stay out of line
+   (GAI_APART), so that the fast path saves and restores no registers for them. */
 #if defined(__GNUC__)
 #define GAI_THREAD_LOCAL __thread
 #define GAI_INLINE inline __attribute__((always_inline))
@@ -1121,7 +1124,8 @@ static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
 static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
-/* Pointers and counters that are read without a lock. A pointer is published after what it points to. */
+/* Atomic access to pointers and counters that are read without a lock. A pointer is published (release) after the data
+   it points to, and loaded with acquire. */
 #if defined(__GNUC__)
 static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
@@ -1186,7 +1190,7 @@ static uint64_t gai_clock(void)
 #if defined(CLOCK_MONOTONIC)
 #define GAI_CLOCK CLOCK_MONOTONIC
 #else
-#define GAI_CLOCK 1 /* it is there, but <time.h> keeps it from strict C: the number and the types are the ABI's */
+#define GAI_CLOCK 1 /* <time.h> hides it under strict C; the number and the types are fixed by the ABI */
 extern int clock_gettime(int clock, struct timespec *now);
 #endif
 static uint64_t gai_clock(void)
@@ -1200,17 +1204,17 @@ static uint64_t gai_clock(void)
 
 #define GAI_CACHE_LINE 64
 
-/* A spin lock for a few dozen instructions, in which no other lock is taken: one atomic step where a mutex needs two.
-   A thread that finds it taken spins, then yields, and at last sleeps, so that also a thread of lower priority comes to
-   the end of its turn. 1: taken. */
+/* A spin lock for critical sections of a few dozen instructions, in which no other lock is taken. Locking and
+   unlocking take one atomic read-modify-write together, where a mutex needs two. A waiting thread first spins, then
+   yields, then sleeps, so that an owner of lower priority gets to run. Value: 0 free, 1 taken. */
 typedef uint64_t gai_latch;
 
-#define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
+#define GAI_LATCH_SPINS 8 /* pauses of 1, 2, 4 ... iterations */
 #define GAI_LATCH_YIELDS 64
 
 static void gai_pause(unsigned round)
 {
-    volatile unsigned n = 1u << round; /* the loop must take time, not be thrown out */
+    volatile unsigned n = 1u << round; /* volatile keeps the compiler from removing the loop */
     while (n > 0) n = n - 1;
 }
 
@@ -1246,18 +1250,22 @@ static GAI_INLINE void gai_latch_on(gai_latch *latch)
 
 static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
-/* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
-   nodes of the address maps; budget: what the pools of each device hold together; log: where lines go and which were
-   seen; context: the contexts that are known; each of these four taken after any other. */
+/* Locks for data that all pools share.
+     global     the driver table and the list of pools; taken before any other lock
+     map        the inner nodes of the address maps
+     budget     how much memory the pools of each device hold together
+     log        the destination of log lines and the lines already written
+     context    the known contexts
+   Each of the last four is taken after any other lock. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
 static gai_lock gai_log_lock = GAI_LOCK_STATIC;
 static gai_lock gai_context_lock = GAI_LOCK_STATIC;
 
-/* What threads remember of pools is worth nothing once a pool has ended, or has changed what it goes by: then this goes
-   on. 0: there is nothing to
-   remember yet, or never, in a child of fork. */
+/* The generation of what threads remember of pools (their thread cache entries). It grows when a pool ends or changes
+   something that entries depend on, and entries of an older generation are ignored. 0: there is nothing to remember
+   yet, or this is a child of fork. */
 static uint64_t gai_generation;
 
 static void gai_generation_end(void)
@@ -1266,8 +1274,8 @@ static void gai_generation_end(void)
     while (!gai_swap(&gai_generation, now, now + 1)) now = gai_load(&gai_generation);
 }
 
-/* A child of fork inherits the heap but not the driver: it must not touch either. It may say so, and so needs the lock
-   of the log. */
+/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error: fork
+   therefore holds the lock of the log, which leaves that lock free in the child. */
 static void *gai_forked;
 static int gai_forks_are_watched;
 
@@ -1285,7 +1293,7 @@ static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_af
 static int gai_watch_forks(void) { return 0; }
 #endif
 
-/* A function that is called when a thread ends for which a value was set. */
+/* Thread keys: `call` runs when a thread ends that set a value for the key. */
 #if defined(_WIN32)
 #define GAI_AT_THREAD_END NTAPI
 typedef DWORD gai_thread_key;
@@ -1304,23 +1312,25 @@ static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread
 static void gai_thread_key_end(gai_thread_key key) { (void)pthread_key_delete(key); }
 #endif
 
-/* A function that is called before the code goes: at dlclose (FreeLibrary), or when the process ends. */
+/* Registers a function that runs before the code is unloaded: at dlclose (FreeLibrary) or when the process ends. */
 #if defined(__GNUC__)
 #define GAI_AT_UNLOAD __attribute__((destructor))
 static int gai_watch_unload(void (*call)(void)) { return call != NULL; }
 #else
 #define GAI_AT_UNLOAD
-static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in a DLL: when that goes */
+static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in a DLL, atexit runs when the DLL is
+                                                                             unloaded */
 #endif
 
-/* This thread's last error in words, and whether it is still to be logged: that happens when the public function
-   ends, with no lock held, so that GALLOC_LOG may do what it likes. */
+/* This thread's last error message, and whether it still has to be logged. Logging happens at the end of the public
+   function, with no lock held, so that the log callback may call galloc. */
 static GAI_THREAD_LOCAL char gai_message[544];
 static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
 
 #define GAI_NOTE 2
 
-/* Says what is wrong, where it is found. The first to say something knows best: the rest of the call is silent. */
+/* Records the error message at the place where the error is found. The first message of a call is the most specific
+   one; later ones are ignored. */
 GAI_FORMAT(2, 3)
 static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
 {
@@ -1333,7 +1343,7 @@ static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
     return error;
 }
 
-/* Says what the program may like to know though nothing is wrong. */
+/* Records a message for the log although the call succeeds. */
 GAI_FORMAT(1, 2)
 static void gai_note(const char *format, ...)
 {
@@ -1347,10 +1357,10 @@ static void gai_note(const char *format, ...)
 
 /* ---- sizes ---- */
 
-#define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
+#define GAI_UNIT ((size_t)512)       /* block sizes are multiples of this; cudaMalloc aligns to at least as much */
 #define GAI_UNIT_LOG2 9
 #define GAI_MIB ((size_t)1 << 20)
-#define GAI_ADDRESS_BITS 57          /* as far as five-level page tables reach */
+#define GAI_ADDRESS_BITS 57          /* the reach of five-level page tables */
 
 static size_t gai_min(size_t a, size_t b) { return a < b ? a : b; }
 static size_t gai_max(size_t a, size_t b) { return a > b ? a : b; }
@@ -1359,7 +1369,7 @@ static int gai_is_power_of_two(size_t n) { return n && !(n & (n - 1)); }
 static size_t gai_down(size_t n, size_t multiple) { return n & ~(multiple - 1); }
 static size_t gai_up(size_t n, size_t multiple) { return gai_down(n + (multiple - 1), multiple); }
 
-/* Rounds up a size that came from outside; 0 when that leaves the range of addresses. */
+/* Rounds up a size given by the caller; 0 when the result exceeds the address range. */
 static int gai_round(size_t n, size_t multiple, size_t *out)
 {
     if (n > ((size_t)1 << GAI_ADDRESS_BITS) - multiple) return 0;
@@ -1367,7 +1377,7 @@ static int gai_round(size_t n, size_t multiple, size_t *out)
     return 1;
 }
 
-/* Index of the highest bit set; n > 0. */
+/* Index of the highest bit set; requires n > 0. */
 static int gai_log2(uint64_t n)
 {
 #if defined(__GNUC__)
@@ -1379,13 +1389,14 @@ static int gai_log2(uint64_t n)
 #endif
 }
 
-/* Index of the lowest bit set; n > 0. */
+/* Index of the lowest bit set; requires n > 0. */
 static int gai_lowest(uint64_t n) { return gai_log2(n & (~n + 1)); }
 
-/* The largest power of two that is no larger than n; n > 0. */
+/* The largest power of two <= n; requires n > 0. */
 static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
 
-/* Rounded up to one of so many steps between two powers of two, or where these are finer to 512 bytes. */
+/* Rounds up to one of `divisions` equal steps between two powers of two, or to 512 bytes where the steps would be
+   smaller. */
 static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 {
     if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
@@ -1395,6 +1406,9 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 /* ==== CUDA ====================================================================================================== */
 /* >>cuda */
 
+/* galloc fetches the driver's functions through the runtime, so that no program has to link libcuda. It calls the
+   driver instead of the runtime: that leaves the runtime's last error untouched, and a stream query costs a third. The
+   driver's result codes equal the runtime's (see driver_types.h). */
 /* The driver's functions are fetched from the runtime, so that no program must link libcuda, and called instead of
    the runtime's, so that the program's last error is never touched and a look at a stream costs a third. Their result
    codes are the runtime's (driver_types.h keeps the numbers equal). */
@@ -1450,9 +1464,9 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
     X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))                                      \
     X(GraphNodeGetDependencies, GAI_NODE_AFTER)
 
-/* Since CUDA 12.3 there are longer forms of these two functions. Runtimes from there on to 12.4 give those, later ones
-   what they are asked for (12.0). An edge of a graph that means less than one after the other is an error for the short
-   forms, and for the long ones when they are given no place to tell of it. */
+/* CUDA 12.3 added longer forms of these two functions. Runtimes 12.3 and 12.4 return the long forms; later ones return
+   the requested version (12.0). A graph edge that is weaker than full completion ordering is an error for the short
+   forms, and for the long forms when they get no array for the edge data. */
 #if CUDART_VERSION >= 12030 && CUDART_VERSION < 12050
 #define GAI_CAPTURE_INFO \
     (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, const void *, size_t *)
@@ -1473,10 +1487,9 @@ typedef struct gai_driver_table {
 } gai_driver_table;
 
 static gai_driver_table gai_cu;
-static void *gai_cu_ready; /* not NULL once the table is full */
+static void *gai_cu_ready; /* not NULL once the table is filled */
 
-/* The runtime keeps the last error of a call of ours that failed; the program had none then, and must have none
-   after. */
+/* Clears the runtime's last error if one of galloc's own runtime calls set it. */
 static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
 {
     if (error != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
@@ -1514,7 +1527,7 @@ static cudaError_t gai_driver_load(gai_driver_table *cu)
     return cudaSuccess;
 }
 
-/* Every public function begins here. */
+/* Every public function calls this first: it refuses in a child of fork and fills the driver table once. */
 static cudaError_t gai_begin(void)
 {
     cudaError_t error = cudaSuccess;
@@ -1531,7 +1544,7 @@ static cudaError_t gai_begin(void)
     return error;
 }
 
-/* A thread that never called the runtime has no context: it gets the one that the runtime would give it. */
+/* Gives a thread without a context the one that the runtime would make current for it. */
 static cudaError_t gai_bind_context(void)
 {
     cudaError_t before = cudaPeekAtLastError();
@@ -1542,7 +1555,7 @@ static cudaError_t gai_bind_context(void)
     return cudaSuccess;
 }
 
-/* Not the driver's: what it was to be called for could not be noted. A number that CUDA does not use. */
+/* A result that CUDA does not use: host memory was missing before the driver was called. */
 #define GAI_NO_HOST_MEMORY ((CUresult)1023)
 
 static cudaError_t gai_driver_failed(CUresult result, const char *function)
@@ -1552,7 +1565,7 @@ static cudaError_t gai_driver_failed(CUresult result, const char *function)
     return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
 }
 
-/* Errors after which the context, or the driver, is of no use any more: nothing is gained by trying on. */
+/* Errors after which the context or the driver is unusable, so that retrying is pointless. */
 static int gai_is_sticky(CUresult result)
 {
     int code = (int)result;
@@ -1565,8 +1578,9 @@ static int gai_is_driver_gone(CUresult result) { return result == CUDA_ERROR_DEI
 
 enum gai_health { GAI_ALIVE, GAI_DEAD, GAI_UNKNOWN };
 
-/* Does the context with this id exist? An odd error proves neither: then nothing that was in it may be taken for
-   complete, and nothing in it may be asked, since a call on an event or stream that is gone crashes. */
+/* Finds out whether the context with this id still exists. An unexpected error leaves that unknown. In an unknown
+   context no work may count as complete, and no event or stream may be queried: such a call on a destroyed object
+   crashes. */
 static CUresult gai_context_look(CUcontext context, unsigned long long context_id, enum gai_health *health)
 {
     unsigned long long id = 0;
@@ -1584,9 +1598,9 @@ static enum gai_health gai_context_health(CUcontext context, unsigned long long 
     return health;
 }
 
-/* The contexts that streams of galloc's calls have been in, beside the primary ones of their pools. CUDA has no list of
-   a process's contexts, and work that nobody can name may be in any of them. Entries stay, and are used again when
-   their context has ended. Guarded by a lock of their own. */
+/* The contexts of streams that were passed to galloc, besides the primary contexts of the pools. CUDA has no list of a
+   process's contexts, and work on unknown streams may be in any of them. Entries are never freed before
+   galloc_shutdown; one whose context has ended is used again. Guarded by the context lock. */
 typedef struct gai_known_context {
     struct gai_known_context *next;
     CUcontext context;
@@ -1595,7 +1609,7 @@ typedef struct gai_known_context {
 
 static gai_known_context *gai_known_contexts;
 
-/* 0: no host memory. */
+/* Adds a context to the list. 0: no host memory. */
 static int gai_context_know(CUcontext context, unsigned long long id)
 {
     gai_known_context *known, *unused = NULL;
@@ -1615,7 +1629,7 @@ static int gai_context_know(CUcontext context, unsigned long long id)
     return known || unused;
 }
 
-/* The n-th of them. 0: there are no more. */
+/* The n-th known context. 0: there are no more. */
 static int gai_context_known(size_t n, CUcontext *context, unsigned long long *id)
 {
     const gai_known_context *known;
@@ -1636,25 +1650,25 @@ static void gai_contexts_forget(void)
     }
 }
 
-/* Where a call stands. Streams are told apart by their ids, which CUDA never gives twice, since handles come back
-   after cudaStreamDestroy. The legacy stream has id 0 here and is told apart by its context: its own id cannot be
-   asked for at all times. Neither can that of a stream that is being captured: it is told apart by the capture and its
-   handle, which means one stream as long as the capture lasts. */
+/* A call site: the stream, context and capture of one call. Handles are reused after cudaStreamDestroy, ids never, so
+   a stream is identified by its id. Two kinds of streams have no id that can be queried at all times. The legacy
+   stream has stream_id 0 here and is identified by its context. A captured stream is identified by the capture and its
+   handle, which names one stream for the duration of the capture. */
 typedef struct gai_site {
     CUstream handle;
     unsigned long long stream_id;
-    struct gai_stream *stream; /* where the call led, if it came that far, and in which of its lives */
+    struct gai_stream *stream; /* the stream state that the call reached, if any, and its life at that time */
     uint64_t life;
-    CUcontext context; /* NULL: not asked for yet */
+    CUcontext context; /* NULL: not queried yet */
     unsigned long long context_id;
-    unsigned long long capture; /* the one that the stream is part of; 0: none */
-    CUresult refused; /* the driver would not have the graph tell of its end */
-    char broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
+    unsigned long long capture; /* the capture that the stream takes part in; 0: none */
+    CUresult refused; /* the driver's error when the capture or its context could not be recorded */
+    char broken;    /* the capture was invalidated: its work will never run */
     char capture_forbids; /* captured, or legacy while a blocking stream is: most calls would break the capture */
-    char own_context; /* the stream's context is the pool's: the pool of its device */
+    char own_context; /* the stream's context is the pool's context */
 } gai_site;
 
-/* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
+/* Handles 0, 1 and 2 name default streams. */
 static int gai_is_default_stream(CUstream stream) { return (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
 static CUresult gai_site_context(gai_site *site)
@@ -1671,11 +1685,11 @@ static CUresult gai_site_context(gai_site *site)
     return result;
 }
 
-static uint64_t gai_threads; /* that have had a number */
+static uint64_t gai_threads; /* numbers given to threads so far */
 static GAI_THREAD_LOCAL uint64_t gai_thread_number;
 
-/* What stands for the handle of a stream: within a capture it means one stream, but for the per-thread one, which is
-   each thread's own. No handle of a stream that was created is as small as a thread's number. */
+/* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread.
+   Handles of created streams are never as small as a thread's number. */
 static unsigned long long gai_stream_key(CUstream stream)
 {
     if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
@@ -1683,7 +1697,7 @@ static unsigned long long gai_stream_key(CUstream stream)
     return gai_thread_number;
 }
 
-/* Which capture the stream is part of now; 0: of none. */
+/* The id of the capture that the stream takes part in; 0: none. */
 static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, unsigned long long *id, CUgraph *graph)
 {
     cuuint64_t number = 0;
@@ -1692,8 +1706,8 @@ static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, u
     return result;
 }
 
-/* The nodes that what is captured next on the stream will come after: all that it was given so far comes before them or
-   is one of them. Copies them. 0: they cannot be had, or are more than `most`, or the capture is not this one. */
+/* Copies the graph nodes on which the stream's next captured work will depend: all its work so far is among them or
+   precedes them. 0: the query failed, there are more than `most` nodes, or this capture has ended. */
 static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -1707,8 +1721,8 @@ static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgrap
     return 1;
 }
 
-/* Whether it is captured comes first: asking a captured stream for its id or flags, or the legacy stream for anything
-   while a blocking stream is captured, loses that capture in every mode (measured: docs/design.md). */
+/* Queries the capture status first. Querying the id or flags of a captured stream invalidates its capture in every
+   mode, and so does any query of the legacy stream while a blocking stream is captured (measured: docs/design.md). */
 static CUresult gai_site_look(gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -1744,21 +1758,22 @@ static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
     return result ? gai_driver_failed(result, "looking at the stream") : cudaSuccess;
 }
 
-/* For what cannot be done on a stream while it is captured. */
+/* For operations that are impossible on a captured stream. */
 static cudaError_t gai_site_is_free(const gai_site *site)
 {
     if (!site->capture && !site->broken) return cudaSuccess;
     return gai_fail(cudaErrorStreamCaptureUnsupported, "this cannot be done on a stream that is being captured");
 }
 
-/* For what would be of use to the capture only. */
+/* For operations that would serve the capture only. */
 static cudaError_t gai_site_is_sound(const gai_site *site)
 {
     if (!site->broken) return cudaSuccess;
     return gai_fail(cudaErrorStreamCaptureInvalidated, "the capture that the stream is part of has been invalidated");
 }
 
-/* While it lasts, `context` is current and no call of this thread can break a capture of another (relaxed mode). */
+/* Between enter and leave, `context` is current and the thread is in relaxed capture mode, so that its calls break no
+   capture of another thread. */
 typedef struct gai_scope {
     CUstreamCaptureMode mode;
     int pushed;
@@ -2384,6 +2399,8 @@ typedef struct gai_params {
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
+/* Slabs: fixed-size host descriptors (blocks, marks, pages ...) in chunks of 32 KiB that stay until the pool ends. The
+   slabs of a pool are guarded by its lock. Calls nothing but GALLOC_MALLOC and GALLOC_FREE. */
 #ifndef GAI_CHUNK_BYTES
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
 #endif
@@ -2395,14 +2412,15 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Descriptors are on a line of memory of their own if their size allows it. */
+/* Descriptors start at a cache line boundary: those whose size is a multiple of a line share no line. */
 static void gai_slab_spread(gai_slab *slab, char *chunk)
 {
     size_t at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
     for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
 }
 
-/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros. */
+/* Ensures that `n` descriptors can be taken besides the promised ones. They are zeroed when the chunk is allocated. 0:
+   no host memory. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
@@ -2416,7 +2434,7 @@ static int gai_slab_has(gai_slab *slab, size_t n)
     return 1;
 }
 
-/* What giving memory back needs is kept for it: that must not fail because the host has no memory left. */
+/* A reserve for giving memory back, which must not fail for lack of host memory. */
 #define GAI_SLAB_KEPT 4
 
 static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
@@ -2424,7 +2442,7 @@ static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
     return slab->available >= slab->promised + n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
 }
 
-/* Cannot fail after gai_slab_need or gai_slab_has, nor where it was promised. */
+/* Cannot fail after gai_slab_need or gai_slab_has, nor for a promised descriptor. */
 static void *gai_slab_take(gai_slab *slab)
 {
     void *descriptor = slab->unused;
@@ -2445,7 +2463,7 @@ static void gai_slab_end(gai_slab *slab)
     slab->available = slab->promised = 0;
 }
 
-/* All descriptors are unused again. */
+/* Marks all descriptors as unused. */
 static void gai_slab_reset(gai_slab *slab)
 {
     char *chunk;
@@ -2457,19 +2475,21 @@ static void gai_slab_reset(gai_slab *slab)
 /* ==== MAP ======================================================================================================= */
 /* >>map */
 
-/* Two maps for all pools, read without a lock: from the address of a block to its descriptor, and from any address,
-   cut to 2 MiB, to the page that is mapped there. Radix trees of fixed depth; inner nodes stay until galloc_shutdown.
-   Entries are written under the lock of the pool that owns the address.
-   The map of blocks has an entry for 64 KiB: nothing, or the one block that begins there, or, told apart by its lowest
-   bit, a leaf with a slot for every 512 bytes. Large blocks do without leaves, which are a KiB each. So do only
-   expandable segments: the addresses of others may be given to another pool before it is known that they are lost. */
+/* Two radix trees of fixed depth that all pools share and that are read without a lock. The block map leads from the
+   address of a block to its descriptor. The page map leads from any address, rounded down to 2 MiB, to the page mapped
+   there. Entries are written under the lock of the pool that owns the address. Inner nodes are added under the map
+   lock and stay until galloc_shutdown. Calls the platform only.
+
+   The block map has one entry per 64 KiB: empty, or the one block that begins there, or (lowest bit set) a leaf with
+   one slot per 512 bytes. Large blocks need no leaf, which saves 1 KiB each. Only expandable segments may go without
+   leaves: addresses of other segments may pass to another pool before galloc notices that they are lost. */
 #define GAI_MAP_LEVELS 4
 #define GAI_MAP_ROOT_LOG2 14
 #define GAI_PAGE_LOG2 21
 #define GAI_LEAF_LOG2 16
 #define GAI_LEAF_SLOTS (1 << (GAI_LEAF_LOG2 - GAI_UNIT_LOG2))
 
-/* Nothing in it is set beforehand, so that it takes no place in the program's file. */
+/* Zero-initialised, so that it takes no space in the object file. */
 typedef struct gai_map {
     void *root[1 << GAI_MAP_ROOT_LOG2];
     void *nodes; /* all inner nodes, linked by their first word */
@@ -2477,13 +2497,13 @@ typedef struct gai_map {
 
 static gai_map gai_block_map, gai_page_map;
 
-static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* width of each level, root first */
-static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* what the levels after it take */
+static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* bits of each level, root first */
+static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* bits below each level */
 
-/* Below the root; the map of pages has no use for the last one. */
+/* The number of levels; the page map lacks the last one. */
 static int gai_map_levels(const gai_map *map) { return map == &gai_block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1; }
 
-/* The node's slots begin behind its link. */
+/* The children begin after the link to the next node. */
 static void **gai_map_node_new(gai_map *map, size_t children)
 {
     size_t bytes = (1 + children) * sizeof(void *);
@@ -2500,7 +2520,7 @@ static size_t gai_map_digit(int level, uintptr_t addr)
     return (size_t)(addr >> gai_map_shift[level]) & (((size_t)1 << gai_map_log2[level]) - 1);
 }
 
-/* The slot of an address, or NULL where there is no node for it. */
+/* The slot of an address in the last level, or NULL where the nodes are missing. */
 static void **gai_map_slot(gai_map *map, uintptr_t addr)
 {
     void **children = map->root;
@@ -2519,8 +2539,8 @@ static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
 
 static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_LOG2) & (GAI_LEAF_SLOTS - 1); }
 
-/* What a map has for the 2 MiB around an address, or NULL: gai_map_slot with the numbers written out, since most calls
-   come by here. */
+/* The slot of the 2 MiB around an address, or NULL: gai_map_slot with constant shifts, because most calls come through
+   here. */
 static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
 {
     void **children;
@@ -2530,7 +2550,7 @@ static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
     return children ? &children[addr >> GAI_PAGE_LOG2 & 0x1ff] : NULL;
 }
 
-/* The entry of an address in the map of blocks, or NULL. */
+/* The entry of an address in the block map, or NULL. */
 static GAI_INLINE void **gai_block_entry(uintptr_t addr)
 {
     void **children = gai_map_entry_at(&gai_block_map, addr);
@@ -2538,7 +2558,7 @@ static GAI_INLINE void **gai_block_entry(uintptr_t addr)
     return children ? &children[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
 
-/* Its address, for who has no lock. */
+/* For readers without a lock. */
 static uintptr_t gai_block_addr(const gai_block *block)
 {
     return (uintptr_t)gai_counted((const uint64_t *)&block->addr);
@@ -2549,15 +2569,14 @@ static GAI_INLINE void gai_block_set_addr(gai_block *block, uintptr_t addr)
     gai_set_relaxed((uint64_t *)&block->addr, addr);
 }
 
-/* The only used or free block that may start at an address, or NULL; where it does start is for the caller to
-   compare. */
+/* The only used or free block that may begin at an address, or NULL. The caller compares the block's address. */
 static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
 {
     void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
     return (gai_block *)(gai_is_leaf(in) ? gai_load_pointer(&gai_leaf(in)[gai_leaf_digit(addr)]) : in);
 }
 
-/* Makes the nodes on the way to an address; the only step of the map that can fail. */
+/* Creates the nodes for an address. The only map operation that can fail, besides gai_leaf_new. 0: no host memory. */
 static int gai_map_need(gai_map *map, uintptr_t addr)
 {
     void **children = map->root;
@@ -2574,14 +2593,14 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     return children != NULL;
 }
 
-/* Not 0 when one of two slots is in use. */
+/* Not 0 when one of the two slots is in use. */
 static uintptr_t gai_map_pair(void *const *children)
 {
     return (uintptr_t)gai_load_pointer(children) | (uintptr_t)gai_load_pointer(children + 1);
 }
 
-/* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
-   eights. */
+/* The index after the last used slot among the first `n`; 0: none is used. Most slots are empty, so it tests eight at
+   once. */
 static size_t gai_map_last(void *const *children, size_t n)
 {
     while (n >= 8) {
@@ -2603,7 +2622,7 @@ static gai_block *gai_entry_last(void *in, uintptr_t addr)
     return n ? (gai_block *)gai_load_pointer(&gai_leaf(in)[n - 1]) : NULL;
 }
 
-/* The same below a node of the map of blocks. Beside the address's own way all of an entry lies before it. */
+/* The same for the subtree of a node. Only the child on the address's own path can hold blocks after the address. */
 static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
 {
     size_t own = gai_map_digit(level, addr), n;
@@ -2618,13 +2637,14 @@ static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
     return NULL;
 }
 
+/* The last used or free block that begins at or before an address, or NULL. */
 static gai_block *gai_block_before(uintptr_t addr)
 {
     return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_block_map.root, 0, addr);
 }
 
-/* A leaf for an entry; the block that was alone there goes into it. Not in other pools' addresses. 0: no host
-   memory. */
+/* Creates a leaf for an entry and moves the entry's single block into it. That block is of the same pool, since only
+   expandable segments do without leaves. 0: no host memory. */
 static int gai_leaf_new(void **entry)
 {
     void *in;
@@ -2643,8 +2663,7 @@ static int gai_leaf_new(void **entry)
     return gai_is_leaf(gai_load_pointer(entry));
 }
 
-/* Makes sure that a block can be shown at an address, whatever else begins in the 64 KiB around it. 0: no host
-   memory. */
+/* Ensures that a block can be entered at an address whatever else begins in the 64 KiB around it. 0: no host memory. */
 static int gai_block_map_need(uintptr_t addr)
 {
     void **entry;
@@ -2653,8 +2672,8 @@ static int gai_block_map_need(uintptr_t addr)
     return gai_is_leaf(gai_load_pointer(entry)) || gai_leaf_new(entry);
 }
 
-/* The same for a block that is shown before the pool's lock is let go, with at most one more, at `other`: in an
-   expandable segment it may be alone. */
+/* The same for a block that is entered before the pool's lock is released, with at most one more block at `other`. In
+   an expandable segment such a block may need no leaf. */
 static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr_t addr, uintptr_t other)
 {
     void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
@@ -2663,7 +2682,7 @@ static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr
     return gai_block_map_need(addr);
 }
 
-/* The block is found by its address from now on. The map has room for it. */
+/* Enters the block into the map, which has room for it. */
 static GAI_INLINE void gai_block_show(gai_block *block)
 {
     void **entry = gai_block_entry(block->addr), *in = gai_load_pointer(entry);
@@ -2671,7 +2690,7 @@ static GAI_INLINE void gai_block_show(gai_block *block)
     gai_store_pointer(block->map_entry, block);
 }
 
-/* Not any more, unless somebody else has taken its place already. */
+/* Removes the block from the map, unless another pool's block has taken its entry already. */
 static GAI_INLINE void gai_block_hide(const gai_block *block)
 {
     if (block->map_entry && gai_load_pointer(block->map_entry) == block) gai_store_pointer(block->map_entry, NULL);
