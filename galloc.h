@@ -2709,6 +2709,7 @@ static void gai_map_end(gai_map *map)
 /* ==== BINS ====================================================================================================== */
 /* >>bins */
 
+/* blocks compared within a bin for the best fit; more gain nothing (docs/design.md) */
 #define GAI_LOOKS 4 /* blocks compared for the best fit within a bin; more gain nothing (docs/design.md) */
 
 typedef struct gai_bin {
@@ -2727,7 +2728,7 @@ static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
     return bin;
 }
 
-/* The next bin with a block in it, strictly after this one; 0 when there is none. */
+/* Advances to the next bin with a block in it, strictly after this one; 0 when there is none. */
 static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
 {
     uint32_t columns = bin->column + 1 < GAI_COLUMNS ? set->columns[bin->row] & (~(uint32_t)0 << (bin->column + 1)) : 0;
@@ -2755,7 +2756,7 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-/* Where the slots of a size are. */
+/* The bin of the slots of one size. */
 static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
 {
     return &set->bins[GAI_ROWS + bin.row][bin.column];
@@ -2788,8 +2789,9 @@ static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
     if (!set->columns[row]) set->rows &= ~((uint64_t)1 << row);
 }
 
-/* The set's list by age is kept in order near its ends, which is where blocks enter it: newest by a free, anywhere by
-   a split. A block that belongs further inside is put GAI_AGE_STEPS from an end. */
+/* The list by age is sorted near both ends, where most blocks are inserted: a freed block is the newest, only a split
+   block may belong elsewhere. The insertion looks at GAI_AGE_STEPS blocks from either end. A block that belongs
+   further inside is placed GAI_AGE_STEPS from the oldest. */
 #define GAI_AGE_STEPS 32
 
 static void gai_age_insert(gai_set *set, gai_block *block)
@@ -2821,7 +2823,8 @@ static void gai_age_remove(gai_set *set, gai_block *block)
     else set->newest = block->older;
 }
 
-/* Adds to a number that is counted of all blocks and of those of each kind, or takes off it. */
+/* torch_stats counts each number for all blocks and for the small or the large ones. `new_ones` adds to the total as
+   well. */
 static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
 {
     stat->current += n;
@@ -2844,7 +2847,7 @@ static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
 
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
 
-/* A free block of a home comes into a set. */
+/* Counts a free block of a block pool that enters a set. */
 static void gai_torch_count_in(const gai_set *set, const gai_block *block)
 {
     const gai_segment *segment = block->segment;
@@ -2859,7 +2862,7 @@ static void gai_torch_count_in(const gai_set *set, const gai_block *block)
     }
 }
 
-/* The same when it goes; its size is what it was. */
+/* Counts a free block of a block pool that leaves its set, with the size it had there. */
 GAI_APART
 static void gai_torch_count_out(const gai_set *set, const gai_block *block)
 {
@@ -2893,7 +2896,7 @@ static void gai_set_remove(gai_block *block)
     block->set = NULL;
 }
 
-/* Where in [begin, end) the wanted bytes go; 0 when they do not fit. */
+/* The address within [begin, end) for the requested bytes; 0 when they do not fit. */
 static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *params)
 {
     uintptr_t at;
@@ -2918,7 +2921,7 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_params
     return best;
 }
 
-/* The same where every block that is large enough will do: the first that fits exactly ends it. */
+/* The same without alignment and placement: any block that is large enough serves, and an exact fit ends the search. */
 static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 {
     gai_block *best = NULL;
@@ -2934,8 +2937,7 @@ static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
     return best;
 }
 
-/* The best of a few: looks into `bin`, which is that of the size itself, then into the first bin whose blocks all
-   suffice. */
+/* Searches `bin`, which is that of the size itself, then the first bin in which every block suffices. */
 static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin, size_t bytes)
 {
     gai_block *best = NULL;
@@ -2945,7 +2947,8 @@ static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin,
     return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
 
-/* The same with an alignment: blocks of the size need not fit, those as large as the alignment's worst case do. */
+/* The same with an alignment. A block of the requested size may not fit; one that also covers the worst case of the
+   alignment does. */
 static gai_block *gai_set_find(const gai_set *set, const gai_params *params)
 {
     size_t sizes[2];
@@ -2964,8 +2967,8 @@ static gai_block *gai_set_find(const gai_set *set, const gai_params *params)
     return NULL;
 }
 
-/* The largest of the set's free blocks, by GAI_LOOKS of those in the highest bin: none there is GAI_COLUMNS-th
-   larger. 0: there is none. */
+/* The largest free block of the set, among the first GAI_LOOKS of the highest bin: the largest of all is at most
+   1/GAI_COLUMNS larger. 0: the set is empty. */
 static size_t gai_set_largest(const gai_set *set)
 {
     const gai_block *block;
@@ -2984,6 +2987,7 @@ static size_t gai_set_largest(const gai_set *set)
 /* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
+/* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 #define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per stream state, for all that it spans */
 
 static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t epoch, uintptr_t begin, uintptr_t end)
@@ -3042,13 +3046,13 @@ static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
     gai_mark_end(pool, mark);
 }
 
-/* Of two marks of one stream state that overlap, the later one counts where they do. Returns the one that says nothing
-   more, or NULL. */
+/* Resolves the overlap of two marks of one stream state: there the later one counts. Returns the mark that has become
+   redundant, or NULL. */
 static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
 {
     gai_mark *late = a->epoch > b->epoch ? a : b, *early = late == a ? b : a;
     if (early->begin >= late->begin && early->end <= late->end) return early;
-    if (early->begin < late->begin && early->end > late->end) { /* asks for a little more than is needed */
+    if (early->begin < late->begin && early->end > late->end) { /* demands a little more than needed */
         early->epoch = late->epoch;
         return late;
     }
@@ -3057,8 +3061,8 @@ static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
     return NULL;
 }
 
-/* Marks of one stream state and epoch that touch become one: says the same with less. Marks of one stream state do not
-   overlap. A mark that has taken another in touches none before it: they touched neither. */
+/* Adds a mark. Marks of one stream state and epoch that touch become one, and marks of one stream state do not
+   overlap. One pass suffices: a mark that was merged touches no mark before it, since neither of its parts did. */
 static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
 {
     gai_mark **at = list;
@@ -3092,8 +3096,8 @@ static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
     }
 }
 
-/* What stands in both lists, of bytes that touch, the one's before the other's: mostly that is a mark each, of one
-   stream state and one epoch. */
+/* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark each, of one
+   stream state and epoch. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
 {
     if (!left || !right) return left ? left : right;
@@ -3107,8 +3111,8 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
     return left;
 }
 
-/* Asks for more than is needed, never for less: of each stream state one mark stays, the latest, over all that its
-   marks span. */
+/* Coarsens a list: each stream state keeps one mark, its latest epoch over all bytes that its marks span. The result
+   demands more than the exact list, never less. */
 static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
 {
     for (; list; list = list->next) {
@@ -3128,7 +3132,7 @@ static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
     }
 }
 
-/* Keeps a list short: what is complete goes, and of what is left no more stays than is looked through in no time. */
+/* Keeps a list short: drops complete marks and coarsens what is longer than GAI_MARKS_MAX. */
 static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
 {
     if (!*list || (!(*list)->next && !gai_mark_is_complete(*list))) return;
@@ -3136,7 +3140,8 @@ static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
     if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
 }
 
-/* Leaves what is about bytes before `at` in *left and returns the rest. Takes a new mark for each one that is cut. */
+/* Leaves the marks of bytes before `at` in *left and returns the others. Takes one new mark for each mark that it
+   cuts. */
 static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
 {
     gai_mark *right = NULL;
@@ -3159,6 +3164,7 @@ static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
     return right;
 }
 
+/* The free set of a block with these marks: common without a mark, a stream state's own if all name it, else mixed. */
 static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
 {
     const gai_mark *mark;
@@ -3168,17 +3174,17 @@ static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
     return &marks->stream->free;
 }
 
-/* Graphs of one group never run at once: so the program has promised. What is captured within one graph on two streams
-   may. */
+/* The program promises that graphs of one group never run at once. That orders different captures of a group, but not
+   two streams within one capture. */
 static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 {
     return a && b && a->graph && a->graph == b->graph && a->id != b->id;
 }
 
-/* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
-   blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
-   captured, also when its graph is gone. A context that came to an end has no work left, and one that is where it was
-   comes after all of that: their ids need not be compared. */
+/* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? The legacy stream is ordered
+   with every blocking stream of its context, both ways. That orders neither two blocking streams with each other nor
+   captured work, even after its graph is gone. Context ids need not be compared: a destroyed context has no work left,
+   and a new context at its address comes later than all that work. */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
@@ -3188,9 +3194,10 @@ static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *befo
     return after->handle == CU_STREAM_LEGACY && before->blocking;
 }
 
-/* Of a stream that is not captured. */
+/* Is the stream not captured? */
 static int gai_stream_is_plain(const gai_stream *stream) { return !stream->capture_id; }
 
+/* The epoch of `on` up to which `stream` has queued a wait; 0: none. */
 static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on)
 {
     const gai_wait *wait = stream->waits;
@@ -3198,7 +3205,7 @@ static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on
     return wait ? wait->epoch : 0;
 }
 
-/* The recorded event that stands for the mark, or NULL while there is none that may be asked. */
+/* The recorded event that covers the mark; NULL while there is none, or none that may be queried. */
 static gai_event *gai_mark_event(const gai_mark *mark)
 {
     gai_event *event = mark->stream->silent ? NULL : mark->stream->recorded;
@@ -3206,7 +3213,7 @@ static gai_event *gai_mark_event(const gai_mark *mark)
     return event;
 }
 
-/* May `stream` use bytes with this mark, with nothing else done? */
+/* May `stream` use the bytes of this mark without a wait? */
 static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const gai_stream *stream)
 {
     if (gai_mark_is_complete(mark)) return 1;
@@ -3215,7 +3222,7 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
 }
 
-/* Calls that come from now on find it shut. With the pool's lock held. */
+/* Closes a stream cache: later calls go to the pool. Pool's lock held. */
 static void gai_cache_shut(gai_cache *cache)
 {
     if (!cache->open) return;
@@ -3224,23 +3231,22 @@ static void gai_cache_shut(gai_cache *cache)
     gai_latch_off(&cache->latch);
 }
 
-/* Somebody waits for a mark on the stream state's stream: its next call must come to the pool, not end in the stream
-   cache. */
+/* Requests a mark on the stream. Its next call must reach the pool to record one, so its stream cache is shut. */
 static void gai_stream_ask(gai_stream *stream)
 {
     stream->asked = 1;
     gai_cache_shut(&stream->cache);
 }
 
-/* The same for a mark that memory hangs on. */
+/* The same for a mark that an allocation needs. */
 static void gai_stream_want_mark(gai_stream *stream)
 {
     gai_stream_ask(stream);
     stream->wanted = 1;
 }
 
-/* The first mark in the way of `params` over [at, at + bytes); with `may_wait`, one that has an event is not in the
-   way. */
+/* The first mark that forbids [at, at + bytes) to `params`. With `may_wait`, a mark with an event forbids nothing.
+   Requests an event where one is missing. */
 static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
                                         const gai_params *params, int may_wait)
 {
@@ -3254,7 +3260,7 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
     return NULL;
 }
 
-/* The first place in a block whose marks allow it; 0 when there is none. */
+/* The first address in a block that its marks allow; 0: none. */
 static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block, const gai_params *params,
                                  int may_wait)
 {
@@ -3272,6 +3278,8 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
 /* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
+/* The caller has ensured a descriptor. Each field is set by itself because compilers turn a memset this short into a
+   slow string instruction. */
 /* The caller has made sure of a descriptor. Field by field: compilers make a loop in microcode of a memset that is as
    short as this. */
 static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
@@ -3305,7 +3313,7 @@ static int gai_block_is_parked(const gai_block *block)
     return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
 }
 
-/* Are pages found under its addresses? */
+/* Are there pages mapped at its addresses that belong there: used, free, slot or parked? */
 static int gai_block_has_pages(const gai_block *block)
 {
     return gai_block_is_mapped(block) || gai_block_is_parked(block);
@@ -3319,9 +3327,9 @@ static void gai_block_link(gai_block *left, gai_block *block)
     left->next = block;
 }
 
-/* Cuts a block in two at `at` and returns the right one, of the given kind, with the marks of its bytes. The block is
-   in no set. The caller has made sure of a descriptor, a mark for each of the block's, and, if the right one is to be
-   free or used, of the map's nodes for `at`. */
+/* Splits a block at `at` and returns the right part, of the given kind, with the marks of its bytes. The block is in
+   no set. The caller has ensured a descriptor, one mark per mark of the block, and map nodes for `at` if the right
+   part is mapped. */
 static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t at, enum gai_kind kind)
 {
     gai_block *right = gai_block_new(pool, block->segment, at, block->addr + block->bytes - at, kind);
@@ -3337,7 +3345,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     return right;
 }
 
-/* Takes the right neighbour in. Both are of one kind and in no set. */
+/* Merges the right neighbour into the block. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
     GALLOC_ASSERT(block->next == right && !right->set && !right->recorded_uses && !right->slot);
@@ -3354,14 +3362,14 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     gai_slab_give(&pool->blocks, right);
 }
 
-/* Free neighbours are one block when whoever may have the one may have the other: same set, or one of them common.
-   Else each of two streams would lose sight of memory that is its own. `all`: whatever the sets. */
+/* Free neighbours merge when the streams that may use one may use the other: both in one set, or one of them in
+   common. Any other merge would take from two streams memory that each may use at once. `all` merges regardless. */
 static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_set *b, int all)
 {
     return all || a == b || a == &pool->common || b == &pool->common;
 }
 
-/* Does a neighbour, where there is one, merge with a block of this set? */
+/* May a block of this set merge with this neighbour, if there is one? */
 static GAI_INLINE int gai_block_meets(const galloc_pool *pool, const gai_block *other, const gai_set *set, int all)
 {
     return other && other->kind == GAI_FREE && gai_sets_merge(pool, other->set, set, all);
@@ -3375,7 +3383,7 @@ static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const ga
     return gai_block_meets(pool, block->next, set, all) ? block->next : NULL;
 }
 
-/* A capture whose graph owns bytes of a block; 0: none does. */
+/* The id of a capture whose graph owns bytes of the block; 0: none. */
 static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -3383,7 +3391,8 @@ static unsigned long long gai_block_capture_id(const gai_block *block)
     return mark ? mark->stream->capture_id : 0;
 }
 
-/* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
+/* The same while captures exist. Memory that a graph owns merges only within its own set, since the graph may own it
+   for long. */
 static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
 {
     const gai_set *set = gai_set_of(pool, a->marks);
@@ -3405,14 +3414,15 @@ static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_bloc
     return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
 }
 
-/* May those whose home it is have the bytes of an incomplete mark, with nothing else done? */
+/* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
 static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
 {
     if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
     return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
-/* The set that a free block of a home belongs to: nobody else gets it. */
+/* The set of a free block in a block pool: the pool's own, or mixed while a stream outside the pool may still use it.
+   */
 static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
 {
     gai_block_pool *block_pool = block->segment->block_pool;
@@ -3421,7 +3431,8 @@ static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
     return mark ? &pool->mixed : &block_pool->free;
 }
 
-/* Those that have used it without being at home there are asked for an event: it comes back when they have done. */
+/* Requests events from streams outside the block pool that used the block. Once these are complete the block returns
+   to its block pool's set. */
 static void gai_block_ask_users(const gai_block *block)
 {
     const gai_mark *mark;
@@ -3435,16 +3446,16 @@ static int gai_block_is_at_block_pool(const gai_block *block)
     return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
 }
 
-/* A segment that is free as a whole from now on notes how often has been searched. */
+/* A segment that has become free as a whole notes the number of searches so far. */
 static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
 {
     gai_segment *segment = block->segment;
-    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* it is filed again */
+    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* refiled, not newly free */
     segment->age = block->age;
     segment->searches = pool->searches[segment->block_pool->small];
 }
 
-/* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
+/* Files a block of a block pool. Merges it with free neighbours, except while it or they are in mixed. */
 static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_block_pool_set(pool, block);
@@ -3464,7 +3475,7 @@ static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Files a slot, which merges with nothing. */
+/* Files a slot. Slots never merge here. */
 static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_set_of(pool, block->marks);
@@ -3498,8 +3509,8 @@ static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int
     return block->slot ? gai_block_file_slot(pool, block) : gai_block_file_merged(pool, block, all);
 }
 
-/* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
-   block that it has become part of. */
+/* Makes a block free: drops complete marks, merges it with its neighbours and inserts it into a set. Returns the block
+   that it is part of now. */
 static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
 {
     block->kind = GAI_FREE;
@@ -3523,7 +3534,7 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
     else pool->holes = hole->next_bin;
 }
 
-/* The used block in whose room a block lies, or NULL. */
+/* The used block in whose room this block lies, or NULL. */
 static gai_block *gai_room_owner(const gai_block *block)
 {
     gai_block *owner = block->prev;
@@ -3532,7 +3543,8 @@ static gai_block *gai_room_owner(const gai_block *block)
     return owner && owner->kind == GAI_USED && block->addr - owner->addr < owner->room ? owner : NULL;
 }
 
-/* Makes a block without pages a hole, one with the holes beside it; in the room of a used block, its room. */
+/* Turns a block without pages into a hole and merges it with adjacent holes. Inside the room of a used block it
+   becomes part of that room instead. */
 static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 {
     enum gai_kind kind = gai_room_owner(block) ? GAI_ROOM : GAI_HOLE;
@@ -3552,8 +3564,8 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
     if (kind == GAI_HOLE) gai_hole_link(pool, block);
 }
 
-/* An old mapping, or a parked page, may lie in a room: nothing that still runs can touch it, so that the block can have
-   the page back, or the addresses for another one, with no wait. */
+/* May a stale alias or a parked page be part of a room? Only if no running work can touch it: then the block may reuse
+   its page or its addresses without a wait. */
 static int gai_block_suits_room(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -3561,8 +3573,8 @@ static int gai_block_suits_room(const gai_block *block)
     return block->kind == GAI_ALIAS && !block->room && !mark;
 }
 
-/* Keeps the holes and old mappings behind a block for it, up to `room` bytes from its start; with no host memory to cut
-   the last hole there, all of that. Lock held. */
+/* Reserves the holes and stale aliases behind a block for it, up to `room` bytes from its start. Without host memory
+   to split the last hole, it reserves all of that hole. Lock held. */
 static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
 {
     uintptr_t end = block->addr + room;
@@ -3582,7 +3594,7 @@ static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room
     }
 }
 
-/* The room of a block becomes anybody's. Lock held. */
+/* Releases the room of a block. Lock held. */
 static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 {
     uintptr_t end = block->addr + block->room;
@@ -3595,10 +3607,10 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
     }
 }
 
-/* Marks that the free of a used block takes at most, if it is on one stream; they are promised to it. */
+/* The most marks that the free of a used block on one stream takes. Every used block has them promised. */
 #define GAI_FREE_MARKS 2
 
-/* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
+/* Ensures host memory for cutting [at, at + bytes) out of a block and using it, so that no later step fails. */
 static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
@@ -3611,10 +3623,11 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
 /* ==== BUDGET ====================================================================================================== */
 /* >>budget */
 
-/* Limits. Owns gai_budgets, guarded by the budget lock. Bytes are charged to every limit before the driver
-   call, so that concurrent growth exceeds none. Calls nothing but the platform. */
+/* How much memory pools may hold: their own limits and those of their device. Owns gai_budgets, guarded by the budget
+   lock. Bytes are charged to every limit before the driver call, so that concurrent growth never exceeds one. Calls
+   nothing but the platform. */
 
-/* What the pool may hold by its own settings. */
+/* The limit from the pool's own settings. */
 static size_t gai_pool_share(const galloc_pool *pool)
 {
     double fraction = pool->config.per_process_memory_fraction * (double)pool->device_bytes;
@@ -3622,7 +3635,7 @@ static size_t gai_pool_share(const galloc_pool *pool)
     return fraction < (double)most ? (size_t)fraction : most;
 }
 
-/* What it may hold at most, though its device's other pools hold nothing. */
+/* The most that the pool can hold when the device's other pools hold nothing. */
 static size_t gai_pool_capacity(const galloc_pool *pool)
 {
     size_t limit;
@@ -3634,14 +3647,14 @@ static size_t gai_pool_capacity(const galloc_pool *pool)
 
 static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
 
-/* The same for the budget lock held: what it may take now. */
+/* What the pool may take now. Budget lock held. */
 static size_t gai_budget_left(const galloc_pool *pool)
 {
     size_t own = gai_left(gai_pool_share(pool), pool->taken);
     return gai_min(own, gai_left(pool->budget->limit, pool->budget->held));
 }
 
-/* Bytes that the pool may get from the driver now, unless other pools of the device are faster. */
+/* Bytes that the pool may request from the driver now; other pools of the device may be faster. */
 static size_t gai_pool_headroom(const galloc_pool *pool)
 {
     size_t left;
@@ -3651,7 +3664,7 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     return left;
 }
 
-/* To be called before the driver is asked for memory: takes it out of all limits at once. 0: they do not allow it. */
+/* Charges bytes to all limits; called before the driver allocates them. 0: a limit forbids it. */
 static int gai_budget_take(galloc_pool *pool, size_t bytes)
 {
     int taken;
@@ -3663,7 +3676,7 @@ static int gai_budget_take(galloc_pool *pool, size_t bytes)
     return taken;
 }
 
-/* To be called when the driver has the memory again, or would not give it. */
+/* Returns bytes to all limits; called after the driver has freed them or refused to allocate them. */
 static void gai_budget_give(galloc_pool *pool, size_t bytes)
 {
     gai_budget *budget = pool->budget;
@@ -3674,7 +3687,7 @@ static void gai_budget_give(galloc_pool *pool, size_t bytes)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The driver's pool holds so much: takes what is more than before. 0: the limits do not allow it. */
+/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it. */
 static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
     size_t more;
@@ -3688,7 +3701,7 @@ static int gai_budget_raise(galloc_pool *pool, size_t total)
     return allowed;
 }
 
-/* What the pool holds is what it has taken, whatever the limits say. With the pool's lock held. */
+/* Sets the charge to what the pool holds, regardless of limits. Pool's lock held. */
 static void gai_budget_settle(galloc_pool *pool)
 {
     gai_budget *budget = pool->budget;
@@ -3699,7 +3712,7 @@ static void gai_budget_settle(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The limit is the lowest of those that the pools name. With the budget lock held. */
+/* A device's limit is the lowest that one of its pools names. Budget lock held. */
 static void gai_budget_set_limit(gai_budget *budget)
 {
     const galloc_pool *pool;
@@ -3718,7 +3731,7 @@ static void gai_budget_join(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The pool behind `pool` in the list of the device's, or with NULL the first; the visit to `pool` ends. */
+/* Moves a visit from `pool` (NULL: from none) to the next pool of the device. A pool that is visited does not leave. */
 static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
 {
     galloc_pool *next;
@@ -3730,7 +3743,7 @@ static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
     return next;
 }
 
-/* The same for the pools of all devices. */
+/* The same over the pools of all devices. */
 static galloc_pool *gai_pool_visit(galloc_pool *pool)
 {
     gai_budget *budget = pool ? pool->budget + 1 : gai_budgets;
@@ -3744,7 +3757,7 @@ static galloc_pool *gai_pool_visit(galloc_pool *pool)
     return next;
 }
 
-/* What the pool still had went with the driver. Visitors go before it does. */
+/* Returns the whole charge when a pool ends, and waits until its visitors have gone. */
 static void gai_budget_leave(galloc_pool *pool)
 {
     galloc_pool **at = &pool->budget->pools;
@@ -3765,7 +3778,8 @@ static void gai_budget_leave(galloc_pool *pool)
 /* ==== STATISTICS ================================================================================================== */
 /* >>statistics */
 
-/* Owns pool->stats, guarded by the pool's lock; what stream caches count is added on request. */
+/* The counters of a pool, galloc_stats. Owns pool->stats, guarded by the pool's lock. Calls served by a stream cache
+   are counted there without that lock and added on request. Calls the budget, bins and blocks. */
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
 {
@@ -3774,7 +3788,7 @@ static void gai_stat_add(galloc_stat *stat, size_t bytes)
     stat->peak = gai_max(stat->peak, stat->current);
 }
 
-/* What is cached follows from the other two. */
+/* Updates the cached bytes, which follow from reserved and allocated. */
 static void gai_stat_cached(galloc_pool *pool)
 {
     galloc_stat *cached = &pool->stats.cached;
@@ -3784,19 +3798,19 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
-/* The place of pages of a size among galloc_stats.pages. Only blocks of other backends have less than 2 MiB. */
+/* The index of a page size in galloc_stats.pages. Only blocks of other backends are smaller than 2 MiB. */
 static int gai_page_class(size_t bytes)
 {
     return (int)gai_min((size_t)gai_log2(bytes >> GAI_PAGE_LOG2 | 1), GALLOC_PAGE_SIZES - 1);
 }
 
-/* A page is held from now on. */
+/* Counts a page as held. */
 static void gai_stat_page(galloc_pool *pool, gai_page *page)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
     if (page->counted) return;
     page->counted = 1;
-    page->used = pool->clock + 1; /* no sample that was taken before says that it is old */
+    page->used = pool->clock + 1; /* not unused for longer than any sample tells */
     pool->collector.created += page->bytes;
     pool->tuning.created++;
     pages->count++;
@@ -3804,7 +3818,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     gai_stat_add(&pool->stats.reserved, page->bytes);
 }
 
-/* So many bytes of it are held no longer; `last`: the page is not. */
+/* Uncounts `bytes` of a page; `last`: the whole page is gone. */
 static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t bytes, int last)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
@@ -3820,7 +3834,8 @@ static int gai_pool_is_async(const galloc_pool *pool)
     return pool->config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
 }
 
-/* What the driver's pool holds beyond the blocks. It stands among the smallest pages, though nobody knows its sizes. */
+/* cudaMallocAsync: what the driver's pool holds beyond the blocks. It counts among the smallest pages, since its page
+   sizes are unknown. */
 static void gai_stat_kept(galloc_pool *pool, size_t kept)
 {
     pool->stats.pages[0].bytes += kept - pool->kept;
@@ -3828,7 +3843,8 @@ static void gai_stat_kept(galloc_pool *pool, size_t kept)
     pool->kept = kept;
 }
 
-/* The driver's pool holds so much. With all blocks and these bytes of one to come, it keeps the rest. */
+/* cudaMallocAsync: the driver's pool holds `held` bytes. What exceeds the blocks, and the `coming` bytes of the block
+   under way, is kept. */
 static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
@@ -3839,7 +3855,7 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* Adds what a stream cache knows and the counters do not: of its cache bins, and of what is fresh. */
+/* Adds the counts of a stream cache's bins that the pool's counters lack. */
 static void gai_cache_tell(const gai_cache *cache, galloc_stats *stats)
 {
     stats->mallocs += cache->mallocs;
@@ -3855,7 +3871,7 @@ static void gai_cache_tell(const gai_cache *cache, galloc_stats *stats)
     stats->cached.total += cache->allocated_in + cache->bytes;
 }
 
-/* Bytes that were asked for, in what is fresh. */
+/* Requested bytes of the unconfirmed blocks and the orphans. */
 static size_t gai_unconfirmed_live(const gai_cache *cache)
 {
     const gai_block *block;
@@ -3877,7 +3893,7 @@ static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t byte
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
 
-/* While it lasts no stream cache changes, and what they say together is true. With the lock held. */
+/* Takes the latches of all stream caches, so that their counts are consistent. Pool's lock held. */
 static void gai_pool_lock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -3890,7 +3906,7 @@ static void gai_pool_unlock_caches(galloc_pool *pool)
     for (stream = pool->streams; stream; stream = stream->next) gai_latch_off(&stream->cache.latch);
 }
 
-/* The counters, but for those of driver calls, with what the stream caches know. With the lock held, frozen. */
+/* All counters except those of driver calls, with the counts of the stream caches. Pool's lock and all latches held. */
 static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
@@ -3914,7 +3930,7 @@ static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
     gai_pool_unlock_caches(pool);
 }
 
-/* Bytes that the program has. */
+/* Bytes in use by the program, as requested. */
 static size_t gai_pool_live(galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -3926,8 +3942,8 @@ static size_t gai_pool_live(galloc_pool *pool)
     return live;
 }
 
-/* Notes new peaks. The counters alone say too much, what lies in stream caches being counted as used: so the stream
-   caches are asked only when that would be a peak. */
+/* Updates the peaks. The pool's counters alone overstate usage, since they count the blocks in stream caches as used.
+   So the stream caches are asked only when a counter would set a new peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
     galloc_stats now, *stats = &pool->stats;
@@ -3941,7 +3957,7 @@ static void gai_stat_peaks(galloc_pool *pool)
     pool->live_peak = gai_max(pool->live_peak, now.live.current);
 }
 
-/* The counters for a block that becomes the program's (or, with grown bytes, is already). */
+/* Counts a block given to the program, or the bytes by which one grows. */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
     pool->stats.allocated.current += bytes;
@@ -3959,7 +3975,7 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     gai_stat_cached(pool);
 }
 
-/* The longest run of parked pages: one plan makes a block of it. */
+/* The longest run of adjacent parked pages, which one plan can turn into a block. */
 static size_t gai_pool_largest_parked(const galloc_pool *pool)
 {
     const gai_mapping *mapping;
@@ -3989,15 +4005,14 @@ static size_t gai_cache_largest(const gai_cache *cache)
     return largest;
 }
 
-/* What is found by looking at the bins, the stream caches and parked pages instead of being counted along. With the
-   lock held, frozen. */
+/* Figures that are computed from the bins, the stream caches and the parked pages. Pool's lock and all latches held. */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
     const gai_block_pool *block_pool;
     stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
-    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* the driver does not say */
+    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* how much of it is contiguous is unknown */
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
     for (stream = pool->streams; stream; stream = stream->next) {
         stats->free_bytes += stream->free.bytes + stream->cache.bytes + stream->cache.unconfirmed_bytes;
@@ -4018,10 +4033,10 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 /* ==== TAKE ======================================================================================================== */
 /* >>take */
 
-/* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the
-   pool's lock, a used block's `held` by the latch of a stream cache. Calls blocks, marks, statistics. */
+/* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the pool's
+   lock; a used block's `held` is guarded by the latch of a stream cache. Calls slabs, blocks, marks and statistics. */
 
-/* Would what is left of a block of the set, once filed, be a block of the set again? */
+/* Would the rest of a block of this set, once filed, again be one block of this set? */
 static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
 {
     const gai_mark *mark = rest->marks;
@@ -4029,7 +4044,7 @@ static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_s
     return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
 }
 
-/* Puts the rest in the place of a block that is in no bin any more, in the order of age. */
+/* Puts the rest of a block that is in no bin any more into its place in the list by age, and into a bin. */
 static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
 {
     if (rest != block) {
@@ -4046,7 +4061,7 @@ static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
     gai_bin_insert(set, rest);
 }
 
-/* Is what a free block has behind `cut` of the same set as all of it? */
+/* Does the part of a free block behind `cut` belong to the same set as the whole? */
 static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
 {
     const gai_mark *mark = block->marks;
@@ -4054,8 +4069,8 @@ static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block
     return mark->stream == block->set->stream && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
 }
 
-/* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
-   place in the order of age and in memory that the host has at hand. What is cut off has no marks yet. */
+/* Cuts off the beginning of a free block whose rest stays in its set. The rest keeps the descriptor, its place by age
+   and its cache lines. The part cut off has no marks yet. */
 static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
@@ -4078,7 +4093,7 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     return block;
 }
 
-/* The same with its marks. */
+/* The same with the marks of that part. */
 static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_cut_off(pool, rest, bytes);
@@ -4090,15 +4105,14 @@ static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, s
     return block;
 }
 
-/* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
-   takes. */
+/* Cuts [at, at + bytes) out of a free block; the rest stays free. The caller has called gai_block_need. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
-        !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
+        !gai_block_meets(pool, block->next, set, 0)) /* newly mapped pages may not have merged yet */
         return gai_block_cut_off_marked(pool, block, bytes);
     if (set->counted) gai_torch_count_out(set, block);
     gai_bin_remove(set, block);
@@ -4122,8 +4136,9 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. Its marks change
-   while the program has it, should a group be released: no call may look at them without the lock. */
+/* A block given to a captured stream belongs to the graph from then on, whichever stream frees it. Its marks may
+   change while the program has it, when a group is released, so no call may read them without the pool's lock
+   (GAI_SPECIAL). */
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     block->tag |= GAI_SPECIAL;
@@ -4131,7 +4146,7 @@ static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_str
                   gai_mark_new(pool, stream, stream->epoch, block->addr, block->addr + block->bytes));
 }
 
-/* Counts a block that the stream state is given. */
+/* Counts a block that is given to a stream state. */
 static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *block)
 {
     block->stream_id = stream->stream_id;
@@ -4141,8 +4156,8 @@ static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *bl
     if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
 }
 
-/* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so
-   may what it has shrunk by. One stands for all of them. */
+/* Replaces the capture's marks on a resized block by one over all its bytes: growing and shrinking may have added
+   marks of the same stream. */
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
     gai_mark **at = &block->marks, *own = NULL;
@@ -4163,14 +4178,16 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
     own->epoch = block->stream->epoch;
 }
 
-/* What the stream state did with a block that it is given anew comes before all that it will do. Its own mark is of use
-   again only if another stream frees the block: then one is made, with the same stamp. (Of a block from a stream cache
-   the stamp is not known, and it is that of now; a stream that does not come again may never have an event for it.) */
+/* A stream state's earlier use of a block precedes all its later work, so its own mark is dropped when it gets the
+   block again; `handed` keeps the epoch. If another stream frees the block, a mark with that epoch is made again. (For
+   a block from a stream cache the epoch is unknown and the current one serves; a stream that makes no further call may
+   never have an event for it.) */
 static GAI_INLINE void gai_stream_drops(gai_stream *stream, const gai_mark *mark)
 {
     if (mark->epoch > stream->handed) stream->handed = mark->epoch;
 }
 
+/* Drops the block's only mark if it is the stream state's own. */
 static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = block->marks;
@@ -4182,7 +4199,7 @@ static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, g
     gai_mark_end(pool, mark);
 }
 
-/* The same for a used block that has just been cut out. */
+/* Assigns a used block that was just cut out, and promises the marks for its free. */
 static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t requested,
                                         uint64_t tag)
 {
@@ -4196,8 +4213,8 @@ static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai
     gai_stream_give(pool, stream, block);
 }
 
-/* Gives bytes of a free block to the program. Marks of others stay on it: they are what a third stream must honour
-   should the block be freed on another stream than the one it is given to. NULL: no host memory, nothing changed. */
+/* Gives bytes of a free block to the program. Marks of other streams stay: a third stream must honour them if the
+   block is freed on a stream other than the one it is given to. NULL: no host memory, nothing changed. */
 static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
     if (!gai_block_need(pool, block, at, params->bytes)) return NULL;
@@ -4208,9 +4225,9 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     return block;
 }
 
-/* The same for the beginning of a block that a search has found, which has merged with all that it can: so has its
-   rest. For a stream state that is not captured, without room. Of what is cut off the stream state's own mark is
-   dropped at once. */
+/* The same for the beginning of a block found by a search, for a stream state that is not captured, without room. Such
+   a block has merged with all that it can, so its rest has too. The stream state's own mark on the part that is cut
+   off is dropped at once. */
 static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_stream *stream,
                                                   size_t requested, uint64_t tag)
 {
@@ -4236,7 +4253,7 @@ static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *
     return block;
 }
 
-/* The block is no longer the program's, and in no set yet. */
+/* Removes a block from the program; it is in no set yet. */
 static void gai_block_untake(galloc_pool *pool, gai_block *block)
 {
     block->requested = 0;
@@ -4248,7 +4265,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->kind = GAI_BUSY;
 }
 
-/* The block that the program holds and that starts at an address, or NULL. With the lock held. */
+/* The block that the program has and that begins at this address, or NULL. Pool's lock held. */
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -4256,7 +4273,8 @@ static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
     return block->addr == (uintptr_t)ptr ? block : NULL;
 }
 
-/* Takes it from the program: no other call can have it until it is let go or given out again. */
+/* Claims a used block from the program: no other call can have it until it is released or given out again. 0: it was
+   not held. See gai_block for `held`. */
 static int gai_block_acquire(gai_block *block, const void *ptr)
 {
     gai_stream *guard = (gai_stream *)gai_load_pointer(&block->held);
@@ -4276,10 +4294,10 @@ static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
     return gai_block_acquire(block, ptr) ? block : NULL;
 }
 
-/* The program has it from now on, or again. */
+/* Gives a block to the program, for the first time or again. */
 static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->stream); }
 
-/* The block is claimed. */
+/* The block must be claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
 {
     size_t before = (size_t)block->requested;
