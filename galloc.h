@@ -3421,8 +3421,7 @@ static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mar
     return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
-/* The set of a free block in a block pool: the pool's own, or mixed while a stream outside the pool may still use it.
-   */
+/* The free set of a block in a block pool: the block pool's own, or mixed while other streams may still use the block. */
 static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
 {
     gai_block_pool *block_pool = block->segment->block_pool;
@@ -3431,8 +3430,8 @@ static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
     return mark ? &pool->mixed : &block_pool->free;
 }
 
-/* Requests events from streams outside the block pool that used the block. Once these are complete the block returns
-   to its block pool's set. */
+/* Requests events on streams of other block pools that used the block. Once these are complete the block returns to
+   its block pool's set. */
 static void gai_block_ask_users(const gai_block *block)
 {
     const gai_mark *mark;
@@ -3942,8 +3941,8 @@ static size_t gai_pool_live(galloc_pool *pool)
     return live;
 }
 
-/* Updates the peaks. The pool's counters alone overstate usage, since they count the blocks in stream caches as used.
-   So the stream caches are asked only when a counter would set a new peak. */
+/* Updates the peaks. The pool's counters overstate usage, since they count the blocks in stream caches as used. So the
+   stream caches are read, and the counters corrected, only when a counter exceeds its peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
     galloc_stats now, *stats = &pool->stats;
@@ -4310,20 +4309,23 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* ==== STREAM CACHE ================================================================================================ */
 /* >>streamcache */
 
+/* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were
+   freed on it. This bounds both the memory that a stream destroyed without notice leaves unmarked and the number of
+   events. Finer marks saved no memory (docs/design.md). */
 /* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
    dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
 #define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 128 /* of the heap may be freed by streams that never come again, all together */
-#define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
-#define GAI_EVENTS 128
+#define GAI_MARK_PART 128 /* 1/128 of the heap may stay unmarked, over all streams */
+#define GAI_MARK_FREES 64 /* frees after which a stream that holds nothing more gets a mark */
+#define GAI_EVENTS 128    /* pending events of a stream before its threshold doubles */
 
-/* What a stream cache holds does not merge, so large blocks do not go there unless lane_bytes says so: on the ten
+/* Blocks in a stream cache do not merge, so large blocks stay out of it unless lane_bytes allows them: on the ten
    traces blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
 #define GAI_CACHE_BLOCKS 256
-#define GAI_CACHE_BYTES GAI_MIB /* lane_bytes by default, */
-#define GAI_CACHE_MOST (64 * GAI_MIB) /* and at most */
+#define GAI_CACHE_BYTES GAI_MIB /* default of lane_bytes */
+#define GAI_CACHE_MOST (64 * GAI_MIB) /* its maximum */
 #define GAI_UNCONFIRMED_BLOCKS 64
-#define GAI_CACHE_BIN_PROBES 4      /* neighbouring cache bins that a size may be on */
+#define GAI_CACHE_BIN_PROBES 4      /* adjacent cache bins that may hold a size */
 
 static int gai_pool_has_one_stream(const galloc_pool *pool) { return !pool->streams || !pool->streams->next; }
 
@@ -4387,8 +4389,8 @@ static GAI_INLINE gai_block *gai_unconfirmed_pop(gai_cache *cache, gai_block **l
     return block;
 }
 
-/* Somebody has asked for the id: what is fresh belongs on the cache bins, the oldest first. What finds no place there
-   stays as it was. */
+/* The stream is confirmed: moves the unconfirmed blocks to the cache bins, the oldest first. Blocks for which there is
+   no bin stay unconfirmed. */
 static void gai_cache_confirm(gai_cache *cache)
 {
     gai_block *list[2] = {NULL, NULL};
@@ -4420,18 +4422,18 @@ static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
     return gai_cache_bin_pop(cache, bytes);
 }
 
-/* What a stream cache that has no block for a call is like. */
+/* Why a stream cache has no block for a call. */
 enum gai_cache_state { GAI_SHUT, GAI_OPEN, GAI_EMPTY };
 
-/* It holds nothing, and has nothing to tell but its run of frees: for a call to see all that is free it need not be
-   emptied. */
+/* Is the cache empty and without counts to report, except for its run of frees? Then a call need not flush it to see
+   all free memory. */
 static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 {
     return !(cache->unconfirmed_blocks | cache->blocks | cache->mallocs);
 }
 
-/* The last block of this size to come, which becomes the program's. NULL: there is none, and *state says why. The
-   stream cache is open, its latch held, and the caller vouches. */
+/* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *state says why.
+   The stream cache is open, its latch is held, and the caller has confirmed the stream. */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
                                            enum gai_cache_state *state)
 {
@@ -4439,7 +4441,7 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
     if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
         block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
         cache->live_out += (size_t)block->requested;
-    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* the last one did not fit: is there any other? */
+    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* more than the one that did not fit */
         block = gai_cache_search(cache, bytes);
     }
     if (block) {
@@ -4465,19 +4467,19 @@ static GAI_INLINE gai_block *gai_cache_take(gai_cache *cache, uint64_t life, siz
     return block;
 }
 
-/* What calls that know their stream state come to. */
+/* How a call ends that has found its stream state without the pool's lock. */
 enum gai_outcome {
-    GAI_DONE,  /* served */
-    GAI_FOREIGN, /* the block is guarded by another stream state's latch, or is not the program's */
-    GAI_ASK,   /* the stream cache would take it from who has asked for the stream's id */
-    GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
-    GAI_TAKEN_EMPTY, /* the same, and the stream cache was found bare */
-    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
-    GAI_KNOWN_EMPTY, /* the same, and the stream cache was found bare */
-    GAI_LONG   /* from the beginning */
+    GAI_DONE,  /* the stream cache served it */
+    GAI_FOREIGN, /* another stream state's latch guards the block, or the program does not have it */
+    GAI_ASK,   /* the stream cache would take the block after a query of the stream's id */
+    GAI_TAKEN, /* the pool must do it; the block has been claimed from the program */
+    GAI_TAKEN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_KNOWN, /* the pool must do it; the stream has been queried */
+    GAI_KNOWN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_LONG   /* the whole call is the pool's */
 };
 
-/* The stream cache is open. */
+/* The rest of gai_cache_put: checks the bounds and confirms blocks. The stream cache is open. */
 GAI_APART
 static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, int confirmed)
 {
@@ -4495,25 +4497,25 @@ static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, i
     return gai_cache_bin_push(cache, block) ? GAI_DONE : GAI_TAKEN;
 }
 
-/* Is a block that is freed the last that the stream state holds, so that the pool is to see it? */
+/* Must the pool see this free, because it leaves the stream state nothing after a run of frees? See gai_cache. */
 static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream, const gai_block *block)
 {
     if (cache->blocks + cache->unconfirmed_blocks + 1 != gai_counted(&stream->blocks) || block->stream != stream)
         return 0;
     if (cache->busy_frees + gai_counted(&stream->busy_frees) >= GAI_MARK_FREES) return 1;
-    cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* together nothing */
+    cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* the sum of both becomes 0 */
     return 0;
 }
 
-/* May the stream's cache have a block that was freed on its stream, and give it out again with nothing looked at? What
-   was given to this very stream state, yes: it comes after all its marks. */
+/* May the stream cache give a block that was freed on its stream out again without looking at its marks? Yes if the
+   block was given to this very stream state: that use came after all its marks. */
 static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 {
     return block->life == life && !(block->tag & GAI_SPECIAL);
 }
 
-/* Takes a block from the program and puts it into the stream's cache, or with GAI_TAKEN, or GAI_TAKEN_EMPTY, leaves it
-   to the pool. Else it stays the program's: with GAI_LONG the stream cache is shut. */
+/* Claims a block from the program and puts it into the stream cache. GAI_TAKEN and GAI_TAKEN_EMPTY leave the claimed
+   block to the pool. With any other outcome the program keeps it; GAI_LONG: the stream cache is shut. */
 static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t life, gai_block *block, const void *ptr,
                                                  int confirmed)
 {
@@ -4526,7 +4528,7 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
         if (!gai_block_suits(block, life) || gai_cache_shows(cache, stream, block)) {
             outcome = GAI_TAKEN;
         } else if (!cache->unconfirmed_blocks && !cache->blocks &&
-                   block->bytes <= cache->alone) { /* mostly after a pair */
+                   block->bytes <= cache->alone) { /* typical of malloc-free pairs */
             gai_unconfirmed_push(cache, block);
             outcome = GAI_DONE;
         } else {
@@ -4539,17 +4541,16 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
     return outcome;
 }
 
-/* ---- with it ---- */
+/* ---- with the pool's lock ---- */
 
-/* Frees made now on the stream state's stream are stamped with this. A retired stream has had its last event. */
+/* The epoch of frees made now on the stream. A retired stream has had its last event. */
 static uint64_t gai_stream_stamp(const gai_stream *stream)
 {
     return stream->retired ? stream->epoch - 1 : stream->epoch;
 }
 
-/* Drops the marks that a free on `stream` stands for as well: complete ones, earlier ones of the same stream, those
-   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
-   there. */
+/* Drops the marks that a free on `stream` covers: complete ones, earlier ones of the same stream, and those that it
+   waits for already. Others stay: the block was given to another stream, which need not have used it. */
 static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     gai_mark **at = &block->marks;
@@ -4565,7 +4566,7 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_str
     }
 }
 
-/* Stamps [begin, end) as freed on the stream of the mark's stream state. */
+/* Stamps [begin, end) as freed now on the mark's stream. */
 static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 {
     gai_stream *stream = mark->stream;
@@ -4576,7 +4577,7 @@ static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t
     stream->unmarked += end - begin;
 }
 
-/* A mark for the free of a used block, to which it was promised. It names the stream state, and nothing else yet. */
+/* Takes a mark promised to a used block for its free. It names the stream state only. */
 static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
@@ -4585,20 +4586,20 @@ static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
     return mark;
 }
 
-/* Stamps a used block without marks as freed on the stream state's stream. */
+/* Stamps a used block without marks as freed now on the stream. */
 static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     block->marks = gai_mark_promised(pool, stream);
     gai_mark_stamp(block->marks, block->addr, block->addr + block->bytes);
 }
 
-/* Stamps a list of marks that name stream states and nothing else, and adds them to the block's. */
+/* Stamps marks that name only their stream states, and adds them to the block's. */
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     while (marks) {
         gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
-        if (own && !own->next && own->stream == mark->stream) { /* mostly: it is stamped anew */
+        if (own && !own->next && own->stream == mark->stream) { /* usual case: only the stamp changes */
             own->stream->uses--;
             gai_mark_stamp(own, block->addr, block->addr + block->bytes);
             gai_slab_give(&pool->marks, mark);
@@ -4615,14 +4616,14 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
-/* The page that is mapped at an address, or NULL. */
+/* The page mapped at an address, or NULL. */
 static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
 {
     void **child = gai_map_entry_at(&gai_page_map, addr);
     return child ? (gai_mapping *)gai_load_pointer(child) : NULL;
 }
 
-/* The block's pages have been in use until now. */
+/* Notes that the block's pages were in use until now. */
 static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
@@ -4633,7 +4634,7 @@ static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
     }
 }
 
-/* To the free blocks, or, where the memory itself is lost, to nowhere. */
+/* Files a free block, or drops it where its segment is lost. */
 static void gai_block_give(galloc_pool *pool, gai_block *block)
 {
     block->age = ++pool->clock;
@@ -4647,14 +4648,14 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
     gai_stat_cached(pool);
 }
 
-/* ---- what other stream caches would have served ---- */
+/* ---- ghosts: what other stream caches would have served ---- */
 
-#define GAI_TUNE_WINDOW 4096 /* misses that are watched at a time */
+#define GAI_TUNE_WINDOW 4096 /* misses watched per decision */
 #define GAI_TUNE_REST (128 * GAI_TUNE_WINDOW)
-#define GAI_TUNE_STEPS 8     /* between two powers of two, when rounding is set */
-#define GAI_TUNE_SMALL (2 * GAI_MIB) /* smaller sizes may be rounded */
+#define GAI_TUNE_STEPS 8     /* size classes per power of two when rounding is on */
+#define GAI_TUNE_SMALL (2 * GAI_MIB) /* only smaller sizes are rounded */
 
-/* Where a size is, or could be; GAI_CACHE_BINS: nowhere. */
+/* The bin that has a size, or with `empty` could have it; GAI_CACHE_BINS: none. */
 static size_t gai_ghost_place(const gai_ghost *ghost, size_t bytes, int empty)
 {
     size_t at = gai_cache_bin_of(bytes), probes;
@@ -4676,7 +4677,7 @@ static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
     ghost->most = gai_max(ghost->most, ghost->bytes);
 }
 
-/* A stream cache that has not the size is emptied. */
+/* A size that the ghost lacks empties it, as a miss flushes a stream cache. */
 static void gai_ghost_take(gai_ghost *ghost, size_t bytes)
 {
     size_t at = gai_ghost_place(ghost, bytes, 0);
@@ -4697,7 +4698,7 @@ static size_t gai_block_alike(const gai_block *block)
     return bytes < GAI_TUNE_SMALL ? gai_max(gai_up_by_steps(bytes, GAI_TUNE_STEPS), block->bytes) : block->bytes;
 }
 
-/* A used block of the stream state that is watched comes back to the pool. */
+/* Records in the ghosts that a block of the watched stream state returns to the pool. */
 GAI_APART
 static void gai_pool_watch_free(galloc_pool *pool, const gai_block *block)
 {
@@ -4714,15 +4715,15 @@ static void gai_tune_anew(gai_tuning *tuning)
     tuning->watched = tuning->passed = 0;
 }
 
-/* Nothing came of it: the next time is later. */
+/* No setting changed: waits longer before watching again. */
 static void gai_tune_rest(const galloc_pool *pool, gai_tuning *tuning)
 {
     tuning->patience = tuning->patience ? 2 * gai_min(tuning->patience, GAI_TUNE_REST) : GAI_TUNE_WINDOW;
     tuning->rest = pool->clock + tuning->patience;
 }
 
-/* A block is given out that no stream cache had. After so many the next call that misses goes the long way, where it is
-   seen what to make of it. */
+/* Records a block given out on a cache miss. After GAI_TUNE_WINDOW misses the next miss takes the long path, where the
+   settings are decided. */
 GAI_APART
 static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
 {
@@ -4748,8 +4749,8 @@ static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
     return stream;
 }
 
-/* How much the stream cache may hold: once a second stream is in play what it holds counts as unmarked, except on
-   legacy, where nothing is recorded unless somebody asks. */
+/* The most bytes that the stream cache may hold. With several streams its content counts as unmarked bytes, except on
+   legacy, where nothing is recorded unless requested. */
 static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stream *stream)
 {
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted))
@@ -4771,7 +4772,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     gai_latch_off(&cache->latch);
 }
 
-/* Opens the stream cache for calls that do not come to the pool, or shuts it. */
+/* Opens the stream cache for calls that bypass the pool, or shuts it, and sets its bounds. */
 static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
     int shut = pool->driver_gone | pool->lost | pool->unfronted | stream->retired | stream->asked;
@@ -4780,9 +4781,9 @@ static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
 }
 
-/* A block that went out to its own stream again has no mark for the free before: calls on the same stream need
-   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A stream
-   state that is forgotten has nothing left to wait for. */
+/* A block that went out to its own stream again has no mark of its earlier use. Another stream that frees it may be
+   unordered with that use, so the block gets the mark again, with a later epoch if its own is unknown. A stream state
+   that has been forgotten has no pending work. */
 static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
 {
     gai_stream *stream = gai_stream_of_life(pool, block->life);
@@ -4798,11 +4799,11 @@ static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
         return;
     }
     gai_block_stamp(pool, block, mark);
-    gai_cache_set(pool, stream); /* there is more unmarked */
+    gai_cache_set(pool, stream); /* its unmarked bytes have grown */
 }
 
-/* A block of a stream cache becomes free like any other. It is stamped with the stream state's epoch of now: that is
-   later than the free was, so it asks for more than is needed, never for less. */
+/* Files a block of a stream cache as free. Its stamp is the current epoch, which is never earlier than that of the
+   free. */
 static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
@@ -4812,7 +4813,7 @@ static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *s
     gai_block_give(pool, block);
 }
 
-/* Puts a list before another. */
+/* Prepends the reversed list to another. */
 static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
 {
     while (list) {
@@ -4824,8 +4825,8 @@ static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
     return rest;
 }
 
-/* Empties the stream cache into the bins, where its blocks merge and are anybody's as far as their marks go. What is
-   fresh only if the call has been given the stream and asked for its id. Returns whether there was anything. */
+/* Flushes the stream cache into the free sets, where its blocks merge and other streams may use them as their marks
+   allow. Unconfirmed blocks move only if the stream is confirmed or trusted. Returns 0 if there was nothing. */
 static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed)
 {
     gai_cache *cache = &stream->cache;
@@ -4862,8 +4863,8 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
     return 1;
 }
 
-/* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
-   Returns whether there is any. */
+/* Turns all unconfirmed blocks into orphans before a wait for all devices, which completes their uses on whatever
+   stream they were freed. Returns whether there are any. */
 static int gai_pool_gather_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4879,7 +4880,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
     return some;
 }
 
-/* After: they need no mark. */
+/* Files the orphans after that wait; they need no mark. */
 static void gai_pool_file_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4898,13 +4899,14 @@ static void gai_pool_file_orphans(galloc_pool *pool)
     }
 }
 
+/* Flushes all stream caches, without their unconfirmed blocks. */
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_stream *stream;
     for (stream = pool->streams; stream; stream = stream->next) (void)gai_stream_flush(pool, stream, 0);
 }
 
-/* Nothing may be given out any more that the pool has not looked at. */
+/* From now on every call goes to the pool. */
 static void gai_pool_shut_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4914,21 +4916,24 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* ==== CAPTURE =================================================================================================== */
 /* >>capture */
 
+/* Captures: the order of work within a captured graph, and the lifetime of the graphs that use memory of a pool. Owns
+   pool->captures, guarded by the pool's lock. The graph is queried with no lock held but `marking` or none. Calls the
+   driver table, slabs, marks and blocks. */
 /* ---- the order that is captured ---- */
 
-#define GAI_WALK 512       /* nodes that are found at most, from a stream's present end backwards: the nearest */
-#define GAI_WALK_WIDTH 64  /* of those right before a node */
+#define GAI_WALK 512       /* nodes that a walk visits at most, backwards from the stream's present end */
+#define GAI_WALK_WIDTH 64  /* and dependencies of one node */
 #define GAI_WALK_INDEX 1024
 
-/* Nodes that everything comes after which is captured on a stream from now on. */
+/* Nodes that precede everything captured on a stream from now on. */
 typedef struct gai_walk {
     size_t n;
-    int partial; /* there may be others: what could not be had, or is too far away */
+    int partial; /* some nodes could not be read, or are too far away */
     CUgraphNode nodes[GAI_WALK];
-    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
+    unsigned short index[GAI_WALK_INDEX]; /* hash table: 1 + a node's place in `nodes`; 0: empty */
 } gai_walk;
 
-/* Where the index has the node, or would have it. */
+/* The index slot of a node, or the empty slot for it. */
 static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
 {
     size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
@@ -4948,7 +4953,7 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
     }
 }
 
-/* Where the stream is now. */
+/* Starts a walk at the stream's present end. */
 static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
@@ -4958,7 +4963,7 @@ static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long c
     if (!walk->partial) gai_walk_add(walk, nodes, n);
 }
 
-/* What comes right before the node at `at`. */
+/* Adds the direct dependencies of the node at `at`. */
 static void gai_walk_on(gai_walk *walk, size_t at)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
@@ -4975,7 +4980,7 @@ static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
     return i == position->n;
 }
 
-/* 0: the stream does not come after the position. Where that cannot be found out it is taken to do so. */
+/* Does the stream's next work come after the position? If the walk is partial and finds no answer, it counts as yes. */
 static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
 {
     size_t at = 0;
@@ -4988,16 +4993,16 @@ static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
 
 /* ---- captures ---- */
 
-/* Gives up one of the two shares in a capture. */
+/* Gives up one of the two shares in a capture; the last one frees it. */
 static void gai_capture_drop(gai_capture *capture)
 {
     if (gai_swap(&capture->owners, 2, 1)) return;
-    (void)gai_load(&capture->owners); /* what the other one did with it is done */
+    (void)gai_load(&capture->owners); /* orders the other owner's accesses before the free */
     GALLOC_FREE(capture);
 }
 
-/* Called by CUDA when the graph, its instances and their launches are gone, in any thread, perhaps with locks of the
-   driver's or the pool's held: so it takes none, and calls nothing of CUDA. */
+/* CUDA calls this when the graph, its instances and their launches are gone. It may run in any thread, with locks of
+   the driver or of the pool held, so it takes no lock and makes no CUDA call. */
 static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
 
 static int gai_capture_has_ended(const gai_capture *capture)
@@ -5012,7 +5017,7 @@ static gai_capture *gai_capture_find(const galloc_pool *pool, unsigned long long
     return capture;
 }
 
-/* Gives the graph that is being captured a share in the capture, to be given up at its end. In a scope. */
+/* Gives the captured graph a share in the capture, through a user object that ends with the graph. In a scope. */
 static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -5028,11 +5033,11 @@ static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
         return result;
     }
     result = gai_cu.GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
-    if (result) (void)gai_cu.UserObjectRelease(object, 1); /* that is the end of its share */
+    if (result) (void)gai_cu.UserObjectRelease(object, 1); /* this gives up the graph's share */
     return result;
 }
 
-/* A new capture in which the graph has its share; NULL: site->refused says why, or there is no host memory. */
+/* A new capture with a share for its graph. NULL: site->refused has the driver's error, or there is no host memory. */
 static gai_capture *gai_capture_new(gai_site *site)
 {
     gai_scope scope;
@@ -5052,7 +5057,7 @@ static gai_capture *gai_capture_new(gai_site *site)
     return NULL;
 }
 
-/* The n-th group that captures are put into now, or NULL. */
+/* The n-th group whose capture is under way, or NULL. */
 static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
 {
     galloc_graph *graph;
@@ -5063,8 +5068,8 @@ static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
     return graph;
 }
 
-/* Is the stream of a group, which lives as long as captures of it are the group's, part of the site's capture? The
-   handle of another thread's default stream means another stream here. */
+/* Is the group's stream part of the site's capture? That stream lives while the group captures. The per-thread default
+   stream of another thread has the same handle but is another stream. */
 static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -5074,9 +5079,9 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     return !gai_capture_of(graph->captured, &status, &id, NULL) && id == site->capture;
 }
 
-/* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
-   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live.
-   A capture cannot wait for the device: streams that have left marks out make up for it. */
+/* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
+   its graph. `marking` keeps groups from ending, so that their streams live. A capture cannot wait for the device, so
+   streams that skipped marks are requested to record one. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
@@ -5105,9 +5110,8 @@ static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Another stream state has come to a home, or its stream state's capture is gone: what was kept from it for the sake of
-   stream states that this one is ordered with comes back, and what others use that it is not ordered with goes. Lock
-   held. */
+/* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
+   at once move from mixed into its set, the others move to mixed. Lock held. */
 static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block *block = block_pool->free.oldest, *newer;
@@ -5126,12 +5130,12 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
         } else {
             gai_set_remove(block);
             (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* others may have merged with it */
+            block = pool->mixed.oldest; /* other blocks may have merged with it */
         }
     }
 }
 
-/* Its graph will not run any more: all that was freed on the stream state's stream is complete. With the lock held. */
+/* The graph will not run again, so all frees on this captured stream are complete. Lock held. */
 static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
     gai_stream_forget_positions(pool, stream);
@@ -5141,7 +5145,7 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
     stream->capture = NULL;
 }
 
-/* Takes a capture out of the pool: its graph is gone, or what it owned is not its own any more. With the lock held. */
+/* Removes a capture: its graph is gone, or its group was released. Lock held. */
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
@@ -5156,7 +5160,7 @@ static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
     gai_capture_drop(gone);
 }
 
-/* Is memory of the pool a graph's that may be launched yet? */
+/* Does a graph that may still be launched own memory of the pool? */
 static int gai_pool_has_captured(const galloc_pool *pool)
 {
     const gai_stream *stream = pool->streams;
@@ -5164,7 +5168,7 @@ static int gai_pool_has_captured(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Bytes of a free block that graphs own; where two do, they may count twice, but never for more than there are. */
+/* Bytes of a free block that graphs own. Bytes of two graphs may count twice, within the block's size. */
 static size_t gai_block_captured(const gai_block *block)
 {
     const gai_mark *mark;
@@ -5174,7 +5178,7 @@ static size_t gai_block_captured(const gai_block *block)
     return gai_min(bytes, block->bytes);
 }
 
-/* Bytes of free memory that graphs own. With the lock held. */
+/* Bytes of free memory that graphs own. Lock held. */
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -5197,6 +5201,8 @@ static size_t gai_pool_captured(const galloc_pool *pool)
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
+/* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
+   stay until the program frees them. Then the segment ends without a driver call. Lock held. */
 /* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
    until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
@@ -5221,15 +5227,15 @@ static void gai_pool_lose_context(galloc_pool *pool)
         if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
     gai_budget_give(pool, pool->kept);
     gai_stat_kept(pool, 0);
-    pool->driver_pool = NULL; /* with the context, for all that is known */
+    pool->driver_pool = NULL; /* it ended with its context */
     if (!pool->lost) return;
     gai_pool_shut_caches(pool);
     gai_pool_flush(pool);
-    (void)gai_pool_gather_orphans(pool); /* no work can use what is gone: nobody need vouch for it */
+    (void)gai_pool_gather_orphans(pool); /* no work can use lost memory, so no confirmation is needed */
     gai_pool_file_orphans(pool);
 }
 
-static uint64_t gai_lives; /* of all pools */
+static uint64_t gai_lives; /* lives given out so far, over all pools */
 
 static gai_stream **gai_stream_bucket(galloc_pool *pool, unsigned long long key)
 {
@@ -5245,7 +5251,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     pool->streams = stream;
     pool->stream_count += (size_t)gai_stream_is_plain(stream);
     if (!stream->next || stream->next->next) return;
-    stream = stream->next; /* no longer alone */
+    stream = stream->next; /* the first stream state is no longer alone */
     if (stream->cache.most > GAI_MARK_BYTES) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
@@ -5253,7 +5259,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     gai_cache_set(pool, stream);
 }
 
-/* Work that nobody can name is done when all contexts that are known have been waited for. */
+/* The stream state for work on unknown streams. Such work is complete once all known contexts have been waited for. */
 static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
 {
     if (!pool->outside.life) {
@@ -5264,14 +5270,14 @@ static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
     return &pool->outside;
 }
 
-/* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream; that of a
-   captured stream is the capture's id and the handle. */
+/* Looks a stream up by its id, or within a capture by the capture's id and the key of the handle. A handle alone does
+   not identify a stream, since handles are reused after cudaStreamDestroy. */
 static gai_stream *gai_stream_find(galloc_pool *pool, const gai_site *site)
 {
     gai_stream *stream = *gai_stream_bucket(pool, site->stream_id ^ site->capture);
     if (site->broken) return gai_pool_unknown_streams(pool);
     while (stream && (stream->key != site->stream_id || stream->capture_id != site->capture ||
-                    (site->capture && !stream->capture) || /* of a group that was released in its capture */
+                    (site->capture && !stream->capture) || /* its group was released during the capture */
                     (!site->stream_id && stream->context_id != site->context_id)))
         stream = stream->next_indexed;
     return stream;
@@ -5303,8 +5309,8 @@ static gai_stream *gai_stream_create(void)
     return stream;
 }
 
-/* Descriptors come back from stream states that have been forgotten; their stream caches are shut and empty, and may be
-   looked at by threads that come late. */
+/* A stream state to use: a forgotten one or a new one. A forgotten stream cache is shut and empty and keeps its latch,
+   because late threads may still look at it. */
 static gai_stream *gai_stream_unused(galloc_pool *pool)
 {
     gai_stream *stream = pool->unused_streams;
@@ -5331,8 +5337,8 @@ static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsig
     return stream;
 }
 
-/* What must be known of a stream that is seen for the first time. A stream whose flags cannot be had is taken for a
-   non-blocking one, of which nothing follows. */
+/* Queries flags and context of a stream that is new to the pool. A stream whose flags cannot be read counts as
+   non-blocking, which assumes no order. */
 static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
 {
     *flags = 0;
@@ -5340,22 +5346,21 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
-/* A call was given the stream state's stream. */
+/* A call was given this stream. */
 static GAI_INLINE void gai_stream_note(gai_stream *stream, const gai_site *site)
 {
     if (stream->handle != site->handle) stream->handle = site->handle;
     stream->retired = 0;
 }
 
-/* The same, and its stream cache is emptied, so that the call sees all that is free. Returns whether it held anything.
-   */
+/* The same, and flushes its stream cache, so that the call sees all free memory. Returns whether there was anything. */
 static int gai_stream_see(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_stream_note(stream, site);
     return gai_stream_flush(pool, stream, 1);
 }
 
-/* The same, and the call holds it from now on, until gai_stream_release. */
+/* The same, and the call holds the stream state until gai_stream_release. */
 static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     stream->busy++;
@@ -5377,9 +5382,9 @@ static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
     return stream ? stream : gai_stream_new(pool, site, flags);
 }
 
-#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
+#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed before younger ones are assumed to be incomplete */
 
-/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
+/* Re-files the blocks of a set that have a completed mark, so that they merge and other streams may use them. */
 static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
 {
     gai_block *block = set->oldest;
@@ -5391,7 +5396,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
         if (mark) {
             gai_set_remove(block);
             block = gai_block_file(pool, block, 0);
-            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it has merged */
         } else {
             misses++;
         }
@@ -5399,7 +5404,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
     }
 }
 
-/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
+/* Forgets captures whose graphs are gone, and re-files the memory that they owned. Lock held. */
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
@@ -5419,8 +5424,8 @@ static void gai_pool_reap(galloc_pool *pool)
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
-/* The same for a stream that is being captured. A program that captures again and again may come to nothing else: so it
-   is here, too, that graphs which are gone are forgotten. */
+/* The same for a captured stream. It also forgets captures whose graphs are gone, since a program that only captures
+   may have no other occasion for that. */
 static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
@@ -5443,10 +5448,9 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
     return stream;
 }
 
-/* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before
-   what it does from now on: the capture's id is that of all captures into the same graph
-   (cudaStreamBeginCaptureToGraph), and a program may say what a captured stream comes after
-   (cudaStreamUpdateCaptureDependencies). Called with the lock held; lets it go to ask the driver. */
+/* Does the captured stream continue from its last position? If not, its earlier frees do not precede its next work.
+   Several captures into one graph share an id (cudaStreamBeginCaptureToGraph), and cudaStreamUpdateCaptureDependencies
+   resets dependencies. Lock held; released to ask the driver. */
 static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
@@ -5464,22 +5468,21 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     return goes_on;
 }
 
-/* The stream state of a captured stream. One that it does not go on from is its capture's still, but nobody's to find.
-   */
+/* The stream state of a captured stream. If the stream does not continue from its last position, the old state remains
+   part of the capture but is not found any more, and a new one takes its place. */
 static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = gai_stream_find(pool, site);
     if (stream && gai_stream_goes_on(pool, stream, site)) return stream;
     if (stream) gai_stream_unindex(pool, stream);
-    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream's key */
+    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream has key 0 */
     stream = gai_stream_introduce_captured(pool, site);
-    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* it is nowhere so far */
+    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* records its first position */
     return stream;
 }
 
-/* The stream state of a stream that the current call was given, held until gai_stream_release; NULL: no host memory for
-   a new one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
-   stream not seen before. */
+/* The stream state of the call's stream, held until gai_stream_release. NULL: no host memory for a new one, or the
+   driver refused its context. Lock held; released to ask the driver about a new stream. */
 static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = site->stream;
@@ -5499,7 +5502,7 @@ static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
     return stream;
 }
 
-/* Why there is no stream state. */
+/* The error for a stream state that could not be made. */
 static cudaError_t gai_stream_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
@@ -5508,7 +5511,7 @@ static cudaError_t gai_stream_refused(gai_site *site)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
-/* `stream` no longer remembers waits on `on`; NULL: on anybody. */
+/* Forgets the waits that `stream` has queued on `on`; NULL: on all streams. */
 static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const gai_stream *on)
 {
     gai_wait **at = &stream->waits;
@@ -5523,7 +5526,7 @@ static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const
     }
 }
 
-/* A home that nobody has, and that has nothing, is none. Lock held. */
+/* Ends a block pool without streams, segments and pending segments. Lock held. */
 static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block_pool **at = &pool->block_pools;
@@ -5533,7 +5536,7 @@ static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
     GALLOC_FREE(block_pool);
 }
 
-/* A new home, of nobody yet. NULL: no host memory. Lock held. */
+/* A new block pool without streams. NULL: no host memory. Lock held. */
 static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
 {
     gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
@@ -5546,7 +5549,7 @@ static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
     return block_pool;
 }
 
-/* The stream state has this home from now on. */
+/* Gives a stream state this block pool. */
 static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stream *stream)
 {
     if (!block_pool) return NULL;
@@ -5570,8 +5573,8 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Where the stream state's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A
-   stream state of NULL: where those are that were reserved for nobody. Lock held. */
+/* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
+   one. Without a stream state: the one for memory reserved for no stream. Lock held. */
 static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_stream *other;
@@ -5592,7 +5595,7 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
     return block_pool;
 }
 
-/* The same, made if there is none. NULL: no host memory. Lock held. */
+/* The same, created if it is missing. NULL: no host memory. Lock held. */
 static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
@@ -5601,7 +5604,7 @@ static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream,
     return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
 }
 
-/* Takes a stream state out of the pool; its events are still to be dropped. */
+/* Removes a stream state from the pool. The caller drops its events. */
 static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 {
     gai_stream **at = &pool->streams, *stream;
@@ -5609,7 +5612,7 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     *at = gone->next;
     pool->stream_count -= (size_t)gai_stream_is_plain(gone);
     gai_stream_unindex(pool, gone);
-    gone->life = 0; /* who remembers it must not find it */
+    gone->life = 0; /* threads that remember it must not find it */
     gai_stream_leave_block_pools(pool, gone);
     gai_stream_forget_positions(pool, gone);
     for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, gone);
@@ -5619,12 +5622,15 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 /* ==== EVENTS ====================================================================================================== */
 /* >>events */
 
-/* When an event is recorded on a stream, and what completed ones prove. Owns the events of stream states and the
-   predictor of useful marks, guarded by the pool's lock; events are recorded and asked with no lock held but `growth`
-   or `marking`. Calls streams, stream cache, marks. */
+/* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
+   mark predictor, guarded by the pool's lock; events are recorded and queried with no lock held but `growth` or
+   `marking`. Calls streams, stream cache and marks. Only a call that was given the stream records an event, and only
+   when other streams may want memory freed there. On the legacy stream this needs a request, because an event there
+   makes every blocking stream wait for every other. A stream that has freed everything gets a mark as well, since it
+   may make no further call for long. */
 
-/* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
-   stays bounded however far the device is behind. */
+/* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
+   their number stays bounded however far the device is behind. */
 static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 {
     size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->stream_count);
@@ -5632,11 +5638,12 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
     return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_MARK_FREES);
 }
 
-/* Most marks are of no use: by the time that somebody looks, a later one is complete as well. Which those are is known
-   only afterwards. But a program that repeats itself has the same occasions for a mark again and again: what was of no
-   use the last time is left out. When something else comes than was expected, or memory is short, all are taken. */
+/* The mark predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
+   complete as well. A program that repeats itself repeats its occasions for marks, so an occasion that was useless
+   last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
+   skipped. */
 #define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
-#define GAI_PASSED_PART 2  /* of the heap may be freed with marks left out, by all streams together */
+#define GAI_PASSED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
 
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
 
@@ -5646,7 +5653,7 @@ static gai_occasion *gai_mark_predictor_find(gai_mark_predictor *mark_predictor,
     return &mark_predictor->occasions[number % GAI_OCCASIONS];
 }
 
-/* Notes an occasion. Returns what it was the last time if that can be trusted, else NULL. */
+/* Notes an occasion. Returns its previous occurrence if the prediction can be trusted, else NULL. */
 static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_predictor, uint64_t key)
 {
     uint64_t *latest = &mark_predictor->latest[key % GAI_OCCASIONS];
@@ -5667,13 +5674,14 @@ static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_pred
     return mark_predictor->agreed >= GAI_MARK_PREDICTOR_TRUST ? before : NULL;
 }
 
-/* Whoever finds no mark waits for the device at last. Where somebody may not, what has none is lost to him. */
+/* A stream without marks requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
+   every mark counts. */
 static int gai_pool_needs_marks(const galloc_pool *pool)
 {
     return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
 }
 
-/* A mark is due. Is it left out? Lock held. */
+/* A mark is due: does the predictor skip it? Lock held. */
 GAI_APART
 static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
 {
@@ -5692,27 +5700,25 @@ static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
     return 1;
 }
 
-/* Somebody has found the event complete, or waits for it. Lock held. */
+/* Tells the predictor whether the event was useless. Called when the event is found complete or is waited for. Lock
+   held. */
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
     gai_occasion *occasion = gai_mark_predictor_find(&pool->mark_predictor, event->occasion);
     if (occasion) occasion->useless = useless;
 }
 
-/* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
-   legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
-   everything back leaves a mark as well: it may be done for long. With another backend what is freed waits for that to
-   go to the driver. */
+/* Is a mark due? With other backends every free needs one, since its memory goes to the driver only after an event. */
 static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (site->capture_forbids || stream->retired) return 0;
     if ((stream->asked || pool->config.backend) && gai_stream_unmarked(stream)) return 1;
-    if (pool->torch) return 0; /* nobody else gets it */
+    if (pool->torch) return 0; /* no other stream uses the memory */
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
 }
 
-/* Notes an error after which nothing more can be had from the context, or from the driver. */
+/* Records an error after which the context or the driver is unusable. */
 static void gai_pool_note(galloc_pool *pool, CUresult result)
 {
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
@@ -5723,7 +5729,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_off(&pool->lock);
 }
 
-/* When this thread's call into the driver began. */
+/* When this thread's current driver call began. */
 static GAI_THREAD_LOCAL uint64_t gai_call_began;
 
 static void gai_call_begin(uint64_t *calls)
@@ -5755,7 +5761,7 @@ static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *ev
     return result;
 }
 
-/* An event ready to be recorded: a used one, or a new one. Called with the lock held, which is let go meanwhile. */
+/* An event to record: an idle one or a new one. Lock held; released meanwhile. */
 static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
     gai_event *event = stream->idle;
@@ -5777,7 +5783,7 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult 
     return NULL;
 }
 
-/* Shows a recorded event, unless a wait for the device has made it superfluous meanwhile. */
+/* Publishes a recorded event, or keeps it as idle if a wait for the device has covered its epoch meanwhile. */
 static void gai_event_publish(gai_stream *stream, gai_event *event)
 {
     gai_event **at = event->epoch > stream->done ? &stream->recorded : &stream->idle;
@@ -5787,8 +5793,8 @@ static void gai_event_publish(gai_stream *stream, gai_event *event)
     stream->events += event->epoch > stream->done;
 }
 
-/* Another thread may have begun to capture the stream since it was looked at. An event that was recorded in a capture
-   does no harm as long as nobody asks for it: it is as if it had not been. */
+/* Another thread may have begun to capture the stream since it was queried. An event recorded in a capture is harmless
+   while no call queries it, so it counts as not recorded. */
 static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_event *event, CUstream handle)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -5802,10 +5808,9 @@ static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_even
     return result;
 }
 
-/* Marks the stream's present position: all that was freed on it so far is covered. The order is what makes it true:
-   first the epoch goes on, so that a free which comes meanwhile is not covered; then the event is recorded; then it
-   is shown. A failure costs nothing but the mark, which the next call tries again. Called with the lock held; lets it
-   go meanwhile. */
+/* Records an event that covers all frees on the stream so far. The order matters: the epoch advances first, so that
+   concurrent frees are not covered; then the event is recorded; then it is published. After a failure the next call
+   tries again. Lock held; released meanwhile. */
 static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
 {
     CUresult result;
@@ -5813,7 +5818,7 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
     size_t unmarked;
     event = gai_event_get(pool, stream, &result);
     if (event) {
-        if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while there was no lock */
+        if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while the lock was free */
         if (retire) (void)gai_stream_flush(pool, stream, 1);
         event->clock = pool->clock;
         event->epoch = stream->epoch++;
@@ -5844,7 +5849,7 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
 }
 
 #define GAI_POSITIONS                                                                                                  \
-    64 /* of a stream state; when there are more, every second one goes: the next stands for its frees as well */
+    64 /* per stream state; beyond that every second one goes, since the next one covers its frees */
 
 static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
@@ -5859,8 +5864,8 @@ static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Shows a position. Threads that capture into one graph take turns, so that it is the latest. One that is where the
-   last one was takes its room. With the lock held. */
+/* Publishes a position. Threads that capture into one graph take turns, so that it is the latest one. If its nodes
+   equal those of the last position, it replaces that one. Lock held. */
 static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
                                      size_t n)
 {
@@ -5878,9 +5883,8 @@ static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint
     gai_stream_thin_positions(pool, stream);
 }
 
-/* Notes where in the graph the stream is now: all that was freed on it so far is covered. In the order of a mark: the
-   epoch goes on, then the driver is asked, then the position is shown. What cannot be noted is covered by the next
-   position. Called with the lock held; lets it go meanwhile. */
+/* Records the stream's present position in the graph, which covers all frees on it so far. As for a mark, the epoch
+   advances first. A later position covers what this one cannot. Lock held; released meanwhile. */
 GAI_APART
 static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
@@ -5896,7 +5900,7 @@ static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai
     else if (stream->capture) stream->unmarked += unmarked;
 }
 
-/* The end of every call that held a stream state: leaves a mark if one is due. Called with the lock held. */
+/* Ends every call that held a stream state: records a mark or a position if one is due. Lock held. */
 static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
@@ -5905,7 +5909,7 @@ static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_
     gai_cache_set(pool, stream);
 }
 
-/* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
+/* All frees stamped up to `epoch` are complete; their events become idle. */
 static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
 {
     if (epoch > stream->done) stream->done = epoch;
@@ -5918,15 +5922,15 @@ static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
     }
 }
 
-/* After cudaDeviceReset a context's address lives on under another id: what was queued in it is gone, and touching
-   one of its events would crash. */
+/* Does the context of the stream still exist? After cudaDeviceReset its address may belong to a context with another
+   id: then its work is gone, and querying its events would crash. */
 static enum gai_health gai_stream_health(const gai_stream *stream)
 {
     return gai_context_health(stream->context, stream->context_id);
 }
 
-/* Gives up the stream state's events: destroyed, or where the context may be dead dropped unasked. Called without the
-   lock. */
+/* Gives up the stream state's events. `destroy`: destroys them; otherwise drops them without a driver call, as a dead
+   context requires. Called without the lock. */
 static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
 {
     gai_event *list, *event;
@@ -5958,8 +5962,8 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
     gai_stream_drop_events(pool, stream, 0);
 }
 
-/* Before anything touches an event: what was queued in contexts that have ended is complete, and their events are
-   gone. Those of a context that does not answer are left alone until it does. Called with `growth` held. */
+/* Runs before any event is queried. Work in contexts that have ended is complete, and their events are gone. Streams
+   whose context gives no answer become silent until it does. `growth` held. */
 static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -5978,8 +5982,8 @@ static void gai_pool_end_dead_streams(galloc_pool *pool)
     }
 }
 
-/* The recorded event halfway to `open`, from where on all are known to be incomplete; while none is known to be, the
-   newest. NULL: nothing is left to ask. */
+/* The next event to query in a binary search. `open` is the oldest event known to be incomplete; while there is none,
+   the newest event comes first. NULL: nothing is left to query. */
 static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_event *open)
 {
     gai_event *event = stream->recorded, *middle = stream->recorded;
@@ -5990,7 +5994,7 @@ static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_eve
     return open ? middle : event;
 }
 
-/* Asks how far the stream state's stream has come. Called with `growth` held, in a scope. */
+/* Finds out how far the stream has come. `growth` held, in a scope. */
 static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 {
     const gai_event *open = NULL;
@@ -6012,7 +6016,7 @@ static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
     gai_pool_note(pool, result);
 }
 
-/* Looks which streams have done what they were given, and lets everybody have what that sets free. */
+/* Polls all streams and re-files the blocks whose marks have completed. */
 static void gai_pool_poll(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -6032,8 +6036,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Bytes of a free block that others cannot have, for all that is known, before the stream state's stream has done more.
-   */
+/* Bytes of a free block that other streams cannot use before this stream has done more work. */
 static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
 {
     const gai_mark *mark;
@@ -6067,7 +6070,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-/* Stream states of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
+/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. `growth`
    held. */
 #define GAI_STREAMS_KEPT 64
 
@@ -6084,7 +6087,7 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
     for (stream = pool->streams; stream; stream = next) {
         next = stream->next;
         if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;
-        if (stream->silent) continue; /* its events could not be destroyed */
+        if (stream->silent) continue; /* its events cannot be destroyed now */
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
         if (!gai_stream_is_idle(stream) || stream->cache.unconfirmed_blocks) {
