@@ -1406,12 +1406,13 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 /* ==== CUDA ====================================================================================================== */
 /* >>cuda */
 
+/* The driver table, the contexts that are known, and call sites (gai_site): the stream, context and capture of one
+   call. The driver table is filled under the global lock and constant afterwards; the known contexts have a lock of
+   their own. Calls the platform and the CUDA driver only. */
+
 /* galloc fetches the driver's functions through the runtime, so that no program has to link libcuda. It calls the
    driver instead of the runtime: that leaves the runtime's last error untouched, and a stream query costs a third. The
    driver's result codes equal the runtime's (see driver_types.h). */
-/* The driver's functions are fetched from the runtime, so that no program must link libcuda, and called instead of
-   the runtime's, so that the program's last error is never touched and a look at a stream costs a third. Their result
-   codes are the runtime's (driver_types.h keeps the numbers equal). */
 #define GAI_DRIVER_FUNCTIONS(X)                                                                                        \
     X(Init, (unsigned int))                                                                                            \
     X(CtxGetCurrent, (CUcontext *))                                                                                    \
@@ -2709,8 +2710,11 @@ static void gai_map_end(gai_map *map)
 /* ==== BINS ====================================================================================================== */
 /* >>bins */
 
-/* blocks compared within a bin for the best fit; more gain nothing (docs/design.md) */
-#define GAI_LOOKS 4 /* blocks compared for the best fit within a bin; more gain nothing (docs/design.md) */
+/* Free sets: bins by size (two-level segregated fit), bins of slots, and a list by age. Insertion, removal and the
+   search for the best fit. A set belongs to a pool and is guarded by the pool's lock. Also counts the free blocks of
+   block pools for torch_stats. Calls the platform only. */
+
+#define GAI_LOOKS 4 /* blocks compared within a bin for the best fit; more gain nothing (docs/design.md) */
 
 typedef struct gai_bin {
     int row, column;
@@ -2987,8 +2991,11 @@ static size_t gai_set_largest(const gai_set *set)
 /* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
-/* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
-#define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per stream state, for all that it spans */
+/* Marks and their lists: "these bytes may be used by others after this point of that stream". Which stream may use
+   which bytes, and the free set that follows from a block's marks. Guarded by the pool's lock. Calls slabs and bins,
+   and takes the latch of a stream cache to shut it. */
+
+#define GAI_MARKS_MAX 16 /* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 
 static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t epoch, uintptr_t begin, uintptr_t end)
 {
@@ -3278,10 +3285,11 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
 /* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
+/* Blocks: splitting, merging, filing into free sets, holes, and the rooms of growable blocks. Guarded by the pool's
+   lock. Calls slabs, the block map, bins and marks; no driver call is made here. */
+
 /* The caller has ensured a descriptor. Each field is set by itself because compilers turn a memset this short into a
    slow string instruction. */
-/* The caller has made sure of a descriptor. Field by field: compilers make a loop in microcode of a memset that is as
-   short as this. */
 static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
                                 enum gai_kind kind)
 {
@@ -3421,7 +3429,7 @@ static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mar
     return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
-/* The free set of a block in a block pool: the block pool's own, or mixed while other streams may still use the block. */
+/* The free set of a block in a block pool: the block pool's own, or mixed while another stream may still use it. */
 static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
 {
     gai_block_pool *block_pool = block->segment->block_pool;
@@ -4309,11 +4317,14 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* ==== STREAM CACHE ================================================================================================ */
 /* >>streamcache */
 
+/* Stream caches: recently freed blocks by exact size, which calls on their stream use under the cache's latch alone.
+   The first part runs without the pool's lock, the others with it: stamping frees with marks, the ghosts of
+   strategy:heuristic, and returning cached blocks to the free sets. See gai_cache for unconfirmed and trusted. Calls
+   slabs, the maps, marks, blocks, statistics and take. */
+
 /* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were
    freed on it. This bounds both the memory that a stream destroyed without notice leaves unmarked and the number of
    events. Finer marks saved no memory (docs/design.md). */
-/* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
-   dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
 #define GAI_MARK_BYTES (2 * GAI_MIB)
 #define GAI_MARK_PART 128 /* 1/128 of the heap may stay unmarked, over all streams */
 #define GAI_MARK_FREES 64 /* frees after which a stream that holds nothing more gets a mark */
@@ -5201,10 +5212,12 @@ static size_t gai_pool_captured(const galloc_pool *pool)
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
+/* Stream states: looking them up, creating, holding and removing them, and the block pools of like:pytorch. Also
+   handles contexts that were reset. Guarded by the pool's lock, which is released while the driver is asked about a
+   new stream. Calls the driver table and the sections from slab to capture. */
+
 /* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
    stay until the program frees them. Then the segment ends without a driver call. Lock held. */
-/* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
-   until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -5848,8 +5861,9 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
     return result;
 }
 
-#define GAI_POSITIONS                                                                                                  \
-    64 /* per stream state; beyond that every second one goes, since the next one covers its frees */
+/* Positions kept per stream state. Beyond that every second one goes, since the next one covers its frees. */
+#define GAI_POSITIONS \
+    64
 
 static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
