@@ -1084,6 +1084,7 @@ extern "C++" {
 /* Compilers, locks, atomics, clock, threads and the error message: everything that differs between operating systems
    and compilers. Owns the locks that all pools share and the message of each thread. Calls no other section and not
    CUDA. */
+
 #if defined(__GNUC__)
 #define GAI_FORMAT(string, first) __attribute__((format(printf, string, first)))
 #else
@@ -1323,7 +1324,7 @@ static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in 
 #endif
 
 /* This thread's last error message, and whether it still has to be logged. Logging happens at the end of the public
-   function, with no lock held, so that the log callback may call galloc. */
+   function, with no lock held, so that GALLOC_LOG may call anything. */
 static GAI_THREAD_LOCAL char gai_message[544];
 static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
 
@@ -2400,8 +2401,9 @@ typedef struct gai_params {
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
-/* Slabs: fixed-size host descriptors (blocks, marks, pages ...) in chunks of 32 KiB that stay until the pool ends. The
-   slabs of a pool are guarded by its lock. Calls nothing but GALLOC_MALLOC and GALLOC_FREE. */
+/* Slabs: fixed-size host descriptors (blocks, marks, pages ...) in chunks of GAI_CHUNK_BYTES, which stay at least
+   until the pool ends. The slabs of a pool are guarded by its lock. Calls the platform only. */
+
 #ifndef GAI_CHUNK_BYTES
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
 #endif
@@ -2484,6 +2486,7 @@ static void gai_slab_reset(gai_slab *slab)
    The block map has one entry per 64 KiB: empty, or the one block that begins there, or (lowest bit set) a leaf with
    one slot per 512 bytes. Large blocks need no leaf, which saves 1 KiB each. Only expandable segments may go without
    leaves: addresses of other segments may pass to another pool before galloc notices that they are lost. */
+
 #define GAI_MAP_LEVELS 4
 #define GAI_MAP_ROOT_LOG2 14
 #define GAI_PAGE_LOG2 21
@@ -2992,8 +2995,9 @@ static size_t gai_set_largest(const gai_set *set)
 /* >>marks */
 
 /* Marks and their lists: "these bytes may be used by others after this point of that stream". Which stream may use
-   which bytes, and the free set that follows from a block's marks. Guarded by the pool's lock. Calls slabs and bins,
-   and takes the latch of a stream cache to shut it. */
+   which bytes, and the free set that follows from a block's marks. Without a wait, work is ordered only within a
+   stream, and between the legacy stream and the blocking streams of its context, both ways; two blocking streams have
+   no order. Guarded by the pool's lock. Calls slabs and bins, and takes the latch of a stream cache to shut it. */
 
 #define GAI_MARKS_MAX 16 /* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 
@@ -3188,10 +3192,9 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
     return a && b && a->graph && a->graph == b->graph && a->id != b->id;
 }
 
-/* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? The legacy stream is ordered
-   with every blocking stream of its context, both ways. That orders neither two blocking streams with each other nor
-   captured work, even after its graph is gone. Context ids need not be compared: a destroyed context has no work left,
-   and a new context at its address comes later than all that work. */
+/* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? Captured work is not, even
+   after its graph is gone, except between captures of a group. Context ids need not match: a destroyed context has no
+   work left, and a new context at its address starts later. */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
@@ -3229,7 +3232,7 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
 }
 
-/* Closes a stream cache: later calls go to the pool. Pool's lock held. */
+/* Shuts a stream cache: later calls go to the pool. Pool's lock held. */
 static void gai_cache_shut(gai_cache *cache)
 {
     if (!cache->open) return;
@@ -3321,7 +3324,7 @@ static int gai_block_is_parked(const gai_block *block)
     return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
 }
 
-/* Are there pages mapped at its addresses that belong there: used, free, slot or parked? */
+/* Are the block's addresses the current mapping of pages? True if the block is used, free, a slot or parked. */
 static int gai_block_has_pages(const gai_block *block)
 {
     return gai_block_is_mapped(block) || gai_block_is_parked(block);
@@ -3370,8 +3373,9 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     gai_slab_give(&pool->blocks, right);
 }
 
-/* Free neighbours merge when the streams that may use one may use the other: both in one set, or one of them in
-   common. Any other merge would take from two streams memory that each may use at once. `all` merges regardless. */
+/* Free neighbours merge when the streams that may use one may use the other: both are in one set, or one of them is in
+   common. Any other merge would take from each of two streams memory that it may use without a wait. `all`: merges
+   regardless. */
 static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_set *b, int all)
 {
     return all || a == b || a == &pool->common || b == &pool->common;
@@ -3399,8 +3403,8 @@ static unsigned long long gai_block_capture_id(const gai_block *block)
     return mark ? mark->stream->capture_id : 0;
 }
 
-/* The same while captures exist. Memory that a graph owns merges only within its own set, since the graph may own it
-   for long. */
+/* Does `b` merge with `a` while captures exist? Memory that a graph owns merges only within its own set, since the
+   graph may own it for long. */
 static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
 {
     const gai_set *set = gai_set_of(pool, a->marks);
@@ -3785,8 +3789,9 @@ static void gai_budget_leave(galloc_pool *pool)
 /* ==== STATISTICS ================================================================================================== */
 /* >>statistics */
 
-/* The counters of a pool, galloc_stats. Owns pool->stats, guarded by the pool's lock. Calls served by a stream cache
-   are counted there without that lock and added on request. Calls the budget, bins and blocks. */
+/* The counters of a pool, galloc_stats. Owns pool->stats, guarded by the pool's lock, except for the counters of
+   driver calls, which are atomic. Calls served by a stream cache are counted there and added on request. Calls the
+   budget, bins and blocks. */
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
 {
@@ -3817,7 +3822,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
     if (page->counted) return;
     page->counted = 1;
-    page->used = pool->clock + 1; /* not unused for longer than any sample tells */
+    page->used = pool->clock + 1; /* later than all samples, so that none counts it as old */
     pool->collector.created += page->bytes;
     pool->tuning.created++;
     pages->count++;
@@ -3825,7 +3830,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     gai_stat_add(&pool->stats.reserved, page->bytes);
 }
 
-/* Uncounts `bytes` of a page; `last`: the whole page is gone. */
+/* Subtracts `bytes` of a page from what is held; `last`: the whole page is gone. */
 static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t bytes, int last)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
@@ -3841,8 +3846,8 @@ static int gai_pool_is_async(const galloc_pool *pool)
     return pool->config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
 }
 
-/* cudaMallocAsync: what the driver's pool holds beyond the blocks. It counts among the smallest pages, since its page
-   sizes are unknown. */
+/* cudaMallocAsync: sets what the driver's pool holds beyond the blocks. It counts among the smallest pages, since its
+   page sizes are unknown. */
 static void gai_stat_kept(galloc_pool *pool, size_t kept)
 {
     pool->stats.pages[0].bytes += kept - pool->kept;
@@ -3850,8 +3855,8 @@ static void gai_stat_kept(galloc_pool *pool, size_t kept)
     pool->kept = kept;
 }
 
-/* cudaMallocAsync: the driver's pool holds `held` bytes. What exceeds the blocks, and the `coming` bytes of the block
-   under way, is kept. */
+/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way. What exceeds
+   that block and the others is kept. */
 static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
@@ -4041,7 +4046,8 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 /* >>take */
 
 /* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the pool's
-   lock; a used block's `held` is guarded by the latch of a stream cache. Calls slabs, blocks, marks and statistics. */
+   lock; a used block's `held` is guarded by the latch of a stream cache. Calls slabs, the block map, bins, blocks,
+   marks and statistics. */
 
 /* Would the rest of a block of this set, once filed, again be one block of this set? */
 static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
@@ -4185,10 +4191,8 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
     own->epoch = block->stream->epoch;
 }
 
-/* A stream state's earlier use of a block precedes all its later work, so its own mark is dropped when it gets the
-   block again; `handed` keeps the epoch. If another stream frees the block, a mark with that epoch is made again. (For
-   a block from a stream cache the epoch is unknown and the current one serves; a stream that makes no further call may
-   never have an event for it.) */
+/* A stream state's earlier use of a block precedes all its later work. So its own mark is dropped when it gets the
+   block again, and `handed` keeps the epoch. If another stream frees the block, the mark is made again. */
 static GAI_INLINE void gai_stream_drops(gai_stream *stream, const gai_mark *mark)
 {
     if (mark->epoch > stream->handed) stream->handed = mark->epoch;
@@ -4318,9 +4322,9 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* >>streamcache */
 
 /* Stream caches: recently freed blocks by exact size, which calls on their stream use under the cache's latch alone.
-   The first part runs without the pool's lock, the others with it: stamping frees with marks, the ghosts of
-   strategy:heuristic, and returning cached blocks to the free sets. See gai_cache for unconfirmed and trusted. Calls
-   slabs, the maps, marks, blocks, statistics and take. */
+   The first part runs without the pool's lock, the others with it: they stamp frees with marks, keep the ghosts of
+   strategy:heuristic, and return cached blocks to the free sets. gai_cache explains unconfirmed and trusted blocks.
+   Calls slabs, the maps, marks, blocks, statistics and take. */
 
 /* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were
    freed on it. This bounds both the memory that a stream destroyed without notice leaves unmarked and the number of
@@ -4792,9 +4796,9 @@ static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
 }
 
-/* A block that went out to its own stream again has no mark of its earlier use. Another stream that frees it may be
-   unordered with that use, so the block gets the mark again, with a later epoch if its own is unknown. A stream state
-   that has been forgotten has no pending work. */
+/* A block that its own stream uses again has lost the mark of its earlier use. A free on another stream restores it,
+   with the current epoch if its own is unknown; an event covers that epoch only if the stream makes another call. A
+   forgotten stream state has no pending work. */
 static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
 {
     gai_stream *stream = gai_stream_of_life(pool, block->life);
@@ -4928,8 +4932,9 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* >>capture */
 
 /* Captures: the order of work within a captured graph, and the lifetime of the graphs that use memory of a pool. Owns
-   pool->captures, guarded by the pool's lock. The graph is queried with no lock held but `marking` or none. Calls the
-   driver table, slabs, marks and blocks. */
+   pool->captures, guarded by the pool's lock. The driver is asked about a graph without that lock, with `marking` held
+   at most. Calls the driver table, slabs, bins, marks and blocks. */
+
 /* ---- the order that is captured ---- */
 
 #define GAI_WALK 512       /* nodes that a walk visits at most, backwards from the stream's present end */
@@ -5068,7 +5073,7 @@ static gai_capture *gai_capture_new(gai_site *site)
     return NULL;
 }
 
-/* The n-th group whose capture is under way, or NULL. */
+/* The n-th group that has begun and has not ended, or NULL. */
 static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
 {
     galloc_graph *graph;
@@ -5079,7 +5084,7 @@ static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
     return graph;
 }
 
-/* Is the group's stream part of the site's capture? That stream lives while the group captures. The per-thread default
+/* Is the group's stream part of the site's capture? That stream lives until the group ends. The per-thread default
    stream of another thread has the same handle but is another stream. */
 static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 {
@@ -5091,8 +5096,8 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 }
 
 /* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
-   its graph. `marking` keeps groups from ending, so that their streams live. A capture cannot wait for the device, so
-   streams that skipped marks are requested to record one. */
+   its graph. `marking` keeps groups and their streams alive. A capture cannot wait for the device, so streams that
+   skipped marks are requested to record one. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
@@ -5122,7 +5127,7 @@ static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
 }
 
 /* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
-   at once move from mixed into its set, the others move to mixed. Lock held. */
+   without a wait move from mixed into its set, the others move to mixed. Lock held. */
 static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block *block = block_pool->free.oldest, *newer;
@@ -5380,6 +5385,8 @@ static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_si
     (void)gai_stream_see(pool, stream, site);
 }
 
+/* Creates the stream state of a stream that is not captured. NULL: no host memory, or the driver refused its context.
+   Lock held; released to ask the driver. */
 static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream;
@@ -5437,8 +5444,9 @@ static void gai_pool_reap(galloc_pool *pool)
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
-/* The same for a captured stream. It also forgets captures whose graphs are gone, since a program that only captures
-   may have no other occasion for that. */
+/* Creates the stream state of a captured stream, and records its capture if that is new. Also forgets captures whose
+   graphs are gone: a program that only captures may have no other occasion for that. Lock held; released to ask the
+   driver. */
 static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
@@ -5636,11 +5644,11 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 /* >>events */
 
 /* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
-   mark predictor, guarded by the pool's lock; events are recorded and queried with no lock held but `growth` or
-   `marking`. Calls streams, stream cache and marks. Only a call that was given the stream records an event, and only
-   when other streams may want memory freed there. On the legacy stream this needs a request, because an event there
-   makes every blocking stream wait for every other. A stream that has freed everything gets a mark as well, since it
-   may make no further call for long. */
+   mark predictor, guarded by the pool's lock; events are recorded and queried with at most `growth` or `marking` held.
+   Calls the driver table, slabs, marks, blocks, stream caches and streams. Only a call that was given the stream
+   records an event, and only when other streams may want memory freed there. On the legacy stream this needs a
+   request, since an event there makes all blocking streams wait for each other. A stream that has freed everything
+   gets a mark as well, since its next call may be long in coming. */
 
 /* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
    their number stays bounded however far the device is behind. */
