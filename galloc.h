@@ -1409,11 +1409,11 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 
 /* The driver table, the contexts that are known, and call sites (gai_site): the stream, context and capture of one
    call. The driver table is filled under the global lock and constant afterwards; the known contexts have a lock of
-   their own. Calls the platform and the CUDA driver only. */
+   their own. Calls the platform and CUDA only. */
 
 /* galloc fetches the driver's functions through the runtime, so that no program has to link libcuda. It calls the
-   driver instead of the runtime: that leaves the runtime's last error untouched, and a stream query costs a third. The
-   driver's result codes equal the runtime's (see driver_types.h). */
+   driver instead of the runtime: that leaves the runtime's last error untouched, and a stream query takes a third of
+   the time. The driver's result codes equal the runtime's (see driver_types.h). */
 #define GAI_DRIVER_FUNCTIONS(X)                                                                                        \
     X(Init, (unsigned int))                                                                                            \
     X(CtxGetCurrent, (CUcontext *))                                                                                    \
@@ -1654,8 +1654,8 @@ static void gai_contexts_forget(void)
 
 /* A call site: the stream, context and capture of one call. Handles are reused after cudaStreamDestroy, ids never, so
    a stream is identified by its id. Two kinds of streams have no id that can be queried at all times. The legacy
-   stream has stream_id 0 here and is identified by its context. A captured stream is identified by the capture and its
-   handle, which names one stream for the duration of the capture. */
+   stream has stream_id 0 here and is identified by its context. A captured stream is identified by the capture and the
+   key of its handle (gai_stream_key), which names one stream for the duration of the capture. */
 typedef struct gai_site {
     CUstream handle;
     unsigned long long stream_id;
@@ -2422,8 +2422,7 @@ static void gai_slab_spread(gai_slab *slab, char *chunk)
     for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
 }
 
-/* Ensures that `n` descriptors can be taken besides the promised ones. They are zeroed when the chunk is allocated. 0:
-   no host memory. */
+/* Ensures that `n` descriptors can be taken besides the promised ones. New descriptors are zeroed. 0: no host memory. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
