@@ -1170,6 +1170,7 @@ static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
 #error "galloc.h: needs gcc, clang, nvcc or MSVC"
 #endif
 
+/* Raises a counter to `n` if it is lower. */
 static void gai_count_max(uint64_t *p, uint64_t n)
 {
     uint64_t most = gai_counted(p);
@@ -1219,6 +1220,7 @@ static void gai_pause(unsigned round)
     while (n > 0) n = n - 1;
 }
 
+/* Waits a little before the next attempt, longer in each round. */
 static void gai_latch_rest(unsigned round)
 {
     if (round < GAI_LATCH_SPINS) {
@@ -1269,6 +1271,7 @@ static gai_lock gai_context_lock = GAI_LOCK_STATIC;
    yet, or this is a child of fork. */
 static uint64_t gai_generation;
 
+/* Starts a new generation: all thread cache entries become invalid. */
 static void gai_generation_end(void)
 {
     uint64_t now = gai_load(&gai_generation);
@@ -1498,6 +1501,7 @@ static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
     return error;
 }
 
+/* Fetches one driver function, in its 12.0 form where the runtime offers the choice. */
 static cudaError_t gai_load_function(const char *name, void *into, size_t size)
 {
     void *function = NULL;
@@ -1515,6 +1519,7 @@ static cudaError_t gai_load_function(const char *name, void *into, size_t size)
     return cudaSuccess;
 }
 
+/* Fills the driver table and initialises the driver. Global lock held. */
 static cudaError_t gai_driver_load(gai_driver_table *cu)
 {
     cudaError_t error = cudaSuccess;
@@ -1560,6 +1565,7 @@ static cudaError_t gai_bind_context(void)
 /* A result that CUDA does not use: host memory was missing before the driver was called. */
 #define GAI_NO_HOST_MEMORY ((CUresult)1023)
 
+/* Reports a failed driver call and turns its result into the runtime's error. */
 static cudaError_t gai_driver_failed(CUresult result, const char *function)
 {
     cudaError_t error = (cudaError_t)(int)result;
@@ -1673,6 +1679,7 @@ typedef struct gai_site {
 /* Handles 0, 1 and 2 name default streams. */
 static int gai_is_default_stream(CUstream stream) { return (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
+/* Queries the context of the site's stream once. For a default stream that is the thread's current context. */
 static CUresult gai_site_context(gai_site *site)
 {
     CUresult result;
@@ -1745,6 +1752,7 @@ static CUresult gai_site_look(gai_site *site)
     return gai_cu.StreamGetId(site->handle, &site->stream_id);
 }
 
+/* Fills the call site for a stream passed to galloc. Without a current context it binds one and tries again. */
 static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
 {
     CUresult result;
@@ -2422,7 +2430,7 @@ static void gai_slab_spread(gai_slab *slab, char *chunk)
     for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
 }
 
-/* Ensures that `n` descriptors can be taken besides the promised ones. New descriptors are zeroed. 0: no host memory. */
+/* Ensures that `n` descriptors can be taken besides the promised ones. New ones are zeroed. 0: no host memory. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
@@ -2439,6 +2447,7 @@ static int gai_slab_has(gai_slab *slab, size_t n)
 /* A reserve for giving memory back, which must not fail for lack of host memory. */
 #define GAI_SLAB_KEPT 4
 
+/* The same, and leaves the reserve untouched. 0: no host memory. */
 static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
 {
     return slab->available >= slab->promised + n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
@@ -2536,6 +2545,7 @@ static void **gai_map_slot(gai_map *map, uintptr_t addr)
     return &children[gai_map_digit(level, addr)];
 }
 
+/* An entry of the block map holds a block, or a leaf with the lowest bit set. */
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
 
 static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
@@ -2722,6 +2732,7 @@ typedef struct gai_bin {
     int row, column;
 } gai_bin;
 
+/* The bin whose range contains a size. */
 static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
 {
     uint64_t units = bytes >> GAI_UNIT_LOG2;
@@ -2748,6 +2759,7 @@ static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
     return 1;
 }
 
+/* Inserts a free block at the head of its bin. */
 static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
@@ -2768,6 +2780,7 @@ static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
     return &set->bins[GAI_ROWS + bin.row][bin.column];
 }
 
+/* Inserts a slot; searches for blocks do not visit its rows. */
 static void gai_slot_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
@@ -2851,6 +2864,7 @@ static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
     else stat->large_pool.current -= n;
 }
 
+/* Does the block span its whole segment? */
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
 
 /* Counts a free block of a block pool that enters a set. */
@@ -2911,11 +2925,13 @@ static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *par
     return at >= begin && at <= end - params->bytes ? at : 0;
 }
 
+/* Best fit: the smaller block, or of equal ones the one at the lower address. */
 static int gai_is_better(const gai_block *a, const gai_block *b)
 {
     return !b || a->bytes < b->bytes || (a->bytes == b->bytes && a->addr < b->addr);
 }
 
+/* The best block that fits among the first GAI_LOOKS of a bin, or NULL. */
 static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_params *params)
 {
     gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
@@ -3012,6 +3028,7 @@ static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t ep
     return mark;
 }
 
+/* Releases a mark that is in no list. */
 static void gai_mark_end(galloc_pool *pool, gai_mark *mark)
 {
     if (mark->stream) mark->stream->uses--;
@@ -3027,6 +3044,7 @@ static size_t gai_marks_count(const gai_mark *mark)
     return n;
 }
 
+/* Drops the complete marks of a list. */
 static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
 {
     while (*list) {
@@ -3040,6 +3058,7 @@ static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
     }
 }
 
+/* Drops all marks of a list. */
 static void gai_marks_end(galloc_pool *pool, gai_mark **list)
 {
     while (*list) {
@@ -3049,6 +3068,7 @@ static void gai_marks_end(galloc_pool *pool, gai_mark **list)
     }
 }
 
+/* Removes a mark from its list and releases it. */
 static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
 {
     gai_mark *mark = *at;
@@ -3097,6 +3117,7 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     *list = mark;
 }
 
+/* Moves the marks of `more` into a list. */
 static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
 {
     while (more) {
@@ -3318,6 +3339,7 @@ static int gai_block_is_free(const gai_block *block) { return block->kind == GAI
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_SLOT; }
 
+/* Does the block show a parked page? Then its stale alias is the page's current mapping. */
 static int gai_block_is_parked(const gai_block *block)
 {
     return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
@@ -3419,6 +3441,7 @@ static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block 
     return gai_blocks_merge(pool, block, block->next, all) ? block->next : NULL;
 }
 
+/* The neighbour that a free block merges with, or NULL. */
 static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
 {
     if (pool->captures) return gai_block_captured_partner(pool, block, all);
@@ -3451,6 +3474,7 @@ static void gai_block_ask_users(const gai_block *block)
             gai_stream_ask(mark->stream);
 }
 
+/* Is a free block in its block pool's own set, and not in mixed? */
 static int gai_block_is_at_block_pool(const gai_block *block)
 {
     return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
@@ -3498,6 +3522,7 @@ static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
     return block;
 }
 
+/* Merges a free block with all neighbours that allow it, and inserts the result into a set. */
 static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block *block, int all)
 {
     gai_block *partner;
@@ -3512,6 +3537,7 @@ static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block 
     return block;
 }
 
+/* Files a block where not every free block merges: with block pools or slots. */
 GAI_APART
 static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int all)
 {
@@ -3732,6 +3758,7 @@ static void gai_budget_set_limit(gai_budget *budget)
     budget->most = gai_max(budget->limit, budget->held);
 }
 
+/* Adds a new pool to its device; its device_limit counts from now on. */
 static void gai_budget_join(galloc_pool *pool)
 {
     gai_lock_on(&gai_budget_lock);
@@ -3892,6 +3919,7 @@ static size_t gai_unconfirmed_live(const gai_cache *cache)
     return live;
 }
 
+/* Adds the counts of unconfirmed blocks that the pool's counters lack. */
 static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
@@ -3934,6 +3962,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     gai_stat_peak(&stats->blocks);
 }
 
+/* The same, with the latches taken here. Lock held. */
 static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
 {
     gai_pool_lock_caches(pool);
@@ -4297,6 +4326,7 @@ static int gai_block_acquire(gai_block *block, const void *ptr)
     return had;
 }
 
+/* Claims the used block of the pool that begins at this address. NULL: there is none. */
 static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -4347,11 +4377,13 @@ static int gai_stream_is_unknown(const gai_stream *stream) { return stream->capt
 
 /* ---- without the pool's lock ---- */
 
+/* The first cache bin to probe for a size. */
 static size_t gai_cache_bin_of(size_t bytes)
 {
     return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_CACHE_BINS_LOG2));
 }
 
+/* Puts a block into a cache bin of its size. 0: all bins probed have other sizes. */
 static int gai_cache_bin_push(gai_cache *cache, gai_block *block)
 {
     size_t at = gai_cache_bin_of(block->bytes), probes;
@@ -4370,6 +4402,7 @@ static int gai_cache_bin_push(gai_cache *cache, gai_block *block)
     return 0;
 }
 
+/* Takes the latest block of a size from its cache bin, or NULL. */
 static gai_block *gai_cache_bin_pop(gai_cache *cache, size_t bytes)
 {
     size_t at = gai_cache_bin_of(bytes), probes;
@@ -4429,6 +4462,7 @@ static void gai_cache_confirm(gai_cache *cache)
     }
 }
 
+/* Confirms the unconfirmed blocks, then looks for the size in the cache bins. */
 GAI_APART
 static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
 {
@@ -4678,6 +4712,7 @@ static size_t gai_ghost_place(const gai_ghost *ghost, size_t bytes, int empty)
     return GAI_CACHE_BINS;
 }
 
+/* Records a free in a ghost, within the bounds of a stream cache. */
 static void gai_ghost_put(gai_ghost *ghost, size_t bytes)
 {
     size_t at = gai_ghost_place(ghost, bytes, 1);
@@ -4706,6 +4741,7 @@ static void gai_ghost_take(gai_ghost *ghost, size_t bytes)
     ghost->hits++;
 }
 
+/* The size that a block would have with sizes rounded to GAI_TUNE_STEPS. */
 static size_t gai_block_alike(const gai_block *block)
 {
     size_t bytes = (size_t)block->requested;
@@ -4721,6 +4757,7 @@ static void gai_pool_watch_free(galloc_pool *pool, const gai_block *block)
     gai_ghost_put(&pool->tuning.alike, gai_block_alike(block));
 }
 
+/* Empties the ghosts; the next stream state that misses is watched. */
 static void gai_tune_anew(gai_tuning *tuning)
 {
     memset(&tuning->same, 0, sizeof tuning->same);
@@ -4756,6 +4793,7 @@ static void gai_pool_watch_given(galloc_pool *pool, const gai_block *block)
 
 /* ---- back to the pool ---- */
 
+/* The stream state with this life, or NULL if it has been forgotten. */
 static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
 {
     gai_stream *stream = pool->streams;
@@ -4988,6 +5026,7 @@ static void gai_walk_on(gai_walk *walk, size_t at)
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
+/* Are all nodes of a position among those found? */
 static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
 {
     size_t i = 0;
@@ -5020,6 +5059,7 @@ static void gai_capture_drop(gai_capture *capture)
    the driver or of the pool held, so it takes no lock and makes no CUDA call. */
 static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
 
+/* Can the graph of the capture no longer run? */
 static int gai_capture_has_ended(const gai_capture *capture)
 {
     return capture->lost || gai_load(&capture->owners) == 1;
@@ -5237,6 +5277,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     gai_stat_cached(pool);
 }
 
+/* The pool's context was reset: gives up all memory that ended with it. Lock held. */
 static void gai_pool_lose_context(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -5259,6 +5300,8 @@ static gai_stream **gai_stream_bucket(galloc_pool *pool, unsigned long long key)
     return &pool->stream_index[key % GAI_STREAM_INDEX];
 }
 
+/* Adds a stream state to the pool and gives it a new life. The second stream state bounds the cache of the first,
+   whose frees may matter to another stream from now on. */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
     stream->life = gai_next(&gai_lives);
@@ -5338,6 +5381,8 @@ static gai_stream *gai_stream_unused(galloc_pool *pool)
     return stream;
 }
 
+/* Creates a stream state for the site's stream. A new id of the pool's context shows that it was reset. NULL: no host
+   memory. */
 static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
     gai_stream *stream = gai_stream_unused(pool);
@@ -5665,8 +5710,10 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 #define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
 #define GAI_PASSED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
 
+/* Bytes freed since the last event: not marked yet, or with marks skipped. */
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
 
+/* The occasion with this number, or NULL once it has been overwritten. */
 static gai_occasion *gai_mark_predictor_find(gai_mark_predictor *mark_predictor, uint64_t number)
 {
     if (!number || number > mark_predictor->noted || mark_predictor->noted - number >= GAI_OCCASIONS) return NULL;
@@ -5872,6 +5919,7 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
 #define GAI_POSITIONS \
     64
 
+/* Drops every second position once there are too many. */
 static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
     gai_position *position;
@@ -5973,6 +6021,7 @@ static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int de
     gai_lock_off(&pool->lock);
 }
 
+/* The stream's context has ended: all its frees are complete and its events are gone. */
 static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 {
     gai_lock_on(&pool->lock);
@@ -6067,6 +6116,7 @@ static size_t gai_block_stranded(const gai_block *block, const gai_stream *strea
     return bytes;
 }
 
+/* The statistics of one stream state. Lock held. */
 static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_stream_stats *stats)
 {
     gai_cache *cache = &stream->cache;
@@ -6095,6 +6145,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
    held. */
 #define GAI_STREAMS_KEPT 64
 
+/* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
 static int gai_stream_is_idle(const gai_stream *stream)
 {
     return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && !stream->free.bytes &&
