@@ -1080,14 +1080,18 @@ extern "C++" {
 /* ==== PLATFORM ================================================================================================== */
 /* >>platform */
 
+/* Compilers, locks, atomics, clock, threads and the error message: everything that differs between operating systems
+   and compilers. Owns the locks that all pools share and the message of each thread. Calls no other section and not
+   CUDA. */
+
 #if defined(__GNUC__)
 #define GAI_FORMAT(string, first) __attribute__((format(printf, string, first)))
 #else
 #define GAI_FORMAT(string, first)
 #endif
 
-/* The fast path is put together into each of the few functions that take it, and what it leads to when it does not
-   serve is kept out of them: so nothing is saved and restored on the way. */
+/* The fast path is inlined into the few functions that take it (GAI_INLINE). Its slow branches stay out of line
+   (GAI_APART), so that the fast path saves and restores no registers for them. */
 #if defined(__GNUC__)
 #define GAI_THREAD_LOCAL __thread
 #define GAI_INLINE inline __attribute__((always_inline))
@@ -1120,7 +1124,8 @@ static void gai_lock_off(gai_lock *lock) { (void)pthread_mutex_unlock(lock); }
 static int gai_lock_try(gai_lock *lock) { return !pthread_mutex_trylock(lock); }
 #endif
 
-/* Pointers and counters that are read without a lock. A pointer is published after what it points to. */
+/* Atomic access to pointers and counters that are read without a lock. A pointer is published (release) after the data
+   it points to, and loaded with acquire. */
 #if defined(__GNUC__)
 static void *gai_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void gai_store_pointer(void **p, void *value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
@@ -1164,6 +1169,7 @@ static int gai_swap(uint64_t *p, uint64_t from, uint64_t to)
 #error "galloc.h: needs gcc, clang, nvcc or MSVC"
 #endif
 
+/* Raises a counter to `n` if it is lower. */
 static void gai_count_max(uint64_t *p, uint64_t n)
 {
     uint64_t most = gai_counted(p);
@@ -1185,7 +1191,7 @@ static uint64_t gai_clock(void)
 #if defined(CLOCK_MONOTONIC)
 #define GAI_CLOCK CLOCK_MONOTONIC
 #else
-#define GAI_CLOCK 1 /* it is there, but <time.h> keeps it from strict C: the number and the types are the ABI's */
+#define GAI_CLOCK 1 /* <time.h> hides it under strict C; the number and the types are fixed by the ABI */
 extern int clock_gettime(int clock, struct timespec *now);
 #endif
 static uint64_t gai_clock(void)
@@ -1199,20 +1205,21 @@ static uint64_t gai_clock(void)
 
 #define GAI_CACHE_LINE 64
 
-/* A spin lock for a few dozen instructions, in which no other lock is taken: one atomic step where a mutex needs two.
-   A thread that finds it taken spins, then yields, and at last sleeps, so that also a thread of lower priority comes to
-   the end of its turn. 1: taken. */
+/* A spin lock for critical sections of a few dozen instructions, in which no other lock is taken. Locking and
+   unlocking take one atomic read-modify-write together, where a mutex needs two. A waiting thread first spins, then
+   yields, then sleeps, so that an owner of lower priority gets to run. Value: 0 free, 1 taken. */
 typedef uint64_t gai_latch;
 
-#define GAI_LATCH_SPINS 8 /* rounds of 1, 2, 4 ... pauses */
+#define GAI_LATCH_SPINS 8 /* pauses of 1, 2, 4 ... iterations */
 #define GAI_LATCH_YIELDS 64
 
 static void gai_pause(unsigned round)
 {
-    volatile unsigned n = 1u << round; /* the loop must take time, not be thrown out */
+    volatile unsigned n = 1u << round; /* volatile keeps the compiler from removing the loop */
     while (n > 0) n = n - 1;
 }
 
+/* Waits a little before the next attempt, longer in each round. */
 static void gai_latch_rest(unsigned round)
 {
     if (round < GAI_LATCH_SPINS) {
@@ -1245,28 +1252,33 @@ static GAI_INLINE void gai_latch_on(gai_latch *latch)
 
 static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
-/* Locks for what all pools share. Global: the driver table, the list of pools; taken before any other. Map: the inner
-   nodes of the address maps; budget: what the pools of each device hold together; log: where lines go and which were
-   seen; context: the contexts that are known; each of these four taken after any other. */
+/* Locks for data that all pools share.
+     global     the driver table and the list of pools; taken before any other lock
+     map        the inner nodes of the address maps
+     budget     how much memory the pools of each device hold together
+     log        the destination of log lines and the lines already written
+     context    the known contexts
+   Each of the last four is taken after any other lock. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
 static gai_lock gai_log_lock = GAI_LOCK_STATIC;
 static gai_lock gai_context_lock = GAI_LOCK_STATIC;
 
-/* What threads remember of pools is worth nothing once a pool has ended, or has changed what it goes by: then this goes
-   on. 0: there is nothing to
-   remember yet, or never, in a child of fork. */
+/* The generation of what threads remember of pools (their thread cache entries). It grows when a pool ends or changes
+   something that entries depend on, and entries of an older generation are ignored. 0: there is nothing to remember
+   yet, or this is a child of fork. */
 static uint64_t gai_generation;
 
+/* Starts a new generation: all thread cache entries become invalid. */
 static void gai_generation_end(void)
 {
     uint64_t now = gai_load(&gai_generation);
     while (!gai_swap(&gai_generation, now, now + 1)) now = gai_load(&gai_generation);
 }
 
-/* A child of fork inherits the heap but not the driver: it must not touch either. It may say so, and so needs the lock
-   of the log. */
+/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error: fork
+   therefore holds the lock of the log, which leaves that lock free in the child. */
 static void *gai_forked;
 static int gai_forks_are_watched;
 
@@ -1284,7 +1296,7 @@ static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_af
 static int gai_watch_forks(void) { return 0; }
 #endif
 
-/* A function that is called when a thread ends for which a value was set. */
+/* Thread keys: `call` runs when a thread ends that set a value for the key. */
 #if defined(_WIN32)
 #define GAI_AT_THREAD_END NTAPI
 typedef DWORD gai_thread_key;
@@ -1303,23 +1315,25 @@ static int gai_thread_key_set(gai_thread_key key, void *value) { return !pthread
 static void gai_thread_key_end(gai_thread_key key) { (void)pthread_key_delete(key); }
 #endif
 
-/* A function that is called before the code goes: at dlclose (FreeLibrary), or when the process ends. */
+/* Registers a function that runs before the code is unloaded: at dlclose (FreeLibrary) or when the process ends. */
 #if defined(__GNUC__)
 #define GAI_AT_UNLOAD __attribute__((destructor))
 static int gai_watch_unload(void (*call)(void)) { return call != NULL; }
 #else
 #define GAI_AT_UNLOAD
-static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in a DLL: when that goes */
+static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in a DLL, atexit runs when the DLL is
+                                                                             unloaded */
 #endif
 
-/* This thread's last error in words, and whether it is still to be logged: that happens when the public function
-   ends, with no lock held, so that GALLOC_LOG may do what it likes. */
+/* This thread's last error message, and whether it still has to be logged. Logging happens at the end of the public
+   function, with no lock held, so that GALLOC_LOG may call anything. */
 static GAI_THREAD_LOCAL char gai_message[544];
 static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
 
 #define GAI_NOTE 2
 
-/* Says what is wrong, where it is found. The first to say something knows best: the rest of the call is silent. */
+/* Records the error message at the place where the error is found. The first message of a call is the most specific
+   one; later ones are ignored. */
 GAI_FORMAT(2, 3)
 static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
 {
@@ -1332,7 +1346,7 @@ static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
     return error;
 }
 
-/* Says what the program may like to know though nothing is wrong. */
+/* Records a message for the log although the call succeeds. */
 GAI_FORMAT(1, 2)
 static void gai_note(const char *format, ...)
 {
@@ -1346,10 +1360,10 @@ static void gai_note(const char *format, ...)
 
 /* ---- sizes ---- */
 
-#define GAI_UNIT ((size_t)512)       /* blocks are multiples of this; what cudaMalloc aligns to, at least */
+#define GAI_UNIT ((size_t)512)       /* block sizes are multiples of this; cudaMalloc aligns to at least as much */
 #define GAI_UNIT_LOG2 9
 #define GAI_MIB ((size_t)1 << 20)
-#define GAI_ADDRESS_BITS 57          /* as far as five-level page tables reach */
+#define GAI_ADDRESS_BITS 57          /* the reach of five-level page tables */
 
 static size_t gai_min(size_t a, size_t b) { return a < b ? a : b; }
 static size_t gai_max(size_t a, size_t b) { return a > b ? a : b; }
@@ -1358,7 +1372,7 @@ static int gai_is_power_of_two(size_t n) { return n && !(n & (n - 1)); }
 static size_t gai_down(size_t n, size_t multiple) { return n & ~(multiple - 1); }
 static size_t gai_up(size_t n, size_t multiple) { return gai_down(n + (multiple - 1), multiple); }
 
-/* Rounds up a size that came from outside; 0 when that leaves the range of addresses. */
+/* Rounds up a size given by the caller; 0 when the result exceeds the address range. */
 static int gai_round(size_t n, size_t multiple, size_t *out)
 {
     if (n > ((size_t)1 << GAI_ADDRESS_BITS) - multiple) return 0;
@@ -1366,7 +1380,7 @@ static int gai_round(size_t n, size_t multiple, size_t *out)
     return 1;
 }
 
-/* Index of the highest bit set; n > 0. */
+/* Index of the highest bit set; requires n > 0. */
 static int gai_log2(uint64_t n)
 {
 #if defined(__GNUC__)
@@ -1378,13 +1392,14 @@ static int gai_log2(uint64_t n)
 #endif
 }
 
-/* Index of the lowest bit set; n > 0. */
+/* Index of the lowest bit set; requires n > 0. */
 static int gai_lowest(uint64_t n) { return gai_log2(n & (~n + 1)); }
 
-/* The largest power of two that is no larger than n; n > 0. */
+/* The largest power of two <= n; requires n > 0. */
 static size_t gai_power_below(size_t n) { return (size_t)1 << gai_log2(n); }
 
-/* Rounded up to one of so many steps between two powers of two, or where these are finer to 512 bytes. */
+/* Rounds up to one of `divisions` equal steps between two powers of two, or to 512 bytes where the steps would be
+   smaller. */
 static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 {
     if (divisions < 2 || bytes <= GAI_UNIT * divisions) return gai_up(bytes, GAI_UNIT);
@@ -1394,9 +1409,13 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 /* ==== CUDA ====================================================================================================== */
 /* >>cuda */
 
-/* The driver's functions are fetched from the runtime, so that no program must link libcuda, and called instead of
-   the runtime's, so that the program's last error is never touched and a look at a stream costs a third. Their result
-   codes are the runtime's (driver_types.h keeps the numbers equal). */
+/* The driver table, the contexts that are known, and call sites (gai_site): the stream, context and capture of one
+   call. The driver table is filled under the global lock and constant afterwards; the known contexts have a lock of
+   their own. Calls the platform and CUDA only. */
+
+/* galloc fetches the driver's functions through the runtime, so that no program has to link libcuda. It calls the
+   driver instead of the runtime: that leaves the runtime's last error untouched, and a stream query takes a third of
+   the time. The driver's result codes equal the runtime's (see driver_types.h). */
 #define GAI_DRIVER_FUNCTIONS(X)                                                                                        \
     X(Init, (unsigned int))                                                                                            \
     X(CtxGetCurrent, (CUcontext *))                                                                                    \
@@ -1449,9 +1468,9 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
     X(GraphRetainUserObject, (CUgraph, CUuserObject, unsigned int, unsigned int))                                      \
     X(GraphNodeGetDependencies, GAI_NODE_AFTER)
 
-/* Since CUDA 12.3 there are longer forms of these two functions. Runtimes from there on to 12.4 give those, later ones
-   what they are asked for (12.0). An edge of a graph that means less than one after the other is an error for the short
-   forms, and for the long ones when they are given no place to tell of it. */
+/* CUDA 12.3 added longer forms of these two functions. Runtimes 12.3 and 12.4 return the long forms; later ones return
+   the requested version (12.0). A graph edge that is weaker than full completion ordering is an error for the short
+   forms, and for the long forms when they get no array for the edge data. */
 #if CUDART_VERSION >= 12030 && CUDART_VERSION < 12050
 #define GAI_CAPTURE_INFO \
     (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, const void *, size_t *)
@@ -1472,16 +1491,16 @@ typedef struct gai_driver_table {
 } gai_driver_table;
 
 static gai_driver_table gai_cu;
-static void *gai_cu_ready; /* not NULL once the table is full */
+static void *gai_cu_ready; /* not NULL once the table is filled */
 
-/* The runtime keeps the last error of a call of ours that failed; the program had none then, and must have none
-   after. */
+/* Clears the runtime's last error if one of galloc's own runtime calls set it. */
 static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
 {
     if (error != cudaSuccess && before == cudaSuccess) (void)cudaGetLastError();
     return error;
 }
 
+/* Fetches one driver function, in its 12.0 form where the runtime offers the choice. */
 static cudaError_t gai_load_function(const char *name, void *into, size_t size)
 {
     void *function = NULL;
@@ -1499,6 +1518,7 @@ static cudaError_t gai_load_function(const char *name, void *into, size_t size)
     return cudaSuccess;
 }
 
+/* Fills the driver table and initialises the driver. Global lock held. */
 static cudaError_t gai_driver_load(gai_driver_table *cu)
 {
     cudaError_t error = cudaSuccess;
@@ -1513,7 +1533,7 @@ static cudaError_t gai_driver_load(gai_driver_table *cu)
     return cudaSuccess;
 }
 
-/* Every public function begins here. */
+/* Every public function calls this first: it refuses in a child of fork and fills the driver table once. */
 static cudaError_t gai_begin(void)
 {
     cudaError_t error = cudaSuccess;
@@ -1530,7 +1550,7 @@ static cudaError_t gai_begin(void)
     return error;
 }
 
-/* A thread that never called the runtime has no context: it gets the one that the runtime would give it. */
+/* Gives a thread without a context the one that the runtime would make current for it. */
 static cudaError_t gai_bind_context(void)
 {
     cudaError_t before = cudaPeekAtLastError();
@@ -1541,9 +1561,10 @@ static cudaError_t gai_bind_context(void)
     return cudaSuccess;
 }
 
-/* Not the driver's: what it was to be called for could not be noted. A number that CUDA does not use. */
+/* A result that CUDA does not use: host memory was missing before the driver was called. */
 #define GAI_NO_HOST_MEMORY ((CUresult)1023)
 
+/* Reports a failed driver call and turns its result into the runtime's error. */
 static cudaError_t gai_driver_failed(CUresult result, const char *function)
 {
     cudaError_t error = (cudaError_t)(int)result;
@@ -1551,7 +1572,7 @@ static cudaError_t gai_driver_failed(CUresult result, const char *function)
     return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
 }
 
-/* Errors after which the context, or the driver, is of no use any more: nothing is gained by trying on. */
+/* Errors after which the context or the driver is unusable, so that retrying is pointless. */
 static int gai_is_sticky(CUresult result)
 {
     int code = (int)result;
@@ -1564,8 +1585,9 @@ static int gai_is_driver_gone(CUresult result) { return result == CUDA_ERROR_DEI
 
 enum gai_health { GAI_ALIVE, GAI_DEAD, GAI_UNKNOWN };
 
-/* Does the context with this id exist? An odd error proves neither: then nothing that was in it may be taken for
-   complete, and nothing in it may be asked, since a call on an event or stream that is gone crashes. */
+/* Finds out whether the context with this id still exists. An unexpected error leaves that unknown. In an unknown
+   context no work may count as complete, and no event or stream may be queried: such a call on a destroyed object
+   crashes. */
 static CUresult gai_context_look(CUcontext context, unsigned long long context_id, enum gai_health *health)
 {
     unsigned long long id = 0;
@@ -1583,9 +1605,9 @@ static enum gai_health gai_context_health(CUcontext context, unsigned long long 
     return health;
 }
 
-/* The contexts that streams of galloc's calls have been in, beside the primary ones of their pools. CUDA has no list of
-   a process's contexts, and work that nobody can name may be in any of them. Entries stay, and are used again when
-   their context has ended. Guarded by a lock of their own. */
+/* The contexts of streams that were passed to galloc, besides the primary contexts of the pools. CUDA has no list of a
+   process's contexts, and work on unknown streams may be in any of them. Entries are never freed before
+   galloc_shutdown; one whose context has ended is used again. Guarded by the context lock. */
 typedef struct gai_known_context {
     struct gai_known_context *next;
     CUcontext context;
@@ -1594,7 +1616,7 @@ typedef struct gai_known_context {
 
 static gai_known_context *gai_known_contexts;
 
-/* The n-th of them. 0: there are no more. */
+/* The n-th known context. 0: there are no more. */
 static int gai_context_known(size_t n, CUcontext *context, unsigned long long *id)
 {
     const gai_known_context *known;
@@ -1650,27 +1672,28 @@ static void gai_contexts_forget(void)
     }
 }
 
-/* Where a call stands. Streams are told apart by their ids, which CUDA never gives twice, since handles come back
-   after cudaStreamDestroy. The legacy stream has id 0 here and is told apart by its context: its own id cannot be
-   asked for at all times. Neither can that of a stream that is being captured: it is told apart by the capture and its
-   handle, which means one stream as long as the capture lasts. */
+/* A call site: the stream, context and capture of one call. Handles are reused after cudaStreamDestroy, ids never, so
+   a stream is identified by its id. Two kinds of streams have no id that can be queried at all times. The legacy
+   stream has stream_id 0 here and is identified by its context. A captured stream is identified by the capture and the
+   key of its handle (gai_stream_key), which names one stream for the duration of the capture. */
 typedef struct gai_site {
     CUstream handle;
     unsigned long long stream_id;
-    struct gai_stream *stream; /* where the call led, if it came that far, and in which of its lives */
+    struct gai_stream *stream; /* the stream state that the call reached, if any, and its life at that time */
     uint64_t life;
-    CUcontext context; /* NULL: not asked for yet */
+    CUcontext context; /* NULL: not queried yet */
     unsigned long long context_id;
-    unsigned long long capture; /* the one that the stream is part of; 0: none */
-    CUresult refused; /* the driver would not have the graph tell of its end */
-    char broken;    /* it is captured, but the capture has been invalidated: what it recorded will never run */
+    unsigned long long capture; /* the capture that the stream takes part in; 0: none */
+    CUresult refused; /* the driver's error when the capture or its context could not be recorded */
+    char broken;    /* the capture was invalidated: its work will never run */
     char capture_forbids; /* captured, or legacy while a blocking stream is: most calls would break the capture */
-    char own_context; /* the stream's context is the pool's: the pool of its device */
+    char own_context; /* the stream's context is the pool's context */
 } gai_site;
 
-/* By its handle, of which 0, 1 and 2 are none of a stream that was created. */
+/* Handles 0, 1 and 2 name default streams. */
 static int gai_is_default_stream(CUstream stream) { return (uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD; }
 
+/* Queries the context of the site's stream once. For a default stream that is the thread's current context. */
 static CUresult gai_site_context(gai_site *site)
 {
     CUresult result;
@@ -1685,11 +1708,11 @@ static CUresult gai_site_context(gai_site *site)
     return result;
 }
 
-static uint64_t gai_threads; /* that have had a number */
+static uint64_t gai_threads; /* numbers given to threads so far */
 static GAI_THREAD_LOCAL uint64_t gai_thread_number;
 
-/* What stands for the handle of a stream: within a capture it means one stream, but for the per-thread one, which is
-   each thread's own. No handle of a stream that was created is as small as a thread's number. */
+/* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread.
+   Handles of created streams are never as small as a thread's number. */
 static unsigned long long gai_stream_key(CUstream stream)
 {
     if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
@@ -1697,7 +1720,7 @@ static unsigned long long gai_stream_key(CUstream stream)
     return gai_thread_number;
 }
 
-/* Which capture the stream is part of now; 0: of none. */
+/* The id of the capture that the stream takes part in; 0: none. */
 static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, unsigned long long *id, CUgraph *graph)
 {
     cuuint64_t number = 0;
@@ -1706,8 +1729,8 @@ static CUresult gai_capture_of(CUstream stream, CUstreamCaptureStatus *status, u
     return result;
 }
 
-/* The nodes that what is captured next on the stream will come after: all that it was given so far comes before them or
-   is one of them. Copies them. 0: they cannot be had, or are more than `most`, or the capture is not this one. */
+/* Copies the graph nodes on which the stream's next captured work will depend: all its work so far is among them or
+   precedes them. 0: the query failed, there are more than `most` nodes, or this capture has ended. */
 static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgraphNode *nodes, size_t *n, size_t most)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -1721,8 +1744,8 @@ static int gai_capture_nodes(CUstream stream, unsigned long long capture, CUgrap
     return 1;
 }
 
-/* Whether it is captured comes first: asking a captured stream for its id or flags, or the legacy stream for anything
-   while a blocking stream is captured, loses that capture in every mode (measured: docs/design.md). */
+/* Queries the capture status first. Querying the id or flags of a captured stream invalidates its capture in every
+   mode, and so does any query of the legacy stream while a blocking stream is captured (measured: docs/design.md). */
 static CUresult gai_site_look(gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -1743,6 +1766,7 @@ static CUresult gai_site_look(gai_site *site)
     return gai_cu.StreamGetId(site->handle, &site->stream_id);
 }
 
+/* Fills the call site for a stream passed to galloc. Without a current context it binds one and tries again. */
 static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
 {
     CUresult result;
@@ -1758,21 +1782,22 @@ static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
     return result ? gai_driver_failed(result, "looking at the stream") : cudaSuccess;
 }
 
-/* For what cannot be done on a stream while it is captured. */
+/* For operations that are impossible on a captured stream. */
 static cudaError_t gai_site_is_free(const gai_site *site)
 {
     if (!site->capture && !site->broken) return cudaSuccess;
     return gai_fail(cudaErrorStreamCaptureUnsupported, "this cannot be done on a stream that is being captured");
 }
 
-/* For what would be of use to the capture only. */
+/* For operations that would serve the capture only. */
 static cudaError_t gai_site_is_sound(const gai_site *site)
 {
     if (!site->broken) return cudaSuccess;
     return gai_fail(cudaErrorStreamCaptureInvalidated, "the capture that the stream is part of has been invalidated");
 }
 
-/* While it lasts, `context` is current and no call of this thread can break a capture of another (relaxed mode). */
+/* Between enter and leave, `context` is current and the thread is in relaxed capture mode, so that its calls break no
+   capture of another thread. */
 typedef struct gai_scope {
     CUstreamCaptureMode mode;
     int pushed;
@@ -2396,6 +2421,9 @@ typedef struct gai_params {
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
 
+/* Slabs: fixed-size host descriptors (blocks, marks, pages ...) in chunks of GAI_CHUNK_BYTES, which stay at least
+   until the pool ends. The slabs of a pool are guarded by its lock. Calls the platform only. */
+
 #ifndef GAI_CHUNK_BYTES
 #define GAI_CHUNK_BYTES ((size_t)32 << 10)
 #endif
@@ -2407,14 +2435,14 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
     slab->available++;
 }
 
-/* Descriptors are on a line of memory of their own if their size allows it. */
+/* Descriptors start at a cache line boundary: those whose size is a multiple of a line share no line. */
 static void gai_slab_spread(gai_slab *slab, char *chunk)
 {
     size_t at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
     for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
 }
 
-/* Makes sure that `n` descriptors can be taken, besides those that are promised. They begin as zeros. */
+/* Ensures that `n` descriptors can be taken besides the promised ones. New ones are zeroed. 0: no host memory. */
 static int gai_slab_has(gai_slab *slab, size_t n)
 {
     while (slab->available < slab->promised + n) {
@@ -2428,15 +2456,16 @@ static int gai_slab_has(gai_slab *slab, size_t n)
     return 1;
 }
 
-/* What giving memory back needs is kept for it: that must not fail because the host has no memory left. */
+/* A reserve for giving memory back, which must not fail for lack of host memory. */
 #define GAI_SLAB_KEPT 4
 
+/* The same, and leaves the reserve untouched. 0: no host memory. */
 static GAI_INLINE int gai_slab_need(gai_slab *slab, size_t n)
 {
     return slab->available >= slab->promised + n + GAI_SLAB_KEPT || gai_slab_has(slab, n + GAI_SLAB_KEPT);
 }
 
-/* Cannot fail after gai_slab_need or gai_slab_has, nor where it was promised. */
+/* Cannot fail after gai_slab_need or gai_slab_has, nor for a promised descriptor. */
 static void *gai_slab_take(gai_slab *slab)
 {
     void *descriptor = slab->unused;
@@ -2457,7 +2486,7 @@ static void gai_slab_end(gai_slab *slab)
     slab->available = slab->promised = 0;
 }
 
-/* All descriptors are unused again. */
+/* Marks all descriptors as unused. */
 static void gai_slab_reset(gai_slab *slab)
 {
     char *chunk;
@@ -2469,19 +2498,22 @@ static void gai_slab_reset(gai_slab *slab)
 /* ==== MAP ======================================================================================================= */
 /* >>map */
 
-/* Two maps for all pools, read without a lock: from the address of a block to its descriptor, and from any address,
-   cut to 2 MiB, to the page that is mapped there. Radix trees of fixed depth; inner nodes stay until galloc_shutdown.
-   Entries are written under the lock of the pool that owns the address.
-   The map of blocks has an entry for 64 KiB: nothing, or the one block that begins there, or, told apart by its lowest
-   bit, a leaf with a slot for every 512 bytes. Large blocks do without leaves, which are a KiB each. So do only
-   expandable segments: the addresses of others may be given to another pool before it is known that they are lost. */
+/* Two radix trees of fixed depth that all pools share and that are read without a lock. The block map leads from the
+   address of a block to its descriptor. The page map leads from any address, rounded down to 2 MiB, to the page mapped
+   there. Entries are written under the lock of the pool that owns the address. Inner nodes are added under the map
+   lock and stay until galloc_shutdown. Calls the platform only.
+
+   The block map has one entry per 64 KiB: empty, or the one block that begins there, or (lowest bit set) a leaf with
+   one slot per 512 bytes. Large blocks need no leaf, which saves 1 KiB each. Only expandable segments may go without
+   leaves: addresses of other segments may pass to another pool before galloc notices that they are lost. */
+
 #define GAI_MAP_LEVELS 4
 #define GAI_MAP_ROOT_LOG2 14
 #define GAI_PAGE_LOG2 21
 #define GAI_LEAF_LOG2 16
 #define GAI_LEAF_SLOTS (1 << (GAI_LEAF_LOG2 - GAI_UNIT_LOG2))
 
-/* Nothing in it is set beforehand, so that it takes no place in the program's file. */
+/* Zero-initialised, so that it takes no space in the object file. */
 typedef struct gai_map {
     void *root[1 << GAI_MAP_ROOT_LOG2];
     void *nodes; /* all inner nodes, linked by their first word */
@@ -2489,13 +2521,13 @@ typedef struct gai_map {
 
 static gai_map gai_block_map, gai_page_map;
 
-static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* width of each level, root first */
-static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* what the levels after it take */
+static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* bits of each level, root first */
+static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* bits below each level */
 
-/* Below the root; the map of pages has no use for the last one. */
+/* The number of levels; the page map lacks the last one. */
 static int gai_map_levels(const gai_map *map) { return map == &gai_block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1; }
 
-/* The node's slots begin behind its link. */
+/* The children begin after the link to the next node. */
 static void **gai_map_node_new(gai_map *map, size_t children)
 {
     size_t bytes = (1 + children) * sizeof(void *);
@@ -2512,7 +2544,7 @@ static size_t gai_map_digit(int level, uintptr_t addr)
     return (size_t)(addr >> gai_map_shift[level]) & (((size_t)1 << gai_map_log2[level]) - 1);
 }
 
-/* The slot of an address, or NULL where there is no node for it. */
+/* The slot of an address in the last level, or NULL where the nodes are missing. */
 static void **gai_map_slot(gai_map *map, uintptr_t addr)
 {
     void **children = map->root;
@@ -2525,14 +2557,15 @@ static void **gai_map_slot(gai_map *map, uintptr_t addr)
     return &children[gai_map_digit(level, addr)];
 }
 
+/* An entry of the block map holds a block, or a leaf with the lowest bit set. */
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
 
 static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
 
 static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_LOG2) & (GAI_LEAF_SLOTS - 1); }
 
-/* What a map has for the 2 MiB around an address, or NULL: gai_map_slot with the numbers written out, since most calls
-   come by here. */
+/* The slot of the 2 MiB around an address, or NULL: gai_map_slot with constant shifts, because most calls come through
+   here. */
 static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
 {
     void **children;
@@ -2542,7 +2575,7 @@ static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
     return children ? &children[addr >> GAI_PAGE_LOG2 & 0x1ff] : NULL;
 }
 
-/* The entry of an address in the map of blocks, or NULL. */
+/* The entry of an address in the block map, or NULL. */
 static GAI_INLINE void **gai_block_entry(uintptr_t addr)
 {
     void **children = gai_map_entry_at(&gai_block_map, addr);
@@ -2550,7 +2583,7 @@ static GAI_INLINE void **gai_block_entry(uintptr_t addr)
     return children ? &children[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
 
-/* Its address, for who has no lock. */
+/* For readers without a lock. */
 static uintptr_t gai_block_addr(const gai_block *block)
 {
     return (uintptr_t)gai_counted((const uint64_t *)&block->addr);
@@ -2561,15 +2594,14 @@ static GAI_INLINE void gai_block_set_addr(gai_block *block, uintptr_t addr)
     gai_set_relaxed((uint64_t *)&block->addr, addr);
 }
 
-/* The only used or free block that may start at an address, or NULL; where it does start is for the caller to
-   compare. */
+/* The only used or free block that may begin at an address, or NULL. The caller compares the block's address. */
 static GAI_INLINE gai_block *gai_block_at(uintptr_t addr)
 {
     void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
     return (gai_block *)(gai_is_leaf(in) ? gai_load_pointer(&gai_leaf(in)[gai_leaf_digit(addr)]) : in);
 }
 
-/* Makes the nodes on the way to an address; the only step of the map that can fail. */
+/* Creates the nodes for an address. The only map operation that can fail, besides gai_leaf_new. 0: no host memory. */
 static int gai_map_need(gai_map *map, uintptr_t addr)
 {
     void **children = map->root;
@@ -2586,14 +2618,14 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     return children != NULL;
 }
 
-/* Not 0 when one of two slots is in use. */
+/* Not 0 when one of the two slots is in use. */
 static uintptr_t gai_map_pair(void *const *children)
 {
     return (uintptr_t)gai_load_pointer(children) | (uintptr_t)gai_load_pointer(children + 1);
 }
 
-/* One behind the last slot in use of the first `n`; 0: there is none. Most are empty, so they are looked at in
-   eights. */
+/* The index after the last used slot among the first `n`; 0: none is used. Most slots are empty, so it tests eight at
+   once. */
 static size_t gai_map_last(void *const *children, size_t n)
 {
     while (n >= 8) {
@@ -2615,7 +2647,7 @@ static gai_block *gai_entry_last(void *in, uintptr_t addr)
     return n ? (gai_block *)gai_load_pointer(&gai_leaf(in)[n - 1]) : NULL;
 }
 
-/* The same below a node of the map of blocks. Beside the address's own way all of an entry lies before it. */
+/* The same for the subtree of a node. Only the child on the address's own path can hold blocks after the address. */
 static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
 {
     size_t own = gai_map_digit(level, addr), n;
@@ -2630,13 +2662,14 @@ static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
     return NULL;
 }
 
+/* The last used or free block that begins at or before an address, or NULL. */
 static gai_block *gai_block_before(uintptr_t addr)
 {
     return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_block_map.root, 0, addr);
 }
 
-/* A leaf for an entry; the block that was alone there goes into it. Not in other pools' addresses. 0: no host
-   memory. */
+/* Creates a leaf for an entry and moves the entry's single block into it. That block is of the same pool, since only
+   expandable segments do without leaves. 0: no host memory. */
 static int gai_leaf_new(void **entry)
 {
     void *in;
@@ -2655,8 +2688,7 @@ static int gai_leaf_new(void **entry)
     return gai_is_leaf(gai_load_pointer(entry));
 }
 
-/* Makes sure that a block can be shown at an address, whatever else begins in the 64 KiB around it. 0: no host
-   memory. */
+/* Ensures that a block can be entered at an address whatever else begins in the 64 KiB around it. 0: no host memory. */
 static int gai_block_map_need(uintptr_t addr)
 {
     void **entry;
@@ -2665,8 +2697,8 @@ static int gai_block_map_need(uintptr_t addr)
     return gai_is_leaf(gai_load_pointer(entry)) || gai_leaf_new(entry);
 }
 
-/* The same for a block that is shown before the pool's lock is let go, with at most one more, at `other`: in an
-   expandable segment it may be alone. */
+/* The same for a block that is entered before the pool's lock is released, with at most one more block at `other`. In
+   an expandable segment such a block may need no leaf. */
 static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr_t addr, uintptr_t other)
 {
     void **entry = gai_block_entry(addr), *in = entry ? gai_load_pointer(entry) : NULL;
@@ -2675,7 +2707,7 @@ static GAI_INLINE int gai_block_map_need_for(const gai_segment *segment, uintptr
     return gai_block_map_need(addr);
 }
 
-/* The block is found by its address from now on. The map has room for it. */
+/* Enters the block into the map, which has room for it. */
 static GAI_INLINE void gai_block_show(gai_block *block)
 {
     void **entry = gai_block_entry(block->addr), *in = gai_load_pointer(entry);
@@ -2683,7 +2715,7 @@ static GAI_INLINE void gai_block_show(gai_block *block)
     gai_store_pointer(block->map_entry, block);
 }
 
-/* Not any more, unless somebody else has taken its place already. */
+/* Removes the block from the map, unless another pool's block has taken its entry already. */
 static GAI_INLINE void gai_block_hide(const gai_block *block)
 {
     if (block->map_entry && gai_load_pointer(block->map_entry) == block) gai_store_pointer(block->map_entry, NULL);
@@ -2702,12 +2734,17 @@ static void gai_map_end(gai_map *map)
 /* ==== BINS ====================================================================================================== */
 /* >>bins */
 
-#define GAI_LOOKS 4 /* blocks compared for the best fit within a bin; more gain nothing (docs/design.md) */
+/* Free sets: bins by size (two-level segregated fit), bins of slots, and a list by age. Insertion, removal and the
+   search for the best fit. A set belongs to a pool and is guarded by the pool's lock. Also counts the free blocks of
+   block pools for torch_stats. Calls the platform only. */
+
+#define GAI_LOOKS 4 /* blocks compared within a bin for the best fit; more gain nothing (docs/design.md) */
 
 typedef struct gai_bin {
     int row, column;
 } gai_bin;
 
+/* The bin whose range contains a size. */
 static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
 {
     uint64_t units = bytes >> GAI_UNIT_LOG2;
@@ -2720,7 +2757,7 @@ static GAI_INLINE gai_bin gai_bin_of(size_t bytes)
     return bin;
 }
 
-/* The next bin with a block in it, strictly after this one; 0 when there is none. */
+/* Advances to the next bin with a block in it, strictly after this one; 0 when there is none. */
 static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
 {
     uint32_t columns = bin->column + 1 < GAI_COLUMNS ? set->columns[bin->row] & (~(uint32_t)0 << (bin->column + 1)) : 0;
@@ -2734,6 +2771,7 @@ static GAI_INLINE int gai_bin_next(const gai_set *set, gai_bin *bin)
     return 1;
 }
 
+/* Inserts a free block at the head of its bin. */
 static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
@@ -2748,12 +2786,13 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-/* Where the slots of a size are. */
+/* The bin of the slots of one size. */
 static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
 {
     return &set->bins[GAI_ROWS + bin.row][bin.column];
 }
 
+/* Inserts a slot; searches for blocks do not visit its rows. */
 static void gai_slot_insert(gai_set *set, gai_block *block)
 {
     gai_bin bin = gai_bin_of(block->bytes);
@@ -2781,8 +2820,9 @@ static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
     if (!set->columns[row]) set->rows &= ~((uint64_t)1 << row);
 }
 
-/* The set's list by age is kept in order near its ends, which is where blocks enter it: newest by a free, anywhere by
-   a split. A block that belongs further inside is put GAI_AGE_STEPS from an end. */
+/* The list by age is sorted near both ends, where most blocks are inserted: a freed block is the newest, only a split
+   block may belong elsewhere. The insertion looks at GAI_AGE_STEPS blocks from either end. A block that belongs
+   further inside is placed GAI_AGE_STEPS from the oldest. */
 #define GAI_AGE_STEPS 32
 
 static void gai_age_insert(gai_set *set, gai_block *block)
@@ -2814,7 +2854,8 @@ static void gai_age_remove(gai_set *set, gai_block *block)
     else set->newest = block->older;
 }
 
-/* Adds to a number that is counted of all blocks and of those of each kind, or takes off it. */
+/* torch_stats counts each number for all blocks and for the small or the large ones. `new_ones` adds to the total as
+   well. */
 static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
 {
     stat->current += n;
@@ -2835,9 +2876,10 @@ static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
     else stat->large_pool.current -= n;
 }
 
+/* Does the block span its whole segment? */
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
 
-/* A free block of a home comes into a set. */
+/* Counts a free block of a block pool that enters a set. */
 static void gai_torch_count_in(const gai_set *set, const gai_block *block)
 {
     const gai_segment *segment = block->segment;
@@ -2852,7 +2894,7 @@ static void gai_torch_count_in(const gai_set *set, const gai_block *block)
     }
 }
 
-/* The same when it goes; its size is what it was. */
+/* Counts a free block of a block pool that leaves its set, with the size it had there. */
 GAI_APART
 static void gai_torch_count_out(const gai_set *set, const gai_block *block)
 {
@@ -2886,7 +2928,7 @@ static void gai_set_remove(gai_block *block)
     block->set = NULL;
 }
 
-/* Where in [begin, end) the wanted bytes go; 0 when they do not fit. */
+/* The address within [begin, end) for the requested bytes; 0 when they do not fit. */
 static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *params)
 {
     uintptr_t at;
@@ -2895,11 +2937,13 @@ static uintptr_t gai_place(uintptr_t begin, uintptr_t end, const gai_params *par
     return at >= begin && at <= end - params->bytes ? at : 0;
 }
 
+/* Best fit: the smaller block, or of equal ones the one at the lower address. */
 static int gai_is_better(const gai_block *a, const gai_block *b)
 {
     return !b || a->bytes < b->bytes || (a->bytes == b->bytes && a->addr < b->addr);
 }
 
+/* The best block that fits among the first GAI_LOOKS of a bin, or NULL. */
 static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_params *params)
 {
     gai_block *best = NULL, *block = set->bins[bin.row][bin.column];
@@ -2911,7 +2955,7 @@ static gai_block *gai_bin_best(const gai_set *set, gai_bin bin, const gai_params
     return best;
 }
 
-/* The same where every block that is large enough will do: the first that fits exactly ends it. */
+/* The same without alignment and placement: any block that is large enough serves, and an exact fit ends the search. */
 static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
 {
     gai_block *best = NULL;
@@ -2927,8 +2971,7 @@ static GAI_INLINE gai_block *gai_bin_best_plain(gai_block *block, size_t bytes)
     return best;
 }
 
-/* The best of a few: looks into `bin`, which is that of the size itself, then into the first bin whose blocks all
-   suffice. */
+/* Searches `bin`, which is that of the size itself, then the first bin in which every block suffices. */
 static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin, size_t bytes)
 {
     gai_block *best = NULL;
@@ -2938,7 +2981,8 @@ static GAI_INLINE gai_block *gai_set_find_plain(const gai_set *set, gai_bin bin,
     return gai_bin_best_plain(set->bins[bin.row][bin.column], bytes);
 }
 
-/* The same with an alignment: blocks of the size need not fit, those as large as the alignment's worst case do. */
+/* The same with an alignment. A block of the requested size may not fit; one that also covers the worst case of the
+   alignment does. */
 static gai_block *gai_set_find(const gai_set *set, const gai_params *params)
 {
     size_t sizes[2];
@@ -2957,8 +3001,8 @@ static gai_block *gai_set_find(const gai_set *set, const gai_params *params)
     return NULL;
 }
 
-/* The largest of the set's free blocks, by GAI_LOOKS of those in the highest bin: none there is GAI_COLUMNS-th
-   larger. 0: there is none. */
+/* The largest free block of the set, among the first GAI_LOOKS of the highest bin: the largest of all is at most
+   1/GAI_COLUMNS larger. 0: the set is empty. */
 static size_t gai_set_largest(const gai_set *set)
 {
     const gai_block *block;
@@ -2977,7 +3021,12 @@ static size_t gai_set_largest(const gai_set *set)
 /* ==== MARKS ===================================================================================================== */
 /* >>marks */
 
-#define GAI_MARKS_MAX 16 /* a longer list is made coarser: one mark per stream state, for all that it spans */
+/* Marks and their lists: "these bytes may be used by others after this point of that stream". Which stream may use
+   which bytes, and the free set that follows from a block's marks. Without a wait, work is ordered only within a
+   stream, and between the legacy stream and the blocking streams of its context, both ways; two blocking streams have
+   no order. Guarded by the pool's lock. Calls slabs and bins, and takes the latch of a stream cache to shut it. */
+
+#define GAI_MARKS_MAX 16 /* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 
 static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t epoch, uintptr_t begin, uintptr_t end)
 {
@@ -2991,6 +3040,7 @@ static gai_mark *gai_mark_new(galloc_pool *pool, gai_stream *stream, uint64_t ep
     return mark;
 }
 
+/* Releases a mark that is in no list. */
 static void gai_mark_end(galloc_pool *pool, gai_mark *mark)
 {
     if (mark->stream) mark->stream->uses--;
@@ -3006,6 +3056,7 @@ static size_t gai_marks_count(const gai_mark *mark)
     return n;
 }
 
+/* Drops the complete marks of a list. */
 static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
 {
     while (*list) {
@@ -3019,6 +3070,7 @@ static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
     }
 }
 
+/* Drops all marks of a list. */
 static void gai_marks_end(galloc_pool *pool, gai_mark **list)
 {
     while (*list) {
@@ -3028,6 +3080,7 @@ static void gai_marks_end(galloc_pool *pool, gai_mark **list)
     }
 }
 
+/* Removes a mark from its list and releases it. */
 static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
 {
     gai_mark *mark = *at;
@@ -3035,13 +3088,13 @@ static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
     gai_mark_end(pool, mark);
 }
 
-/* Of two marks of one stream state that overlap, the later one counts where they do. Returns the one that says nothing
-   more, or NULL. */
+/* Resolves the overlap of two marks of one stream state: there the later one counts. Returns the mark that has become
+   redundant, or NULL. */
 static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
 {
     gai_mark *late = a->epoch > b->epoch ? a : b, *early = late == a ? b : a;
     if (early->begin >= late->begin && early->end <= late->end) return early;
-    if (early->begin < late->begin && early->end > late->end) { /* asks for a little more than is needed */
+    if (early->begin < late->begin && early->end > late->end) { /* demands a little more than needed */
         early->epoch = late->epoch;
         return late;
     }
@@ -3050,8 +3103,8 @@ static gai_mark *gai_mark_settle(gai_mark *a, gai_mark *b)
     return NULL;
 }
 
-/* Marks of one stream state and epoch that touch become one: says the same with less. Marks of one stream state do not
-   overlap. A mark that has taken another in touches none before it: they touched neither. */
+/* Adds a mark. Marks of one stream state and epoch that touch become one, and marks of one stream state do not
+   overlap. One pass suffices: a mark that was merged touches no mark before it, since neither of its parts did. */
 static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
 {
     gai_mark **at = list;
@@ -3076,6 +3129,7 @@ static void gai_marks_add(galloc_pool *pool, gai_mark **list, gai_mark *mark)
     *list = mark;
 }
 
+/* Moves the marks of `more` into a list. */
 static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
 {
     while (more) {
@@ -3085,8 +3139,8 @@ static void gai_marks_join(galloc_pool *pool, gai_mark **list, gai_mark *more)
     }
 }
 
-/* What stands in both lists, of bytes that touch, the one's before the other's: mostly that is a mark each, of one
-   stream state and one epoch. */
+/* Joins the mark lists of two adjacent blocks, left before right. The usual case comes first: one mark each, of one
+   stream state and epoch. */
 static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, gai_mark *right)
 {
     if (!left || !right) return left ? left : right;
@@ -3100,8 +3154,8 @@ static GAI_INLINE gai_mark *gai_marks_meet(galloc_pool *pool, gai_mark *left, ga
     return left;
 }
 
-/* Asks for more than is needed, never for less: of each stream state one mark stays, the latest, over all that its
-   marks span. */
+/* Coarsens a list: each stream state keeps one mark, its latest epoch over all bytes that its marks span. The result
+   demands more than the exact list, never less. */
 static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
 {
     for (; list; list = list->next) {
@@ -3121,7 +3175,7 @@ static void gai_marks_coarsen(galloc_pool *pool, gai_mark *list)
     }
 }
 
-/* Keeps a list short: what is complete goes, and of what is left no more stays than is looked through in no time. */
+/* Keeps a list short: drops complete marks and coarsens what is longer than GAI_MARKS_MAX. */
 static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
 {
     if (!*list || (!(*list)->next && !gai_mark_is_complete(*list))) return;
@@ -3129,7 +3183,8 @@ static void gai_marks_trim(galloc_pool *pool, gai_mark **list)
     if (gai_marks_count(*list) > GAI_MARKS_MAX) gai_marks_coarsen(pool, *list);
 }
 
-/* Leaves what is about bytes before `at` in *left and returns the rest. Takes a new mark for each one that is cut. */
+/* Leaves the marks of bytes before `at` in *left and returns the others. Takes one new mark for each mark that it
+   cuts. */
 static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
 {
     gai_mark *right = NULL;
@@ -3152,6 +3207,7 @@ static gai_mark *gai_marks_cut(galloc_pool *pool, gai_mark **left, uintptr_t at)
     return right;
 }
 
+/* The free set of a block with these marks: common without a mark, a stream state's own if all name it, else mixed. */
 static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
 {
     const gai_mark *mark;
@@ -3161,17 +3217,17 @@ static gai_set *gai_set_of(galloc_pool *pool, const gai_mark *marks)
     return &marks->stream->free;
 }
 
-/* Graphs of one group never run at once: so the program has promised. What is captured within one graph on two streams
-   may. */
+/* The program promises that graphs of one group never run at once. That orders different captures of a group, but not
+   two streams within one capture. */
 static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 {
     return a && b && a->graph && a->graph == b->graph && a->id != b->id;
 }
 
-/* Does later work of `after` come after earlier work of `before` by CUDA's own rules? Legacy is ordered with every
-   blocking stream of its context, both ways; nothing follows from that for two blocking streams, nor for what was
-   captured, also when its graph is gone. Contexts are told apart by their ids: the work of a green context goes on when
-   it has ended, and another one may be at its address. */
+/* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? The legacy stream is ordered
+   with every blocking stream of its context, both ways; two blocking streams are not. Captured work is not ordered, even
+   after its graph is gone, except between captures of a group. Contexts are compared by id: the work of a green context
+   goes on after its end, and another context may be at its address. */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
@@ -3181,9 +3237,10 @@ static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *befo
     return after->handle == CU_STREAM_LEGACY && before->blocking;
 }
 
-/* Of a stream that is not captured. */
+/* Is the stream not captured? */
 static int gai_stream_is_plain(const gai_stream *stream) { return !stream->capture_id; }
 
+/* The epoch of `on` up to which `stream` has queued a wait; 0: none. */
 static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on)
 {
     const gai_wait *wait = stream->waits;
@@ -3191,7 +3248,7 @@ static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on
     return wait ? wait->epoch : 0;
 }
 
-/* The recorded event that stands for the mark, or NULL while there is none that may be asked. */
+/* The recorded event that covers the mark; NULL while there is none, or none that may be queried. */
 static gai_event *gai_mark_event(const gai_mark *mark)
 {
     gai_event *event = mark->stream->silent ? NULL : mark->stream->recorded;
@@ -3199,7 +3256,7 @@ static gai_event *gai_mark_event(const gai_mark *mark)
     return event;
 }
 
-/* May `stream` use bytes with this mark, with nothing else done? */
+/* May `stream` use the bytes of this mark without a wait? */
 static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const gai_stream *stream)
 {
     if (gai_mark_is_complete(mark)) return 1;
@@ -3208,7 +3265,7 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
 }
 
-/* Calls that come from now on find it shut. With the pool's lock held. */
+/* Shuts a stream cache: later calls go to the pool. Pool's lock held. */
 static void gai_cache_shut(gai_cache *cache)
 {
     if (!cache->open) return;
@@ -3217,23 +3274,22 @@ static void gai_cache_shut(gai_cache *cache)
     gai_latch_off(&cache->latch);
 }
 
-/* Somebody waits for a mark on the stream state's stream: its next call must come to the pool, not end in the stream
-   cache. */
+/* Requests a mark on the stream. Its next call must reach the pool to record one, so its stream cache is shut. */
 static void gai_stream_ask(gai_stream *stream)
 {
     stream->asked = 1;
     gai_cache_shut(&stream->cache);
 }
 
-/* The same for a mark that memory hangs on. */
+/* The same for a mark that an allocation needs. */
 static void gai_stream_want_mark(gai_stream *stream)
 {
     gai_stream_ask(stream);
     stream->wanted = 1;
 }
 
-/* The first mark in the way of `params` over [at, at + bytes); with `may_wait`, one that has an event is not in the
-   way. */
+/* The first mark that forbids [at, at + bytes) to `params`. With `may_wait`, a mark with an event forbids nothing.
+   Requests an event where one is missing. */
 static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark *mark, uintptr_t at,
                                         const gai_params *params, int may_wait)
 {
@@ -3247,7 +3303,7 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
     return NULL;
 }
 
-/* The first place in a block whose marks allow it; 0 when there is none. */
+/* The first address in a block that its marks allow; 0: none. */
 static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block, const gai_params *params,
                                  int may_wait)
 {
@@ -3265,8 +3321,11 @@ static uintptr_t gai_block_place(const galloc_pool *pool, const gai_block *block
 /* ==== BLOCKS ==================================================================================================== */
 /* >>blocks */
 
-/* The caller has made sure of a descriptor. Field by field: compilers make a loop in microcode of a memset that is as
-   short as this. */
+/* Blocks: splitting, merging, filing into free sets, holes, and the rooms of growable blocks. Guarded by the pool's
+   lock. Calls slabs, the block map, bins and marks; no driver call is made here. */
+
+/* The caller has ensured a descriptor. Each field is set by itself because compilers turn a memset this short into a
+   slow string instruction. */
 static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes,
                                 enum gai_kind kind)
 {
@@ -3293,12 +3352,13 @@ static int gai_block_is_free(const gai_block *block) { return block->kind == GAI
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_SLOT; }
 
+/* Does the block show a parked page? Then its stale alias is the page's current mapping. */
 static int gai_block_is_parked(const gai_block *block)
 {
     return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
 }
 
-/* Are pages found under its addresses? */
+/* Are the block's addresses the current mapping of pages? True if the block is used, free, a slot or parked. */
 static int gai_block_has_pages(const gai_block *block)
 {
     return gai_block_is_mapped(block) || gai_block_is_parked(block);
@@ -3312,9 +3372,9 @@ static void gai_block_link(gai_block *left, gai_block *block)
     left->next = block;
 }
 
-/* Cuts a block in two at `at` and returns the right one, of the given kind, with the marks of its bytes. The block is
-   in no set. The caller has made sure of a descriptor, a mark for each of the block's, and, if the right one is to be
-   free or used, of the map's nodes for `at`. */
+/* Splits a block at `at` and returns the right part, of the given kind, with the marks of its bytes. The block is in
+   no set. The caller has ensured a descriptor, one mark per mark of the block, and map nodes for `at` if the right
+   part is mapped. */
 static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t at, enum gai_kind kind)
 {
     gai_block *right = gai_block_new(pool, block->segment, at, block->addr + block->bytes - at, kind);
@@ -3330,7 +3390,7 @@ static gai_block *gai_block_split(galloc_pool *pool, gai_block *block, uintptr_t
     return right;
 }
 
-/* Takes the right neighbour in. Both are of one kind and in no set. */
+/* Merges the right neighbour into the block. Both are of one kind and in no set. */
 static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *right)
 {
     GALLOC_ASSERT(block->next == right && !right->set && !right->recorded_uses && !right->slot);
@@ -3347,14 +3407,15 @@ static void gai_block_absorb(galloc_pool *pool, gai_block *block, gai_block *rig
     gai_slab_give(&pool->blocks, right);
 }
 
-/* Free neighbours are one block when whoever may have the one may have the other: same set, or one of them common.
-   Else each of two streams would lose sight of memory that is its own. `all`: whatever the sets. */
+/* Free neighbours merge when the streams that may use one may use the other: both are in one set, or one of them is in
+   common. Any other merge would take from each of two streams memory that it may use without a wait. `all`: merges
+   regardless. */
 static int gai_sets_merge(const galloc_pool *pool, const gai_set *a, const gai_set *b, int all)
 {
     return all || a == b || a == &pool->common || b == &pool->common;
 }
 
-/* Does a neighbour, where there is one, merge with a block of this set? */
+/* May a block of this set merge with this neighbour, if there is one? */
 static GAI_INLINE int gai_block_meets(const galloc_pool *pool, const gai_block *other, const gai_set *set, int all)
 {
     return other && other->kind == GAI_FREE && gai_sets_merge(pool, other->set, set, all);
@@ -3368,7 +3429,7 @@ static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const ga
     return gai_block_meets(pool, block->next, set, all) ? block->next : NULL;
 }
 
-/* A capture whose graph owns bytes of a block; 0: none does. */
+/* The id of a capture whose graph owns bytes of the block; 0: none. */
 static unsigned long long gai_block_capture_id(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -3376,7 +3437,8 @@ static unsigned long long gai_block_capture_id(const gai_block *block)
     return mark ? mark->stream->capture_id : 0;
 }
 
-/* The same where there are graphs. What they own stays by itself, or with its like, since it may do so for long. */
+/* Does `b` merge with `a` while captures exist? Memory that a graph owns merges only within its own set, since the
+   graph may own it for long. */
 static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
 {
     const gai_set *set = gai_set_of(pool, a->marks);
@@ -3392,20 +3454,21 @@ static gai_block *gai_block_captured_partner(galloc_pool *pool, const gai_block 
     return gai_blocks_merge(pool, block, block->next, all) ? block->next : NULL;
 }
 
+/* The neighbour that a free block merges with, or NULL. */
 static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_block *block, int all)
 {
     if (pool->captures) return gai_block_captured_partner(pool, block, all);
     return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
 }
 
-/* May those whose home it is have the bytes of an incomplete mark, with nothing else done? */
+/* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
 static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
 {
     if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
     return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
 }
 
-/* The set that a free block of a home belongs to: nobody else gets it. */
+/* The free set of a block in a block pool: the block pool's own, or mixed while another stream may still use it. */
 static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
 {
     gai_block_pool *block_pool = block->segment->block_pool;
@@ -3414,7 +3477,8 @@ static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
     return mark ? &pool->mixed : &block_pool->free;
 }
 
-/* Those that have used it without being at home there are asked for an event: it comes back when they have done. */
+/* Requests events on streams of other block pools that used the block. Once these are complete the block returns to
+   its block pool's set. */
 static void gai_block_ask_users(const gai_block *block)
 {
     const gai_mark *mark;
@@ -3423,21 +3487,22 @@ static void gai_block_ask_users(const gai_block *block)
             gai_stream_ask(mark->stream);
 }
 
+/* Is a free block in its block pool's own set, and not in mixed? */
 static int gai_block_is_at_block_pool(const gai_block *block)
 {
     return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
 }
 
-/* A segment that is free as a whole from now on notes how often has been searched. */
+/* A segment that has become free as a whole notes the number of searches so far. */
 static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
 {
     gai_segment *segment = block->segment;
-    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* it is filed again */
+    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* refiled, not newly free */
     segment->age = block->age;
     segment->searches = pool->searches[segment->block_pool->small];
 }
 
-/* Files a block of a home: merged with its neighbours unless it has yet to come back, or they have. */
+/* Files a block of a block pool. Merges it with free neighbours, except while it or they are in mixed. */
 static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_block_pool_set(pool, block);
@@ -3457,7 +3522,7 @@ static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Files a slot, which merges with nothing. */
+/* Files a slot. Slots never merge here. */
 static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
 {
     gai_set *set = gai_set_of(pool, block->marks);
@@ -3470,6 +3535,7 @@ static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
     return block;
 }
 
+/* Merges a free block with all neighbours that allow it, and inserts the result into a set. */
 static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block *block, int all)
 {
     gai_block *partner;
@@ -3484,6 +3550,7 @@ static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block 
     return block;
 }
 
+/* Files a block where not every free block merges: with block pools or slots. */
 GAI_APART
 static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int all)
 {
@@ -3491,8 +3558,8 @@ static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int
     return block->slot ? gai_block_file_slot(pool, block) : gai_block_file_merged(pool, block, all);
 }
 
-/* Makes a block free and known to be: drops complete marks, merges with its neighbours, and enters a set. Returns the
-   block that it has become part of. */
+/* Makes a block free: drops complete marks, merges it with its neighbours and inserts it into a set. Returns the block
+   that it is part of now. */
 static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
 {
     block->kind = GAI_FREE;
@@ -3516,7 +3583,7 @@ static void gai_hole_unlink(galloc_pool *pool, gai_block *hole)
     else pool->holes = hole->next_bin;
 }
 
-/* The used block in whose room a block lies, or NULL. */
+/* The used block in whose room this block lies, or NULL. */
 static gai_block *gai_room_owner(const gai_block *block)
 {
     gai_block *owner = block->prev;
@@ -3525,7 +3592,8 @@ static gai_block *gai_room_owner(const gai_block *block)
     return owner && owner->kind == GAI_USED && block->addr - owner->addr < owner->room ? owner : NULL;
 }
 
-/* Makes a block without pages a hole, one with the holes beside it; in the room of a used block, its room. */
+/* Turns a block without pages into a hole and merges it with adjacent holes. Inside the room of a used block it
+   becomes part of that room instead. */
 static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
 {
     enum gai_kind kind = gai_room_owner(block) ? GAI_ROOM : GAI_HOLE;
@@ -3545,8 +3613,8 @@ static void gai_block_to_hole(galloc_pool *pool, gai_block *block)
     if (kind == GAI_HOLE) gai_hole_link(pool, block);
 }
 
-/* An old mapping, or a parked page, may lie in a room: nothing that still runs can touch it, so that the block can have
-   the page back, or the addresses for another one, with no wait. */
+/* May a stale alias or a parked page be part of a room? Only if no running work can touch it: then the block may reuse
+   its page or its addresses without a wait. */
 static int gai_block_suits_room(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -3554,8 +3622,8 @@ static int gai_block_suits_room(const gai_block *block)
     return block->kind == GAI_ALIAS && !block->room && !mark;
 }
 
-/* Keeps the holes and old mappings behind a block for it, up to `room` bytes from its start; with no host memory to cut
-   the last hole there, all of that. Lock held. */
+/* Reserves the holes and stale aliases behind a block for it, up to `room` bytes from its start. Without host memory
+   to split the last hole, it reserves all of that hole. Lock held. */
 static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
 {
     uintptr_t end = block->addr + room;
@@ -3575,7 +3643,7 @@ static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room
     }
 }
 
-/* The room of a block becomes anybody's. Lock held. */
+/* Releases the room of a block. Lock held. */
 static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 {
     uintptr_t end = block->addr + block->room;
@@ -3588,10 +3656,10 @@ static void gai_block_give_room(galloc_pool *pool, gai_block *block)
     }
 }
 
-/* Marks that the free of a used block takes at most, if it is on one stream; they are promised to it. */
+/* The most marks that the free of a used block on one stream takes. Every used block has them promised. */
 #define GAI_FREE_MARKS 2
 
-/* Host memory for cutting [at, at + bytes) out of a block and using it, all at once, so that nothing fails later. */
+/* Ensures host memory for cutting [at, at + bytes) out of a block and using it, so that no later step fails. */
 static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     uintptr_t end = at + bytes;
@@ -3604,10 +3672,11 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
 /* ==== BUDGET ====================================================================================================== */
 /* >>budget */
 
-/* Limits. Owns gai_budgets, guarded by the budget lock. Bytes are charged to every limit before the driver
-   call, so that concurrent growth exceeds none. Calls nothing but the platform. */
+/* How much memory pools may hold: their own limits and those of their device. Owns gai_budgets, guarded by the budget
+   lock. Bytes are charged to every limit before the driver call, so that concurrent growth never exceeds one. Calls
+   nothing but the platform. */
 
-/* What the pool may hold by its own settings. */
+/* The limit from the pool's own settings. */
 static size_t gai_pool_share(const galloc_pool *pool)
 {
     double fraction = pool->config.per_process_memory_fraction * (double)pool->device_bytes;
@@ -3615,7 +3684,7 @@ static size_t gai_pool_share(const galloc_pool *pool)
     return fraction < (double)most ? (size_t)fraction : most;
 }
 
-/* What it may hold at most, though its device's other pools hold nothing. */
+/* The most that the pool can hold when the device's other pools hold nothing. */
 static size_t gai_pool_capacity(const galloc_pool *pool)
 {
     size_t limit;
@@ -3627,14 +3696,14 @@ static size_t gai_pool_capacity(const galloc_pool *pool)
 
 static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
 
-/* The same for the budget lock held: what it may take now. */
+/* What the pool may take now. Budget lock held. */
 static size_t gai_budget_left(const galloc_pool *pool)
 {
     size_t own = gai_left(gai_pool_share(pool), pool->taken);
     return gai_min(own, gai_left(pool->budget->limit, pool->budget->held));
 }
 
-/* Bytes that the pool may get from the driver now, unless other pools of the device are faster. */
+/* Bytes that the pool may request from the driver now; other pools of the device may be faster. */
 static size_t gai_pool_headroom(const galloc_pool *pool)
 {
     size_t left;
@@ -3644,7 +3713,7 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     return left;
 }
 
-/* To be called before the driver is asked for memory: takes it out of all limits at once. 0: they do not allow it. */
+/* Charges bytes to all limits; called before the driver allocates them. 0: a limit forbids it. */
 static int gai_budget_take(galloc_pool *pool, size_t bytes)
 {
     int taken;
@@ -3656,7 +3725,7 @@ static int gai_budget_take(galloc_pool *pool, size_t bytes)
     return taken;
 }
 
-/* To be called when the driver has the memory again, or would not give it. */
+/* Returns bytes to all limits; called after the driver has freed them or refused to allocate them. */
 static void gai_budget_give(galloc_pool *pool, size_t bytes)
 {
     gai_budget *budget = pool->budget;
@@ -3667,7 +3736,7 @@ static void gai_budget_give(galloc_pool *pool, size_t bytes)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The driver's pool holds so much: takes what is more than before. 0: the limits do not allow it. */
+/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it. */
 static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
     size_t more;
@@ -3681,7 +3750,7 @@ static int gai_budget_raise(galloc_pool *pool, size_t total)
     return allowed;
 }
 
-/* What the pool holds is what it has taken, whatever the limits say. With the pool's lock held. */
+/* Sets the charge to what the pool holds, regardless of limits. Pool's lock held. */
 static void gai_budget_settle(galloc_pool *pool)
 {
     gai_budget *budget = pool->budget;
@@ -3692,7 +3761,7 @@ static void gai_budget_settle(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The limit is the lowest of those that the pools name. With the budget lock held. */
+/* A device's limit is the lowest that one of its pools names. Budget lock held. */
 static void gai_budget_set_limit(gai_budget *budget)
 {
     const galloc_pool *pool;
@@ -3702,6 +3771,7 @@ static void gai_budget_set_limit(gai_budget *budget)
     budget->most = gai_max(budget->limit, budget->held);
 }
 
+/* Adds a new pool to its device; its device_limit counts from now on. */
 static void gai_budget_join(galloc_pool *pool)
 {
     gai_lock_on(&gai_budget_lock);
@@ -3711,7 +3781,7 @@ static void gai_budget_join(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* The pool behind `pool` in the list of the device's, or with NULL the first; the visit to `pool` ends. */
+/* Moves a visit from `pool` (NULL: from none) to the next pool of the device. A pool that is visited does not leave. */
 static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
 {
     galloc_pool *next;
@@ -3723,7 +3793,7 @@ static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
     return next;
 }
 
-/* The same for the pools of all devices. */
+/* The same over the pools of all devices. */
 static galloc_pool *gai_pool_visit(galloc_pool *pool)
 {
     gai_budget *budget = pool ? pool->budget + 1 : gai_budgets;
@@ -3737,7 +3807,7 @@ static galloc_pool *gai_pool_visit(galloc_pool *pool)
     return next;
 }
 
-/* What the pool still had went with the driver. Visitors go before it does. */
+/* Returns the whole charge when a pool ends, and waits until its visitors have gone. */
 static void gai_budget_leave(galloc_pool *pool)
 {
     galloc_pool **at = &pool->budget->pools;
@@ -3758,7 +3828,9 @@ static void gai_budget_leave(galloc_pool *pool)
 /* ==== STATISTICS ================================================================================================== */
 /* >>statistics */
 
-/* Owns pool->stats, guarded by the pool's lock; what stream caches count is added on request. */
+/* The counters of a pool, galloc_stats. Owns pool->stats, guarded by the pool's lock, except for the counters of
+   driver calls, which are atomic. Calls served by a stream cache are counted there and added on request. Calls the
+   budget, bins and blocks. */
 
 static void gai_stat_add(galloc_stat *stat, size_t bytes)
 {
@@ -3767,7 +3839,7 @@ static void gai_stat_add(galloc_stat *stat, size_t bytes)
     stat->peak = gai_max(stat->peak, stat->current);
 }
 
-/* What is cached follows from the other two. */
+/* Updates the cached bytes, which follow from reserved and allocated. */
 static void gai_stat_cached(galloc_pool *pool)
 {
     galloc_stat *cached = &pool->stats.cached;
@@ -3777,19 +3849,19 @@ static void gai_stat_cached(galloc_pool *pool)
     cached->peak = gai_max(cached->peak, now);
 }
 
-/* The place of pages of a size among galloc_stats.pages. Only blocks of other backends have less than 2 MiB. */
+/* The index of a page size in galloc_stats.pages. Only blocks of other backends are smaller than 2 MiB. */
 static int gai_page_class(size_t bytes)
 {
     return (int)gai_min((size_t)gai_log2(bytes >> GAI_PAGE_LOG2 | 1), GALLOC_PAGE_SIZES - 1);
 }
 
-/* A page is held from now on. */
+/* Counts a page as held. */
 static void gai_stat_page(galloc_pool *pool, gai_page *page)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
     if (page->counted) return;
     page->counted = 1;
-    page->used = pool->clock + 1; /* no sample that was taken before says that it is old */
+    page->used = pool->clock + 1; /* later than all samples, so that none counts it as old */
     pool->collector.created += page->bytes;
     pool->tuning.created++;
     pages->count++;
@@ -3797,7 +3869,7 @@ static void gai_stat_page(galloc_pool *pool, gai_page *page)
     gai_stat_add(&pool->stats.reserved, page->bytes);
 }
 
-/* So many bytes of it are held no longer; `last`: the page is not. */
+/* Subtracts `bytes` of a page from what is held; `last`: the whole page is gone. */
 static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t bytes, int last)
 {
     galloc_pages *pages = &pool->stats.pages[gai_page_class(page->bytes)];
@@ -3813,7 +3885,8 @@ static int gai_pool_is_async(const galloc_pool *pool)
     return pool->config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
 }
 
-/* What the driver's pool holds beyond the blocks. It stands among the smallest pages, though nobody knows its sizes. */
+/* cudaMallocAsync: sets what the driver's pool holds beyond the blocks. It counts among the smallest pages, since its
+   page sizes are unknown. */
 static void gai_stat_kept(galloc_pool *pool, size_t kept)
 {
     pool->stats.pages[0].bytes += kept - pool->kept;
@@ -3821,7 +3894,8 @@ static void gai_stat_kept(galloc_pool *pool, size_t kept)
     pool->kept = kept;
 }
 
-/* The driver's pool holds so much. With all blocks and these bytes of one to come, it keeps the rest. */
+/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way. What exceeds
+   that block and the others is kept. */
 static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
@@ -3832,7 +3906,7 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* Adds what a stream cache knows and the counters do not: of its cache bins, and of what is fresh. */
+/* Adds the counts of a stream cache's bins that the pool's counters lack. */
 static void gai_cache_tell(const gai_cache *cache, galloc_stats *stats)
 {
     stats->mallocs += cache->mallocs;
@@ -3848,7 +3922,7 @@ static void gai_cache_tell(const gai_cache *cache, galloc_stats *stats)
     stats->cached.total += cache->allocated_in + cache->bytes;
 }
 
-/* Bytes that were asked for, in what is fresh. */
+/* Requested bytes of the unconfirmed blocks and the orphans. */
 static size_t gai_unconfirmed_live(const gai_cache *cache)
 {
     const gai_block *block;
@@ -3858,6 +3932,7 @@ static size_t gai_unconfirmed_live(const gai_cache *cache)
     return live;
 }
 
+/* Adds the counts of unconfirmed blocks that the pool's counters lack. */
 static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
@@ -3870,7 +3945,7 @@ static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t byte
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
 
-/* While it lasts no stream cache changes, and what they say together is true. With the lock held. */
+/* Takes the latches of all stream caches, so that their counts are consistent. Pool's lock held. */
 static void gai_pool_lock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -3883,7 +3958,7 @@ static void gai_pool_unlock_caches(galloc_pool *pool)
     for (stream = pool->streams; stream; stream = stream->next) gai_latch_off(&stream->cache.latch);
 }
 
-/* The counters, but for those of driver calls, with what the stream caches know. With the lock held, frozen. */
+/* All counters except those of driver calls, with the counts of the stream caches. Pool's lock and all latches held. */
 static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
@@ -3900,6 +3975,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     gai_stat_peak(&stats->blocks);
 }
 
+/* The same, with the latches taken here. Lock held. */
 static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
 {
     gai_pool_lock_caches(pool);
@@ -3907,7 +3983,7 @@ static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
     gai_pool_unlock_caches(pool);
 }
 
-/* Bytes that the program has. */
+/* Bytes in use by the program, as requested. */
 static size_t gai_pool_live(galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -3919,8 +3995,8 @@ static size_t gai_pool_live(galloc_pool *pool)
     return live;
 }
 
-/* Notes new peaks. The counters alone say too much, what lies in stream caches being counted as used: so the stream
-   caches are asked only when that would be a peak. */
+/* Updates the peaks. The pool's counters overstate usage, since they count the blocks in stream caches as used. So the
+   stream caches are read, and the counters corrected, only when a counter exceeds its peak. */
 static void gai_stat_peaks(galloc_pool *pool)
 {
     galloc_stats now, *stats = &pool->stats;
@@ -3934,7 +4010,7 @@ static void gai_stat_peaks(galloc_pool *pool)
     pool->live_peak = gai_max(pool->live_peak, now.live.current);
 }
 
-/* The counters for a block that becomes the program's (or, with grown bytes, is already). */
+/* Counts a block given to the program, or the bytes by which one grows. */
 static void gai_stat_used(galloc_pool *pool, size_t bytes, size_t requested)
 {
     pool->stats.allocated.current += bytes;
@@ -3952,7 +4028,7 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     gai_stat_cached(pool);
 }
 
-/* The longest run of parked pages: one plan makes a block of it. */
+/* The longest run of adjacent parked pages, which one plan can turn into a block. */
 static size_t gai_pool_largest_parked(const galloc_pool *pool)
 {
     const gai_mapping *mapping;
@@ -3982,15 +4058,14 @@ static size_t gai_cache_largest(const gai_cache *cache)
     return largest;
 }
 
-/* What is found by looking at the bins, the stream caches and parked pages instead of being counted along. With the
-   lock held, frozen. */
+/* Figures that are computed from the bins, the stream caches and the parked pages. Pool's lock and all latches held. */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
     const gai_block_pool *block_pool;
     stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
-    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* the driver does not say */
+    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* how much of it is contiguous is unknown */
     stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
     for (stream = pool->streams; stream; stream = stream->next) {
         stats->free_bytes += stream->free.bytes + stream->cache.bytes + stream->cache.unconfirmed_bytes;
@@ -4011,10 +4086,11 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 /* ==== TAKE ======================================================================================================== */
 /* >>take */
 
-/* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the
-   pool's lock, a used block's `held` by the latch of a stream cache. Calls blocks, marks, statistics. */
+/* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the pool's
+   lock; a used block's `held` is guarded by the latch of a stream cache. Calls slabs, the block map, bins, blocks,
+   marks and statistics. */
 
-/* Would what is left of a block of the set, once filed, be a block of the set again? */
+/* Would the rest of a block of this set, once filed, again be one block of this set? */
 static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_set *set)
 {
     const gai_mark *mark = rest->marks;
@@ -4022,7 +4098,7 @@ static int gai_block_stays(galloc_pool *pool, const gai_block *rest, const gai_s
     return (mark || set == &pool->common) && !gai_block_partner(pool, rest, 0);
 }
 
-/* Puts the rest in the place of a block that is in no bin any more, in the order of age. */
+/* Puts the rest of a block that is in no bin any more into its place in the list by age, and into a bin. */
 static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
 {
     if (rest != block) {
@@ -4039,7 +4115,7 @@ static void gai_set_replace(gai_set *set, gai_block *block, gai_block *rest)
     gai_bin_insert(set, rest);
 }
 
-/* Is what a free block has behind `cut` of the same set as all of it? */
+/* Does the part of a free block behind `cut` belong to the same set as the whole? */
 static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block *block, uintptr_t cut)
 {
     const gai_mark *mark = block->marks;
@@ -4047,8 +4123,8 @@ static GAI_INLINE int gai_block_is_even(const galloc_pool *pool, const gai_block
     return mark->stream == block->set->stream && !mark->next && mark->end > cut && !gai_mark_is_complete(mark);
 }
 
-/* Cuts off the beginning of a free block whose rest stays in the set: the rest keeps the descriptor, and with it the
-   place in the order of age and in memory that the host has at hand. What is cut off has no marks yet. */
+/* Cuts off the beginning of a free block whose rest stays in its set. The rest keeps the descriptor, its place by age
+   and its cache lines. The part cut off has no marks yet. */
 static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_new(pool, rest->segment, rest->addr, bytes, GAI_USED);
@@ -4071,7 +4147,7 @@ static GAI_INLINE gai_block *gai_block_cut_off(galloc_pool *pool, gai_block *res
     return block;
 }
 
-/* The same with its marks. */
+/* The same with the marks of that part. */
 static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, size_t bytes)
 {
     gai_block *block = gai_block_cut_off(pool, rest, bytes);
@@ -4083,15 +4159,14 @@ static gai_block *gai_block_cut_off_marked(galloc_pool *pool, gai_block *rest, s
     return block;
 }
 
-/* Cuts [at, at + bytes) out of a free block; what is left of it stays free. The caller has made sure of what it
-   takes. */
+/* Cuts [at, at + bytes) out of a free block; the rest stays free. The caller has called gai_block_need. */
 static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr_t at, size_t bytes,
                                     enum gai_kind kind)
 {
     gai_block *before = NULL, *after = NULL, *whole = block;
     gai_set *set = block->set;
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
-        !gai_block_meets(pool, block->next, set, 0)) /* what has just been mapped may not have merged yet */
+        !gai_block_meets(pool, block->next, set, 0)) /* newly mapped pages may not have merged yet */
         return gai_block_cut_off_marked(pool, block, bytes);
     if (set->counted) gai_torch_count_out(set, block);
     gai_bin_remove(set, block);
@@ -4115,8 +4190,9 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     return block;
 }
 
-/* A block that a captured stream is given is the graph's from then on, on whatever stream it is freed. Its marks change
-   while the program has it, should a group be released: no call may look at them without the lock. */
+/* A block given to a captured stream belongs to the graph from then on, whichever stream frees it. Its marks may
+   change while the program has it, when a group is released, so no call may read them without the pool's lock
+   (GAI_SPECIAL). */
 static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     block->tag |= GAI_SPECIAL;
@@ -4124,7 +4200,7 @@ static void gai_block_mark_captured(galloc_pool *pool, gai_block *block, gai_str
                   gai_mark_new(pool, stream, stream->epoch, block->addr, block->addr + block->bytes));
 }
 
-/* Counts a block that the stream state is given. */
+/* Counts a block that is given to a stream state. */
 static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *block)
 {
     block->stream_id = stream->stream_id;
@@ -4134,8 +4210,8 @@ static void gai_stream_give(galloc_pool *pool, gai_stream *stream, gai_block *bl
     if (stream->capture && !block->segment->of_graph) gai_block_mark_captured(pool, block, stream);
 }
 
-/* The same as marking it, as it is now: what it has grown by may have brought marks of the same stream along, and so
-   may what it has shrunk by. One stands for all of them. */
+/* Replaces the capture's marks on a resized block by one over all its bytes: growing and shrinking may have added
+   marks of the same stream. */
 static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
 {
     gai_mark **at = &block->marks, *own = NULL;
@@ -4156,14 +4232,14 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
     own->epoch = block->stream->epoch;
 }
 
-/* What the stream state did with a block that it is given anew comes before all that it will do. Its own mark is of use
-   again only if another stream frees the block: then one is made, with the same stamp. (Of a block from a stream cache
-   the stamp is not known, and it is that of now; a stream that does not come again may never have an event for it.) */
+/* A stream state's earlier use of a block precedes all its later work. So its own mark is dropped when it gets the
+   block again, and `handed` keeps the epoch. If another stream frees the block, the mark is made again. */
 static GAI_INLINE void gai_stream_drops(gai_stream *stream, const gai_mark *mark)
 {
     if (mark->epoch > stream->handed) stream->handed = mark->epoch;
 }
 
+/* Drops the block's only mark if it is the stream state's own. */
 static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = block->marks;
@@ -4175,7 +4251,7 @@ static GAI_INLINE void gai_block_drop_own(galloc_pool *pool, gai_block *block, g
     gai_mark_end(pool, mark);
 }
 
-/* The same for a used block that has just been cut out. */
+/* Assigns a used block that was just cut out, and promises the marks for its free. */
 static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t requested,
                                         uint64_t tag)
 {
@@ -4189,8 +4265,8 @@ static GAI_INLINE void gai_block_assign(galloc_pool *pool, gai_block *block, gai
     gai_stream_give(pool, stream, block);
 }
 
-/* Gives bytes of a free block to the program. Marks of others stay on it: they are what a third stream must honour
-   should the block be freed on another stream than the one it is given to. NULL: no host memory, nothing changed. */
+/* Gives bytes of a free block to the program. Marks of other streams stay: a third stream must honour them if the
+   block is freed on a stream other than the one it is given to. NULL: no host memory, nothing changed. */
 static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
     if (!gai_block_need(pool, block, at, params->bytes)) return NULL;
@@ -4201,9 +4277,9 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
     return block;
 }
 
-/* The same for the beginning of a block that a search has found, which has merged with all that it can: so has its
-   rest. For a stream state that is not captured, without room. Of what is cut off the stream state's own mark is
-   dropped at once. */
+/* The same for the beginning of a block found by a search, for a stream state that is not captured, without room. Such
+   a block has merged with all that it can, so its rest has too. The stream state's own mark on the part that is cut
+   off is dropped at once. */
 static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_stream *stream,
                                                   size_t requested, uint64_t tag)
 {
@@ -4229,7 +4305,7 @@ static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *
     return block;
 }
 
-/* The block is no longer the program's, and in no set yet. */
+/* Removes a block from the program; it is in no set yet. */
 static void gai_block_untake(galloc_pool *pool, gai_block *block)
 {
     block->requested = 0;
@@ -4241,7 +4317,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->kind = GAI_BUSY;
 }
 
-/* The block that the program holds and that starts at an address, or NULL. With the lock held. */
+/* The block that the program has and that begins at this address, or NULL. Pool's lock held. */
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -4249,7 +4325,8 @@ static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
     return block->addr == (uintptr_t)ptr ? block : NULL;
 }
 
-/* Takes it from the program: no other call can have it until it is let go or given out again. */
+/* Claims a used block from the program: no other call can have it until it is released or given out again. 0: it was
+   not held. See gai_block for `held`. */
 static int gai_block_acquire(gai_block *block, const void *ptr)
 {
     gai_stream *guard = (gai_stream *)gai_load_pointer(&block->held);
@@ -4262,6 +4339,7 @@ static int gai_block_acquire(gai_block *block, const void *ptr)
     return had;
 }
 
+/* Claims the used block of the pool that begins at this address. NULL: there is none. */
 static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -4269,10 +4347,10 @@ static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
     return gai_block_acquire(block, ptr) ? block : NULL;
 }
 
-/* The program has it from now on, or again. */
+/* Gives a block to the program, for the first time or again. */
 static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->stream); }
 
-/* The block is claimed. */
+/* The block must be claimed. */
 static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
 {
     size_t before = (size_t)block->requested;
@@ -4285,20 +4363,26 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* ==== STREAM CACHE ================================================================================================ */
 /* >>streamcache */
 
-/* Freed on a stream before an event is recorded for it, and at least this part of the heap: bounds what a stream that
-   dies unannounced leaves unmarked, and the events recorded. Finer marks saved no memory (docs/design.md). */
-#define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 128 /* of the heap may be freed by streams that never come again, all together */
-#define GAI_MARK_FREES 64 /* since it last held nothing, before a stream that holds nothing more is marked */
-#define GAI_EVENTS 128
+/* Stream caches: recently freed blocks by exact size, which calls on their stream use under the cache's latch alone.
+   The first part runs without the pool's lock, the others with it: they stamp frees with marks, keep the ghosts of
+   strategy:heuristic, and return cached blocks to the free sets. gai_cache explains unconfirmed and trusted blocks.
+   Calls slabs, the maps, marks, blocks, statistics and take. */
 
-/* What a stream cache holds does not merge, so large blocks do not go there unless lane_bytes says so: on the ten
+/* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were
+   freed on it. This bounds both the memory that a stream destroyed without notice leaves unmarked and the number of
+   events. Finer marks saved no memory (docs/design.md). */
+#define GAI_MARK_BYTES (2 * GAI_MIB)
+#define GAI_MARK_PART 128 /* 1/128 of the heap may stay unmarked, over all streams */
+#define GAI_MARK_FREES 64 /* frees after which a stream that holds nothing more gets a mark */
+#define GAI_EVENTS 128    /* pending events of a stream before its threshold doubles */
+
+/* Blocks in a stream cache do not merge, so large blocks stay out of it unless lane_bytes allows them: on the ten
    traces blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
 #define GAI_CACHE_BLOCKS 256
-#define GAI_CACHE_BYTES GAI_MIB /* lane_bytes by default, */
-#define GAI_CACHE_MOST (64 * GAI_MIB) /* and at most */
+#define GAI_CACHE_BYTES GAI_MIB /* default of lane_bytes */
+#define GAI_CACHE_MOST (64 * GAI_MIB) /* its maximum */
 #define GAI_UNCONFIRMED_BLOCKS 64
-#define GAI_CACHE_BIN_PROBES 4      /* neighbouring cache bins that a size may be on */
+#define GAI_CACHE_BIN_PROBES 4      /* adjacent cache bins that may hold a size */
 
 static int gai_pool_has_one_stream(const galloc_pool *pool) { return !pool->streams || !pool->streams->next; }
 
@@ -4306,11 +4390,13 @@ static int gai_stream_is_unknown(const gai_stream *stream) { return stream->capt
 
 /* ---- without the pool's lock ---- */
 
+/* The first cache bin to probe for a size. */
 static size_t gai_cache_bin_of(size_t bytes)
 {
     return (size_t)((uint64_t)(bytes >> GAI_UNIT_LOG2) * 0x9e3779b97f4a7c15u >> (64 - GAI_CACHE_BINS_LOG2));
 }
 
+/* Puts a block into a cache bin of its size. 0: all bins probed have other sizes. */
 static int gai_cache_bin_push(gai_cache *cache, gai_block *block)
 {
     size_t at = gai_cache_bin_of(block->bytes), probes;
@@ -4329,6 +4415,7 @@ static int gai_cache_bin_push(gai_cache *cache, gai_block *block)
     return 0;
 }
 
+/* Takes the latest block of a size from its cache bin, or NULL. */
 static gai_block *gai_cache_bin_pop(gai_cache *cache, size_t bytes)
 {
     size_t at = gai_cache_bin_of(bytes), probes;
@@ -4362,8 +4449,8 @@ static GAI_INLINE gai_block *gai_unconfirmed_pop(gai_cache *cache, gai_block **l
     return block;
 }
 
-/* Somebody has asked for the id: what is fresh belongs on the cache bins, the oldest first. What finds no place there
-   stays as it was. */
+/* The stream is confirmed: moves the unconfirmed blocks to the cache bins, the oldest first. Blocks for which there is
+   no bin stay unconfirmed. */
 static void gai_cache_confirm(gai_cache *cache)
 {
     gai_block *list[2] = {NULL, NULL};
@@ -4388,6 +4475,7 @@ static void gai_cache_confirm(gai_cache *cache)
     }
 }
 
+/* Confirms the unconfirmed blocks, then looks for the size in the cache bins. */
 GAI_APART
 static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
 {
@@ -4395,18 +4483,18 @@ static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
     return gai_cache_bin_pop(cache, bytes);
 }
 
-/* What a stream cache that has no block for a call is like. */
+/* Why a stream cache has no block for a call. */
 enum gai_cache_state { GAI_SHUT, GAI_OPEN, GAI_EMPTY };
 
-/* It holds nothing, and has nothing to tell but its run of frees: for a call to see all that is free it need not be
-   emptied. */
+/* Is the cache empty and without counts to report, except for its run of frees? Then a call need not flush it to see
+   all free memory. */
 static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 {
     return !(cache->unconfirmed_blocks | cache->blocks | cache->mallocs);
 }
 
-/* The last block of this size to come, which becomes the program's. NULL: there is none, and *state says why. The
-   stream cache is open, its latch held, and the caller vouches. */
+/* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *state says why.
+   The stream cache is open, its latch is held, and the caller has confirmed the stream. */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
                                            enum gai_cache_state *state)
 {
@@ -4414,7 +4502,7 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
     if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
         block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
         cache->live_out += (size_t)block->requested;
-    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* the last one did not fit: is there any other? */
+    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* more than the one that did not fit */
         block = gai_cache_search(cache, bytes);
     }
     if (block) {
@@ -4440,19 +4528,19 @@ static GAI_INLINE gai_block *gai_cache_take(gai_cache *cache, uint64_t life, siz
     return block;
 }
 
-/* What calls that know their stream state come to. */
+/* How a call ends that has found its stream state without the pool's lock. */
 enum gai_outcome {
-    GAI_DONE,  /* served */
-    GAI_FOREIGN, /* the block is guarded by another stream state's latch, or is not the program's */
-    GAI_ASK,   /* the stream cache would take it from who has asked for the stream's id */
-    GAI_TAKEN, /* the pool must do it; the block has been taken from the program already */
-    GAI_TAKEN_EMPTY, /* the same, and the stream cache was found bare */
-    GAI_KNOWN, /* the pool must do it; the stream has been looked at */
-    GAI_KNOWN_EMPTY, /* the same, and the stream cache was found bare */
-    GAI_LONG   /* from the beginning */
+    GAI_DONE,  /* the stream cache served it */
+    GAI_FOREIGN, /* another stream state's latch guards the block, or the program does not have it */
+    GAI_ASK,   /* the stream cache would take the block after a query of the stream's id */
+    GAI_TAKEN, /* the pool must do it; the block has been claimed from the program */
+    GAI_TAKEN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_KNOWN, /* the pool must do it; the stream has been queried */
+    GAI_KNOWN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_LONG   /* the whole call is the pool's */
 };
 
-/* The stream cache is open. */
+/* The rest of gai_cache_put: checks the bounds and confirms blocks. The stream cache is open. */
 GAI_APART
 static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, int confirmed)
 {
@@ -4470,25 +4558,25 @@ static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, i
     return gai_cache_bin_push(cache, block) ? GAI_DONE : GAI_TAKEN;
 }
 
-/* Is a block that is freed the last that the stream state holds, so that the pool is to see it? */
+/* Must the pool see this free, because it leaves the stream state nothing after a run of frees? See gai_cache. */
 static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream, const gai_block *block)
 {
     if (cache->blocks + cache->unconfirmed_blocks + 1 != gai_counted(&stream->blocks) || block->stream != stream)
         return 0;
     if (cache->busy_frees + gai_counted(&stream->busy_frees) >= GAI_MARK_FREES) return 1;
-    cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* together nothing */
+    cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* the sum of both becomes 0 */
     return 0;
 }
 
-/* May the stream's cache have a block that was freed on its stream, and give it out again with nothing looked at? What
-   was given to this very stream state, yes: it comes after all its marks. */
+/* May the stream cache give a block that was freed on its stream out again without looking at its marks? Yes if the
+   block was given to this very stream state: that use came after all its marks. */
 static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 {
     return block->life == life && !(block->tag & GAI_SPECIAL);
 }
 
-/* Takes a block from the program and puts it into the stream's cache, or with GAI_TAKEN, or GAI_TAKEN_EMPTY, leaves it
-   to the pool. Else it stays the program's: with GAI_LONG the stream cache is shut. */
+/* Claims a block from the program and puts it into the stream cache. GAI_TAKEN and GAI_TAKEN_EMPTY leave the claimed
+   block to the pool. With any other outcome the program keeps it; GAI_LONG: the stream cache is shut. */
 static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t life, gai_block *block, const void *ptr,
                                                  int confirmed)
 {
@@ -4501,7 +4589,7 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
         if (!gai_block_suits(block, life) || gai_cache_shows(cache, stream, block)) {
             outcome = GAI_TAKEN;
         } else if (!cache->unconfirmed_blocks && !cache->blocks &&
-                   block->bytes <= cache->alone) { /* mostly after a pair */
+                   block->bytes <= cache->alone) { /* typical of malloc-free pairs */
             gai_unconfirmed_push(cache, block);
             outcome = GAI_DONE;
         } else {
@@ -4514,17 +4602,16 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
     return outcome;
 }
 
-/* ---- with it ---- */
+/* ---- with the pool's lock ---- */
 
-/* Frees made now on the stream state's stream are stamped with this. A retired stream has had its last event. */
+/* The epoch of frees made now on the stream. A retired stream has had its last event. */
 static uint64_t gai_stream_stamp(const gai_stream *stream)
 {
     return stream->retired ? stream->epoch - 1 : stream->epoch;
 }
 
-/* Drops the marks that a free on `stream` stands for as well: complete ones, earlier ones of the same stream, those
-   that it waits for already. What it does not stand for stays: that block was given to another stream and not used
-   there. */
+/* Drops the marks that a free on `stream` covers: complete ones, earlier ones of the same stream, and those that it
+   waits for already. Others stay: the block was given to another stream, which need not have used it. */
 static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     gai_mark **at = &block->marks;
@@ -4540,7 +4627,7 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_str
     }
 }
 
-/* Stamps [begin, end) as freed on the stream of the mark's stream state. */
+/* Stamps [begin, end) as freed now on the mark's stream. */
 static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t end)
 {
     gai_stream *stream = mark->stream;
@@ -4551,7 +4638,7 @@ static GAI_INLINE void gai_mark_stamp(gai_mark *mark, uintptr_t begin, uintptr_t
     stream->unmarked += end - begin;
 }
 
-/* A mark for the free of a used block, to which it was promised. It names the stream state, and nothing else yet. */
+/* Takes a mark promised to a used block for its free. It names the stream state only. */
 static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
 {
     gai_mark *mark = (gai_mark *)gai_slab_take(&pool->marks);
@@ -4560,20 +4647,20 @@ static gai_mark *gai_mark_promised(galloc_pool *pool, gai_stream *stream)
     return mark;
 }
 
-/* Stamps a used block without marks as freed on the stream state's stream. */
+/* Stamps a used block without marks as freed now on the stream. */
 static GAI_INLINE void gai_block_stamp_own(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     block->marks = gai_mark_promised(pool, stream);
     gai_mark_stamp(block->marks, block->addr, block->addr + block->bytes);
 }
 
-/* Stamps a list of marks that name stream states and nothing else, and adds them to the block's. */
+/* Stamps marks that name only their stream states, and adds them to the block's. */
 static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     while (marks) {
         gai_mark *mark = marks, *own = block->marks;
         marks = mark->next;
-        if (own && !own->next && own->stream == mark->stream) { /* mostly: it is stamped anew */
+        if (own && !own->next && own->stream == mark->stream) { /* usual case: only the stamp changes */
             own->stream->uses--;
             gai_mark_stamp(own, block->addr, block->addr + block->bytes);
             gai_slab_give(&pool->marks, mark);
@@ -4590,14 +4677,14 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
-/* The page that is mapped at an address, or NULL. */
+/* The page mapped at an address, or NULL. */
 static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
 {
     void **child = gai_map_entry_at(&gai_page_map, addr);
     return child ? (gai_mapping *)gai_load_pointer(child) : NULL;
 }
 
-/* The block's pages have been in use until now. */
+/* Notes that the block's pages were in use until now. */
 static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
@@ -4608,7 +4695,7 @@ static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
     }
 }
 
-/* To the free blocks, or, where the memory itself is lost, to nowhere. */
+/* Files a free block, or drops it where its segment is lost. */
 static void gai_block_give(galloc_pool *pool, gai_block *block)
 {
     block->age = ++pool->clock;
@@ -4624,6 +4711,7 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
 
 /* ---- back to the pool ---- */
 
+/* The stream state with this life, or NULL if it has been forgotten. */
 static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
 {
     gai_stream *stream = pool->streams;
@@ -4631,8 +4719,8 @@ static gai_stream *gai_stream_of_life(const galloc_pool *pool, uint64_t life)
     return stream;
 }
 
-/* How much the stream cache may hold: once a second stream is in play what it holds counts as unmarked, except on
-   legacy, where nothing is recorded unless somebody asks. */
+/* The most bytes that the stream cache may hold. With several streams its content counts as unmarked bytes, except on
+   legacy, where nothing is recorded unless requested. */
 static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stream *stream)
 {
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted))
@@ -4654,7 +4742,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     gai_latch_off(&cache->latch);
 }
 
-/* Opens the stream cache for calls that do not come to the pool, or shuts it. */
+/* Opens the stream cache for calls that bypass the pool, or shuts it, and sets its bounds. */
 static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
     int shut = pool->driver_gone | pool->lost | pool->unfronted | stream->retired | stream->asked;
@@ -4663,9 +4751,9 @@ static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
 }
 
-/* A block that went out to its own stream again has no mark for the free before: calls on the same stream need
-   none. Freed on another stream, which may be in no order to it, it gets one now: it says more than is needed. A stream
-   state that is forgotten has nothing left to wait for. */
+/* A block that its own stream uses again has lost the mark of its earlier use. A free on another stream restores it,
+   with the current epoch if its own is unknown; an event covers that epoch only if the stream makes another call. A
+   forgotten stream state has no pending work. */
 static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
 {
     gai_stream *stream = gai_stream_of_life(pool, block->life);
@@ -4681,11 +4769,11 @@ static void gai_block_stamp_cache(galloc_pool *pool, gai_block *block)
         return;
     }
     gai_block_stamp(pool, block, mark);
-    gai_cache_set(pool, stream); /* there is more unmarked */
+    gai_cache_set(pool, stream); /* its unmarked bytes have grown */
 }
 
-/* A block of a stream cache becomes free like any other. It is stamped with the stream state's epoch of now: that is
-   later than the free was, so it asks for more than is needed, never for less. */
+/* Files a block of a stream cache as free. Its stamp is the current epoch, which is never earlier than that of the
+   free. */
 static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     if (block->marks) gai_block_stamp(pool, block, gai_mark_promised(pool, stream));
@@ -4694,7 +4782,7 @@ static void gai_block_uncache(galloc_pool *pool, gai_block *block, gai_stream *s
     gai_block_give(pool, block);
 }
 
-/* Puts a list before another. */
+/* Prepends the reversed list to another. */
 static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
 {
     while (list) {
@@ -4706,8 +4794,8 @@ static gai_block *gai_blocks_join(gai_block *list, gai_block *rest)
     return rest;
 }
 
-/* Empties the stream cache into the bins, where its blocks merge and are anybody's as far as their marks go. What is
-   fresh only if the call has been given the stream and asked for its id. Returns whether there was anything. */
+/* Flushes the stream cache into the free sets, where its blocks merge and other streams may use them as their marks
+   allow. Unconfirmed blocks move only if the stream is confirmed or trusted. Returns 0 if there was nothing. */
 static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed)
 {
     gai_cache *cache = &stream->cache;
@@ -4744,8 +4832,8 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
     return 1;
 }
 
-/* Before all devices are waited for: what is fresh now will have been done with then, on whatever stream it was freed.
-   Returns whether there is any. */
+/* Turns all unconfirmed blocks into orphans before a wait for all devices, which completes their uses on whatever
+   stream they were freed. Returns whether there are any. */
 static int gai_pool_gather_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4761,7 +4849,7 @@ static int gai_pool_gather_orphans(galloc_pool *pool)
     return some;
 }
 
-/* After: they need no mark. */
+/* Files the orphans after that wait; they need no mark. */
 static void gai_pool_file_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4780,13 +4868,14 @@ static void gai_pool_file_orphans(galloc_pool *pool)
     }
 }
 
+/* Flushes all stream caches, without their unconfirmed blocks. */
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_stream *stream;
     for (stream = pool->streams; stream; stream = stream->next) (void)gai_stream_flush(pool, stream, 0);
 }
 
-/* Nothing may be given out any more that the pool has not looked at. */
+/* From now on every call goes to the pool. */
 static void gai_pool_shut_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4796,21 +4885,25 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* ==== CAPTURE =================================================================================================== */
 /* >>capture */
 
+/* Captures: the order of work within a captured graph, and the lifetime of the graphs that use memory of a pool. Owns
+   pool->captures, guarded by the pool's lock. The driver is asked about a graph without that lock, with `marking` held
+   at most. Calls the driver table, slabs, bins, marks and blocks. */
+
 /* ---- the order that is captured ---- */
 
-#define GAI_WALK 512       /* nodes that are found at most, from a stream's present end backwards: the nearest */
-#define GAI_WALK_WIDTH 64  /* of those right before a node */
+#define GAI_WALK 512       /* nodes that a walk visits at most, backwards from the stream's present end */
+#define GAI_WALK_WIDTH 64  /* and dependencies of one node */
 #define GAI_WALK_INDEX 1024
 
-/* Nodes that everything comes after which is captured on a stream from now on. */
+/* Nodes that precede everything captured on a stream from now on. */
 typedef struct gai_walk {
     size_t n;
-    int partial; /* there may be others: what could not be had, or is too far away */
+    int partial; /* some nodes could not be read, or are too far away */
     CUgraphNode nodes[GAI_WALK];
-    unsigned short index[GAI_WALK_INDEX]; /* 1 + a node's place in `nodes`, where its hash says or after it; 0: none */
+    unsigned short index[GAI_WALK_INDEX]; /* hash table: 1 + a node's place in `nodes`; 0: empty */
 } gai_walk;
 
-/* Where the index has the node, or would have it. */
+/* The index slot of a node, or the empty slot for it. */
 static size_t gai_walk_find(const gai_walk *walk, CUgraphNode node)
 {
     size_t at = (size_t)((uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u >> 54) % GAI_WALK_INDEX;
@@ -4830,7 +4923,7 @@ static void gai_walk_add(gai_walk *walk, const CUgraphNode *nodes, size_t n)
     }
 }
 
-/* Where the stream is now. */
+/* Starts a walk at the stream's present end. */
 static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long capture)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
@@ -4840,7 +4933,7 @@ static void gai_walk_begin(gai_walk *walk, CUstream stream, unsigned long long c
     if (!walk->partial) gai_walk_add(walk, nodes, n);
 }
 
-/* What comes right before the node at `at`. */
+/* Adds the direct dependencies of the node at `at`. */
 static void gai_walk_on(gai_walk *walk, size_t at)
 {
     CUgraphNode nodes[GAI_WALK_WIDTH];
@@ -4850,6 +4943,7 @@ static void gai_walk_on(gai_walk *walk, size_t at)
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
+/* Are all nodes of a position among those found? */
 static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
 {
     size_t i = 0;
@@ -4857,7 +4951,7 @@ static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
     return i == position->n;
 }
 
-/* 0: the stream does not come after the position. Where that cannot be found out it is taken to do so. */
+/* Does the stream's next work come after the position? If the walk is partial and finds no answer, it counts as yes. */
 static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
 {
     size_t at = 0;
@@ -4870,18 +4964,19 @@ static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
 
 /* ---- captures ---- */
 
-/* Gives up one of the two shares in a capture. */
+/* Gives up one of the two shares in a capture; the last one frees it. */
 static void gai_capture_drop(gai_capture *capture)
 {
     if (gai_swap(&capture->owners, 2, 1)) return;
-    (void)gai_load(&capture->owners); /* what the other one did with it is done */
+    (void)gai_load(&capture->owners); /* orders the other owner's accesses before the free */
     GALLOC_FREE(capture);
 }
 
-/* Called by CUDA when the graph, its instances and their launches are gone, in any thread, perhaps with locks of the
-   driver's or the pool's held: so it takes none, and calls nothing of CUDA. */
+/* CUDA calls this when the graph, its instances and their launches are gone. It may run in any thread, with locks of
+   the driver or of the pool held, so it takes no lock and makes no CUDA call. */
 static void CUDAAPI gai_capture_ends(void *capture) { gai_capture_drop((gai_capture *)capture); }
 
+/* Can the graph of the capture no longer run? */
 static int gai_capture_has_ended(const gai_capture *capture)
 {
     return capture->lost || gai_load(&capture->owners) == 1;
@@ -4894,7 +4989,7 @@ static gai_capture *gai_capture_find(const galloc_pool *pool, unsigned long long
     return capture;
 }
 
-/* Gives the graph that is being captured a share in the capture, to be given up at its end. In a scope. */
+/* Gives the captured graph a share in the capture, through a user object that ends with the graph. In a scope. */
 static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -4910,11 +5005,11 @@ static CUresult gai_capture_share(gai_capture *capture, CUstream stream)
         return result;
     }
     result = gai_cu.GraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
-    if (result) (void)gai_cu.UserObjectRelease(object, 1); /* that is the end of its share */
+    if (result) (void)gai_cu.UserObjectRelease(object, 1); /* this gives up the graph's share */
     return result;
 }
 
-/* A new capture in which the graph has its share; NULL: site->refused says why, or there is no host memory. */
+/* A new capture with a share for its graph. NULL: site->refused has the driver's error, or there is no host memory. */
 static gai_capture *gai_capture_new(gai_site *site)
 {
     gai_scope scope;
@@ -4934,7 +5029,7 @@ static gai_capture *gai_capture_new(gai_site *site)
     return NULL;
 }
 
-/* The n-th group that captures are put into now, or NULL. */
+/* The n-th group that has begun and has not ended, or NULL. */
 static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
 {
     galloc_graph *graph;
@@ -4945,8 +5040,8 @@ static galloc_graph *gai_graph_begun(galloc_pool *pool, size_t n)
     return graph;
 }
 
-/* Is the stream of a group, which lives as long as captures of it are the group's, part of the site's capture? The
-   handle of another thread's default stream means another stream here. */
+/* Is the group's stream part of the site's capture? That stream lives until the group ends. The per-thread default
+   stream of another thread has the same handle but is another stream. */
 static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -4956,9 +5051,9 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
     return !gai_capture_of(graph->captured, &status, &id, NULL) && id == site->capture;
 }
 
-/* Notes a capture that the pool has not seen before, and to which group it belongs. Two threads may note the same one:
-   then both notes end with its graph. While `marking` is held no group begins or ends, so that their streams live.
-   A capture cannot wait for the device: streams that have left marks out make up for it. */
+/* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
+   its graph. `marking` keeps groups and their streams alive. A capture cannot wait for the device, so streams that
+   skipped marks are requested to record one. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_new(site);
@@ -4987,9 +5082,8 @@ static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Another stream state has come to a home, or its stream state's capture is gone: what was kept from it for the sake of
-   stream states that this one is ordered with comes back, and what others use that it is not ordered with goes. Lock
-   held. */
+/* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
+   without a wait move from mixed into its set, the others move to mixed. Lock held. */
 static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block *block = block_pool->free.oldest, *newer;
@@ -5008,12 +5102,12 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
         } else {
             gai_set_remove(block);
             (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* others may have merged with it */
+            block = pool->mixed.oldest; /* other blocks may have merged with it */
         }
     }
 }
 
-/* Its graph will not run any more: all that was freed on the stream state's stream is complete. With the lock held. */
+/* The graph will not run again, so all frees on this captured stream are complete. Lock held. */
 static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
     gai_stream_forget_positions(pool, stream);
@@ -5023,7 +5117,7 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
     stream->capture = NULL;
 }
 
-/* Takes a capture out of the pool: its graph is gone, or what it owned is not its own any more. With the lock held. */
+/* Removes a capture: its graph is gone, or its group was released. Lock held. */
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
@@ -5038,7 +5132,7 @@ static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
     gai_capture_drop(gone);
 }
 
-/* Is memory of the pool a graph's that may be launched yet? */
+/* Does a graph that may still be launched own memory of the pool? */
 static int gai_pool_has_captured(const galloc_pool *pool)
 {
     const gai_stream *stream = pool->streams;
@@ -5046,7 +5140,7 @@ static int gai_pool_has_captured(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Bytes of a free block that graphs own; where two do, they may count twice, but never for more than there are. */
+/* Bytes of a free block that graphs own. Bytes of two graphs may count twice, within the block's size. */
 static size_t gai_block_captured(const gai_block *block)
 {
     const gai_mark *mark;
@@ -5056,7 +5150,7 @@ static size_t gai_block_captured(const gai_block *block)
     return gai_min(bytes, block->bytes);
 }
 
-/* Bytes of free memory that graphs own. With the lock held. */
+/* Bytes of free memory that graphs own. Lock held. */
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -5079,8 +5173,12 @@ static size_t gai_pool_captured(const galloc_pool *pool)
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
-/* The context was reset: its cudaMalloc memory is gone. Free blocks there are taken out of sight, used ones stay
-   until the program gives them up; then the segment goes without a word to the driver. With the lock held. */
+/* Stream states: looking them up, creating, holding and removing them, and the block pools of like:pytorch. Also
+   handles contexts that were reset. Guarded by the pool's lock, which is released while the driver is asked about a
+   new stream. Calls the driver table and the sections from slab to capture. */
+
+/* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
+   stay until the program frees them. Then the segment ends without a driver call. Lock held. */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -5096,6 +5194,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     gai_stat_cached(pool);
 }
 
+/* The pool's context was reset: gives up all memory that ended with it. Lock held. */
 static void gai_pool_lose_context(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -5103,21 +5202,23 @@ static void gai_pool_lose_context(galloc_pool *pool)
         if (segment->fixed && !segment->lost) gai_segment_lose(pool, segment);
     gai_budget_give(pool, pool->kept);
     gai_stat_kept(pool, 0);
-    pool->driver_pool = NULL; /* with the context, for all that is known */
+    pool->driver_pool = NULL; /* it ended with its context */
     if (!pool->lost) return;
     gai_pool_shut_caches(pool);
     gai_pool_flush(pool);
-    (void)gai_pool_gather_orphans(pool); /* no work can use what is gone: nobody need vouch for it */
+    (void)gai_pool_gather_orphans(pool); /* no work can use lost memory, so no confirmation is needed */
     gai_pool_file_orphans(pool);
 }
 
-static uint64_t gai_lives; /* of all pools */
+static uint64_t gai_lives; /* lives given out so far, over all pools */
 
 static gai_stream **gai_stream_bucket(galloc_pool *pool, unsigned long long key)
 {
     return &pool->stream_index[key % GAI_STREAM_INDEX];
 }
 
+/* Adds a stream state to the pool and gives it a new life. The second stream state bounds the cache of the first,
+   whose frees may matter to another stream from now on. */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
     stream->life = gai_next(&gai_lives);
@@ -5127,7 +5228,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     pool->streams = stream;
     pool->stream_count += (size_t)gai_stream_is_plain(stream);
     if (!stream->next || stream->next->next) return;
-    stream = stream->next; /* no longer alone */
+    stream = stream->next; /* the first stream state is no longer alone */
     if (stream->cache.most > GAI_MARK_BYTES) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
@@ -5135,7 +5236,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     gai_cache_set(pool, stream);
 }
 
-/* Work that nobody can name is done when all contexts that are known have been waited for. */
+/* The stream state for work on unknown streams. Such work is complete once all known contexts have been waited for. */
 static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
 {
     if (!pool->outside.life) {
@@ -5146,14 +5247,14 @@ static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
     return &pool->outside;
 }
 
-/* The key is the stream's id, never the handle, which comes back after cudaStreamDestroy for another stream; that of a
-   captured stream is the capture's id and the handle. */
+/* Looks a stream up by its id, or within a capture by the capture's id and the key of the handle. A handle alone does
+   not identify a stream, since handles are reused after cudaStreamDestroy. */
 static gai_stream *gai_stream_find(galloc_pool *pool, const gai_site *site)
 {
     gai_stream *stream = *gai_stream_bucket(pool, site->stream_id ^ site->capture);
     if (site->broken) return gai_pool_unknown_streams(pool);
     while (stream && (stream->key != site->stream_id || stream->capture_id != site->capture ||
-                    (site->capture && !stream->capture) || /* of a group that was released in its capture */
+                    (site->capture && !stream->capture) || /* its group was released during the capture */
                     (!site->stream_id && stream->context_id != site->context_id)))
         stream = stream->next_indexed;
     return stream;
@@ -5185,8 +5286,8 @@ static gai_stream *gai_stream_create(void)
     return stream;
 }
 
-/* Descriptors come back from stream states that have been forgotten; their stream caches are shut and empty, and may be
-   looked at by threads that come late. */
+/* A stream state to use: a forgotten one or a new one. A forgotten stream cache is shut and empty and keeps its latch,
+   because late threads may still look at it. */
 static gai_stream *gai_stream_unused(galloc_pool *pool)
 {
     gai_stream *stream = pool->unused_streams;
@@ -5197,6 +5298,8 @@ static gai_stream *gai_stream_unused(galloc_pool *pool)
     return stream;
 }
 
+/* Creates a stream state for the site's stream. A new id of the pool's context shows that it was reset. NULL: no host
+   memory. */
 static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
 {
     gai_stream *stream = gai_stream_unused(pool);
@@ -5213,8 +5316,8 @@ static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsig
     return stream;
 }
 
-/* What must be known of a stream that is seen for the first time. A stream whose flags cannot be had is taken for a
-   non-blocking one, of which nothing follows. */
+/* Queries flags and context of a stream that is new to the pool. A stream whose flags cannot be read counts as
+   non-blocking, which assumes no order. */
 static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
 {
     *flags = 0;
@@ -5222,28 +5325,29 @@ static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
     return gai_site_context(site);
 }
 
-/* A call was given the stream state's stream. */
+/* A call was given this stream. */
 static GAI_INLINE void gai_stream_note(gai_stream *stream, const gai_site *site)
 {
     if (stream->handle != site->handle) stream->handle = site->handle;
     stream->retired = 0;
 }
 
-/* The same, and its stream cache is emptied, so that the call sees all that is free. Returns whether it held anything.
-   */
+/* The same, and flushes its stream cache, so that the call sees all free memory. Returns whether there was anything. */
 static int gai_stream_see(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_stream_note(stream, site);
     return gai_stream_flush(pool, stream, 1);
 }
 
-/* The same, and the call holds it from now on, until gai_stream_release. */
+/* The same, and the call holds the stream state until gai_stream_release. */
 static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     stream->busy++;
     (void)gai_stream_see(pool, stream, site);
 }
 
+/* Creates the stream state of a stream that is not captured. NULL: no host memory, or the driver refused its context.
+   Lock held; released to ask the driver. */
 static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream;
@@ -5259,9 +5363,9 @@ static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
     return stream ? stream : gai_stream_new(pool, site, flags);
 }
 
-#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed over before the younger ones are taken to be incomplete too */
+#define GAI_DRAIN_MISSES 8 /* incomplete blocks passed before younger ones are assumed to be incomplete */
 
-/* Re-files the blocks of a set whose marks have completed: they become everybody's, and merge. */
+/* Re-files the blocks of a set that have a completed mark, so that they merge and other streams may use them. */
 static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
 {
     gai_block *block = set->oldest;
@@ -5273,7 +5377,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
         if (mark) {
             gai_set_remove(block);
             block = gai_block_file(pool, block, 0);
-            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it was merged, or merged away */
+            if (newer && (newer == block || newer->set != set)) newer = set->oldest; /* it has merged */
         } else {
             misses++;
         }
@@ -5281,7 +5385,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
     }
 }
 
-/* What graphs owned that are gone is everybody's, as far as its marks go. With the lock held. */
+/* Forgets captures whose graphs are gone, and re-files the memory that they owned. Lock held. */
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
@@ -5301,8 +5405,9 @@ static void gai_pool_reap(galloc_pool *pool)
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
-/* The same for a stream that is being captured. A program that captures again and again may come to nothing else: so it
-   is here, too, that graphs which are gone are forgotten. */
+/* Creates the stream state of a captured stream, and records its capture if that is new. Also forgets captures whose
+   graphs are gone: a program that only captures may have no other occasion for that. Lock held; released to ask the
+   driver. */
 static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
 {
     gai_capture *capture = gai_capture_find(pool, site->capture);
@@ -5325,10 +5430,9 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
     return stream;
 }
 
-/* Has the stream gone on from where its last call was, by the graph? If not, what it freed until then is not before
-   what it does from now on: the capture's id is that of all captures into the same graph
-   (cudaStreamBeginCaptureToGraph), and a program may say what a captured stream comes after
-   (cudaStreamUpdateCaptureDependencies). Called with the lock held; lets it go to ask the driver. */
+/* Does the captured stream continue from its last position? If not, its earlier frees do not precede its next work.
+   Several captures into one graph share an id (cudaStreamBeginCaptureToGraph), and cudaStreamUpdateCaptureDependencies
+   resets dependencies. Lock held; released to ask the driver. */
 static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
@@ -5346,22 +5450,21 @@ static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_s
     return goes_on;
 }
 
-/* The stream state of a captured stream. One that it does not go on from is its capture's still, but nobody's to find.
-   */
+/* The stream state of a captured stream. If the stream does not continue from its last position, the old state remains
+   part of the capture but is not found any more, and a new one takes its place. */
 static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = gai_stream_find(pool, site);
     if (stream && gai_stream_goes_on(pool, stream, site)) return stream;
     if (stream) gai_stream_unindex(pool, stream);
-    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream's key */
+    if (stream) gai_stream_index_by(pool, stream, 0); /* no captured stream has key 0 */
     stream = gai_stream_introduce_captured(pool, site);
-    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* it is nowhere so far */
+    if (stream) (void)gai_stream_goes_on(pool, stream, site); /* records its first position */
     return stream;
 }
 
-/* The stream state of a stream that the current call was given, held until gai_stream_release; NULL: no host memory for
-   a new one, or the driver would not tell its context. Called with the lock held; lets it go to ask the driver about a
-   stream not seen before. */
+/* The stream state of the call's stream, held until gai_stream_release. NULL: no host memory for a new one, or the
+   driver refused its context. Lock held; released to ask the driver about a new stream. */
 static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = site->stream;
@@ -5381,7 +5484,7 @@ static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
     return stream;
 }
 
-/* Why there is no stream state. */
+/* The error for a stream state that could not be made. */
 static cudaError_t gai_stream_refused(gai_site *site)
 {
     CUresult result = gai_site_context(site);
@@ -5390,7 +5493,7 @@ static cudaError_t gai_stream_refused(gai_site *site)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
 }
 
-/* `stream` no longer remembers waits on `on`; NULL: on anybody. */
+/* Forgets the waits that `stream` has queued on `on`; NULL: on all streams. */
 static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const gai_stream *on)
 {
     gai_wait **at = &stream->waits;
@@ -5405,7 +5508,7 @@ static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const
     }
 }
 
-/* A home that nobody has, and that has nothing, is none. Lock held. */
+/* Ends a block pool without streams, segments and pending segments. Lock held. */
 static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block_pool **at = &pool->block_pools;
@@ -5415,7 +5518,7 @@ static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
     GALLOC_FREE(block_pool);
 }
 
-/* A new home, of nobody yet. NULL: no host memory. Lock held. */
+/* A new block pool without streams. NULL: no host memory. Lock held. */
 static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
 {
     gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
@@ -5428,7 +5531,7 @@ static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
     return block_pool;
 }
 
-/* The stream state has this home from now on. */
+/* Gives a stream state this block pool. */
 static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stream *stream)
 {
     if (!block_pool) return NULL;
@@ -5452,8 +5555,8 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Where the stream state's blocks of a kind are, or NULL. Captures of one group share the memory of the same stream. A
-   stream state of NULL: where those are that were reserved for nobody. Lock held. */
+/* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
+   one. Without a stream state: the one for memory reserved for no stream. Lock held. */
 static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_stream *other;
@@ -5474,7 +5577,7 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
     return block_pool;
 }
 
-/* The same, made if there is none. NULL: no host memory. Lock held. */
+/* The same, created if it is missing. NULL: no host memory. Lock held. */
 static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
@@ -5483,7 +5586,7 @@ static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream,
     return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
 }
 
-/* Takes a stream state out of the pool; its events are still to be dropped. */
+/* Removes a stream state from the pool. The caller drops its events. */
 static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 {
     gai_stream **at = &pool->streams, *stream;
@@ -5491,7 +5594,7 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     *at = gone->next;
     pool->stream_count -= (size_t)gai_stream_is_plain(gone);
     gai_stream_unindex(pool, gone);
-    gone->life = 0; /* who remembers it must not find it */
+    gone->life = 0; /* threads that remember it must not find it */
     gai_stream_leave_block_pools(pool, gone);
     gai_stream_forget_positions(pool, gone);
     for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, gone);
@@ -5501,12 +5604,15 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 /* ==== EVENTS ====================================================================================================== */
 /* >>events */
 
-/* When an event is recorded on a stream, and what completed ones prove. Owns the events of stream states and the
-   predictor of useful marks, guarded by the pool's lock; events are recorded and asked with no lock held but `growth`
-   or `marking`. Calls streams, stream cache, marks. */
+/* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
+   mark predictor, guarded by the pool's lock; events are recorded and queried with at most `growth` or `marking` held.
+   Calls the driver table, slabs, marks, blocks, stream caches and streams. Only a call that was given the stream
+   records an event, and only when other streams may want memory freed there. On the legacy stream this needs a
+   request, since an event there makes all blocking streams wait for each other. A stream that has freed everything
+   gets a mark as well, since its next call may be long in coming. */
 
-/* Is it time for an event? Twice as much must have been freed for every GAI_EVENTS that are out, so that their number
-   stays bounded however far the device is behind. */
+/* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
+   their number stays bounded however far the device is behind. */
 static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 {
     size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->stream_count);
@@ -5514,21 +5620,24 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
     return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_MARK_FREES);
 }
 
-/* Most marks are of no use: by the time that somebody looks, a later one is complete as well. Which those are is known
-   only afterwards. But a program that repeats itself has the same occasions for a mark again and again: what was of no
-   use the last time is left out. When something else comes than was expected, or memory is short, all are taken. */
+/* The mark predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
+   complete as well. A program that repeats itself repeats its occasions for marks, so an occasion that was useless
+   last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
+   skipped. */
 #define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
-#define GAI_PASSED_PART 2  /* of the heap may be freed with marks left out, by all streams together */
+#define GAI_PASSED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
 
+/* Bytes freed since the last event: not marked yet, or with marks skipped. */
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
 
+/* The occasion with this number, or NULL once it has been overwritten. */
 static gai_occasion *gai_mark_predictor_find(gai_mark_predictor *mark_predictor, uint64_t number)
 {
     if (!number || number > mark_predictor->noted || mark_predictor->noted - number >= GAI_OCCASIONS) return NULL;
     return &mark_predictor->occasions[number % GAI_OCCASIONS];
 }
 
-/* Notes an occasion. Returns what it was the last time if that can be trusted, else NULL. */
+/* Notes an occasion. Returns its previous occurrence if the prediction can be trusted, else NULL. */
 static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_predictor, uint64_t key)
 {
     uint64_t *latest = &mark_predictor->latest[key % GAI_OCCASIONS];
@@ -5549,13 +5658,14 @@ static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_pred
     return mark_predictor->agreed >= GAI_MARK_PREDICTOR_TRUST ? before : NULL;
 }
 
-/* Whoever finds no mark waits for the device at last. Where somebody may not, what has none is lost to him. */
+/* A stream without marks requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
+   every mark counts. */
 static int gai_pool_needs_marks(const galloc_pool *pool)
 {
     return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
 }
 
-/* A mark is due. Is it left out? Lock held. */
+/* A mark is due: does the predictor skip it? Lock held. */
 GAI_APART
 static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
 {
@@ -5574,27 +5684,25 @@ static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
     return 1;
 }
 
-/* Somebody has found the event complete, or waits for it. Lock held. */
+/* Tells the predictor whether the event was useless. Called when the event is found complete or is waited for. Lock
+   held. */
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
     gai_occasion *occasion = gai_mark_predictor_find(&pool->mark_predictor, event->occasion);
     if (occasion) occasion->useless = useless;
 }
 
-/* An event is recorded only by a call that was given the stream, when others could want what was freed on it. On
-   legacy only when asked for: an event there makes every blocking stream wait for every other. A stream that has given
-   everything back leaves a mark as well: it may be done for long. With another backend what is freed waits for that to
-   go to the driver. */
+/* Is a mark due? With other backends every free needs one, since its memory goes to the driver only after an event. */
 static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (site->capture_forbids || stream->retired) return 0;
     if ((stream->asked || pool->config.backend) && gai_stream_unmarked(stream)) return 1;
-    if (pool->torch) return 0; /* nobody else gets it */
+    if (pool->torch) return 0; /* no other stream uses the memory */
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
 }
 
-/* Notes an error after which nothing more can be had from the context, or from the driver. */
+/* Records an error after which the context or the driver is unusable. */
 static void gai_pool_note(galloc_pool *pool, CUresult result)
 {
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
@@ -5605,7 +5713,7 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_off(&pool->lock);
 }
 
-/* When this thread's call into the driver began. */
+/* When this thread's current driver call began. */
 static GAI_THREAD_LOCAL uint64_t gai_call_began;
 
 static void gai_call_begin(uint64_t *calls)
@@ -5637,7 +5745,7 @@ static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *ev
     return result;
 }
 
-/* An event ready to be recorded: a used one, or a new one. Called with the lock held, which is let go meanwhile. */
+/* An event to record: an idle one or a new one. Lock held; released meanwhile. */
 static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
     gai_event *event = stream->idle;
@@ -5659,7 +5767,7 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult 
     return NULL;
 }
 
-/* Shows a recorded event, unless a wait for the device has made it superfluous meanwhile. */
+/* Publishes a recorded event, or keeps it as idle if a wait for the device has covered its epoch meanwhile. */
 static void gai_event_publish(gai_stream *stream, gai_event *event)
 {
     gai_event **at = event->epoch > stream->done ? &stream->recorded : &stream->idle;
@@ -5669,8 +5777,8 @@ static void gai_event_publish(gai_stream *stream, gai_event *event)
     stream->events += event->epoch > stream->done;
 }
 
-/* Another thread may have begun to capture the stream since it was looked at. An event that was recorded in a capture
-   does no harm as long as nobody asks for it: it is as if it had not been. */
+/* Another thread may have begun to capture the stream since it was queried. An event recorded in a capture is harmless
+   while no call queries it, so it counts as not recorded. */
 static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_event *event, CUstream handle)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -5684,10 +5792,9 @@ static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_even
     return result;
 }
 
-/* Marks the stream's present position: all that was freed on it so far is covered. The order is what makes it true:
-   first the epoch goes on, so that a free which comes meanwhile is not covered; then the event is recorded; then it
-   is shown. A failure costs nothing but the mark, which the next call tries again. Called with the lock held; lets it
-   go meanwhile. */
+/* Records an event that covers all frees on the stream so far. The order matters: the epoch advances first, so that
+   concurrent frees are not covered; then the event is recorded; then it is published. After a failure the next call
+   tries again. Lock held; released meanwhile. */
 static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
 {
     CUresult result;
@@ -5695,7 +5802,7 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
     size_t unmarked;
     event = gai_event_get(pool, stream, &result);
     if (event) {
-        if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while there was no lock */
+        if (retire) gai_cache_shut(&stream->cache); /* it may have been opened while the lock was free */
         if (retire) (void)gai_stream_flush(pool, stream, 1);
         event->clock = pool->clock;
         event->epoch = stream->epoch++;
@@ -5725,9 +5832,11 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
     return result;
 }
 
-#define GAI_POSITIONS                                                                                                  \
-    64 /* of a stream state; when there are more, every second one goes: the next stands for its frees as well */
+/* Positions kept per stream state. Beyond that every second one goes, since the next one covers its frees. */
+#define GAI_POSITIONS \
+    64
 
+/* Drops every second position once there are too many. */
 static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
     gai_position *position;
@@ -5741,8 +5850,8 @@ static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Shows a position. Threads that capture into one graph take turns, so that it is the latest. One that is where the
-   last one was takes its room. With the lock held. */
+/* Publishes a position. Threads that capture into one graph take turns, so that it is the latest one. If its nodes
+   equal those of the last position, it replaces that one. Lock held. */
 static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
                                      size_t n)
 {
@@ -5760,9 +5869,8 @@ static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint
     gai_stream_thin_positions(pool, stream);
 }
 
-/* Notes where in the graph the stream is now: all that was freed on it so far is covered. In the order of a mark: the
-   epoch goes on, then the driver is asked, then the position is shown. What cannot be noted is covered by the next
-   position. Called with the lock held; lets it go meanwhile. */
+/* Records the stream's present position in the graph, which covers all frees on it so far. As for a mark, the epoch
+   advances first. A later position covers what this one cannot. Lock held; released meanwhile. */
 GAI_APART
 static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
@@ -5778,7 +5886,7 @@ static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai
     else if (stream->capture) stream->unmarked += unmarked;
 }
 
-/* The end of every call that held a stream state: leaves a mark if one is due. Called with the lock held. */
+/* Ends every call that held a stream state: records a mark or a position if one is due. Lock held. */
 static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
@@ -5787,7 +5895,7 @@ static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_
     gai_cache_set(pool, stream);
 }
 
-/* Everything that was stamped up to `epoch` is known to be complete; its events can be used again. */
+/* All frees stamped up to `epoch` are complete; their events become idle. */
 static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
 {
     if (epoch > stream->done) stream->done = epoch;
@@ -5800,15 +5908,15 @@ static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
     }
 }
 
-/* After cudaDeviceReset a context's address lives on under another id: what was queued in it is gone, and touching
-   one of its events would crash. */
+/* Does the context of the stream still exist? After cudaDeviceReset its address may belong to a context with another
+   id: then its work is gone, and querying its events would crash. */
 static enum gai_health gai_stream_health(const gai_stream *stream)
 {
     return gai_context_health(stream->context, stream->context_id);
 }
 
-/* Gives up the stream state's events: destroyed, or where the context may be dead dropped unasked. Called without the
-   lock. */
+/* Gives up the stream state's events. `destroy`: destroys them; otherwise drops them without a driver call, as a dead
+   context requires. Called without the lock. */
 static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
 {
     gai_event *list, *event;
@@ -5830,8 +5938,9 @@ static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int de
     gai_lock_off(&pool->lock);
 }
 
-/* A reset of the pool's context has ended all work in it. Of other contexts that is not known: the work of a green
-   context goes on when that is destroyed, and graphs that were captured there can be launched elsewhere. */
+/* The stream's context has ended: its events are gone. After a reset of the pool's context all its frees are complete.
+   Work of other contexts may go on: that of a destroyed green context does, and graphs captured there can be launched
+   elsewhere. */
 static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 {
     gai_lock_on(&pool->lock);
@@ -5845,8 +5954,8 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
     gai_stream_drop_events(pool, stream, 0);
 }
 
-/* Before anything touches an event: those of contexts that have ended are gone. Those of a context that does not answer
-   are left alone until it does. Called with `growth` held. */
+/* Runs before any event is queried. The events of contexts that have ended are gone. Streams whose context gives no
+   answer become silent until it does. `growth` held. */
 static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -5865,8 +5974,8 @@ static void gai_pool_end_dead_streams(galloc_pool *pool)
     }
 }
 
-/* The recorded event halfway to `open`, from where on all are known to be incomplete; while none is known to be, the
-   newest. NULL: nothing is left to ask. */
+/* The next event to query in a binary search. `open` is the oldest event known to be incomplete; while there is none,
+   the newest event comes first. NULL: nothing is left to query. */
 static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_event *open)
 {
     gai_event *event = stream->recorded, *middle = stream->recorded;
@@ -5877,7 +5986,7 @@ static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_eve
     return open ? middle : event;
 }
 
-/* Asks how far the stream state's stream has come. Called with `growth` held, in a scope. */
+/* Finds out how far the stream has come. `growth` held, in a scope. */
 static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 {
     const gai_event *open = NULL;
@@ -5899,7 +6008,7 @@ static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
     gai_pool_note(pool, result);
 }
 
-/* Looks which streams have done what they were given, and lets everybody have what that sets free. */
+/* Polls all streams and re-files the blocks whose marks have completed. */
 static void gai_pool_poll(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -5919,8 +6028,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Bytes of a free block that others cannot have, for all that is known, before the stream state's stream has done more.
-   */
+/* Bytes of a free block that other streams cannot use before this stream has done more work. */
 static size_t gai_block_stranded(const gai_block *block, const gai_stream *stream)
 {
     const gai_mark *mark;
@@ -5930,6 +6038,7 @@ static size_t gai_block_stranded(const gai_block *block, const gai_stream *strea
     return bytes;
 }
 
+/* The statistics of one stream state. Lock held. */
 static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_stream_stats *stats)
 {
     gai_cache *cache = &stream->cache;
@@ -5954,10 +6063,11 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-/* Stream states of streams that are gone, or that hold nothing, are forgotten once there are many. Called with `growth`
+/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. `growth`
    held. */
 #define GAI_STREAMS_KEPT 64
 
+/* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
 static int gai_stream_is_idle(const gai_stream *stream)
 {
     return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && !stream->free.bytes &&
@@ -5971,7 +6081,7 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
     for (stream = pool->streams; stream; stream = next) {
         next = stream->next;
         if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;
-        if (stream->silent) continue; /* its events could not be destroyed */
+        if (stream->silent) continue; /* its events cannot be destroyed now */
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
         if (!gai_stream_is_idle(stream) || stream->cache.unconfirmed_blocks) {
