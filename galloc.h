@@ -10279,8 +10279,10 @@ static int gai_step_wait_device(gai_job *job)
 /* ==== BORROW ====================================================================================================== */
 /* >>borrow */
 
-/* Idle memory of other pools that share a limit. Under the budget lock for the look, `growth` of one pool at a
-   time. Calls release. */
+/* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. The
+   budget lock guards the list of pools while it is walked; each other pool is visited under its own `growth` lock, and
+   a thread holds the `growth` lock of one pool at a time when it blocks on another. May call release, devicewait and
+   all sections before them. */
 
 static size_t gai_pool_held(galloc_pool *pool)
 {
@@ -10291,10 +10293,9 @@ static size_t gai_pool_held(galloc_pool *pool)
     return held;
 }
 
-/* What other pools of the device keep and do not use is given back, when the device or the limit that they share has
-   no more. A pool that another thread is changing is left out; or at last, since two threads may want each other's,
-   this pool's growth lock is let go, and that one waited for, and the device for what it has freed. Only then may the
-   program be told of what is unmapped there. */
+/* Makes the other pools of the device give back idle memory. The first pass skips a pool whose `growth` lock is busy or
+   that has an on_unmap callback. The `last` pass releases this pool's `growth` lock, which prevents deadlock, blocks on
+   the other pool's lock, and waits for the device. Only the last pass may call on_unmap of another pool. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
@@ -10311,7 +10312,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
         if (!last && other->callbacks.on_unmap) {
             gai_lock_off(&other->growth);
         } else if (gai_pool_enter_locked(other, &scope)) {
-            gai_message_is_new = 0; /* that is no reason of this pool's */
+            gai_message_is_new = 0; /* an error there is not this pool's error */
         } else {
             gai_pool_poll(other);
             if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
@@ -10325,7 +10326,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     return given;
 }
 
-/* Has other pools give back what stands in the way of so many bytes. 0: they gave nothing. */
+/* Makes other pools give back up to `wanted` bytes, if one of them stands in the way. Returns whether they gave any. */
 static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
@@ -10355,19 +10356,21 @@ static int gai_step_borrow_last(gai_job *job)
     return gai_job_can_wait_for_devices(job) && gai_job_borrow(job, 1);
 }
 
-/* A step of the ladder. */
+/* A step of the ladder. `take` returns 1 when the job is done, successfully or not. */
 typedef struct gai_ladder_step {
     const char *name;
-    int at_once; /* also taken with throw_on_cudamalloc_oom: nothing is waited for or given back */
+    int at_once; /* taken even with throw_on_cudamalloc_oom: it neither waits nor gives memory back */
     int (*take)(gai_job *);
 } gai_ladder_step;
 
 /* ==== STEPS ======================================================================================================= */
 /* >>steps */
 
-/* The steps of PyTorch's allocator, where like:pytorch, and the tables of both ladders. Calls torch, ladder. */
+/* The tables of both ladders, and the steps of PyTorch's allocator (like:pytorch). A ladder is the list of steps that a
+   request takes when no cached block fits. Steps run under `growth` and take the pool's lock for each search. May call
+   torch, ladder, devicewait, borrow and all sections before them. */
 
-/* What others have done with comes home. */
+/* Moves blocks whose recorded uses have completed back to their block pools, then searches again. */
 static int gai_step_torch_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -10377,7 +10380,7 @@ static int gai_step_torch_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* A segment of a stream that is gone. */
+/* Takes over a segment of a block pool that has no stream left. */
 static int gai_step_torch_adopt(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10397,7 +10400,8 @@ static int gai_step_torch_adopt(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Bytes that are held beyond the threshold of collection, which is a part of what a limit allows. */
+/* Returns the bytes that like:pytorch holds above gc_threshold, which is a fraction of the capacity. 0 if no limit is
+   set below the device's memory. */
 static size_t gai_torch_excess(galloc_pool *pool)
 {
     size_t limit = gai_pool_capacity(pool), held;
@@ -10409,8 +10413,8 @@ static size_t gai_torch_excess(galloc_pool *pool)
     return (double)held > most ? held - (size_t)most : 0;
 }
 
-/* Are there free segments of so many bytes and more, of a home or if it is NULL of all that are collected, whose work
-   is not known to be done? */
+/* Returns whether a free segment of at least `bytes` bytes still has marks, meaning its work may be unfinished. Looks
+   into the block pool `only`, or if it is NULL into all block pools that garbage collection covers. */
 static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only, size_t bytes)
 {
     const gai_block_pool *block_pool;
@@ -10426,8 +10430,7 @@ static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only
     return found;
 }
 
-/* To give a segment back is to wait for the device (cuMemFree): it is done before, so that all which is done with by
-   then can go. */
+/* cuMemFree waits for the device. Waiting beforehand completes the marks, so that more segments can be released. */
 static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
 {
     if (gai_pool_has_unfinished(job->pool, only, bytes))
@@ -10445,14 +10448,15 @@ static int gai_step_torch_collect(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Bytes of a segment for the request. */
+/* Returns the size of a new segment for the request. */
 static size_t gai_torch_bytes(const gai_job *job)
 {
     size_t alignment = job->params.alignment;
     return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
 }
 
-/* A segment for the request, filed at home. Its size does not give way to the limit. */
+/* Allocates a new segment for the request and files it in the block pool of the stream. As in PyTorch the size of the
+   segment is not reduced to fit a limit. */
 static int gai_step_torch_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10483,7 +10487,8 @@ static int gai_step_torch_grow(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Segments that only requests of max_split_size and more can use, of the stream itself. */
+/* Releases the stream's own oversize segments (max_split_size), which smaller requests cannot use, and allocates
+   anew. */
 static int gai_step_torch_oversize(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10500,7 +10505,7 @@ static int gai_step_torch_oversize(gai_job *job)
     return gai_step_torch_grow(job);
 }
 
-/* Waits for all streams, so that all that is free has come home, and its work is done. */
+/* Waits for all streams, which returns every free block to its block pool with its marks complete. */
 static int gai_step_torch_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10510,7 +10515,7 @@ static int gai_step_torch_wait(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Gives back all segments that are free as a whole. */
+/* Releases all segments that are entirely free. */
 static int gai_step_torch_empty(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10522,7 +10527,7 @@ static int gai_step_torch_empty(gai_job *job)
     return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* PyTorch has no other pools: they come after all else. */
+/* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
 static int gai_step_torch_borrow(gai_job *job)
 {
     return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
@@ -10534,7 +10539,7 @@ static int gai_step_torch_borrow_last(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
 
-/* In PyTorch's order, with a search after each step. */
+/* PyTorch's order. Every step ends with a search. */
 static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
     {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
@@ -10549,8 +10554,8 @@ static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- galloc's own ---- */
 
-/* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
-   memory that it made available may be taken by another thread at any time. */
+/* The steps in order. Every step ends with its own search, because another thread may take the memory that the step
+   made available. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"take what comes before it in the graph", 1, gai_step_follow},
     {"take what is finished", 1, gai_step_poll},
@@ -10572,9 +10577,11 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
 /* ==== OUT OF MEMORY =============================================================================================== */
 /* >>outofmemory */
 
-/* Why a request was refused: the report and its messages. Under the pool's lock. Calls ladder steps. */
+/* Out of memory: the counts, the survey of free memory and the text of galloc_report, and the loop that takes the steps
+   of a ladder. The survey runs under the pool's lock with all stream caches latched; the rest runs under `growth`. May
+   call all sections before it. */
 
-/* Which limit stands in the way of so many bytes. */
+/* Writes into `text` which limit refuses `bytes` more bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
     size_t share = gai_pool_share(pool), held, limit, own, left;
@@ -10596,21 +10603,24 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
     }
 }
 
-/* Without addresses apart from memory a segment is as long as the alignment: no device has that. */
+/* On cudaMalloc segments and other backends, alignment costs memory: the segment is as long as the alignment. Returns
+   whether the alignment exceeds the device's memory. */
 static int gai_job_is_misaligned(const gai_job *job)
 {
     const galloc_config *config = &job->pool->config;
     return (config->backend || !config->expandable_segments) && job->params.alignment > job->pool->device_bytes;
 }
 
-/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+/* Returns whether no step can help, because the request exceeds the capacity or its alignment exceeds the device. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
     if (job->grows) return 0;
     return job->params.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
 }
 
-/* What a step may change: bytes that the job's stream may have for the asking, and those that the pool holds. */
+/* Two counts that a step of the ladder may change.
+   free   bytes that the job's stream can take without waiting
+   held   bytes that the pool holds */
 typedef struct gai_job_bytes {
     size_t free, held;
 } gai_job_bytes;
@@ -10632,7 +10642,8 @@ static size_t gai_gained(const gai_job_bytes *before, const gai_job_bytes *after
            (before->held > after->held ? before->held - after->held : 0);
 }
 
-/* Free memory, as the job's stream sees it. */
+/* The counts of free memory in a report, from the view of the job's stream. `movable`: bytes of pages that can be
+   mapped elsewhere. */
 typedef struct gai_survey {
     const galloc_pool *pool;
     gai_stream *stream;
@@ -10640,8 +10651,8 @@ typedef struct gai_survey {
     size_t movable;
 } gai_survey;
 
-/* The mark that keeps the byte at `at` from the stream, a graph's if there is one; NULL: none does. *until: up to where
-   that is so, `end` at most. */
+/* Returns a mark that keeps the byte at `at` from the stream, preferably one of a graph; NULL if there is none. Sets
+   *until to the end of the range for which the answer holds; *until <= end. */
 static const gai_mark *gai_survey_bar(const gai_survey *survey, const gai_mark *mark, uintptr_t at, uintptr_t end,
                                       uintptr_t *until)
 {
@@ -10661,7 +10672,8 @@ static void gai_survey_strand(gai_survey *survey, gai_stream *stream, size_t byt
     stream->stranded += bytes;
 }
 
-/* Adds [at, end), which is free and in one piece, to what it is: each byte once. */
+/* Adds the free range [at, end) of one block to the counts: each byte counts once, as usable, graph_bytes or
+   stranded. */
 static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end)
 {
     galloc_report *report = survey->report;
@@ -10679,7 +10691,7 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
     }
 }
 
-/* Bytes of a free block's whole pages that the stream may have elsewhere. */
+/* Returns the bytes of those whole pages in a free block that can be remapped for the stream. */
 static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
 {
     gai_params params;
@@ -10705,7 +10717,8 @@ static void gai_survey_set(gai_survey *survey, const gai_set *set)
     }
 }
 
-/* What a stream cache holds is its stream's, in pieces that have not merged. */
+/* Blocks in a stream cache are usable by their own stream only. They are not coalesced, so each counts by itself for
+   `largest_usable`. */
 static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
 {
     const gai_cache *cache = &stream->cache;
@@ -10718,8 +10731,8 @@ static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
     survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_cache_largest(cache));
 }
 
-/* Other homes' blocks are never the stream's, whatever has been done; but those of a stream that is gone are taken
-   over. */
+/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
+   gone counts as usable, unless it belongs to a graph. */
 static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
 {
     if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
@@ -10750,7 +10763,7 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
     }
 }
 
-/* Names the streams that strand most, the most first, and adds up the others. */
+/* Lists the streams that strand the most bytes, in descending order, and adds up the rest. */
 static void gai_report_streams(galloc_report *report, galloc_pool *pool)
 {
     gai_stream *stream, *most;
@@ -10770,7 +10783,7 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
     }
 }
 
-/* In words, what stood in the way at last. */
+/* Writes the last obstacle into `text`. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
     const galloc_pool *pool = job->pool;
@@ -10805,7 +10818,8 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     survey.movable = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
-    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not say */
+    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not report its largest
+                                                                             free range */
     gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
@@ -10821,8 +10835,8 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     report->largest_possible = survey.movable;
 }
 
-/* What the device has, and what could be had of it. Asking harms no capture; what is not known stays 0. In the pool's
-   scope. */
+/* Fills in what the device has and the largest request that could succeed. The query is legal during a capture. Values
+   that the driver does not report stay 0. In the pool's context. */
 static void gai_report_device(galloc_report *report, const galloc_pool *pool)
 {
     size_t more = report->room;
@@ -10834,7 +10848,7 @@ static void gai_report_device(galloc_report *report, const galloc_pool *pool)
     report->largest_possible = gai_max(report->largest_possible, report->largest_usable);
 }
 
-/* Takes down what there is, now that the job fails. With `growth` held, in a scope. */
+/* Fills the report of a failed job; keeps only its steps and rounds. With `growth` held, in the pool's context. */
 static void gai_report_fill(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10863,7 +10877,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_report_device(report, pool);
 }
 
-/* Adds what other pools hold. With no lock held. */
+/* Adds the memory of the other pools of the device. With no lock held. */
 static void gai_report_add_pools(galloc_report *report)
 {
     galloc_pool *pool;
@@ -10885,7 +10899,7 @@ static void gai_report_add_pools(galloc_report *report)
     if (report->device_known) report->outside = report->device_total - gai_min(report->device_total, known);
 }
 
-/* This thread's last, and whether its last failure was for want of memory. */
+/* This thread's last report, and whether its last allocation failed for lack of memory. */
 static GAI_THREAD_LOCAL galloc_report gai_last_report;
 static GAI_THREAD_LOCAL int gai_has_report;
 
@@ -10901,8 +10915,8 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
                           stranded, report->cause);
 }
 
-/* A program that makes streams and never retires them leaves stream states behind: once there are very many, one wait
-   for the device proves all of them complete, and those that hold nothing then are forgotten. */
+/* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Above this number,
+   one wait for the device completes them all, and the stream states without blocks are removed. */
 #define GAI_STREAMS_MANY 1024
 
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
@@ -10917,7 +10931,7 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
     gai_lock_off(&pool->growth);
 }
 
-/* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
+/* Counts a block as allocated and then publishes `held`, after which the program can free it. Lock held. */
 static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 {
     pool->stats.blocks.current++;
@@ -10936,13 +10950,13 @@ static void gai_job_count(gai_job *job)
     if (job->pool->torch) gai_torch_count_used(job->pool, job->got);
 }
 
-/* Where segments have homes a block that grows takes what is behind it as it does elsewhere. */
+/* A block that grows takes the steps of galloc's own ladder in either case, because PyTorch has no growable blocks. */
 static const gai_ladder_step *gai_job_ladder(const gai_job *job)
 {
     return job->pool->torch && !job->grows ? gai_torch_ladder : gai_ladder;
 }
 
-/* Takes one step after the other until the job is done, and notes what each one gained. */
+/* Takes the steps of the ladder until the job is done, and records what each step gained. */
 static void gai_job_take_steps(gai_job *job, galloc_report *report)
 {
     const galloc_pool *pool = job->pool;
@@ -10966,29 +10980,29 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* ==== HEURISTIC =================================================================================================== */
 /* >>heuristic */
 
-/* strategy:heuristic: settings that follow what the pool sees. Under the pool's lock. Calls stream cache, parking. */
+/* The tuner of strategy:heuristic, which changes overhead, growth, lane_bytes and rounding while the program runs. Runs
+   under `growth` and the pool's lock, except gai_pool_tune_sizes, which needs the pool's lock only. May call stream
+   cache, parking and all sections before them. */
 
-/* It looks at misses only, with `growth` and the lock held, and weighs memory against calls into the driver by one
-   rate: one percent of the peak of live bytes is worth the time that it takes to create the peak once, in pages of 64
-   MiB. Moving one costs about a quarter of creating such a page and giving it back, on an H200; only that ratio
-   counts. */
-#define GAI_TUNE_MOVES 4.0       /* moves that cost what a page of 64 MiB costs */
-#define GAI_TUNE_PAGES 64        /* smaller heaps are taken for one of so many: their moves say too little */
+/* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
+   bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
+   of creating and releasing a page of 64 MiB. Only this ratio matters. */
+#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as one page of 64 MiB */
+#define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
 #define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
-#define GAI_TUNE_CREATIONS 2.25  /* small pages, whose creation costs what one of 64 MiB costs: without what grows with
-                                    their bytes, and would be paid for large ones too */
-#define GAI_TUNE_CREATED 16      /* pages of 64 MiB: smaller heaps create what they must */
-#define GAI_TUNE_CREATED_MAX 50u /* thousandths of overhead, for fewer creations */
-#define GAI_TUNE_CHURN 1.125     /* asked for over peak: up to here a program only grows */
-#define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
+#define GAI_TUNE_CREATIONS 2.25  /* creations of small pages that cost as much as one of 64 MiB, without the part of
+                                    the cost that grows with the size */
+#define GAI_TUNE_CREATED 16      /* in pages of 64 MiB: a smaller heap does not tune creations */
+#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the largest overhead that saves creations */
+#define GAI_TUNE_CHURN 1.125     /* bytes requested / peak: up to this ratio the program only grows */
+#define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
 #define GAI_TUNE_EASED 0.75
 
-/* Of requests below 2 MiB, what rounding costs in parts of the peak of live bytes: up to here it may begin, and it ends
-   above that. */
+/* Limits for rounding requests below 2 MiB, as a divisor of the peak of live bytes. Rounding starts while it costs at
+   most 1/1024 of the peak, and stops above 1/256. */
 #define GAI_TUNE_ROUND 1024
 #define GAI_TUNE_ROUND_END 256
 
-/* What is set now. */
 static galloc_decision gai_tune_settings(const gai_tuning *tuning)
 {
     galloc_decision settings;
@@ -11000,8 +11014,9 @@ static galloc_decision gai_tune_settings(const gai_tuning *tuning)
     return settings;
 }
 
-/* Stream caches and ways go by other sizes from now on. What is in a stream cache keeps its size; a thread that still
-   goes by an old way may miss, or get a block that is smaller than new ones and yet large enough. */
+/* Applies a new rounding or lane_bytes to all stream caches. Blocks that are already cached keep their size. A thread
+   that still uses an old thread cache entry may miss, or get a block that is smaller than the new rounding but large
+   enough. */
 static void gai_pool_resize_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -11011,7 +11026,7 @@ static void gai_pool_resize_caches(galloc_pool *pool)
     gai_generation_end();
 }
 
-/* New settings, with the reason. Once the list is full the last ones stay. */
+/* Applies new settings and records the reason. Tuning stops when the list of decisions is full. */
 static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11034,7 +11049,8 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
              reason);
 }
 
-/* Near the end of memory all of it must be usable: small pages, and moves before pages. */
+/* Above 15/16 of the capacity the overhead drops to 0, so that all memory is usable: small pages, moves before new
+   pages. Below 3/4 of the capacity the former overhead returns. */
 static int gai_tune_pressure(galloc_pool *pool, int refused)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11057,7 +11073,8 @@ static int gai_tune_pressure(galloc_pool *pool, int refused)
     return tuning->pressed;
 }
 
-/* While a program only grows, each page is going to be full: large ones need fewer calls. */
+/* A program that only grows fills every page, so larger pages save driver calls. When it begins to free, pages return
+   to the configured growth. */
 static void gai_tune_growth(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11079,15 +11096,15 @@ static void gai_tune_growth(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
 }
 
-/* By so many percent what is held exceeds the peak of live bytes. */
+/* Returns by how many percent the held bytes exceed the peak of live bytes. */
 static unsigned gai_percents_above(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
     return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
 }
 
-/* Renting or buying: once moves have cost what the memory is worth that would have spared them, have the memory. What
-   is held already costs nothing more. */
+/* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead
+   rises by one percent. Memory that is already held costs nothing more. */
 static void gai_tune_moves(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11104,8 +11121,8 @@ static void gai_tune_moves(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
 }
 
-/* Pages are parts of the overhead: the more of it, the fewer are created. Once that has cost twice what the overhead is
-   worth, have a quarter more. Not where the size of pages is given, or comes from a limit. */
+/* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
+   what the overhead is worth, it rises by a quarter. Not where the page size is configured or a limit is set. */
 static void gai_tune_creations(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11119,7 +11136,7 @@ static void gai_tune_creations(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
 }
 
-/* With `growth` and the lock held, after a miss; `refused`: the driver had no more memory. */
+/* With `growth` and the lock held, after a miss. `refused`: the driver reported that it has no more memory. */
 static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 {
     if (!pool->tuning.watching) return;
@@ -11130,7 +11147,7 @@ static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
     if (pool->tuning.watching) gai_tune_moves(pool);
 }
 
-/* What rounding costs, or would cost, in what is used now. */
+/* Returns the bytes that rounding costs, or would cost, in the blocks in use. */
 static size_t gai_pool_rounding_costs(const galloc_pool *pool)
 {
     const gai_segment *segment;
@@ -11143,7 +11160,8 @@ static size_t gai_pool_rounding_costs(const galloc_pool *pool)
     return costs;
 }
 
-/* May small sizes be rounded, or stay so? The heap is walked, at most once for as many misses as it has blocks. */
+/* Returns whether small sizes may be rounded, or may stay rounded. The heap is walked at most once in as many misses as
+   it has blocks. */
 static int gai_tune_may_round(galloc_pool *pool, size_t part)
 {
     size_t costs;
@@ -11153,8 +11171,8 @@ static int gai_tune_may_round(galloc_pool *pool, size_t part)
     return costs <= pool->live_peak / part;
 }
 
-/* Stream states that hold what would have been in this one. 0: those cannot be had, or one has not served half of the
-   misses that were watched. */
+/* Returns the value of lane_bytes that would hold all blocks of the ghost, a simulated larger stream cache. Returns 0
+   if that value is not allowed, or if the ghost served less than half of the misses that were watched. */
 static size_t gai_tune_streams(const galloc_pool *pool, const gai_ghost *ghost)
 {
     size_t bytes;
@@ -11164,8 +11182,8 @@ static size_t gai_tune_streams(const galloc_pool *pool, const gai_ghost *ghost)
     return gai_max(bytes, (size_t)pool->tuning.lane_bytes);
 }
 
-/* Sizes have been watched: had stream caches with room for more of them, or for sizes that are alike, spared half of
-   the misses? With the lock held. */
+/* At the end of a window of watched misses: raises lane_bytes or turns rounding on if that would have avoided half of
+   the misses, and turns rounding off when it costs too much memory. With the lock held. */
 static void gai_pool_tune_sizes(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11195,10 +11213,12 @@ static void gai_pool_tune_sizes(galloc_pool *pool)
 /* ==== JOB ========================================================================================================= */
 /* >>job */
 
-/* One request from search to answer: the ladder, callbacks on_oom and on_reject, the report. Calls all above. */
+/* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `growth`
+   while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
-   first. Frees that the program made for this very call are found: its stream lives, so they were made on it. */
+/* Threads that miss at the same time serialize on `growth`, and each searches again first. After on_oom has run, the
+   stream cache is flushed again to find the blocks that the callback freed; the call's stream is alive, which confirms
+   them. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
 {
     galloc_pool *pool = job->pool;
@@ -11231,7 +11251,7 @@ static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
     return callbacks;
 }
 
-/* Everything has failed: asks the program to free something. 1: all is to be tried again. With no lock held. */
+/* After a failed ladder: calls on_oom. Returns 1 if the ladder is to be climbed again. With no lock held. */
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
@@ -11249,7 +11269,7 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
     return 1;
 }
 
-/* The end of a job for which there is no memory. */
+/* Ends a job that has no memory: calls on_reject and stores the report. */
 static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
@@ -11282,9 +11302,10 @@ static void gai_job_run(gai_job *job)
 /* ==== ALLOC ======================================================================================================= */
 /* >>alloc */
 
-/* Allocation in a pool. Calls job, search, stream cache. */
+/* Allocation: checks and rounds a request, and serves it from cached blocks or by a job. The short path
+   (gai_pool_take_near) takes the pool's lock once and skips the job. May call all sections before it. */
 
-/* A pool that met a sticky error gives out nothing until its context is another one. */
+/* After a sticky error the pool refuses allocations until the context has been replaced. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
 {
     unsigned long long known;
@@ -11298,7 +11319,7 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
                     cudaGetErrorString((cudaError_t)(int)broken));
 }
 
-/* Checks a request and rounds it. */
+/* Validates a request and fills the alloc parameters with rounded sizes. */
 static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *request, gai_params *params)
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
@@ -11322,16 +11343,16 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     params->alignment = gai_max(alignment, unit);
     params->requested = request->bytes;
     params->tag = request->tag;
-    params->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
-    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
+    params->growable = room != 0 || pool->config.backend; /* the block keeps the size requested from the driver */
+    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* PyTorch always takes the low end */
     params->small = params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
     params->slot = pool->pooled && !room && !params->far && params->alignment <= GAI_UNIT &&
                    params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;
 }
 
-/* A stream of another context than the pool's lives on when that one is reset, and nothing else would tell that what
-   the pool has of cudaMalloc is gone. Called with the lock held; lets it go meanwhile. */
+/* A stream of another context survives a reset of the pool's context, so its calls must check whether the pool's
+   cudaMalloc segments still exist. Called with the lock held; releases it meanwhile. */
 static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 {
     cudaError_t error = cudaSuccess;
@@ -11347,7 +11368,7 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
     return error;
 }
 
-/* Serves the request from what is at hand, else by the ladder. */
+/* Serves the request from cached blocks, or else by the ladder. */
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -11396,17 +11417,17 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
-/* The end of a short way, which has kept the lock all the time. What else gai_stream_release does can have become due
-   only by a stream cache that was emptied, by bytes freed beside other streams, or by somebody who asks. */
+/* Ends a call on the short path, which has held the lock throughout. The full gai_stream_release is needed only if the
+   stream cache was flushed, other streams share the pool, or a mark was requested. */
 static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, const gai_site *site, int changed)
 {
-    if (!changed && stream->cache.open == stream->life) return; /* nobody asks: that shuts it */
+    if (!changed && stream->cache.open == stream->life) return; /* a requested mark would have shut the cache */
     stream->busy++;
     gai_stream_release(pool, stream, site);
 }
 
-/* The same where sizes are rounded, with the lock held. Where strategy:pooled what the stream cache holds is of other
-   sizes, and stays there; only for what has no class the stream cache is emptied. */
+/* The short path for rounded sizes. With strategy:pooled a request for a slot leaves the stream cache as it is, because
+   its blocks are slots of other sizes; any other request flushes it. With the lock held. */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
@@ -11425,9 +11446,8 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     return block;
 }
 
-/* The short way of a plain request, for a call that knows its stream state: what is at hand there, with the lock taken
-   once and nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the
-   stream's cache is empty. `empty`: it was found so. */
+/* The short path of a plain request on a known stream state: one lock, no job. Returns NULL if the slow path is needed;
+   at most the stream cache has been flushed then. `empty`: the caller found the stream cache empty. */
 static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag,
                                                 int empty)
 {
@@ -11451,9 +11471,11 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 /* ==== FREE ======================================================================================================== */
 /* >>free */
 
-/* galloc_free and its marks. Under the pool's lock. Calls take, events. */
+/* Free: galloc_free on one stream, its marks and its error messages, and blocks that the driver itself frees
+   (cudaMallocAsync). Everything runs under the pool's lock unless a comment says otherwise; recording events for
+   recorded uses takes `marking` first. May call alloc and all sections before it. */
 
-/* The block of another backend that an address lies in. With the lock held. */
+/* Returns the block of a pool with another backend that contains an address. With the lock held. */
 static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_segment *segment = pool->segments;
@@ -11466,9 +11488,9 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
     return block;
 }
 
-static uint64_t gai_given_pools; /* pools of other backends */
+static uint64_t gai_given_pools; /* number of pools with other backends */
 
-/* Other backends' blocks are in no map of pages. An address inside one is looked for in all of these pools. */
+/* Blocks of other backends are not in the page map, so an address inside one is looked up in all of their pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
 {
     galloc_pool *pool;
@@ -11494,15 +11516,15 @@ static galloc_pool *gai_pool_of(const void *ptr)
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : gai_pool_of_given(ptr);
 }
 
-/* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
-   that must not be looked at. With the lock held. */
+/* Returns the used, free or parked block that contains an address. The page map is checked first, because the block
+   found before a foreign address may belong to another pool, whose lock is not held. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
     gai_block *block;
     if (pool->config.backend) return gai_given_around(pool, addr);
     if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
-    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
+    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or in transit */
     block = gai_block_before(addr);
     return block && addr - block->addr < block->bytes ? block : NULL;
 }
@@ -11513,7 +11535,7 @@ static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 #define GAI_OTHER_COPIES ""
 #endif
 
-/* Says what is wrong with a pointer that is not the start of a used block. */
+/* Returns the error for a pointer that is not the start of a used block. */
 static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
 {
     gai_block *block;
@@ -11542,8 +11564,8 @@ static void gai_use_is_due(galloc_pool *pool, gai_stream *stream)
     pool->due |= stream->due;
 }
 
-/* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
-   soon as the lock is let go. */
+/* Stamps recorded uses as if their streams had used the block until now. Events become due on these streams, and are
+   recorded when the lock is released. */
 static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *recorded_uses)
 {
     gai_mark *use;
@@ -11556,18 +11578,18 @@ static void gai_marks_count_free(const gai_mark *mark)
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
 }
 
-/* The same for those of a block that is freed. */
+/* Stamps the recorded uses of a block that is freed. */
 static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
 {
     gai_mark *use;
     gai_marks_count_free(block->recorded_uses);
-    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* the stamp counts it again */
+    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* gai_mark_stamp increments it again */
     gai_block_stamp_uses(pool, block, block->recorded_uses);
     block->recorded_uses = NULL;
 }
 
-/* The driver's pool may have given the stream memory that it was still using before. Nothing is known of that but that
-   the stream comes to an end of it: the block waits for it as well, on whichever stream it is freed. */
+/* The driver's pool may hand a stream memory that the stream itself is still using. The block therefore also waits for
+   the stream that it was allocated on, whichever stream frees it. */
 static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
 {
     if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->stream) return;
@@ -11577,8 +11599,8 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     gai_stream_ask(block->stream);
 }
 
-/* Bytes of a result that are freed on streams which are not of its graph: they follow nothing that is captured. So what
-   was captured up to now may use them, not just what was captured before they were given out. With the lock held. */
+/* A graph's result may be freed on streams outside its capture. Their frees are not ordered with captured work, so all
+   work captured up to now may use the block, not only the work captured before its allocation. With the lock held. */
 GAI_APART
 static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *users)
 {
@@ -11590,7 +11612,7 @@ static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const g
     stream->unmarked += block->bytes;
 }
 
-/* A used block with all its marks becomes free, and is counted. With the lock held. */
+/* Turns a used block, which carries all its marks, into a free block and counts the free. With the lock held. */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
     const gai_stream *stream = block->stream;
@@ -11603,8 +11625,8 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
-/* A block with room is freed: the streams of its marks are asked for events, since only what is known to be done can be
-   in a room. 0: nobody would get that of a graph. With the lock held. */
+/* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages.
+   Returns 0 if a captured stream takes part: its pages would not complete. With the lock held. */
 static int gai_block_asks_marks(const galloc_pool *pool, const gai_block *block, const gai_mark *marks)
 {
     if (block->stream && block->stream->capture) return 0;
@@ -11615,7 +11637,7 @@ static int gai_block_asks_marks(const galloc_pool *pool, const gai_block *block,
     return 1;
 }
 
-/* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
+/* Frees a used block. `marks` name the streams whose work submitted so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     uintptr_t addr = block->addr;
@@ -11635,10 +11657,9 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (roomy) gai_pool_park_room(pool, addr, addr + bytes);
 }
 
-/* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
-   thread's default stream, which has the same handle here, and not while a capture would notice. A stream that was
-   created lives, and its handle is its own; its id is not asked for, since another thread may begin to capture it, and
-   would lose that. In its context. */
+/* Returns whether an event may be recorded on a recorded use's stream, which this call was not given: not if the handle
+   means another thread's default stream, and not during a capture. The id of a created stream is not queried, because
+   that would invalidate a capture that another thread begins. In the stream's context. */
 static int gai_stream_is_reachable(const gai_stream *stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -11648,9 +11669,9 @@ static int gai_stream_is_reachable(const gai_stream *stream)
     return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
 }
 
-/* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
-   asked for and left to the stream's next call. When it returns no other thread is still recording on one of them:
-   the program may destroy them now. With the lock held, which is let go meanwhile. */
+/* Records the events that are due on streams of recorded uses. A stream that cannot record one now does so in its next
+   call. On return no other thread still records on these streams, so the program may destroy them. With the lock held;
+   releases it meanwhile. */
 static void gai_pool_mark_due(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -11679,14 +11700,14 @@ static void gai_pool_mark_due(galloc_pool *pool)
     gai_lock_off(&pool->marking);
 }
 
-/* The host has no memory to note a stream never seen before, but a free must not fail for that: once the stream's
-   work is done there is nothing to note. */
+/* A free must not fail when host memory for a new stream state is missing. Once the stream's work is complete, no mark
+   is needed. */
 static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_scope scope;
     gai_block *block;
     CUresult result = site->capture_forbids ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
-    if (site->capture) return gai_stream_refused(site); /* it cannot be waited for */
+    if (site->capture) return gai_stream_refused(site); /* a captured stream cannot be waited for */
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
         result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
@@ -11701,17 +11722,17 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-/* Does a free on the stream state's stream leave out what came before the capture? The graph comes after all that the
-   program launches it after; what streams did with the block before, this one among them, they may still be doing when
-   the graph is gone. And which they are cannot be found out: a captured stream does not tell who it is. A block that
-   was given to a stream of the same capture has never been used but in that. */
+/* Returns whether a free on a captured stream fails to cover work from before the capture. Streams may still run such
+   work when the graph is gone, and the driver does not identify a captured stream. A block allocated in the same
+   capture has no such work. */
 static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *block)
 {
     return stream->capture_id && !gai_stream_is_unknown(stream) &&
            !(block->stream && block->stream->capture_id == stream->capture_id);
 }
 
-/* Adds what stands for these streams to the marks for the free of a block. 0: no host memory. Lock held. */
+/* Appends a mark of the unknown streams if a free on a captured stream needs one. Returns 0 if host memory is missing.
+   Lock held. */
 static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai_mark *marks)
 {
     gai_mark *mark, *last = NULL;
@@ -11724,9 +11745,9 @@ static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai
     return 1;
 }
 
-/* The short way of a free of a block that was taken from the program: it was given to the stream state that it is freed
-   on, and nothing else is to be noted. `empty`: its stream cache was found so; the stream may have been retired since.
-   0: the long way must be taken. */
+/* The short path of a free, for a claimed block that was allocated on the stream that frees it and needs no other mark.
+   Returns 0 if the slow path is needed. `empty`: the caller found the stream cache empty; the stream may have been
+   retired since. */
 static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int empty)
 {
     gai_stream *stream = site->stream;
@@ -11742,11 +11763,12 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
-    if (own && due) gai_pool_tend(pool); /* last: it may ask the program, whose calls may change the way */
+    if (own && due) gai_pool_tend(pool); /* last: it may call the program, whose calls may change the thread cache
+                                            entry */
     return own;
 }
 
-/* Frees a claimed block on a stream. 0: no host memory, nothing changed. Lock held. */
+/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. Lock held. */
 static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = gai_mark_promised(pool, stream);
@@ -11760,7 +11782,7 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
-/* Has nobody but who frees the segment's block now ever used any of it? What its alignment has cut off is free. */
+/* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
 static int gai_segment_is_unmarked(const gai_segment *segment)
 {
     const gai_block *block = segment->first;
@@ -11768,8 +11790,8 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
     return !block;
 }
 
-/* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
-   in a capture may be freed in it. */
+/* Returns whether the driver can free a block in stream order: only one stream has used it, and an allocation node of a
+   capture is freed in the same capture or after it. */
 static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
 {
     const gai_segment *segment = block->segment;
@@ -11779,7 +11801,7 @@ static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream
     return !site->capture_forbids && (segment->of_graph || block->stream == stream);
 }
 
-/* The used block of a given segment becomes, with what is free beside it, the busy block of it all. */
+/* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
 static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
 {
     gai_block *at, *next;
@@ -11796,7 +11818,8 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
     return at;
 }
 
-/* A claimed block and its segment are no more: the driver has the memory, or there is none. With the lock held. */
+/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. With the lock
+   held. */
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
@@ -11808,8 +11831,8 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
-   the lock held, which is let go meanwhile. */
+/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. With the lock
+   held; releases it meanwhile. */
 static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     gai_segment *segment = block->segment;
@@ -11817,19 +11840,19 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream 
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
     gai_lock_off(&pool->lock);
-    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* perhaps not ours now */
+    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
     else result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
     if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;
-    stream->handed = gai_stream_stamp(stream); /* to be waited for before the driver's pool is trimmed */
+    stream->handed = gai_stream_stamp(stream); /* wait for this before trimming the driver's pool */
     gai_block_give_up(pool, block);
     return 1;
 }
 
-/* What the driver was to allocate in a capture that is lost it never will. There is nothing to free, and its addresses
-   are somebody else's once the capture has ended. */
+/* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
+   addresses once the capture has ended. */
 static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
@@ -11843,14 +11866,14 @@ static cudaError_t gai_free_unnoted(void)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
 }
 
-/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses
-   are somebody else's. On the legacy stream that would break a capture. */
+/* Memory left by a graph must be freed at once: later the graph may be destroyed, and if it never ran its addresses may
+   be reused. A free on the legacy stream would invalidate a capture, so that free is refused. */
 static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 {
     return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
 }
 
-/* Frees a claimed block that the driver may have at once. 0: it has to be noted. With the lock held. */
+/* Frees a claimed block by the driver if possible. Returns 0 if it must be marked instead. With the lock held. */
 static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     if (gai_block_never_was(block, site, 1)) {
@@ -11860,7 +11883,7 @@ static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_strea
     return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, stream, site);
 }
 
-/* `taken`: the block, if it has been taken from the program already. */
+/* `taken`: the block, if the caller has already claimed it. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
