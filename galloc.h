@@ -11911,9 +11911,11 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 /* ==== SEVERAL STREAMS ============================================================================================= */
 /* >>several */
 
-/* galloc_free_after, galloc_record_stream, galloc_stream_retire. Calls free, events. */
+/* Calls that name streams besides the one that a block was allocated on: galloc_free_after, galloc_record_stream and
+   galloc_stream_retire. Marks are added under the pool's lock; retiring also takes `marking`, and the global lock to
+   visit all pools. May call free and all sections before it. */
 
-/* Adds a mark that names the stream's stream state to a list; the stream state stays held. */
+/* Adds a mark of the stream to a list. The stream state stays held until gai_stream_release. */
 static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
 {
     gai_stream *stream;
@@ -11932,7 +11934,7 @@ static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
     return mark != NULL;
 }
 
-/* Notes n streams in a list of marks; on failure as many as went well. */
+/* Adds marks of n streams to a list. After an error the list contains the marks that were added before it. */
 static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_site *sites, const cudaStream_t *streams,
                                       int n, cudaStream_t zero)
 {
@@ -11947,8 +11949,8 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
     return cudaSuccess;
 }
 
-/* Frees the block, or with an error just forgets the marks. Then lets the stream states go: the last named is the
-   first. */
+/* Frees the block; after an error only frees the marks. Then releases the stream states. The list is in reverse order
+   of `sites`. */
 static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
                                        cudaError_t error)
 {
@@ -11981,7 +11983,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     return error || block || gone ? error : gai_pointer_refused(pool, ptr);
 }
 
-#define GAI_SITES 16 /* streams that galloc_free_after notes without host memory of its own */
+#define GAI_SITES 16 /* streams that galloc_free_after handles without allocating host memory */
 
 static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaStream_t *streams, int n,
                                        cudaStream_t zero)
@@ -11997,8 +11999,8 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. 0: no host memory.
-   With the lock held. */
+/* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Returns 0 if
+   host memory is missing. With the lock held. */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
@@ -12035,9 +12037,9 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     return gai_stream_refused(site);
 }
 
-/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that; so are, with
-   cudaMallocAsync, those of blocks that it was given (gai_block_stamp_first). A record that is due on the stream is
-   waited for, and one that becomes due meanwhile is not made any more. */
+/* Records the stream's last event in this pool. It also covers later frees of blocks with recorded uses by this stream,
+   and with cudaMallocAsync of blocks that were allocated on it (gai_block_stamp_first). `marking` excludes a concurrent
+   record on the stream. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
@@ -12057,7 +12059,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         if (named && site->capture_forbids) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_stream_mark(pool, stream, site->handle, 1);
         else stream->retired = 1;
-        stream->due = 0; /* last: a free may have made it due while the lock was let go */
+        stream->due = 0; /* last: a free may have set it while the lock was released */
         stream->busy--;
         if (result) stream->retired = before;
         gai_cache_set(pool, stream);
@@ -12067,27 +12069,26 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
 }
 
-/* Another pool has failed: the stream is as it was before. That there is one event more is no loss, and what was freed
-   meanwhile comes after no work of the stream that the event does not stand for: the program has not given it any while
-   it retires it. */
+/* Undoes gai_pool_retire after another pool has failed. The extra event is harmless: the program submits no work to a
+   stream while it retires it, so the event also covers what was freed meanwhile. */
 static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
 {
     gai_stream *stream;
     gai_lock_on(&pool->lock);
-    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also where it has been forgotten */
+    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also if the stream state was removed */
     if (stream) stream->retired = 0;
     if (stream) gai_cache_set(pool, stream);
     gai_lock_off(&pool->lock);
 }
 
-/* In all pools or in none. With the global lock held. */
+/* Retires the stream in all pools or in none. With the global lock held. */
 static cudaError_t gai_retire(const gai_site *site)
 {
     galloc_pool *pool, *done;
     cudaError_t error = cudaSuccess;
     for (pool = gai_pools; pool && !error; pool = error ? pool : pool->next) {
         pool->retires = 0;
-        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it ends, and holds nothing */
+        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it is being destroyed, and has no blocks */
         error = gai_pool_retire(pool, site);
         gai_pool_go_out(pool, GAI_PASSING);
     }
@@ -12098,9 +12099,11 @@ static cudaError_t gai_retire(const gai_site *site)
 /* ==== RESIZE ====================================================================================================== */
 /* >>resize */
 
-/* galloc_resize. Calls job, free. */
+/* galloc_resize. Shrinking frees the end of a block, and growing extends the block into its room. What fits without a
+   driver call is done under the pool's lock; the rest is a job (gai_job_run). May call job, free and all sections
+   before them. */
 
-/* Marks that name the stream state and the block's recorded uses. The caller has made sure of as many. Lock held. */
+/* Returns marks of the stream state and of the block's recorded uses. The caller has reserved the marks. Lock held. */
 static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
 {
     const gai_mark *use;
@@ -12115,7 +12118,7 @@ static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_
     return users;
 }
 
-/* Stamps bytes that a used block keeps. */
+/* Adds marks for a range that stays part of a used block. */
 static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
 {
     while (users) {
@@ -12127,9 +12130,9 @@ static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *
     gai_marks_trim(pool, &block->marks);
 }
 
-/* Makes a block shorter: what is cut off is freed on the stream state's stream. What the block keeps of it, the rest of
-   a unit or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory,
-   nothing changed. Lock held. */
+/* Shrinks a block: frees its end on the stream. The part that remains in the block, up to the unit or the room, is
+   marked as well, because the block may grow into it again on another stream. Returns 0 if host memory is missing;
+   nothing has changed then. Lock held. */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes)
 {
     gai_mark *use;
@@ -12153,8 +12156,9 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
     return 1;
 }
 
-/* Before a claimed block changes for another stream than that whose stream cache may have it: no stream cache has it
-   any more, and its marks say all. 0: no host memory, nothing changed. Lock held. */
+/* Prepares a claimed block for a resize on another stream than the one whose stream cache may hold it: no stream cache
+   accepts it afterwards, and its marks are complete. Returns 0 if host memory is missing; nothing has changed then.
+   Lock held. */
 static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     if (block->life == stream->life) return 1;
@@ -12166,14 +12170,15 @@ static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_
     return 1;
 }
 
-/* Bytes of a block that may be used: of another backend just those that the driver was asked for. */
+/* Returns how many bytes of the block the program may use: with another backend, no more than was requested from the
+   driver. */
 static size_t gai_block_usable(const gai_block *block)
 {
     const gai_segment *segment = block->segment;
     return segment->given ? gai_min(block->bytes, segment->addr + segment->given - block->addr) : block->bytes;
 }
 
-/* What can be done about the size of a claimed block with the lock alone; then it is let go. Lock held. */
+/* Resizes a claimed block as far as no driver call is needed, and publishes `held` again. Lock held. */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -12225,11 +12230,13 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 /* ==== GRAPHS ====================================================================================================== */
 /* >>graphs */
 
-/* galloc_graph_begin, _end and _release: captures that share memory. Under `marking`. Calls capture, free. */
+/* galloc_graph_begin, _end and _release: groups, which are captures that share memory. `marking` guards the beginning
+   and the end of a group, and the pool's lock guards its list. A handle is a number that is never reused, and is not a
+   pointer. May call capture, free and all sections before them. */
 
-static uint64_t gai_graphs; /* that have had a number */
+static uint64_t gai_graphs; /* groups created so far */
 
-/* The group with a handle, or NULL. With the lock held. */
+/* Returns the group with a handle, or NULL. With the lock held. */
 static galloc_graph *gai_graph_at(const galloc_pool *pool, const galloc_graph *handle)
 {
     galloc_graph *graph = pool->graphs;
@@ -12243,7 +12250,7 @@ static cudaError_t gai_graph_is_gone(const galloc_graph *handle)
                     "destroyed, or it never was one", (const void *)handle);
 }
 
-/* The pool of a group, in which the call is from then on. */
+/* Finds the pool of a group and pins it. */
 static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
 {
     galloc_pool *pool;
@@ -12261,7 +12268,7 @@ static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
     return pool ? cudaSuccess : gai_graph_is_gone(handle);
 }
 
-/* Puts captures of the site's stream into the group from now on, the one that is under way included. */
+/* Adds the later captures of the site's stream to the group, and also the capture that is in progress. */
 static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
                                    const gai_site *site)
 {
@@ -12329,8 +12336,7 @@ static int gai_stream_is_graphs(const gai_stream *stream, const galloc_graph *gr
     return stream->capture && stream->capture->graph == graph;
 }
 
-/* Of a list of marks those of the group's stream states become marks of `to`, stamped now; all are put into another
-   list. */
+/* Moves a list of marks to `out`. Marks of the group's stream states become marks of `to` with its current epoch. */
 static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_stream *to,
                                 gai_mark **out)
 {
@@ -12347,8 +12353,8 @@ static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_
     }
 }
 
-/* What a block has of marks, or of recorded uses, of the group's stream states becomes a mark of `to`. Returns the
-   block that it is a part of then. Lock held. */
+/* Turns the marks and recorded uses of the group's stream states in a block into marks of `to`. Returns the block,
+   which may have been coalesced with its neighbours. Lock held. */
 static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_stream *to)
 {
     gai_mark **at = &block->recorded_uses, *marks = block->marks;
@@ -12374,7 +12380,8 @@ static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const
     return is_free ? gai_block_file(pool, block, 0) : block;
 }
 
-/* The end of a group: what its graphs own is free after this point of the site's stream. In the pool's scope. */
+/* Ends a group: memory of its graphs becomes free after the current position of the site's stream. In the pool's
+   context. */
 static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *handle, gai_site *site)
 {
     galloc_graph *graph, **at = &pool->graphs;
@@ -12409,37 +12416,40 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
 /* ==== CONFIGURATION ============================================================================================= */
 /* >>configuration */
 
-#define GAI_OVERHEAD_MAX 100
-#define GAI_MILLION ((uint64_t)1000000) /* fractions have six digits behind the point */
-#define GAI_MESSAGE 480 /* what galloc_config_parse says, all of it */
+/* galloc_config as text: the table of keys, validation, the parser of GALLOC_CONF and galloc_config_parse, and the
+   printer. It owns no shared state and needs no lock. May call config, types and platform only. */
 
-/* A piece of the text that is being parsed. */
+#define GAI_OVERHEAD_MAX 100
+#define GAI_MILLION ((uint64_t)1000000) /* fractions have six decimal places */
+#define GAI_MESSAGE 480 /* longest message of galloc_config_parse */
+
+/* A range of the text that is parsed. */
 typedef struct gai_text {
     const char *at;
     size_t length;
 } gai_text;
 
 enum gai_form {
-    GAI_WORDS,     /* int: the number of a word */
-    GAI_FLAGS,     /* int: words joined by '+', each a bit; the first word is for none */
+    GAI_WORDS,     /* int: index in `words` */
+    GAI_FLAGS,     /* int: words joined by '+', one bit each; the first word stands for 0 */
     GAI_BYTES,     /* size_t */
     GAI_NUMBER,    /* uint64_t */
     GAI_TIME,      /* uint64_t, nanoseconds */
     GAI_FRACTION,  /* double */
     GAI_ROUNDING,  /* roundup_power2_divisions */
-    GAI_NO_SETTING, /* accepted, for PyTorch's sake */
-    GAI_OF_PROCESS  /* no pool's, but the process's: the level of the log */
+    GAI_NO_SETTING, /* accepted for compatibility with PyTorch, and ignored */
+    GAI_OF_PROCESS  /* a setting of the process, not of a pool: the log level */
 };
 
-/* What the language knows. `odd` is a value with a name of its own, the only one in `words`; least and most bound all
-   others, fractions in millionths. */
+/* One key of the language. `odd` is the special value that has a name, the only one in `words`. All other values lie
+   between `least` and `most`; fractions are given in millionths. */
 typedef struct gai_key {
     const char *name;
     enum gai_form form;
-    size_t at; /* in galloc_config; keys of one setting have the same */
+    size_t at; /* offset in galloc_config; equal for keys of the same setting */
     const char *words;
     uint64_t odd, least, most;
-    const char *values; /* what a value must look like */
+    const char *values; /* description of valid values, for messages */
 } gai_key;
 
 #define GAI_MEMBER(member) offsetof(galloc_config, member)
@@ -12513,7 +12523,7 @@ static galloc_config gai_config_default(void)
     return config;
 }
 
-/* Takes on the ways of another allocator: what is not said otherwise is as its users know it. */
+/* Applies the defaults of like:pytorch, or of galloc. */
 static void gai_config_like(galloc_config *config, int like)
 {
     galloc_config defaults = gai_config_default();
@@ -12523,15 +12533,15 @@ static void gai_config_like(galloc_config *config, int like)
     config->reuse = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.reuse;
 }
 
-/* ---- writing ---- */
+/* ---- string builder ---- */
 
 static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
 
-/* Where a text is being written. */
+/* The position in a text that is being written. */
 typedef struct gai_string {
     char *at;
-    size_t left; /* the ending 0 included; 0: it was too little */
+    size_t left; /* with the terminating 0; 0: the text did not fit */
 } gai_string;
 
 GAI_FORMAT(2, 3)
@@ -12550,7 +12560,7 @@ static void gai_print(gai_string *string, const char *format, ...)
     }
 }
 
-/* The largest unit of which n is a multiple; names[i] is that of units[i]. */
+/* Prints n in the largest unit that divides it. names[i] is the name of units[i]. */
 static void gai_print_units(gai_string *string, uint64_t n, const char *const *names, const uint64_t *units, int count)
 {
     int i = count - 1;
@@ -12564,7 +12574,7 @@ static void gai_print_bytes(gai_string *string, uint64_t bytes)
     gai_print_units(string, bytes, names, gai_byte_units, 4);
 }
 
-/* ---- what is right ---- */
+/* ---- validation ---- */
 
 static gai_text gai_text_of(const char *string)
 {
@@ -12581,7 +12591,8 @@ static int gai_texts_are_equal(gai_text a, gai_text b)
 
 static int gai_text_is(gai_text text, const char *word) { return gai_texts_are_equal(text, gai_text_of(word)); }
 
-/* Cuts the piece up to `separator` off the stream cache, brackets left whole; 1 if the separator was there. */
+/* Cuts the text before the first `separator` off the front of `rest`, but ignores separators in brackets. Returns 1 if
+   the separator was found. */
 static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
 {
     size_t i;
@@ -12608,7 +12619,7 @@ static double gai_key_fraction(const galloc_config *config, const gai_key *key)
     return *(const double *)(const void *)((const char *)config + key->at);
 }
 
-/* Is the setting in its range? */
+/* Returns whether the setting is in its range. */
 static int gai_key_is_right(const galloc_config *config, const gai_key *key)
 {
     uint64_t n;
@@ -12631,7 +12642,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
 }
 
-/* The number of the first key of the same setting. */
+/* Returns the index of the first key of the same setting. */
 static int gai_key_index(const gai_key *key)
 {
     int i = 0;
@@ -12646,7 +12657,7 @@ static const gai_key *gai_key_at(size_t member)
     return key;
 }
 
-/* The setting that is less than another one, large_segment_size, allows; NULL: none is. */
+/* Returns a setting that is smaller than large_segment_size although it must not be, or NULL. */
 static const gai_key *gai_config_misfit(const galloc_config *config)
 {
     size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
@@ -12654,7 +12665,7 @@ static const gai_key *gai_config_misfit(const galloc_config *config)
     return rounding && rounding < least ? gai_key_at(GAI_MEMBER(max_non_split_rounding)) : NULL;
 }
 
-/* place: where the text names the later one of the two; 0: it names neither. */
+/* `place`: position of the later of the two settings in the text; 0: the text contains neither. */
 static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
 {
     gai_string string;
@@ -12667,7 +12678,7 @@ static void gai_say_misfit(const galloc_config *config, const gai_key *key, size
     gai_print_bytes(&string, config->large_segment_size);
 }
 
-/* Are all settings in their ranges? Says which is not. */
+/* Checks all settings, and writes the first that is out of range into `message`. */
 static int gai_config_is_right(const galloc_config *config, char *message, size_t size)
 {
     const gai_key *misfit;
@@ -12682,9 +12693,9 @@ static int gai_config_is_right(const galloc_config *config, char *message, size_
     return !misfit;
 }
 
-/* ---- reading ---- */
+/* ---- parsing ---- */
 
-/* Digits, and nothing else; up to `most`. */
+/* Accepts digits only, up to `most`. */
 static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
 {
     uint64_t n = 0;
@@ -12698,7 +12709,7 @@ static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
     return text.length > 0;
 }
 
-/* A number and the name of its unit: one of `names`, which '|' separates. */
+/* Accepts a number followed by the name of a unit, one of `names`, which are separated by '|'. */
 static int gai_parse_units(gai_text text, const char *names, const uint64_t *units, uint64_t most, uint64_t *value)
 {
     gai_text rest = gai_text_of(names), name, suffix;
@@ -12718,7 +12729,7 @@ static int gai_parse_units(gai_text text, const char *names, const uint64_t *uni
     return 1;
 }
 
-/* Digits with at most one point among them, whatever the locale. */
+/* Accepts digits with at most one decimal point, in every locale. */
 static int gai_parse_fraction(gai_text text, double *value)
 {
     double whole = 0, scale = 1;
@@ -12737,7 +12748,7 @@ static int gai_parse_fraction(gai_text text, double *value)
     return digits > 0;
 }
 
-/* The number of a word among `words`; -1 if it is none of them. */
+/* Returns the index of a word in `words`, or -1. */
 static int gai_word_number(const char *words, gai_text text)
 {
     gai_text rest = gai_text_of(words), word;
@@ -12767,7 +12778,7 @@ static int gai_parse_flags(const char *words, gai_text text, int *value)
     return 1;
 }
 
-/* One pair of a list of divisions; `next` is the first that no pair before has set. */
+/* Parses one pair of a list of divisions. `next` is the first index that no earlier pair has set. */
 static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
 {
     gai_text boundary;
@@ -12785,7 +12796,7 @@ static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
     return 1;
 }
 
-/* One number for all sizes, or pairs in brackets. What no pair names stays off. */
+/* Parses one number for all sizes, or pairs in brackets. Sizes without a pair are not rounded. */
 static int gai_parse_divisions(gai_text text, unsigned *divisions)
 {
     uint64_t n = 0;
@@ -12820,7 +12831,7 @@ static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t 
     return 1;
 }
 
-/* Reads the value of a key into its setting; mib: it is in MiB. */
+/* Parses the value of a key into its setting. `mib`: the value is in MiB. */
 static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text text, int mib)
 {
     void *at = (char *)config + key->at;
@@ -12845,7 +12856,7 @@ static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text t
     return 1;
 }
 
-/* The key that a name means; sizes may have _mb behind it. NULL: there is none. */
+/* Returns the key with a name; names of sizes may end in _mb. NULL: there is none. */
 static const gai_key *gai_key_find(gai_text name, int *mib)
 {
     gai_text stem = name;
@@ -12859,8 +12870,7 @@ static const gai_key *gai_key_find(gai_text name, int *mib)
 
 static int gai_is_letter(char a, char of) { return (a >= 'A' && a <= 'Z' ? a + ('a' - 'A') : a) == of; }
 
-/* How many letters at the same places from the stream cache, and from the end, a name shares with that of a key, in
-   whatever case. */
+/* Returns how many letters two names share at the start and at the end, ignoring case. */
 static size_t gai_names_share(gai_text a, const char *b)
 {
     size_t n = gai_min(a.length, strlen(b)), i, j;
@@ -12869,7 +12879,7 @@ static size_t gai_names_share(gai_text a, const char *b)
     return i + j;
 }
 
-/* The key that an unknown name was meant for, perhaps. */
+/* Returns the key that is most similar to an unknown name, or NULL if none is similar. */
 static const char *gai_key_near(gai_text name)
 {
     size_t best = 0, shared;
@@ -12883,7 +12893,7 @@ static const char *gai_key_near(gai_text name)
     return best >= 32 ? gai_keys[at].name : NULL;
 }
 
-/* The key with values to be joined of which a word is one: after a comma it was meant to follow one more. */
+/* Returns the key that accepts the word as one of its joined values: a comma may stand where '+' was meant. */
 static const char *gai_flags_with(gai_text word)
 {
     int i;
@@ -12906,18 +12916,18 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
                        "memory_limit, overhead, gc_threshold", place, shown, key.at);
 }
 
-/* What has been read of a text so far. */
+/* The state of the parser. */
 typedef struct gai_parsing {
     galloc_config config;
     uint64_t seen; /* bit i: gai_keys[i], or another key of the same setting */
-    size_t places[GAI_KEYS]; /* and where, counted from 1 */
+    size_t places[GAI_KEYS]; /* their positions in the text, counted from 1 */
     char *message;
     size_t size;
 } gai_parsing;
 
 static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
 
-/* One key:value pair. Writes what is wrong into the message and returns 0 if something is. */
+/* Parses one key:value pair. On an error writes the message and returns 0. */
 static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
 {
     gai_text name;
@@ -12950,15 +12960,15 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     return 0;
 }
 
-/* What a message shows of the program's text may have line ends in it, or a terminal's controls. */
+/* Replaces control characters, which a message may quote from the program's text. */
 static void gai_make_one_line(char *message)
 {
     for (; *message; message++)
         if ((unsigned char)*message < ' ' || *message == 127) *message = '?';
 }
 
-/* Reads a text; `config` is changed only if nothing is wrong with it. stood: where each character and the end stood in
-   what the program's user wrote; NULL: where they are. */
+/* Parses a text; changes `config` only if the whole text is valid. `stood` maps each character and the end of the text
+   to its position in what the user wrote; NULL: the positions are the same. */
 static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
                      size_t size)
 {
@@ -12989,7 +12999,7 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     return 1;
 }
 
-/* ---- what has no effect ---- */
+/* ---- settings without effect ---- */
 
 static int gai_is_seen(uint64_t seen, const char *name)
 {
@@ -12997,7 +13007,7 @@ static int gai_is_seen(uint64_t seen, const char *name)
     return (seen & gai_key_bit(gai_key_find(gai_text_of(name), &mib))) != 0;
 }
 
-/* Appends "a, b: because" to what has been said. */
+/* Appends the names of settings, the words "no effect" and the reason to the message. */
 static void gai_say_idle(uint64_t seen, const char *const *names, const char *because, char *message, size_t size)
 {
     size_t i, saved = 0, length;
@@ -13011,7 +13021,7 @@ static void gai_say_idle(uint64_t seen, const char *const *names, const char *be
     if (saved) (void)snprintf(message + length, size - length, ": no effect %s", because);
 }
 
-/* Says which settings of a text have no effect beside others. */
+/* Lists the settings of a text that have no effect in combination with others. */
 static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
 {
     static const char *const heap[] = {"strategy", "expandable_segments", "stats", "overhead", "growth",
@@ -13128,7 +13138,7 @@ static void gai_print_value(gai_string *string, const galloc_config *config, con
     else gai_print(string, "%llu", (unsigned long long)n);
 }
 
-/* All settings, as a text that can be read back. 0: there is not room enough. */
+/* Prints all settings as a text that can be parsed again. Returns 0 if the text does not fit. */
 static int gai_config_print(const galloc_config *config, char *text, size_t size)
 {
     gai_string string;
@@ -13147,25 +13157,29 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 /* ==== LOG ======================================================================================================= */
 /* >>log */
 
-#define GAI_REPEAT_KINDS 16        /* messages that are told from each other, the last ones */
-#define GAI_REPEAT_REST 1000000000 /* ns after which a repeat is told again */
+/* Messages to the program: the level, the limit on repeated messages, and the end of every public function (gai_end).
+   gai_log_lock guards all of its state and is released before the program's log function is called. May call
+   configuration and platform. */
 
-/* Messages that differ in numbers only. */
+#define GAI_REPEAT_KINDS 16        /* kinds of messages that are counted separately, the latest ones */
+#define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
+
+/* Counts of messages that differ in numbers only. */
 typedef struct gai_log_repeat {
     uint64_t key, count;
-    uint64_t when, hidden; /* when one was shown last, and how many were not since */
+    uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
 } gai_log_repeat;
 
 typedef void (*gai_log_call)(int level, const char *text, void *user);
 
-/* All of it is guarded by gai_log_lock. */
-static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read */
+/* Guarded by gai_log_lock. */
+static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read yet */
 static gai_log_call gai_log_function;
 static void *gai_log_user;
 static gai_log_repeat gai_log_repeats[GAI_REPEAT_KINDS];
-static unsigned gai_repeat_kinds; /* that have had a place so far */
+static unsigned gai_repeat_kinds; /* kinds that have used an element so far */
 
-/* What GALLOC_CONF says of it, wrong as the rest may be: errors in it are to be seen, or not. */
+/* Returns the log level in GALLOC_CONF, even if the rest of the text is invalid, because its errors are logged too. */
 static int gai_log_level_of(const char *text)
 {
     gai_text rest = gai_text_of(text ? text : ""), pair, name;
@@ -13179,7 +13193,7 @@ static int gai_log_level_of(const char *text)
     return level;
 }
 
-/* The same for all texts that differ in numbers only, those of addresses included. */
+/* Returns a hash that is equal for texts that differ in numbers or addresses only. */
 static uint64_t gai_repeat_key(const char *text)
 {
     uint64_t key = 14695981039346656037u;
@@ -13202,8 +13216,8 @@ static int gai_is_power_of_ten(uint64_t n)
     return n == 1;
 }
 
-/* Is it to be shown? Repeats are that make a power of ten, and those long after the last one. *hidden: how many were
-   not since. */
+/* Returns whether to show a repeated message: when its count is a power of ten, or when the last one shown is long ago.
+   *hidden: how many were suppressed since then. */
 static int gai_repeat_shows(const char *text, uint64_t *hidden)
 {
     uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
@@ -13226,10 +13240,10 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
     return 1;
 }
 
-static GAI_THREAD_LOCAL int gai_in_log; /* the program is being told */
+static GAI_THREAD_LOCAL int gai_in_log; /* the log function runs in this thread */
 
-/* Tells the program this thread's message. Should it call galloc meanwhile, it is told nothing of that, or else a
-   failure there would never end; the message is as before. */
+/* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
+   prevents endless recursion. The message is restored afterwards. */
 GAI_APART
 static void gai_log(int level)
 {
@@ -13258,7 +13272,7 @@ static void gai_log(int level)
     gai_message[length] = 0;
 }
 
-/* Puts the name of the function that fails before what is wrong. */
+/* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
 {
     size_t length = strlen(function), most = sizeof gai_message - 3 - length;
@@ -13269,7 +13283,7 @@ static void gai_message_begin(const char *function)
     gai_message[length + 2 + told] = 0;
 }
 
-/* Every public function that can fail ends here. */
+/* Every public function that can fail returns through this one. */
 static cudaError_t gai_end(const char *function, cudaError_t error)
 {
     int is_new = gai_message_is_new;
@@ -13286,7 +13300,10 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
 /* ==== REPORT ==================================================================================================== */
 /* >>report */
 
-/* A number of bytes as people read them, and in full. */
+/* The text of a galloc_report (galloc_report_text), with advice. It reads only the report, so it needs no lock. May
+   call the string builder of configuration. */
+
+/* Prints a size in MiB and in bytes. */
 static void gai_print_size(gai_string *string, const char *what, size_t bytes, const char *more)
 {
     gai_print(string, "  %-26s %12.2f MiB  %zu%s%s\n", what, (double)bytes / (double)GAI_MIB, bytes,
@@ -13350,13 +13367,13 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
     }
 }
 
-/* Bytes that must come from somewhere. */
+/* Returns the bytes that the pool lacks for the request. */
 static size_t gai_report_lacks(const galloc_report *report)
 {
     return report->rounded > report->largest_possible ? report->rounded - report->largest_possible : 1;
 }
 
-/* What would help, as far as it can be told; each only where it is not so already. */
+/* Prints advice that applies to this report. It never suggests a setting that is already in effect. */
 static void gai_report_advise_pool(gai_string *string, const galloc_report *report)
 {
     size_t lacks = gai_report_lacks(report);
@@ -13389,7 +13406,7 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
     size_t beyond = report->device_free - gai_min(report->device_free, report->room);
     int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
     int full = report->device_known && report->device_free < report->rounded && !limited;
-    int shared = report->held < report->limit && report->room < report->limit - report->held; /* with other pools */
+    int shared = report->held < report->limit && report->room < report->limit - report->held; /* by other pools */
     if (limited)
         gai_print(string, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
                   report->device_free);
@@ -13401,7 +13418,7 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
                   report->outside);
 }
 
-/* 0: there is not room enough. */
+/* Returns 0 if the text does not fit. */
 static int gai_report_print(const galloc_report *report, char *text, size_t size)
 {
     gai_string string;
@@ -13425,7 +13442,8 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 /* ==== CHECK ===================================================================================================== */
 /* >>check */
 
-/* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
+/* galloc_pool_check: each function returns how many of the equations above the structs are violated. All functions run
+   under `growth`, the pool's lock and the latches of all stream caches. May call all sections before it. */
 
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
@@ -13476,7 +13494,7 @@ static int gai_check_slab(const gai_slab *slab)
     return (n != slab->available) + (slab->promised > slab->available);
 }
 
-/* It can be found, and knows of no wait that it cannot have. */
+/* Checks that the stream state is in the index, and that its waits are possible. */
 static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
 {
     const gai_stream *other = *gai_stream_bucket(pool, stream->key ^ stream->capture_id);
@@ -13501,7 +13519,7 @@ static int gai_check_positions(const gai_stream *stream)
     return broken;
 }
 
-/* A stream state of a captured stream, or of outside, is not used as others are. */
+/* Checks the equations for stream states of captured streams and of the unknown streams. */
 static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
 {
     const gai_capture *capture = pool->captures;
@@ -13528,7 +13546,8 @@ static void gai_census_page(gai_census *census, const gai_page *page, size_t byt
     pages->count += n;
 }
 
-/* A list of blocks in a stream cache: bytes != 0: all of that size. Takes them off the used ones. */
+/* Checks a list of blocks in a stream cache. bytes != 0: all have that size. The caller subtracts the counts from those
+   of used blocks. */
 static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, size_t bytes,
                             gai_census *census)
 {
@@ -13544,7 +13563,6 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
     return broken;
 }
 
-/* Frozen, as everything here. */
 static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_cache *cache = &stream->cache;
@@ -13609,7 +13627,8 @@ static int gai_check_marks(const gai_block *block)
     return broken;
 }
 
-/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no stream cache's. */
+/* Checks that a used block of a captured stream has a mark of it over all its bytes, and cannot enter a stream
+   cache. */
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -13620,7 +13639,8 @@ static int gai_check_given(const gai_block *block)
     return !mark + !(block->tag & GAI_SPECIAL);
 }
 
-/* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
+/* Checks that every byte of used and free blocks has a page and none of holes and rooms does. Busy blocks are in
+   transit. */
 static int gai_check_pages(const gai_block *block)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
@@ -13639,7 +13659,7 @@ static int gai_check_pages(const gai_block *block)
     return broken;
 }
 
-/* Marks of a stream that is gone say nothing. */
+/* Without a stream, the marks of a block pool do not determine the set. */
 static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
 {
     const gai_block_pool *block_pool = block->segment->block_pool;
@@ -13648,7 +13668,7 @@ static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
     return block_pool->stream && block->set != gai_block_pool_set(pool, block);
 }
 
-/* A free slot is whole and in its set; of a used block only the program knows whether it is one. */
+/* Checks that a slot has the size of a class. A free slot is in its set, and a free block of any size is no slot. */
 static int gai_check_slot(galloc_pool *pool, const gai_block *block)
 {
     int broken = block->slot && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
@@ -13656,8 +13676,8 @@ static int gai_check_slot(galloc_pool *pool, const gai_block *block)
     return broken + (block->kind == GAI_FREE && block->slot);
 }
 
-/* It is found by its addresses, and no other block is. What has been freed, and is on its way back to the driver, need
-   not be: another block may have its address by now. */
+/* Checks that the block map finds the block by its addresses. A block that has been freed and awaits its return to the
+   driver is exempt, because another block may already have its address. */
 static int gai_check_found(const gai_block *block)
 {
     int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->held);
@@ -13727,7 +13747,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     return broken + (bytes != segment->bytes);
 }
 
-/* What is counted along, against what was found. */
+/* Compares the running statistics with the counts of this check. */
 static int gai_check_stats(galloc_pool *pool, const gai_census *census)
 {
     galloc_stats stats;
@@ -13751,7 +13771,7 @@ static int gai_check_stats(galloc_pool *pool, const gai_census *census)
     return broken + (stats.live.current > stats.allocated.current);
 }
 
-/* What all pools of the device have taken, against the limits. Other threads may be growing other pools. */
+/* Checks the bytes taken by all pools of the device against the limits. Other pools may grow at the same time. */
 static int gai_check_budget(const galloc_pool *pool)
 {
     const gai_budget *budget = pool->budget;
@@ -13767,7 +13787,8 @@ static int gai_check_budget(const galloc_pool *pool)
     return broken;
 }
 
-/* What is counted for like:pytorch, against what is found; but for what a reset has taken, or the driver keeps. */
+/* Compares the statistics of like:pytorch with what is found. Segments lost in a reset, and those that the driver did
+   not take back, are not counted. */
 static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
 {
     galloc_torch_stats found, *stats = &pool->torch_stats;
@@ -13862,16 +13883,20 @@ static int gai_check_pool(galloc_pool *pool)
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
-    if (pool->telling) return broken; /* some bytes are on the way */
+    if (pool->telling) return broken; /* some bytes are in transit */
     return broken + gai_check_stats(pool, &census);
 }
 
 /* ==== POOLS ===================================================================================================== */
 /* >>pools */
 
+/* Pools begin and end, and are found by handle, device or address. The global lock guards the lists of pools;
+   pool->users counts the calls inside a pool, and a pool ends only when no other call is inside. The section also trims
+   pools, installs callbacks, and reads GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. May call all sections before it. */
+
 static void *gai_default_pool[GAI_DEVICES];
 
-/* Has it what no right one can lack? A config that was set to zero has not. */
+/* A config that galloc_config_default has initialized never has 0 here. */
 static int gai_config_is_begun(const galloc_config *config) { return config->large_segment_size != 0; }
 
 static cudaError_t gai_config_check(const galloc_config *config, int *devices)
@@ -13899,7 +13924,7 @@ static cudaError_t gai_current_device(int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-/* What follows of the settings, once it is known what the device can do. */
+/* Sets the flags that follow from the configuration and from what the device supports. */
 static void gai_pool_choose_route(galloc_pool *pool)
 {
     const galloc_config *config = &pool->config;
@@ -13923,8 +13948,8 @@ static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
     return result ? result : gai_driver_pool_new(pool);
 }
 
-/* Of what sizes pages are, and for what they can be used. A driver that does not know RDMA of pages has none. Pages are
-   made for it some day, perhaps, and are of the same sizes before. */
+/* Determines the page size. If the device supports GPUDirect RDMA of mapped pages, all pages use the size that RDMA
+   needs, whether they are created for RDMA or not. */
 static CUresult gai_pool_open_pages(galloc_pool *pool)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
@@ -13935,7 +13960,7 @@ static CUresult gai_pool_open_pages(galloc_pool *pool)
     return gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 }
 
-/* What the device can do, and its primary context, retained until the pool ends. */
+/* Queries the device and retains its primary context until the pool ends. */
 static CUresult gai_pool_open(galloc_pool *pool)
 {
     CUdevice device = pool->config.device;
@@ -13964,7 +13989,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     return result;
 }
 
-/* What a pool that has ended leaves to the next one. NULL: no host memory. */
+/* Returns the memory of an ended pool, or allocates new memory. NULL: host memory is missing. */
 static galloc_pool *gai_pool_memory(void)
 {
     galloc_pool *pool;
@@ -13987,7 +14012,7 @@ static galloc_pool *gai_pool_memory(void)
     return pool;
 }
 
-/* With the lock held: threads may still come to a pool that was here before. */
+/* With the lock held: a thread with an old handle may still read the memory. */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     gai_stream *unused = pool->unused_streams;
@@ -13997,7 +14022,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->blocks = blocks;
     pool->mappings = mappings;
     pool->config = *config;
-    if (config->backend) pool->config.stats_exact = 1; /* no stream cache is ever open */
+    if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
     pool->parking.patience = 8;
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
@@ -14013,7 +14038,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->positions.size = sizeof(gai_position);
 }
 
-/* Nothing is on the cache bins any more, wherever it went. */
+/* Empties a stream cache without returning its blocks, which have been released by other means. */
 static void gai_cache_clear(gai_cache *cache)
 {
     gai_latch_on(&cache->latch);
@@ -14030,7 +14055,7 @@ static void gai_streams_end(galloc_pool *pool)
     while (pool->streams) {
         gai_stream *stream = pool->streams;
         pool->streams = stream->next;
-        stream->life = 0; /* who remembers it must not find it */
+        stream->life = 0; /* thread cache entries must not match it */
         gai_cache_clear(&stream->cache);
         if (gai_stream_is_unknown(stream)) continue;
         stream->next = pool->unused_streams;
@@ -14038,7 +14063,7 @@ static void gai_streams_end(galloc_pool *pool)
     }
 }
 
-/* Frees what the pool has of host memory, but for what threads may look at that come late. With the lock held. */
+/* Frees the pool's host memory, except what threads with old handles may still read. With the lock held. */
 static void gai_pool_free_host(galloc_pool *pool)
 {
     while (pool->segments) {
@@ -14066,7 +14091,7 @@ static void gai_pool_free_host(galloc_pool *pool)
     gai_slab_end(&pool->positions);
 }
 
-/* There is no pool here any more, until the next one begins. */
+/* Ends a pool. Its memory is kept for the next pool. */
 static void gai_pool_discard(galloc_pool *pool)
 {
     gai_lock_on(&pool->lock);
@@ -14078,7 +14103,8 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* No pool exists, and no thread is inside: frees what was kept for those that come late. With the global lock held. */
+/* Frees the memory that was kept for late readers. No pool exists, and no thread is inside. With the global lock
+   held. */
 static void gai_pools_free(void)
 {
     galloc_pool *pool = (galloc_pool *)gai_known_pools;
@@ -14112,7 +14138,7 @@ static void gai_pool_start_collector(galloc_pool *pool)
     if (pool->collects) collector->look = 0;
 }
 
-/* Another handle than all that its memory has had. */
+/* Gives the pool a handle that its memory has not had before. */
 static void gai_pool_name(galloc_pool *pool)
 {
     pool->handle = (galloc_pool *)(void *)((char *)pool + pool->lives);
@@ -14120,7 +14146,7 @@ static void gai_pool_name(galloc_pool *pool)
     gai_store_pointer(&pool->key, pool->is_default ? NULL : (void *)pool->handle);
 }
 
-/* Lets the program have it, unless another thread has made the default pool first: then returns that one. */
+/* Publishes a new pool. If another thread has published the default pool first, returns that one instead. */
 static galloc_pool *gai_pool_publish(galloc_pool *pool)
 {
     void **place = pool->is_default ? &gai_default_pool[pool->config.device] : NULL;
@@ -14140,7 +14166,7 @@ static galloc_pool *gai_pool_publish(galloc_pool *pool)
     return first;
 }
 
-/* With no lock held: to begin a context takes long. */
+/* With no lock held, because creating a context takes long. */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
     CUresult result;
@@ -14175,11 +14201,11 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     if (pool->driver_pool) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
     (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
-    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread says it */
+    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread logs it */
     return cudaSuccess;
 }
 
-/* The limits that it shared are the others' alone, and no call finds it any more. */
+/* Removes the pool from its limits and from all lists, so that no call finds it. */
 static void gai_pool_unlink(galloc_pool *pool)
 {
     galloc_pool **at = &gai_pools;
@@ -14193,7 +14219,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* The settings in effect. With the lock held. */
+/* Returns the settings in effect. With the lock held. */
 static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 {
     *config = pool->config;
@@ -14204,13 +14230,13 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
-/* A range of addresses that has memory. */
+/* A mapped range of addresses. */
 typedef struct gai_range {
     uintptr_t addr;
     size_t bytes;
 } gai_range;
 
-/* Adds the n-th range to an array, if there is one. */
+/* Writes the n-th range if there is an array, and counts it. */
 static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mapping)
 {
     if (array) {
@@ -14220,7 +14246,8 @@ static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mappin
     *n += 1;
 }
 
-/* All that is mapped and not about to be unmapped; `array` may be NULL. Returns how many. With both locks held. */
+/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. With `growth`
+   and the lock held. */
 static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 {
     const gai_segment *segment;
@@ -14240,7 +14267,8 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
-/* Tells on_map of all that is mapped, with `growth` let go; meanwhile nothing is unmapped. 0: no host memory. */
+/* Calls on_map for all mapped ranges with `growth` released; `walking` prevents unmapping meanwhile. Returns 0 if host
+   memory is missing. */
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 {
     gai_range *ranges;
@@ -14268,7 +14296,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     return 1;
 }
 
-/* With `growth` held, in a scope. */
+/* With `growth` held, in the pool's context. */
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
     if (pool->telling)
@@ -14285,7 +14313,7 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
     return cudaSuccess;
 }
 
-/* Does an event of the pool's wait for work that is not done, or was not when the pool looked? */
+/* Returns whether any recorded event was incomplete at the last poll. */
 static int gai_pool_has_events_out(galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -14295,8 +14323,8 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little; if `synchronised`, only
-   where the pool knows of no work that it would wait for. With `growth` held: meanwhile nothing is created. */
+/* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
+   complete. `synchronised`: releases nothing that needs a wait. With `growth` held, so nothing is created meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14339,7 +14367,7 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
     return result;
 }
 
-/* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
+/* Releases all driver objects of the pool. With `growth` held, in the pool's context; no block is in use. */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -14386,7 +14414,7 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
                     "first", pool->config.device, blocks, bytes);
 }
 
-/* What graphs may use yet must not be unmapped. */
+/* Memory that graphs may still use must not be unmapped. */
 static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14399,8 +14427,8 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
                     pool->config.device);
 }
 
-/* Another pool that is short may have this one tell of what goes: what is out of sight then has to have gone before the
-   pool ends. A thread in a callback does not wait for itself. With `growth` held. */
+/* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone
+   before the pool ends. A thread inside a callback does not wait for itself. With `growth` held. */
 static void gai_pool_await_told(galloc_pool *pool)
 {
     unsigned round;
@@ -14411,7 +14439,7 @@ static void gai_pool_await_told(galloc_pool *pool)
     }
 }
 
-/* Gives back what a pool has that is about to end, while no lock keeps the program from being told. */
+/* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
 static void gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
@@ -14425,15 +14453,15 @@ static void gai_pool_part(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* The pool goes on, and the calls that are in it as before. */
+/* Lets calls enter the pool again. */
 static void gai_pool_let_in(galloc_pool *pool)
 {
     uint64_t users = gai_load(&pool->users);
     while (!gai_swap(&pool->users, users, users & ~GAI_ENDED)) users = gai_load(&pool->users);
 }
 
-/* Keeps others out, and waits until those are out again that were in. The call itself is in. Memory that was given out
-   meanwhile ends that: who has it may wait for the pool, see gai_pool_around. */
+/* Refuses new calls and waits until this call is the only one inside. Fails if a block is allocated meanwhile, because
+   the free of that block waits for this pool (gai_pool_around). */
 static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
 {
     cudaError_t error = cudaSuccess;
@@ -14453,7 +14481,7 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     return error;
 }
 
-/* While a pool ends no call has memory of it by a short way, which does not ask: what is free stays so. */
+/* Closes the stream caches and the short path while a pool ends, because these do not check whether it has ended. */
 static void gai_pool_end_route(galloc_pool *pool, int shut)
 {
     gai_stream *stream;
@@ -14465,8 +14493,8 @@ static void gai_pool_end_route(galloc_pool *pool, int shut)
     gai_lock_off(&pool->lock);
 }
 
-/* Gives back what the device knows of, if nothing is used. A default pool that is used gives back what is not. The
-   program is told of nothing. */
+/* Releases all memory of a pool without used blocks. A default pool with used blocks releases only what is unused.
+   Calls no callback. */
 static cudaError_t gai_pool_empty(galloc_pool *pool)
 {
     gai_scope scope;
@@ -14486,8 +14514,8 @@ static cudaError_t gai_pool_empty(galloc_pool *pool)
     return error;
 }
 
-/* Calls that came by a stream cache find no stream state any more. One that did before, and let the lock go to leave a
-   mark, is waited for; then the events go. */
+/* Invalidates the lives of all stream states, so that thread cache entries no longer match. Waits for calls that have
+   released the lock to record an event, then destroys the events. */
 static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
 {
     gai_stream *stream;
@@ -14508,8 +14536,8 @@ static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
         gai_stream_drop_events(pool, stream, gai_stream_health(stream) != GAI_DEAD);
 }
 
-/* Ends a pool that the call is in; after an error it is still. The memory of a driver that is gone went with it: then
-   only the host's is given back. With no lock held: it may wait for the device, or for threads that do. */
+/* Ends a pool that this call is inside of; after an error the pool continues. If the driver is gone, only host memory
+   is freed. With no lock held: it may wait for the device or for other threads. */
 static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     int orphaned = gai_pool_is_orphaned(pool);
@@ -14529,7 +14557,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* Does a pair of PyTorch's settings speak of what galloc has not: host memory, addresses for each stream? */
+/* Returns whether a setting of PyTorch concerns a feature that galloc does not have. */
 static int gai_is_foreign_setting(gai_text pair)
 {
     static const char *const names[] = {"pinned_", "expandable_segments_reserve", "graph_capture_record_stream_reuse"};
@@ -14541,8 +14569,8 @@ static int gai_is_foreign_setting(gai_text pair)
     return 0;
 }
 
-/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign; `stood` says where each
-   character stood, and the end. 0: too long. */
+/* Copies PyTorch's settings without blanks and without unsupported ones. `stood` receives the original position of each
+   character and of the end. Returns 0 if the text is too long. */
 static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size_t size)
 {
     gai_text rest = gai_text_of(text), pair;
@@ -14570,7 +14598,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
     return 1;
 }
 
-/* PyTorch's variable, beneath what GALLOC_CONF says. */
+/* Applies PyTorch's variable, which GALLOC_CONF overrides. */
 static cudaError_t gai_config_of_torch(galloc_config *config)
 {
     char message[GAI_MESSAGE], text[1024] = "";
@@ -14585,7 +14613,7 @@ static cudaError_t gai_config_of_torch(galloc_config *config)
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
 }
 
-/* The settings of default pools: the built-in ones, changed by GALLOC_CONF. */
+/* Returns the settings of default pools: the built-in ones, changed by GALLOC_CONF. */
 static cudaError_t gai_config_of_environment(galloc_config *config)
 {
     char message[GAI_MESSAGE];
@@ -14609,7 +14637,7 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     return cudaSuccess;
 }
 
-/* The default pool, in which the call is from then on. *pool is NULL after an error. */
+/* Returns the default pool of a device, pinned, and creates it if needed. *pool is NULL after an error. */
 static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
 {
     galloc_config config;
@@ -14628,7 +14656,7 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
     return error;
 }
 
-/* The device of a stream's context. */
+/* Returns the device of the stream's context. */
 static cudaError_t gai_site_device(gai_site *site, int *device)
 {
     CUcontext current = NULL, popped;
@@ -14652,9 +14680,9 @@ static int gai_is_used(const void *ptr)
     return block && gai_block_addr(block) == (uintptr_t)ptr && gai_load_pointer(&block->held);
 }
 
-/* The pool that an address may be of, in which the call is from then on; NULL: there is none. It may be another one
-   than it was when the address was looked up: with its lock held the address is looked up again. A pool with a used
-   block does not end, whoever tries: that is waited for. */
+/* Pins the pool that may contain an address; NULL: there is none. The pool may have changed since the look-up, so the
+   caller looks the address up again under the lock. A pool with a used block never ends, so a failed attempt to end it
+   is waited for. */
 static galloc_pool *gai_pool_around(const void *ptr)
 {
     galloc_pool *pool = gai_pool_of(ptr);
@@ -14667,8 +14695,8 @@ static galloc_pool *gai_pool_around(const void *ptr)
     return pool;
 }
 
-/* What every function that takes a used block begins with; the call is in the pool from then on. *pool is NULL when
-   there is nothing to do: no pointer, or no driver any more. */
+/* The beginning of every function that takes a used block; pins the pool. *pool is NULL if there is nothing to do: no
+   pointer, or the driver is gone. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
 {
     cudaError_t error;
@@ -14700,35 +14728,39 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 /* ==== THREAD CACHE ================================================================================================ */
 /* >>threadcache */
 
-/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the stream's
-   cache, without a lock that others share. It is only a memory: what it says is looked at again before it is used. The
-   stream must still be the one that it was, by a look at its id, or for the default streams at their context's (who
-   vouches for calls that do not ask is said above gai_cache); and the stream cache, once its latch is held, must still
-   be open for the life of the stream state that the way led to. */
+/* The fast path of galloc_malloc and galloc_free, and the slower paths behind it. Each thread keeps a table of recently
+   used streams (gai_entry), which leads from a stream and a pool to the stream cache without a shared lock; then only
+   the latch of the stream cache is taken. Its outcome (enum gai_outcome) selects the path: the pool's short path with
+   one lock, or a full call. May call all sections before it. */
+
+/* A thread cache entry: what this thread remembers of a stream that it used recently. It is checked before each use:
+   the generation is current          no pool has ended or changed its sizes since the entry was written
+   the stream has the same id         with default streams: the same context id (see gai_cache: confirm)
+   stream->cache.open == site.life    under the latch: the stream state still belongs to that stream */
 typedef struct gai_entry {
-    uint64_t generation; /* the way is none unless this is of now */
-    const galloc_pool *key; /* its handle; NULL: the default pool of the stream's device, whichever that is */
+    uint64_t generation; /* valid only if it equals gai_generation */
+    const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
     short looks; /* stream_check */
-    short torch; /* of the pool, which may have ended */
-    int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
-                  what was given out last is freed: by promise that comes where it was allocated */
+    short torch; /* copied, because the pool may have ended */
+    int asks;  /* whether to query the current context, for a default stream. 0: never. 2: always. 1: not to free the
+                  block allocated last, since stream_check:off promises that it is freed in the same context */
     gai_site site;
-    gai_block *last; /* given out on this way, and its address */
+    gai_block *last; /* the block last allocated through this entry, and its address */
     uintptr_t last_ptr;
-    size_t reach; /* what is asked for beyond this is no stream cache's, */
-    size_t most;  /* and beyond this that, or rounded in another way than mostly */
+    size_t reach; /* larger requests are never in a stream cache */
+    size_t most;  /* larger requests are not, or are rounded beyond 512 bytes */
 } gai_entry;
 
 #define GAI_ENTRIES_LOG2 5
 #define GAI_ENTRIES 32
-#define GAI_ENTRY_PROBES 4 /* neighbouring entries where it may be */
+#define GAI_ENTRY_PROBES 4 /* neighbouring places that an entry may take */
 
 static GAI_THREAD_LOCAL gai_entry gai_entries[GAI_ENTRIES];
-static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* on which `last` was given out; NULL: none since it was noted */
-static GAI_THREAD_LOCAL int gai_one_context; /* there is a way to a pool of which this is so, or was */
+static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* the entry used last; NULL: it was replaced since */
+static GAI_THREAD_LOCAL int gai_one_context; /* some entry is, or was, of a pool with one_context */
 
-/* Stream 0 is the legacy one, of which the handle is 1. */
+/* Stream 0 is the legacy stream, whose handle is 1. */
 static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
 {
     return (CUstream)((uintptr_t)stream + (stream == NULL));
@@ -14752,7 +14784,7 @@ static GAI_INLINE int gai_entry_is(const gai_entry *entry, uint64_t generation, 
            (!context || entry->site.context == context);
 }
 
-/* The way is not where it is looked for first. */
+/* The entry is not in its first place. */
 GAI_APART
 static gai_entry *gai_entry_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -14770,7 +14802,7 @@ static GAI_INLINE gai_entry *gai_entry_look_up(uint64_t generation, CUstream str
                                                                  : gai_entry_search(generation, stream, context, key);
 }
 
-/* The default streams are their context's: it is asked which one is current. */
+/* A default stream belongs to a context, so the current context is queried. */
 GAI_APART
 static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key)
 {
@@ -14782,7 +14814,7 @@ static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key
     return gai_entry_look_up(generation, stream, context, key);
 }
 
-/* The way that this thread remembers, or NULL. */
+/* Returns this thread's entry, or NULL. */
 static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_pool *key)
 {
     CUstream stream = (CUstream)named;
@@ -14790,8 +14822,8 @@ static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_poo
     return gai_entry_look_up(gai_load(&gai_generation), stream, NULL, key);
 }
 
-/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
-   and is not touched. */
+/* The context of a default stream must not have been reset, and a per-thread stream must not be captured. The legacy
+   stream cannot be captured, so it is not queried. */
 GAI_APART
 static int gai_entry_is_free_default(const gai_entry *entry)
 {
@@ -14808,7 +14840,7 @@ static GAI_INLINE int gai_entry_is_free_named(const gai_entry *entry)
     return !gai_cu.StreamIsCapturing(entry->site.handle, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
+/* Returns whether the stream can be used, as far as is known without its id: a captured stream cannot. */
 static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
 {
     if (!entry->looks) return 1;
@@ -14816,8 +14848,8 @@ static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
                                                      : gai_entry_is_free_named(entry);
 }
 
-/* Is it still the stream that the way was made for? Asked after gai_entry_is_free only: a captured stream must not be
-   asked. */
+/* Returns whether the handle still belongs to the same stream. Called only after gai_entry_is_free, because the id of a
+   captured stream must not be queried. */
 static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
 {
     unsigned long long id = 0;
@@ -14829,7 +14861,7 @@ static int gai_entry_confirms(const gai_entry *entry)
     return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_entry_keeps_id(entry);
 }
 
-/* Both. */
+/* Both checks. */
 static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
 {
     if (!entry->looks) return 1;
@@ -14837,7 +14869,7 @@ static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
     return gai_entry_is_free_named(entry) && gai_entry_keeps_id(entry);
 }
 
-/* Takes the call of a known way into its pool; the way may have ended since. */
+/* Pins the pool of an entry. Returns 0 if the pool has ended since. */
 static int gai_entry_pin(const gai_entry *entry)
 {
     galloc_pool *pool = entry->pool;
@@ -14847,19 +14879,18 @@ static int gai_entry_pin(const gai_entry *entry)
     return 0;
 }
 
-/* ---- threads that end, and code that goes before them ---- */
+/* ---- end of a thread, and unloading of the code ---- */
 
 #define GAI_UNWATCHED 0
-#define GAI_WATCHED 1  /* there is a key */
-#define GAI_UNLOADED 2 /* nothing of galloc may be called any more that nobody waits for */
+#define GAI_WATCHED 1  /* the key exists */
+#define GAI_UNLOADED 2 /* no destructor of a thread may call galloc any more */
 
 static gai_thread_key gai_end_key;
-static uint64_t gai_ends; /* GAI_UNWATCHED ... */
-static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
+static uint64_t gai_ends; /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
+static GAI_THREAD_LOCAL uint64_t gai_watched; /* generation in which this thread has set the key */
 
-/* The per-thread streams of a thread that ends are nobody's any more: what their stream caches hold goes where others
-   find it. No call of CUDA is made. The thread's own memory of ways is of no use: others may have taken their places
-   there. */
+/* When a thread ends, flushes the stream caches of its per-thread streams, so that other streams find their blocks.
+   Calls nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
 static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
     galloc_pool *pool;
@@ -14875,9 +14906,9 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
     gai_lock_off(&gai_global_lock);
 }
 
-/* The code may be unloaded while threads go on that have used it, or the process may end before them. Static
-   destructors and functions of atexit, which may call galloc, come before this or after it. It takes no lock, since
-   another thread may have died with one, and calls nothing of CUDA. */
+/* The code may be unloaded, or the process may end, while threads still run that have used it. Static destructors and
+   atexit functions may call galloc before or after this function. It takes no lock, because a thread may have died
+   holding one, and calls nothing of CUDA. */
 GAI_AT_UNLOAD
 static void gai_unload(void)
 {
@@ -14912,8 +14943,8 @@ static void gai_thread_watch(void)
     gai_lock_off(&gai_global_lock);
 }
 
-/* Threads that end need not be seen any more. Windows would call the function for each thread that lives: there the key
-   is kept until the code is unloaded. With the global lock held. */
+/* Stops watching the ends of threads. On Windows, deleting the key would call the destructor for every living thread,
+   so the key is kept until the code is unloaded. With the global lock held. */
 static void gai_threads_forget(void)
 {
 #if !defined(_WIN32)
@@ -14921,10 +14952,10 @@ static void gai_threads_forget(void)
 #endif
 }
 
-/* ---- remembering ---- */
+/* ---- writing entries ---- */
 
-/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any.
-   There is none for a stream that may outlive the pool's memory: see gai_pool_look_for_reset. */
+/* Writes an entry for a call that succeeded. It replaces the old entry of the stream, an outdated entry, or any other.
+   There is none for a stream that can outlive the pool's memory (gai_pool_look_for_reset). */
 static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
@@ -14950,14 +14981,14 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     entry->reach = (size_t)gai_cache_reach(pool);
     entry->most = gai_min((size_t)gai_counted(&pool->plain), entry->reach);
     entry->site = *site;
-    entry->site.capture_forbids = 0; /* of that moment; see gai_entry_may_act */
+    entry->site.capture_forbids = 0; /* may change; see gai_entry_may_act */
     if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
 /* ---- the fast path ---- */
 
-/* May anything be called on legacy? Stream caches serve it unasked, but nothing may while a blocking stream is
-   captured. */
+/* Returns whether driver calls on the legacy stream are allowed: not while a blocking stream is captured. The stream
+   cache needs no such call. */
 GAI_APART
 static int gai_legacy_may_act(const gai_entry *entry)
 {
@@ -14971,15 +15002,15 @@ static GAI_INLINE int gai_entry_may_act(const gai_entry *entry)
     return entry->site.handle != CU_STREAM_LEGACY || gai_legacy_may_act(entry);
 }
 
-/* What is known of the stream when a stream cache has not served. Where there are no looks only an open stream cache
-   says that the stream has not been retired. */
+/* Returns the outcome when the stream cache has not served the call. Without stream_check only an open stream cache
+   proves that the stream has not been retired. */
 static enum gai_outcome gai_entry_outcome(const gai_entry *entry, enum gai_cache_state state)
 {
     if ((state == GAI_SHUT && !entry->looks) || !gai_entry_may_act(entry)) return GAI_LONG;
     return state == GAI_EMPTY ? GAI_KNOWN_EMPTY : GAI_KNOWN;
 }
 
-/* The program has been given a block on this way. */
+/* Notes a block that was allocated through this entry. */
 static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintptr_t addr, void **ptr)
 {
     entry->last_ptr = addr;
@@ -14988,8 +15019,8 @@ static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintpt
     *ptr = (void *)addr;
 }
 
-/* The same for what is rounded further than to 512 bytes. How that is done is read where the stream cache is open and
-   its latch held: until then the pool may have ended, and another one may begin in its place. */
+/* The same for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache: before
+   that, the pool may have ended and another may have begun in its memory. */
 GAI_APART
 static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_entry *entry)
 {
@@ -15017,7 +15048,7 @@ static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes,
     enum gai_cache_state state = GAI_SHUT;
     if (!entry || !gai_entry_is_sure(entry)) return GAI_LONG;
     if (bytes > entry->most) {
-        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache has that */
+        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache holds that size */
         return gai_malloc_rounded(ptr, bytes, tag, entry);
     }
     block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
@@ -15034,10 +15065,9 @@ static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *pt
     return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
 }
 
-/* A block that was given to another stream state becomes this one's, if it has no marks and no stream cache has seen
-   it, and is put into the stream cache. One that does not suit has not come to the stream cache, which alone knows,
-   where there are no looks, whether the stream has been retired; nor, with like:pytorch, whether there is a short way
-   to the pool. */
+/* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
+   this stream state and enters its cache. Other blocks go to the pool's short path, if stream_check shows that the
+   stream is not retired, and if like:pytorch is off. */
 static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_entry *entry)
 {
     int suits;
@@ -15050,13 +15080,13 @@ static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const 
     return suits ? gai_block_by_entry(block, ptr, entry, 0) : GAI_LONG;
 }
 
-/* What it comes to when the stream cache would not have the block: the stream is asked who it is, and then perhaps the
-   stream cache once more. A block that the pool cannot have at once is the program's again. */
+/* After the stream cache has refused a block: queries the stream's id, and with GAI_ASK tries the stream cache again.
+   If the pool cannot take the block on its short path either, the program holds the block again. */
 GAI_APART
 static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *block, void *ptr, const gai_entry *entry)
 {
     int confirms, taken;
-    if (outcome == GAI_FOREIGN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
+    if (outcome == GAI_FOREIGN) { /* the address may belong to another pool's block now */
         if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
         outcome = gai_foreign_by_entry(block, ptr, entry);
     }
@@ -15070,15 +15100,15 @@ static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *bloc
     return confirms ? gai_entry_outcome(entry, GAI_SHUT) : GAI_LONG;
 }
 
-/* May what was given out last be freed with the context not asked for? Its address may have been freed since, and have
-   come back on the default stream of another device: the promise speaks of what is still this stream state's. */
+/* Returns whether the block allocated last can be freed without a query for the context. It may have been freed, and
+   its address reused on a default stream of another device; hence the check of `held`. */
 static GAI_INLINE int gai_entry_keeps_context(const gai_entry *entry)
 {
     return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->held) == entry->site.stream);
 }
 
-/* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
-   another block's by now, the stream cache finds that it does not hold this one. */
+/* A thread often frees the block that it allocated last; this saves the look-up in the block map. If the address
+   belongs to another block by now, the stream cache finds that `held` or the address differs. */
 static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_entry **found)
 {
     gai_entry *entry = *found = gai_last_entry;
@@ -15095,9 +15125,9 @@ static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream,
     return *found && (*found)->pool == pool ? block : NULL;
 }
 
-/* ---- and what becomes of the rest ---- */
+/* ---- slower paths ---- */
 
-/* In a pool that the call is in; where that is NULL, in the default pool, in which it is from then on. */
+/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first. */
 static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
@@ -15132,14 +15162,14 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
     return error;
 }
 
-/* May blocks that somebody gave back serve it as they are? */
+/* Returns whether any cached block of sufficient size can serve the request. */
 static int gai_request_is_plain(const galloc_request *request)
 {
     return request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
-/* The stream cache had nothing, the pool perhaps has. */
+/* After a miss in the stream cache: the pool's short path. */
 GAI_APART
 static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **ptr, size_t bytes, uint32_t tag)
 {
@@ -15151,8 +15181,8 @@ static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **pt
     return 1;
 }
 
-/* The call may ask the program, whose calls may put another way in the place of this one. If the stream state has
-   changed, the way is noted again. */
+/* A full call. It may call the program, whose calls may replace the entry, so the entry is copied. If the stream state
+   has changed, a new entry is written. */
 static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entry, void **ptr,
                                  const galloc_request *request)
 {
@@ -15171,7 +15201,7 @@ static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entr
     return error;
 }
 
-/* Kept out of the functions that call it, which are short without it. */
+/* A separate function, so that its callers stay short. */
 GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_entry *entry, void **ptr,
                                     const galloc_request *request)
@@ -15220,7 +15250,7 @@ static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entr
     gai_site site;
     cudaError_t error = cudaSuccess;
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
-    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a pool does not end while a block is used */
+    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a used block keeps its pool alive */
         pool = entry->pool;
         site = entry->site;
     } else {
@@ -15258,7 +15288,11 @@ static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
 
-/* A file sees only one of these pairs under its name; the library has both. */
+/* The public functions. Each one checks its arguments, finds and pins the pool, calls the sections above, and returns
+   through gai_end, which completes the error message. The variants with _ptsz map stream 0 to the per-thread default
+   stream. */
+
+/* A file sees only one of each pair of names, but the library defines both. */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
 GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
@@ -15294,7 +15328,7 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
 
-/* As much as there is room for. Not by snprintf, which compilers that know the sizes warn of. */
+/* Copies as much as fits. Compilers that know the sizes warn about snprintf here. */
 static void gai_copy_text(char *to, size_t size, const char *from)
 {
     size_t length = gai_min(strlen(from), size - 1);
@@ -15462,7 +15496,7 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     return gai_end(__func__, error);
 }
 
-/* The pool of a group that exists, or is to be made; the call is in it from then on. */
+/* Pins the pool of an existing group, or the pool for a new one. */
 static cudaError_t gai_graph_pool(const galloc_graph *graph, galloc_pool *named, gai_site *site, galloc_pool **out)
 {
     galloc_pool *pool = NULL;
@@ -15554,7 +15588,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     return gai_end(__func__, error);
 }
 
-/* The end of a call that is in the pool. */
+/* Trims a pinned pool and unpins it. */
 static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int synchronised, size_t *released)
 {
     gai_scope scope;
@@ -15740,8 +15774,8 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     return cudaSuccess;
 }
 
-/* `now` has what the stream caches know as well, and will tell some day: the total is such that nothing is left then.
-   */
+/* `now` includes the counts that stream caches have not reported yet. The total may wrap below 0 here, and becomes
+   exact when they report. */
 static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 {
     stat->peak = now->current;
@@ -15881,7 +15915,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     return gai_end(__func__, first);
 }
 
-/* The same for files that are compiled for per-thread default streams. */
+/* Variants for files that are compiled for per-thread default streams. */
 static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream : cudaStreamPerThread; }
 
 GALLOC_API cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream)
