@@ -10280,9 +10280,8 @@ static int gai_step_wait_device(gai_job *job)
 /* >>borrow */
 
 /* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. The
-   budget lock guards the list of pools while it is walked; each other pool is visited under its own `growth` lock, and
-   a thread holds the `growth` lock of one pool at a time when it blocks on another. May call release, devicewait and
-   all sections before them. */
+   budget lock guards the list of pools while it is walked. A thread that holds the `growth` lock of its pool only tries
+   to take that of another pool, and never blocks on it. May call release, devicewait and all sections before them. */
 
 static size_t gai_pool_held(galloc_pool *pool)
 {
@@ -10293,9 +10292,9 @@ static size_t gai_pool_held(galloc_pool *pool)
     return held;
 }
 
-/* Makes the other pools of the device give back idle memory. The first pass skips a pool whose `growth` lock is busy or
-   that has an on_unmap callback. The `last` pass releases this pool's `growth` lock, which prevents deadlock, blocks on
-   the other pool's lock, and waits for the device. Only the last pass may call on_unmap of another pool. */
+/* Makes other pools of the device give back idle memory. The first pass skips pools whose `growth` lock is busy or that
+   have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
+   pool's `growth` lock while it holds the other one, waits for the device, and may call on_unmap. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
@@ -10326,7 +10325,8 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     return given;
 }
 
-/* Makes other pools give back up to `wanted` bytes, if one of them stands in the way. Returns whether they gave any. */
+/* Makes other pools give back up to `wanted` bytes, unless this pool's own limit causes the shortage. Returns whether
+   they gave any. */
 static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
@@ -10370,7 +10370,7 @@ typedef struct gai_ladder_step {
    request takes when no cached block fits. Steps run under `growth` and take the pool's lock for each search. May call
    torch, ladder, devicewait, borrow and all sections before them. */
 
-/* Moves blocks whose recorded uses have completed back to their block pools, then searches again. */
+/* Moves blocks whose marks of other streams have completed back to their block pools, then searches again. */
 static int gai_step_torch_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -10578,8 +10578,8 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
 /* >>outofmemory */
 
 /* Out of memory: the counts, the survey of free memory and the text of galloc_report, and the loop that takes the steps
-   of a ladder. The survey runs under the pool's lock with all stream caches latched; the rest runs under `growth`. May
-   call all sections before it. */
+   of a ladder. The survey runs under the pool's lock with all stream caches latched; the other functions run under
+   `growth` unless a comment says otherwise. May call all sections before it. */
 
 /* Writes into `text` which limit refuses `bytes` more bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
@@ -10783,7 +10783,7 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
     }
 }
 
-/* Writes the last obstacle into `text`. */
+/* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
     const galloc_pool *pool = job->pool;
@@ -10818,8 +10818,7 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     survey.movable = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
-    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not report its largest
-                                                                             free range */
+    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* an upper bound */
     gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
@@ -10987,13 +10986,13 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
    bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
    of creating and releasing a page of 64 MiB. Only this ratio matters. */
-#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as one page of 64 MiB */
+#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as creating one page of 64 MiB */
 #define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
 #define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
 #define GAI_TUNE_CREATIONS 2.25  /* creations of small pages that cost as much as one of 64 MiB, without the part of
                                     the cost that grows with the size */
 #define GAI_TUNE_CREATED 16      /* in pages of 64 MiB: a smaller heap does not tune creations */
-#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the largest overhead that saves creations */
+#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the overhead does not rise above this to save creations */
 #define GAI_TUNE_CHURN 1.125     /* bytes requested / peak: up to this ratio the program only grows */
 #define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
 #define GAI_TUNE_EASED 0.75
@@ -11049,8 +11048,8 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
              reason);
 }
 
-/* Above 15/16 of the capacity the overhead drops to 0, so that all memory is usable: small pages, moves before new
-   pages. Below 3/4 of the capacity the former overhead returns. */
+/* When the driver refuses memory, or above 15/16 of the capacity, the overhead drops to 0, so that all memory is
+   usable: small pages, and moves before new pages. Below 3/4 of the capacity the former overhead returns. */
 static int gai_tune_pressure(galloc_pool *pool, int refused)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11104,7 +11103,7 @@ static unsigned gai_percents_above(const galloc_pool *pool)
 }
 
 /* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead
-   rises by one percent. Memory that is already held costs nothing more. */
+   rises by its own value, or by 1 % if it is 0. The rise starts from what is held already, which costs nothing more. */
 static void gai_tune_moves(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11122,7 +11121,7 @@ static void gai_tune_moves(galloc_pool *pool)
 }
 
 /* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
-   what the overhead is worth, it rises by a quarter. Not where the page size is configured or a limit is set. */
+   what the overhead is worth, it rises by a quarter. A configured page size or a limit turns this rule off. */
 static void gai_tune_creations(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11216,8 +11215,8 @@ static void gai_pool_tune_sizes(galloc_pool *pool)
 /* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `growth`
    while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* Threads that miss at the same time serialize on `growth`, and each searches again first. After on_oom has run, the
-   stream cache is flushed again to find the blocks that the callback freed; the call's stream is alive, which confirms
+/* Threads that miss at the same time serialize on `growth`, and each searches again first. After on_oom the stream
+   cache is flushed once more, to find blocks that the callback freed; the stream of this call is alive, which confirms
    them. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
 {
@@ -11763,8 +11762,7 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
-    if (own && due) gai_pool_tend(pool); /* last: it may call the program, whose calls may change the thread cache
-                                            entry */
+    if (own && due) gai_pool_tend(pool); /* last: a call from a callback may replace the entry */
     return own;
 }
 
@@ -12417,7 +12415,8 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
 /* >>configuration */
 
 /* galloc_config as text: the table of keys, validation, the parser of GALLOC_CONF and galloc_config_parse, and the
-   printer. It owns no shared state and needs no lock. May call config, types and platform only. */
+   printer. It owns no shared state and needs no lock. May call platform; it also uses constants of stream cache and
+   pages. */
 
 #define GAI_OVERHEAD_MAX 100
 #define GAI_MILLION ((uint64_t)1000000) /* fractions have six decimal places */
@@ -12441,8 +12440,8 @@ enum gai_form {
     GAI_OF_PROCESS  /* a setting of the process, not of a pool: the log level */
 };
 
-/* One key of the language. `odd` is the special value that has a name, the only one in `words`. All other values lie
-   between `least` and `most`; fractions are given in millionths. */
+/* One key of the language. For numbers, `words` is the name of the one special value `odd`, such as none. All other
+   values lie between `least` and `most`; fractions are given in millionths. */
 typedef struct gai_key {
     const char *name;
     enum gai_form form;
@@ -12796,7 +12795,8 @@ static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
     return 1;
 }
 
-/* Parses one number for all sizes, or pairs in brackets. Sizes without a pair are not rounded. */
+/* Parses one number for all sizes, or pairs in brackets. The first pair also applies to smaller sizes. Sizes without a
+   pair are not rounded further. */
 static int gai_parse_divisions(gai_text text, unsigned *divisions)
 {
     uint64_t n = 0;
@@ -13659,7 +13659,8 @@ static int gai_check_pages(const gai_block *block)
     return broken;
 }
 
-/* Without a stream, the marks of a block pool do not determine the set. */
+/* Checks that a free block is in a set that its block pool allows, and is coalesced. Once the stream of the block pool
+   is gone, the marks do not determine the set. */
 static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
 {
     const gai_block_pool *block_pool = block->segment->block_pool;
@@ -13668,7 +13669,8 @@ static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
     return block_pool->stream && block->set != gai_block_pool_set(pool, block);
 }
 
-/* Checks that a slot has the size of a class. A free slot is in its set, and a free block of any size is no slot. */
+/* Checks that a slot has the size of a class, that a free slot is in its set, and that no block of kind GAI_FREE is a
+   slot. */
 static int gai_check_slot(galloc_pool *pool, const gai_block *block)
 {
     int broken = block->slot && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
@@ -13890,9 +13892,10 @@ static int gai_check_pool(galloc_pool *pool)
 /* ==== POOLS ===================================================================================================== */
 /* >>pools */
 
-/* Pools begin and end, and are found by handle, device or address. The global lock guards the lists of pools;
-   pool->users counts the calls inside a pool, and a pool ends only when no other call is inside. The section also trims
-   pools, installs callbacks, and reads GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. May call all sections before it. */
+/* Pools begin and end, and are found by handle, device or address. The global lock guards the lists of pools. A call
+   pins a pool to stay inside it: pool->users counts such calls, and a pool ends only when no other call is inside. The
+   section also trims pools, installs callbacks, and reads GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. May call all
+   sections before it. */
 
 static void *gai_default_pool[GAI_DEVICES];
 
@@ -14324,7 +14327,8 @@ static int gai_pool_has_events_out(galloc_pool *pool)
 }
 
 /* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
-   complete. `synchronised`: releases nothing that needs a wait. With `growth` held, so nothing is created meanwhile. */
+   complete. `synchronised`: waits only if no event is known to be incomplete. With `growth` held, so nothing is created
+   meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14730,8 +14734,8 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 
 /* The fast path of galloc_malloc and galloc_free, and the slower paths behind it. Each thread keeps a table of recently
    used streams (gai_entry), which leads from a stream and a pool to the stream cache without a shared lock; then only
-   the latch of the stream cache is taken. Its outcome (enum gai_outcome) selects the path: the pool's short path with
-   one lock, or a full call. May call all sections before it. */
+   the latch of the stream cache is taken. The outcome (enum gai_outcome) selects what follows: the pool's short path
+   with one lock, or a full call. May call all sections before it. */
 
 /* A thread cache entry: what this thread remembers of a stream that it used recently. It is checked before each use:
    the generation is current          no pool has ended or changed its sizes since the entry was written
@@ -14757,7 +14761,7 @@ typedef struct gai_entry {
 #define GAI_ENTRY_PROBES 4 /* neighbouring places that an entry may take */
 
 static GAI_THREAD_LOCAL gai_entry gai_entries[GAI_ENTRIES];
-static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* the entry used last; NULL: it was replaced since */
+static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* the entry that allocated last; NULL: it was replaced since */
 static GAI_THREAD_LOCAL int gai_one_context; /* some entry is, or was, of a pool with one_context */
 
 /* Stream 0 is the legacy stream, whose handle is 1. */
@@ -15288,9 +15292,9 @@ static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
 
-/* The public functions. Each one checks its arguments, finds and pins the pool, calls the sections above, and returns
-   through gai_end, which completes the error message. The variants with _ptsz map stream 0 to the per-thread default
-   stream. */
+/* The public functions. Each one checks its arguments, finds and pins the pool, and calls the sections above. Errors
+   are returned through gai_end, which completes and logs the message. The variants with _ptsz map stream 0 to the
+   per-thread default stream. */
 
 /* A file sees only one of each pair of names, but the library defines both. */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
