@@ -10342,6 +10342,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
     return wanted && gai_pool_borrow(pool, wanted, last);
 }
 
+/* Makes other pools give back enough for the request and one more page, and then tries to serve it. */
 static int gai_job_borrow(gai_job *job, int last)
 {
     size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
@@ -10437,6 +10438,7 @@ static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t byte
         gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
 }
 
+/* Releases idle segments as PyTorch's garbage_collection_threshold does. */
 static int gai_step_torch_collect(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10642,6 +10644,8 @@ static size_t gai_gained(const gai_job_bytes *before, const gai_job_bytes *after
            (before->held > after->held ? before->held - after->held : 0);
 }
 
+/* ---- survey of free memory ---- */
+
 /* The counts of free memory in a report, from the view of the job's stream. `movable`: bytes of pages that can be
    mapped elsewhere. */
 typedef struct gai_survey {
@@ -10741,6 +10745,7 @@ static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *bloc
     else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
 }
 
+/* Surveys all free sets, block pools, stream caches and parked pages. Lock held, stream caches latched. */
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
@@ -10783,6 +10788,8 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
     }
 }
 
+/* ---- the report ---- */
+
 /* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
@@ -10804,6 +10811,8 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
         gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
 }
 
+/* Fills in the counts of the pool. They satisfy the equations above galloc_report, since `busy` is what remains of the
+   cached bytes. Lock held. */
 static void gai_report_pool(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10914,10 +10923,14 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
                           stranded, report->cause);
 }
 
+/* ---- the end of a call, and the steps ---- */
+
 /* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Above this number,
    one wait for the device completes them all, and the stream states without blocks are removed. */
 #define GAI_STREAMS_MANY 1024
 
+/* Removes stream states that are not needed any more, leaves the pool's context and releases `growth`. `may_wait`: this
+   call may wait for the device. */
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
     int many;
@@ -10985,7 +10998,12 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 
 /* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
    bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
-   of creating and releasing a page of 64 MiB. Only this ratio matters. */
+   of creating and releasing a page of 64 MiB. Only this ratio matters. Its rules:
+   gai_tune_pressure     memory is nearly used up: no overhead
+   gai_tune_growth       the program only grows: large pages
+   gai_tune_creations    pages are created too often: more overhead
+   gai_tune_moves        pages move too often: more overhead
+   gai_pool_tune_sizes   sizes recur: larger stream caches, or rounding */
 #define GAI_TUNE_MOVES 4.0       /* moves that cost as much as creating one page of 64 MiB */
 #define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
 #define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
@@ -11286,6 +11304,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
     gai_job_say_no_memory(job, report);
 }
 
+/* Climbs the ladder again as long as on_oom asks for it. With no lock held. */
 static void gai_job_run(gai_job *job)
 {
     galloc_report report;
@@ -11393,6 +11412,7 @@ static cudaError_t gai_job_do(gai_job *job)
     return job->got ? cudaSuccess : job->error;
 }
 
+/* The full call of an allocation. On success *site contains the stream state, for a thread cache entry. */
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
@@ -11509,6 +11529,7 @@ static galloc_pool *gai_pool_of_given(const void *ptr)
     return pool;
 }
 
+/* Returns the pool that an address may belong to, or NULL. Needs no lock, so the pool may end meanwhile. */
 static galloc_pool *gai_pool_of(const void *ptr)
 {
     const gai_mapping *mapping = gai_page_at((uintptr_t)ptr);
@@ -11557,6 +11578,9 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
                     GAI_OTHER_COPIES);
 }
 
+/* ---- marks and recorded uses ---- */
+
+/* Requests an event on the stream of a recorded use. A pool with a single stream needs none. */
 static void gai_use_is_due(galloc_pool *pool, gai_stream *stream)
 {
     stream->due = !stream->retired && gai_stream_is_plain(stream) && !gai_pool_has_one_stream(pool);
@@ -11572,6 +11596,7 @@ static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *
     gai_block_stamp(pool, block, recorded_uses);
 }
 
+/* Counts a free on each stream of the marks; see gai_cache, run of frees. */
 static void gai_marks_count_free(const gai_mark *mark)
 {
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
@@ -11779,6 +11804,8 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
     gai_pool_mark_due(pool);
     return 1;
 }
+
+/* ---- blocks that the driver frees ---- */
 
 /* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
 static int gai_segment_is_unmarked(const gai_segment *segment)
@@ -12015,6 +12042,7 @@ static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
+/* Adds a recorded use. The block then has GAI_SPECIAL, so that its free bypasses the stream cache. */
 static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
@@ -12198,6 +12226,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     if (grows && !job->error && !gai_load(&pool->broken)) gai_job_search_locked(job, GAI_REACH_OWN);
 }
 
+/* Resizes a block under the lock if possible. Otherwise a job on the ladder brings pages into the room. */
 static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
 {
     gai_job job;
@@ -12297,6 +12326,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     return gai_fail(cudaErrorNotPermitted, "the graph has begun, or the stream with another one");
 }
 
+/* Creates a group and begins it. */
 static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
 {
     cudaError_t error;
@@ -12543,6 +12573,7 @@ typedef struct gai_string {
     size_t left; /* with the terminating 0; 0: the text did not fit */
 } gai_string;
 
+/* Appends formatted text. After an overflow `left` stays 0. */
 GAI_FORMAT(2, 3)
 static void gai_print(gai_string *string, const char *format, ...)
 {
@@ -12694,6 +12725,9 @@ static int gai_config_is_right(const galloc_config *config, char *message, size_
 
 /* ---- parsing ---- */
 
+/* text = [pair {"," pair}];  pair = key ":" value. A comma in brackets does not separate pairs. The name of a size key
+   may end in _mb; its value is then in MiB, without a unit. */
+
 /* Accepts digits only, up to `most`. */
 static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
 {
@@ -12759,6 +12793,7 @@ static int gai_word_number(const char *words, gai_text text)
     return -1;
 }
 
+/* Parses words joined by '+', each at most once, or the word that stands for 0. */
 static int gai_parse_flags(const char *words, gai_text text, int *value)
 {
     int flags = 0, more = 1, i;
@@ -12817,6 +12852,7 @@ static int gai_parse_divisions(gai_text text, unsigned *divisions)
     return 1;
 }
 
+/* Parses a number, with its unit if the key has one, or the name of the special value. */
 static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t *n)
 {
     if (key->words[0] && gai_text_is(text, key->words)) {
@@ -13073,6 +13109,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 
 /* ---- printing ---- */
 
+/* Prints up to six decimal places without trailing zeros, in every locale. */
 static void gai_print_fraction(gai_string *string, double x)
 {
     uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
@@ -13086,6 +13123,7 @@ static void gai_print_fraction(gai_string *string, double x)
     if (below) gai_print(string, ".%0*u", digits, below);
 }
 
+/* Prints one number if all sizes have the same value, or else a list of pairs. */
 static void gai_print_divisions(gai_string *string, const unsigned *divisions)
 {
     int i, last = GALLOC_DIVISIONS - 1;
@@ -13473,6 +13511,7 @@ static int gai_check_bins(const gai_set *set, size_t *in_bins)
     return broken;
 }
 
+/* Checks the equations above gai_set. */
 static int gai_check_set(const gai_set *set)
 {
     const gai_block *block, *older = NULL;
@@ -13563,6 +13602,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
     return broken;
 }
 
+/* Checks the equations above gai_cache, and moves the blocks of the stream cache from used to free in the census. */
 static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_cache *cache = &stream->cache;
@@ -13593,6 +13633,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     return broken;
 }
 
+/* Checks the equations above gai_stream. */
 static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_event *event;
@@ -13615,6 +13656,7 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
            gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
 }
 
+/* Checks the equations above gai_mark. */
 static int gai_check_marks(const gai_block *block)
 {
     const gai_mark *mark, *other;
@@ -13688,6 +13730,7 @@ static int gai_check_found(const gai_block *block)
            (gai_block_before(block->addr + block->bytes - 1) != block);
 }
 
+/* Checks the equations above gai_block. */
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next;
@@ -13829,6 +13872,7 @@ static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
            (streams != block_pool->streams) + (!segments && !streams && !block_pool->awaited);
 }
 
+/* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
@@ -13899,6 +13943,8 @@ static int gai_check_pool(galloc_pool *pool)
 
 static void *gai_default_pool[GAI_DEVICES];
 
+/* ---- creation ---- */
+
 /* A config that galloc_config_default has initialized never has 0 here. */
 static int gai_config_is_begun(const galloc_config *config) { return config->large_segment_size != 0; }
 
@@ -13942,6 +13988,7 @@ static void gai_pool_choose_route(galloc_pool *pool)
     pool->mixed.counted = pool->torch;
 }
 
+/* Creates the driver's pool for backend:cudaMallocAsync. */
 static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
 {
     int pools = 0;
@@ -14053,6 +14100,7 @@ static void gai_cache_clear(gai_cache *cache)
     gai_latch_off(&cache->latch);
 }
 
+/* Ends all stream states. Their memory stays valid, because threads may have entries that point to it. */
 static void gai_streams_end(galloc_pool *pool)
 {
     while (pool->streams) {
@@ -14131,6 +14179,7 @@ static void gai_pools_free(void)
     }
 }
 
+/* Turns the collector on if gc_threshold or gc_age needs it. */
 static void gai_pool_start_collector(galloc_pool *pool)
 {
     gai_collector *collector = &pool->collector;
@@ -14233,6 +14282,8 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
+/* ---- callbacks on existing mappings ---- */
+
 /* A mapped range of addresses. */
 typedef struct gai_range {
     uintptr_t addr;
@@ -14316,6 +14367,8 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
     return cudaSuccess;
 }
 
+/* ---- trimming ---- */
+
 /* Returns whether any recorded event was incomplete at the last poll. */
 static int gai_pool_has_events_out(galloc_pool *pool)
 {
@@ -14355,6 +14408,17 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     return gai_driver_failed(result, "waiting for the device");
 }
 
+/* ---- the end of a pool ----
+
+   gai_pool_part            releases memory while on_unmap can still be called
+   gai_pool_shut_out        refuses new calls, and waits for the calls inside
+   gai_pool_end_route       closes the stream caches and the short path, which do not check for the end of the pool
+   gai_pool_close           releases the remaining memory, the addresses and the driver's pool
+   gai_pool_unlink          removes the pool from its limits and lists, and invalidates all thread cache entries
+   gai_pool_leave_streams   waits for calls that still record events, and destroys the events
+   gai_pool_discard         keeps the host memory for the next pool */
+
+/* Frees all reserved addresses, in which nothing is mapped any more. */
 static CUresult gai_pool_unreserve(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14398,12 +14462,14 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     return cudaSuccess;
 }
 
+/* Returns whether the driver has shut down, which has freed all device memory. */
 static int gai_pool_is_orphaned(galloc_pool *pool)
 {
     unsigned long long id = 0;
     return pool->driver_gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
 }
 
+/* Returns an error if the program still holds blocks. */
 static cudaError_t gai_pool_is_used(galloc_pool *pool)
 {
     galloc_stats now;
@@ -14561,6 +14627,8 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
+/* ---- default pools and environment variables ---- */
+
 /* Returns whether a setting of PyTorch concerns a feature that galloc does not have. */
 static int gai_is_foreign_setting(gai_text pair)
 {
@@ -14678,6 +14746,8 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
+/* ---- from an address to its pool ---- */
+
 static int gai_is_used(const void *ptr)
 {
     const gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -14770,6 +14840,7 @@ static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
     return (CUstream)((uintptr_t)stream + (stream == NULL));
 }
 
+/* Returns the first place of an entry. The others are that place ^ 1 .. GAI_ENTRY_PROBES - 1. */
 static GAI_INLINE size_t gai_entry_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
@@ -14860,6 +14931,8 @@ static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
     return !gai_cu.StreamGetId(entry->site.handle, &id) && id == entry->site.stream_id;
 }
 
+/* Returns whether the call may confirm blocks. A default stream is identified by its context, which has been
+   checked. */
 static int gai_entry_confirms(const gai_entry *entry)
 {
     return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_entry_keeps_id(entry);
@@ -14937,6 +15010,7 @@ static int gai_watch_ends(void)
     return 0;
 }
 
+/* Sets the key for the calling thread, so that gai_thread_ends runs at its end. */
 static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_generation);
@@ -15043,6 +15117,8 @@ static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     return GAI_DONE;
 }
 
+/* The fast path of an allocation: checks the entry and takes a block out of the stream cache. Takes no lock but the
+   latch. */
 static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_entry **found)
 {
@@ -15150,6 +15226,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     return error;
 }
 
+/* A full call without an entry. */
 static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
 {
     cudaError_t error;
@@ -15226,6 +15303,17 @@ static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_entry *entry,
     return gai_end(pool ? "galloc_pool_malloc" : "galloc_malloc", gai_alloc_far(outcome, entry, ptr, &request));
 }
 
+/* An allocation tries, in this order:
+   gai_malloc_by_entry   the stream cache, under its latch
+   gai_malloc_near       free blocks of the pool, under the pool's lock, which is taken once
+   gai_alloc_far         a full call in the pool of the entry: search, then the ladder
+   gai_alloc_at          a full call without an entry, which writes one
+   A free tries, in this order:
+   gai_block_by_entry    the stream cache, under its latch
+   gai_free_asked        the stream cache again, after a query for the stream's id or for a block of another stream
+   gai_pool_free_near    the free set of the stream, under the pool's lock, which is taken once
+   gai_free_long         a full call */
+
 static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
     gai_entry *entry = NULL;
@@ -15246,6 +15334,7 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
     return gai_alloc_slowly(outcome, entry, ptr, request);
 }
 
+/* A full call, which writes an entry if there was none. */
 GAI_APART
 static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
                                  cudaStream_t stream)
