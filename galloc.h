@@ -11724,8 +11724,8 @@ static void gai_pool_mark_due(galloc_pool *pool)
     gai_lock_off(&pool->marking);
 }
 
-/* A free must not fail when host memory for a new stream state is missing. Once the stream's work is complete, no mark
-   is needed. */
+/* When host memory for a new stream state is missing, waits for the stream instead: a free must not fail, and completed
+   work needs no mark. */
 static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_scope scope;
@@ -11746,9 +11746,9 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-/* Returns whether a free on a captured stream fails to cover work from before the capture. Streams may still run such
-   work when the graph is gone, and the driver does not identify a captured stream. A block allocated in the same
-   capture has no such work. */
+/* Returns whether a free on a captured stream needs a mark of the unknown streams: streams that used the block before
+   the capture may still do so when the graph is gone, and the driver does not identify a captured stream. A block
+   allocated in the same capture has no earlier use. */
 static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *block)
 {
     return stream->capture_id && !gai_stream_is_unknown(stream) &&
@@ -12295,7 +12295,9 @@ static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
     return pool ? cudaSuccess : gai_graph_is_gone(handle);
 }
 
-/* Adds the later captures of the site's stream to the group, and also the capture that is in progress. */
+/* Adds the later captures of the site's stream to the group, and also the capture that is in progress. Fails if the
+   group has begun already, or if the stream or its capture belongs to another group. `made`: a new group to be
+   linked. */
 static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
                                    const gai_site *site)
 {
@@ -14062,7 +14064,8 @@ static galloc_pool *gai_pool_memory(void)
     return pool;
 }
 
-/* With the lock held: a thread with an old handle may still read the memory. */
+/* Initializes a pool, and keeps the stream states and descriptors of the former pool in this memory. With the lock
+   held, because a thread with an old handle may still read them. */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     gai_stream *unused = pool->unused_streams;
@@ -14218,7 +14221,8 @@ static galloc_pool *gai_pool_publish(galloc_pool *pool)
     return first;
 }
 
-/* With no lock held, because creating a context takes long. */
+/* Creates a pool. *out is the existing default pool if another thread has created it meanwhile. With no lock held,
+   because creating a context takes long. */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
     CUresult result;
@@ -14350,7 +14354,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     return 1;
 }
 
-/* With `growth` held, in the pool's context. */
+/* Sets the callbacks of a pool. With `growth` held, in the pool's context. */
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
     if (pool->telling)
@@ -14484,7 +14488,7 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
                     "first", pool->config.device, blocks, bytes);
 }
 
-/* Memory that graphs may still use must not be unmapped. */
+/* Returns an error if graphs own memory of the pool, which they may still use, so that it must not be unmapped. */
 static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
