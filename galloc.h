@@ -10326,8 +10326,9 @@ static int gai_step_wait_device(gai_job *job)
 /* ==== BORROW ====================================================================================================== */
 /* >>borrow */
 
-/* Idle memory of other pools that share a limit. Under the budget lock for the look, `growth` of one pool at a
-   time. Calls release. */
+/* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. The
+   budget lock guards the list of pools while it is walked. A thread that holds the `growth` lock of its pool only tries
+   to take that of another pool, and never blocks on it. May call release, devicewait and all sections before them. */
 
 static size_t gai_pool_held(galloc_pool *pool)
 {
@@ -10338,10 +10339,9 @@ static size_t gai_pool_held(galloc_pool *pool)
     return held;
 }
 
-/* What other pools of the device keep and do not use is given back, when the device or the limit that they share has
-   no more. A pool that another thread is changing is left out; or at last, since two threads may want each other's,
-   this pool's growth lock is let go, and that one waited for, and the device for what it has freed. Only then may the
-   program be told of what is unmapped there. */
+/* Makes other pools of the device give back idle memory. The first pass skips pools whose `growth` lock is busy or that
+   have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
+   pool's `growth` lock while it holds the other one, waits for the device, and may call on_unmap. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
@@ -10358,7 +10358,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
         if (!last && other->callbacks.on_unmap) {
             gai_lock_off(&other->growth);
         } else if (gai_pool_enter_locked(other, &scope)) {
-            gai_message_is_new = 0; /* that is no reason of this pool's */
+            gai_message_is_new = 0; /* an error there is not this pool's error */
         } else {
             gai_pool_poll(other);
             if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
@@ -10372,7 +10372,8 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
     return given;
 }
 
-/* Has other pools give back what stands in the way of so many bytes. 0: they gave nothing. */
+/* Makes other pools give back up to `wanted` bytes, unless this pool's own limit causes the shortage. Returns whether
+   they gave any. */
 static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
@@ -10388,6 +10389,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
     return wanted && gai_pool_borrow(pool, wanted, last);
 }
 
+/* Makes other pools give back enough for the request and one more page, and then tries to serve it. */
 static int gai_job_borrow(gai_job *job, int last)
 {
     size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
@@ -10402,19 +10404,21 @@ static int gai_step_borrow_last(gai_job *job)
     return gai_job_can_wait_for_devices(job) && gai_job_borrow(job, 1);
 }
 
-/* A step of the ladder. */
+/* A step of the ladder. `take` returns 1 when the job is done, successfully or not. */
 typedef struct gai_ladder_step {
     const char *name;
-    int at_once; /* also taken with throw_on_cudamalloc_oom: nothing is waited for or given back */
+    int at_once; /* taken even with throw_on_cudamalloc_oom: it neither waits nor gives memory back */
     int (*take)(gai_job *);
 } gai_ladder_step;
 
 /* ==== STEPS ======================================================================================================= */
 /* >>steps */
 
-/* The steps of PyTorch's allocator, where like:pytorch, and the tables of both ladders. Calls torch, ladder. */
+/* The tables of both ladders, and the steps of PyTorch's allocator (like:pytorch). A ladder is the list of steps that a
+   request takes when no cached block fits. Steps run under `growth` and take the pool's lock for each search. May call
+   torch, ladder, devicewait, borrow and all sections before them. */
 
-/* What others have done with comes home. */
+/* Moves blocks whose marks of other streams have completed back to their block pools, then searches again. */
 static int gai_step_torch_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -10424,7 +10428,7 @@ static int gai_step_torch_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* A segment of a stream that is gone. */
+/* Takes over a segment of a block pool that has no stream left. */
 static int gai_step_torch_adopt(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10444,7 +10448,8 @@ static int gai_step_torch_adopt(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Bytes that are held beyond the threshold of collection, which is a part of what a limit allows. */
+/* Returns the bytes that like:pytorch holds above gc_threshold, which is a fraction of the capacity. 0 if no limit is
+   set below the device's memory. */
 static size_t gai_torch_excess(galloc_pool *pool)
 {
     size_t limit = gai_pool_capacity(pool), held;
@@ -10456,8 +10461,8 @@ static size_t gai_torch_excess(galloc_pool *pool)
     return (double)held > most ? held - (size_t)most : 0;
 }
 
-/* Are there free segments of so many bytes and more, of a home or if it is NULL of all that are collected, whose work
-   is not known to be done? */
+/* Returns whether a free segment of at least `bytes` bytes still has marks, meaning its work may be unfinished. Looks
+   into the block pool `only`, or if it is NULL into all block pools that garbage collection covers. */
 static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only, size_t bytes)
 {
     const gai_block_pool *block_pool;
@@ -10473,14 +10478,14 @@ static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only
     return found;
 }
 
-/* To give a segment back is to wait for the device (cuMemFree): it is done before, so that all which is done with by
-   then can go. */
+/* cuMemFree waits for the device. Waiting beforehand completes the marks, so that more segments can be released. */
 static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
 {
     if (gai_pool_has_unfinished(job->pool, only, bytes))
         gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
 }
 
+/* Releases idle segments as PyTorch's garbage_collection_threshold does. */
 static int gai_step_torch_collect(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10492,14 +10497,15 @@ static int gai_step_torch_collect(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Bytes of a segment for the request. */
+/* Returns the size of a new segment for the request. */
 static size_t gai_torch_bytes(const gai_job *job)
 {
     size_t alignment = job->params.alignment;
     return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
 }
 
-/* A segment for the request, filed at home. Its size does not give way to the limit. */
+/* Allocates a new segment for the request and files it in the block pool of the stream. As in PyTorch the size of the
+   segment is not reduced to fit a limit. */
 static int gai_step_torch_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10530,7 +10536,8 @@ static int gai_step_torch_grow(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Segments that only requests of max_split_size and more can use, of the stream itself. */
+/* Releases the stream's own oversize segments (max_split_size), which smaller requests cannot use, and allocates
+   anew. */
 static int gai_step_torch_oversize(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10547,7 +10554,7 @@ static int gai_step_torch_oversize(gai_job *job)
     return gai_step_torch_grow(job);
 }
 
-/* Waits for all streams, so that all that is free has come home, and its work is done. */
+/* Waits for all streams, which returns every free block to its block pool with its marks complete. */
 static int gai_step_torch_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10557,7 +10564,7 @@ static int gai_step_torch_wait(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Gives back all segments that are free as a whole. */
+/* Releases all segments that are entirely free. */
 static int gai_step_torch_empty(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10569,7 +10576,7 @@ static int gai_step_torch_empty(gai_job *job)
     return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* PyTorch has no other pools: they come after all else. */
+/* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
 static int gai_step_torch_borrow(gai_job *job)
 {
     return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
@@ -10581,7 +10588,7 @@ static int gai_step_torch_borrow_last(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
 
-/* In PyTorch's order, with a search after each step. */
+/* PyTorch's order. Every step ends with a search. */
 static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
     {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
@@ -10596,8 +10603,8 @@ static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- galloc's own ---- */
 
-/* What is tried, in this order, when nothing that is at hand fits. Each step ends with a search of its own, since
-   memory that it made available may be taken by another thread at any time. */
+/* The steps in order. Every step ends with its own search, because another thread may take the memory that the step
+   made available. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"take what comes before it in the graph", 1, gai_step_follow},
     {"take what is finished", 1, gai_step_poll},
@@ -10619,9 +10626,11 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
 /* ==== OUT OF MEMORY =============================================================================================== */
 /* >>outofmemory */
 
-/* Why a request was refused: the report and its messages. Under the pool's lock. Calls ladder steps. */
+/* Out of memory: the counts, the survey of free memory and the text of galloc_report, and the loop that takes the steps
+   of a ladder. The survey runs under the pool's lock with all stream caches latched; the other functions run under
+   `growth` unless a comment says otherwise. May call all sections before it. */
 
-/* Which limit stands in the way of so many bytes. */
+/* Writes into `text` which limit refuses `bytes` more bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
     size_t share = gai_pool_share(pool), held, limit, own, left;
@@ -10643,21 +10652,24 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
     }
 }
 
-/* Without addresses apart from memory a segment is as long as the alignment: no device has that. */
+/* On cudaMalloc segments and other backends, alignment costs memory: the segment is as long as the alignment. Returns
+   whether the alignment exceeds the device's memory. */
 static int gai_job_is_misaligned(const gai_job *job)
 {
     const galloc_config *config = &job->pool->config;
     return (config->backend || !config->expandable_segments) && job->params.alignment > job->pool->device_bytes;
 }
 
-/* More than there can ever be: nothing that is waited for or given back would make it fit. */
+/* Returns whether no step can help, because the request exceeds the capacity or its alignment exceeds the device. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
     if (job->grows) return 0;
     return job->params.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
 }
 
-/* What a step may change: bytes that the job's stream may have for the asking, and those that the pool holds. */
+/* Two counts that a step of the ladder may change.
+   free   bytes that the job's stream can take without waiting
+   held   bytes that the pool holds */
 typedef struct gai_job_bytes {
     size_t free, held;
 } gai_job_bytes;
@@ -10679,7 +10691,10 @@ static size_t gai_gained(const gai_job_bytes *before, const gai_job_bytes *after
            (before->held > after->held ? before->held - after->held : 0);
 }
 
-/* Free memory, as the job's stream sees it. */
+/* ---- survey of free memory ---- */
+
+/* The counts of free memory in a report, from the view of the job's stream. `movable`: bytes of pages that can be
+   mapped elsewhere. */
 typedef struct gai_survey {
     const galloc_pool *pool;
     gai_stream *stream;
@@ -10687,8 +10702,8 @@ typedef struct gai_survey {
     size_t movable;
 } gai_survey;
 
-/* The mark that keeps the byte at `at` from the stream, a graph's if there is one; NULL: none does. *until: up to where
-   that is so, `end` at most. */
+/* Returns a mark that keeps the byte at `at` from the stream, preferably one of a graph; NULL if there is none. Sets
+   *until to the end of the range for which the answer holds; *until <= end. */
 static const gai_mark *gai_survey_bar(const gai_survey *survey, const gai_mark *mark, uintptr_t at, uintptr_t end,
                                       uintptr_t *until)
 {
@@ -10708,7 +10723,8 @@ static void gai_survey_strand(gai_survey *survey, gai_stream *stream, size_t byt
     stream->stranded += bytes;
 }
 
-/* Adds [at, end), which is free and in one piece, to what it is: each byte once. */
+/* Adds the free range [at, end) of one block to the counts: each byte counts once, as usable, graph_bytes or
+   stranded. */
 static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end)
 {
     galloc_report *report = survey->report;
@@ -10726,7 +10742,7 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
     }
 }
 
-/* Bytes of a free block's whole pages that the stream may have elsewhere. */
+/* Returns the bytes of those whole pages in a free block that can be remapped for the stream. */
 static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
 {
     gai_params params;
@@ -10752,7 +10768,8 @@ static void gai_survey_set(gai_survey *survey, const gai_set *set)
     }
 }
 
-/* What a stream cache holds is its stream's, in pieces that have not merged. */
+/* Blocks in a stream cache are usable by their own stream only. They are not coalesced, so each counts by itself for
+   `largest_usable`. */
 static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
 {
     const gai_cache *cache = &stream->cache;
@@ -10765,8 +10782,8 @@ static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
     survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_cache_largest(cache));
 }
 
-/* Other homes' blocks are never the stream's, whatever has been done; but those of a stream that is gone are taken
-   over. */
+/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
+   gone counts as usable, unless it belongs to a graph. */
 static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
 {
     if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
@@ -10775,6 +10792,7 @@ static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *bloc
     else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
 }
 
+/* Surveys all free sets, block pools, stream caches and parked pages. Lock held, stream caches latched. */
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
@@ -10797,7 +10815,7 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
     }
 }
 
-/* Names the streams that strand most, the most first, and adds up the others. */
+/* Lists the streams that strand the most bytes, in descending order, and adds up the rest. */
 static void gai_report_streams(galloc_report *report, galloc_pool *pool)
 {
     gai_stream *stream, *most;
@@ -10817,7 +10835,9 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
     }
 }
 
-/* In words, what stood in the way at last. */
+/* ---- the report ---- */
+
+/* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
     const galloc_pool *pool = job->pool;
@@ -10838,6 +10858,8 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
         gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
 }
 
+/* Fills in the counts of the pool. They satisfy the equations above galloc_report, since `busy` is what remains of the
+   cached bytes. Lock held. */
 static void gai_report_pool(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10852,7 +10874,7 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     survey.movable = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
-    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* the driver does not say */
+    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* an upper bound */
     gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;
@@ -10868,8 +10890,8 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     report->largest_possible = survey.movable;
 }
 
-/* What the device has, and what could be had of it. Asking harms no capture; what is not known stays 0. In the pool's
-   scope. */
+/* Fills in what the device has and the largest request that could succeed. The query is legal during a capture. Values
+   that the driver does not report stay 0. In the pool's context. */
 static void gai_report_device(galloc_report *report, const galloc_pool *pool)
 {
     size_t more = report->room;
@@ -10881,7 +10903,7 @@ static void gai_report_device(galloc_report *report, const galloc_pool *pool)
     report->largest_possible = gai_max(report->largest_possible, report->largest_usable);
 }
 
-/* Takes down what there is, now that the job fails. With `growth` held, in a scope. */
+/* Fills the report of a failed job; keeps only its steps and rounds. With `growth` held, in the pool's context. */
 static void gai_report_fill(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10910,7 +10932,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_report_device(report, pool);
 }
 
-/* Adds what other pools hold. With no lock held. */
+/* Adds the memory of the other pools of the device. With no lock held. */
 static void gai_report_add_pools(galloc_report *report)
 {
     galloc_pool *pool;
@@ -10932,7 +10954,7 @@ static void gai_report_add_pools(galloc_report *report)
     if (report->device_known) report->outside = report->device_total - gai_min(report->device_total, known);
 }
 
-/* This thread's last, and whether its last failure was for want of memory. */
+/* This thread's last report, and whether its last allocation failed for lack of memory. */
 static GAI_THREAD_LOCAL galloc_report gai_last_report;
 static GAI_THREAD_LOCAL int gai_has_report;
 
@@ -10948,10 +10970,14 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
                           stranded, report->cause);
 }
 
-/* A program that makes streams and never retires them leaves stream states behind: once there are very many, one wait
-   for the device proves all of them complete, and those that hold nothing then are forgotten. */
+/* ---- the end of a call, and the steps ---- */
+
+/* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Above this number,
+   one wait for the device completes them all, and the stream states without blocks are removed. */
 #define GAI_STREAMS_MANY 1024
 
+/* Removes stream states that are not needed any more, leaves the pool's context and releases `growth`. `may_wait`: this
+   call may wait for the device. */
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
     int many;
@@ -10964,7 +10990,7 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
     gai_lock_off(&pool->growth);
 }
 
-/* The block is as good as given out: only now do the counters say so, and it can be freed. Lock held. */
+/* Counts a block as allocated and then publishes `held`, after which the program can free it. Lock held. */
 static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 {
     pool->stats.blocks.current++;
@@ -10982,13 +11008,13 @@ static void gai_job_count(gai_job *job)
     if (job->pool->torch) gai_torch_count_used(job->pool, job->got);
 }
 
-/* Where segments have homes a block that grows takes what is behind it as it does elsewhere. */
+/* A block that grows takes the steps of galloc's own ladder in either case, because PyTorch has no growable blocks. */
 static const gai_ladder_step *gai_job_ladder(const gai_job *job)
 {
     return job->pool->torch && !job->grows ? gai_torch_ladder : gai_ladder;
 }
 
-/* Takes one step after the other until the job is done, and notes what each one gained. */
+/* Takes the steps of the ladder until the job is done, and records what each step gained. */
 static void gai_job_take_steps(gai_job *job, galloc_report *report)
 {
     const galloc_pool *pool = job->pool;
@@ -11012,21 +11038,25 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* ==== HEURISTIC =================================================================================================== */
 /* >>heuristic */
 
-/* strategy:heuristic: settings that follow what the pool sees. Under the pool's lock. Calls stream cache, parking. */
+/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and the
+   pool's lock. May call parking and all sections before it. */
 
-/* It looks at misses only, with `growth` and the lock held, and weighs memory against calls into the driver by one
-   rate: one percent of the peak of live bytes is worth the time that it takes to create the peak once, in pages of 64
-   MiB. Moving one costs about a quarter of creating such a page and giving it back, on an H200; only that ratio
-   counts. */
-#define GAI_TUNE_MOVES 4.0       /* moves that cost what a page of 64 MiB costs */
-#define GAI_TUNE_PAGES 64        /* smaller heaps are taken for one of so many: their moves say too little */
+/* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
+   bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
+   of creating and releasing a page of 64 MiB. Only this ratio matters. Its rules:
+   gai_tune_pressure     memory is nearly used up: no overhead
+   gai_tune_growth       the program only grows: large pages
+   gai_tune_creations    pages are created too often: more overhead
+   gai_tune_moves        pages move too often: more overhead */
+#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as creating one page of 64 MiB */
+#define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
 #define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
-#define GAI_TUNE_CREATIONS 2.25  /* small pages, whose creation costs what one of 64 MiB costs: without what grows with
-                                    their bytes, and would be paid for large ones too */
-#define GAI_TUNE_CREATED 16      /* pages of 64 MiB: smaller heaps create what they must */
-#define GAI_TUNE_CREATED_MAX 50u /* thousandths of overhead, for fewer creations */
-#define GAI_TUNE_CHURN 1.125     /* asked for over peak: up to here a program only grows */
-#define GAI_TUNE_PRESSED 0.9375  /* of what the pool may hold */
+#define GAI_TUNE_CREATIONS 2.25  /* creations of small pages that cost as much as one of 64 MiB, without the part of
+                                    the cost that grows with the size */
+#define GAI_TUNE_CREATED 16      /* in pages of 64 MiB: a smaller heap does not tune creations */
+#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the overhead does not rise above this to save creations */
+#define GAI_TUNE_CHURN 1.125     /* bytes requested / peak: up to this ratio the program only grows */
+#define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
 #define GAI_TUNE_EASED 0.75
 
 /* What is set now. */
@@ -11039,7 +11069,7 @@ static galloc_decision gai_tune_settings(const gai_tuning *tuning)
     return settings;
 }
 
-/* New settings, with the reason. Once the list is full the last ones stay. */
+/* Applies new settings and records the reason. Tuning stops when the list of decisions is full. */
 static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11057,7 +11087,8 @@ static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, 
              settings->growth / GAI_MIB, decision->live, decision->held, reason);
 }
 
-/* Near the end of memory all of it must be usable: small pages, and moves before pages. */
+/* When the driver refuses memory, or above 15/16 of the capacity, the overhead drops to 0, so that all memory is
+   usable: small pages, and moves before new pages. Below 3/4 of the capacity the former overhead returns. */
 static int gai_tune_pressure(galloc_pool *pool, int refused)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11078,7 +11109,8 @@ static int gai_tune_pressure(galloc_pool *pool, int refused)
     return tuning->pressed;
 }
 
-/* While a program only grows, each page is going to be full: large ones need fewer calls. */
+/* A program that only grows fills every page, so larger pages save driver calls. When it begins to free, pages return
+   to the configured growth. */
 static void gai_tune_growth(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11100,15 +11132,15 @@ static void gai_tune_growth(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
 }
 
-/* By so many percent what is held exceeds the peak of live bytes. */
+/* Returns by how many percent the held bytes exceed the peak of live bytes. */
 static unsigned gai_percents_above(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
     return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
 }
 
-/* Renting or buying: once moves have cost what the memory is worth that would have spared them, have the memory. What
-   is held already costs nothing more. */
+/* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead
+   rises by its own value, or by 1 % if it is 0. The rise starts from what is held already, which costs nothing more. */
 static void gai_tune_moves(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11125,8 +11157,8 @@ static void gai_tune_moves(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
 }
 
-/* Pages are parts of the overhead: the more of it, the fewer are created. Once that has cost twice what the overhead is
-   worth, have a quarter more. Not where the size of pages is given, or comes from a limit. */
+/* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
+   what the overhead is worth, it rises by a quarter. A configured page size or a limit turns this rule off. */
 static void gai_tune_creations(galloc_pool *pool)
 {
     gai_tuning *tuning = &pool->tuning;
@@ -11140,7 +11172,7 @@ static void gai_tune_creations(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
 }
 
-/* With `growth` and the lock held, after a miss; `refused`: the driver had no more memory. */
+/* With `growth` and the lock held, after a miss. `refused`: the driver reported that it has no more memory. */
 static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 {
     if (!pool->tuning.watching) return;
@@ -11154,10 +11186,12 @@ static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 /* ==== JOB ========================================================================================================= */
 /* >>job */
 
-/* One request from search to answer: the ladder, callbacks on_oom and on_reject, the report. Calls all above. */
+/* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `growth`
+   while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* The way for a request that nothing at hand fits. Threads that miss together come here one by one, and search
-   first. Frees that the program made for this very call are found: its stream lives, so they were made on it. */
+/* Threads that miss at the same time serialize on `growth`, and each searches again first. After on_oom the stream
+   cache is flushed once more, to find blocks that the callback freed; the stream of this call is alive, which confirms
+   them. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
 {
     galloc_pool *pool = job->pool;
@@ -11190,7 +11224,7 @@ static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
     return callbacks;
 }
 
-/* Everything has failed: asks the program to free something. 1: all is to be tried again. With no lock held. */
+/* After a failed ladder: calls on_oom. Returns 1 if the ladder is to be climbed again. With no lock held. */
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
@@ -11208,7 +11242,7 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
     return 1;
 }
 
-/* The end of a job for which there is no memory. */
+/* Ends a job that has no memory: calls on_reject and stores the report. */
 static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
@@ -11226,6 +11260,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
     gai_job_say_no_memory(job, report);
 }
 
+/* Climbs the ladder again as long as on_oom asks for it. With no lock held. */
 static void gai_job_run(gai_job *job)
 {
     galloc_report report;
@@ -11241,9 +11276,10 @@ static void gai_job_run(gai_job *job)
 /* ==== ALLOC ======================================================================================================= */
 /* >>alloc */
 
-/* Allocation in a pool. Calls job, search, stream cache. */
+/* Allocation: checks and rounds a request, and serves it from cached blocks or by a job. The short path
+   (gai_pool_take_near) takes the pool's lock once and skips the job. May call all sections before it. */
 
-/* A pool that met a sticky error gives out nothing until its context is another one. */
+/* After a sticky error the pool refuses allocations until the context has been replaced. */
 static cudaError_t gai_pool_refuses(galloc_pool *pool)
 {
     unsigned long long known;
@@ -11257,7 +11293,7 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
                     cudaGetErrorString((cudaError_t)(int)broken));
 }
 
-/* Checks a request and rounds it. */
+/* Validates a request and fills the alloc parameters with rounded sizes. */
 static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *request, gai_params *params)
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
@@ -11281,16 +11317,16 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     params->alignment = gai_max(alignment, unit);
     params->requested = request->bytes;
     params->tag = request->tag;
-    params->growable = room != 0 || pool->config.backend; /* what the driver was asked for stays the block's */
-    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* there the low end is always taken */
+    params->growable = room != 0 || pool->config.backend; /* the block keeps the size requested from the driver */
+    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* PyTorch always takes the low end */
     params->small = params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
     params->slot = pool->pooled && !room && !params->far && params->alignment <= GAI_UNIT &&
                    params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;
 }
 
-/* A stream of another context than the pool's lives on when that one is reset, and nothing else would tell that what
-   the pool has of cudaMalloc is gone. Called with the lock held; lets it go meanwhile. */
+/* A stream of another context survives a reset of the pool's context, so its calls must check whether the pool's
+   cudaMalloc segments still exist. Called with the lock held; releases it meanwhile. */
 static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 {
     cudaError_t error = cudaSuccess;
@@ -11306,7 +11342,7 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
     return error;
 }
 
-/* Serves the request from what is at hand, else by the ladder. */
+/* Serves the request from cached blocks, or else by the ladder. */
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -11331,6 +11367,7 @@ static cudaError_t gai_job_do(gai_job *job)
     return job->got ? cudaSuccess : job->error;
 }
 
+/* The full call of an allocation. On success *site contains the stream state, for a thread cache entry. */
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
@@ -11354,17 +11391,17 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     return error;
 }
 
-/* The end of a short way, which has kept the lock all the time. What else gai_stream_release does can have become due
-   only by a stream cache that was emptied, by bytes freed beside other streams, or by somebody who asks. */
+/* Ends a call on the short path, which has held the lock throughout. The full gai_stream_release is needed only if the
+   stream cache was flushed, other streams share the pool, or a mark was requested. */
 static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, const gai_site *site, int changed)
 {
-    if (!changed && stream->cache.open == stream->life) return; /* nobody asks: that shuts it */
+    if (!changed && stream->cache.open == stream->life) return; /* a requested mark would have shut the cache */
     stream->busy++;
     gai_stream_release(pool, stream, site);
 }
 
-/* The same where sizes are rounded, with the lock held. Where strategy:pooled what the stream cache holds is of other
-   sizes, and stays there; only for what has no class the stream cache is emptied. */
+/* The short path for rounded sizes. With strategy:pooled a request for a slot leaves the stream cache as it is, because
+   its blocks are slots of other sizes; any other request flushes it. With the lock held. */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
@@ -11383,9 +11420,8 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     return block;
 }
 
-/* The short way of a plain request, for a call that knows its stream state: what is at hand there, with the lock taken
-   once and nothing put together for later steps. NULL: the long way may do more; nothing has changed but that the
-   stream's cache is empty. `empty`: it was found so. */
+/* The short path of a plain request on a known stream state: one lock, no job. Returns NULL if the slow path is needed;
+   at most the stream cache has been flushed then. `empty`: the caller found the stream cache empty. */
 static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag,
                                                 int empty)
 {
@@ -11409,9 +11445,11 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 /* ==== FREE ======================================================================================================== */
 /* >>free */
 
-/* galloc_free and its marks. Under the pool's lock. Calls take, events. */
+/* Free: galloc_free on one stream, its marks and its error messages, and blocks that the driver itself frees
+   (cudaMallocAsync). Everything runs under the pool's lock unless a comment says otherwise; recording events for
+   recorded uses takes `marking` first. May call alloc and all sections before it. */
 
-/* The block of another backend that an address lies in. With the lock held. */
+/* Returns the block of a pool with another backend that contains an address. With the lock held. */
 static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_segment *segment = pool->segments;
@@ -11424,9 +11462,9 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
     return block;
 }
 
-static uint64_t gai_given_pools; /* pools of other backends */
+static uint64_t gai_given_pools; /* number of pools with other backends */
 
-/* Other backends' blocks are in no map of pages. An address inside one is looked for in all of these pools. */
+/* Blocks of other backends are not in the page map, so an address inside one is looked up in all of their pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
 {
     galloc_pool *pool;
@@ -11446,21 +11484,22 @@ static galloc_pool *gai_pool_of_given(const void *ptr)
     return pool;
 }
 
+/* Returns the pool that an address may belong to, or NULL. Needs no lock, so the pool may end meanwhile. */
 static galloc_pool *gai_pool_of(const void *ptr)
 {
     const gai_mapping *mapping = gai_page_at((uintptr_t)ptr);
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : gai_pool_of_given(ptr);
 }
 
-/* The used, free or parked block that an address lies in. Elsewhere what precedes an address may be another pool's, and
-   that must not be looked at. With the lock held. */
+/* Returns the used, free or parked block that contains an address. The page map is checked first, because the block
+   found before a foreign address may belong to another pool, whose lock is not held. With the lock held. */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
     gai_block *block;
     if (pool->config.backend) return gai_given_around(pool, addr);
     if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
-    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or on its way */
+    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or in transit */
     block = gai_block_before(addr);
     return block && addr - block->addr < block->bytes ? block : NULL;
 }
@@ -11471,7 +11510,7 @@ static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 #define GAI_OTHER_COPIES ""
 #endif
 
-/* Says what is wrong with a pointer that is not the start of a used block. */
+/* Returns the error for a pointer that is not the start of a used block. */
 static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
 {
     gai_block *block;
@@ -11494,14 +11533,17 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
                     GAI_OTHER_COPIES);
 }
 
+/* ---- marks and recorded uses ---- */
+
+/* Requests an event on the stream of a recorded use. A pool with a single stream needs none. */
 static void gai_use_is_due(galloc_pool *pool, gai_stream *stream)
 {
     stream->due = !stream->retired && gai_stream_is_plain(stream) && !gai_pool_has_one_stream(pool);
     pool->due |= stream->due;
 }
 
-/* The same for streams of record_stream, which count as having used the block until now: they are due to be marked as
-   soon as the lock is let go. */
+/* Stamps recorded uses as if their streams had used the block until now. Events become due on these streams, and are
+   recorded when the lock is released. */
 static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *recorded_uses)
 {
     gai_mark *use;
@@ -11509,23 +11551,24 @@ static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *
     gai_block_stamp(pool, block, recorded_uses);
 }
 
+/* Counts a free on each stream of the marks; see gai_cache, run of frees. */
 static void gai_marks_count_free(const gai_mark *mark)
 {
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
 }
 
-/* The same for those of a block that is freed. */
+/* Stamps the recorded uses of a block that is freed. */
 static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
 {
     gai_mark *use;
     gai_marks_count_free(block->recorded_uses);
-    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* the stamp counts it again */
+    for (use = block->recorded_uses; use; use = use->next) use->stream->uses--; /* gai_mark_stamp increments it again */
     gai_block_stamp_uses(pool, block, block->recorded_uses);
     block->recorded_uses = NULL;
 }
 
-/* The driver's pool may have given the stream memory that it was still using before. Nothing is known of that but that
-   the stream comes to an end of it: the block waits for it as well, on whichever stream it is freed. */
+/* The driver's pool may hand a stream memory that the stream itself is still using. The block therefore also waits for
+   the stream that it was allocated on, whichever stream frees it. */
 static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
 {
     if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->stream) return;
@@ -11535,8 +11578,8 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     gai_stream_ask(block->stream);
 }
 
-/* Bytes of a result that are freed on streams which are not of its graph: they follow nothing that is captured. So what
-   was captured up to now may use them, not just what was captured before they were given out. With the lock held. */
+/* A graph's result may be freed on streams outside its capture. Their frees are not ordered with captured work, so all
+   work captured up to now may use the block, not only the work captured before its allocation. With the lock held. */
 GAI_APART
 static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *users)
 {
@@ -11548,7 +11591,7 @@ static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const g
     stream->unmarked += block->bytes;
 }
 
-/* A used block with all its marks becomes free, and is counted. With the lock held. */
+/* Turns a used block, which carries all its marks, into a free block and counts the free. With the lock held. */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
     const gai_stream *stream = block->stream;
@@ -11560,15 +11603,15 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
-/* A block with room is freed: the streams of its marks are asked for events, since only what is known to be done can be
-   in a room. With the lock held. */
+/* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages. With
+   the lock held. */
 static void gai_marks_ask(const galloc_pool *pool, const gai_mark *marks)
 {
     for (; marks; marks = marks->next)
         if (marks->stream->handle != CU_STREAM_LEGACY || gai_pool_has_one_stream(pool)) gai_stream_ask(marks->stream);
 }
 
-/* Puts a used block back; `marks` name the streams whose work so far may still use it. With the lock held. */
+/* Frees a used block. `marks` name the streams whose work submitted so far may still use it. With the lock held. */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     uintptr_t addr = block->addr;
@@ -11589,10 +11632,9 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (roomy) gai_pool_park_room(pool, addr, addr + bytes);
 }
 
-/* May an event be recorded on a stream that this call was not given, namely one of record_stream's? Not on another
-   thread's default stream, which has the same handle here, and not while a capture would notice. A stream that was
-   created lives, and its handle is its own; its id is not asked for, since another thread may begin to capture it, and
-   would lose that. In its context. */
+/* Returns whether an event may be recorded on a recorded use's stream, which this call was not given: not if the handle
+   means another thread's default stream, and not during a capture. The id of a created stream is not queried, because
+   that would invalidate a capture that another thread begins. In the stream's context. */
 static int gai_stream_is_reachable(const gai_stream *stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -11602,9 +11644,9 @@ static int gai_stream_is_reachable(const gai_stream *stream)
     return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
 }
 
-/* Records an event on each stream that record_stream named for a block just freed; what cannot be recorded now is
-   asked for and left to the stream's next call. When it returns no other thread is still recording on one of them:
-   the program may destroy them now. With the lock held, which is let go meanwhile. */
+/* Records the events that are due on streams of recorded uses. A stream that cannot record one now does so in its next
+   call. On return no other thread still records on these streams, so the program may destroy them. With the lock held;
+   releases it meanwhile. */
 static void gai_pool_mark_due(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -11633,14 +11675,14 @@ static void gai_pool_mark_due(galloc_pool *pool)
     gai_lock_off(&pool->marking);
 }
 
-/* The host has no memory to note a stream never seen before, but a free must not fail for that: once the stream's
-   work is done there is nothing to note. */
+/* When host memory for a new stream state is missing, waits for the stream instead: a free must not fail, and completed
+   work needs no mark. */
 static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_scope scope;
     gai_block *block;
     CUresult result = site->capture_forbids ? CUDA_ERROR_OUT_OF_MEMORY : gai_site_context(site);
-    if (site->capture) return gai_stream_refused(site); /* it cannot be waited for */
+    if (site->capture) return gai_stream_refused(site); /* a captured stream cannot be waited for */
     if (!result) result = gai_scope_enter(&scope, site->context);
     if (!result) {
         result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
@@ -11655,17 +11697,17 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
 
-/* Does a free on the stream state's stream leave out what came before the capture? The graph comes after all that the
-   program launches it after; what streams did with the block before, this one among them, they may still be doing when
-   the graph is gone. And which they are cannot be found out: a captured stream does not tell who it is. A block that
-   was given to a stream of the same capture has never been used but in that. */
+/* Returns whether a free on a captured stream needs a mark of the unknown streams: streams that used the block before
+   the capture may still do so when the graph is gone, and the driver does not identify a captured stream. A block
+   allocated in the same capture has no earlier use. */
 static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *block)
 {
     return stream->capture_id && !gai_stream_is_unknown(stream) &&
            !(block->stream && block->stream->capture_id == stream->capture_id);
 }
 
-/* Adds what stands for these streams to the marks for the free of a block. 0: no host memory. Lock held. */
+/* Appends a mark of the unknown streams if a free on a captured stream needs one. Returns 0 if host memory is missing.
+   Lock held. */
 static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai_mark *marks)
 {
     gai_mark *mark, *last = NULL;
@@ -11678,9 +11720,9 @@ static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai
     return 1;
 }
 
-/* The short way of a free of a block that was taken from the program: it was given to the stream state that it is freed
-   on, and nothing else is to be noted. `empty`: its stream cache was found so; the stream may have been retired since.
-   0: the long way must be taken. */
+/* The short path of a free, for a claimed block that was allocated on the stream that frees it and needs no other mark.
+   Returns 0 if the slow path is needed. `empty`: the caller found the stream cache empty; the stream may have been
+   retired since. */
 static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, const gai_site *site, int empty)
 {
     gai_stream *stream = site->stream;
@@ -11696,11 +11738,11 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
-    if (own && due) gai_pool_tend(pool); /* last: it may ask the program, whose calls may change the way */
+    if (own && due) gai_pool_tend(pool); /* last: a call from a callback may replace the entry */
     return own;
 }
 
-/* Frees a claimed block on a stream. 0: no host memory, nothing changed. Lock held. */
+/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. Lock held. */
 static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = gai_mark_promised(pool, stream);
@@ -11714,7 +11756,9 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
-/* Has nobody but who frees the segment's block now ever used any of it? What its alignment has cut off is free. */
+/* ---- blocks that the driver frees ---- */
+
+/* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
 static int gai_segment_is_unmarked(const gai_segment *segment)
 {
     const gai_block *block = segment->first;
@@ -11722,8 +11766,8 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
     return !block;
 }
 
-/* May the driver have a block at the free? When the one stream is all that must have done with it. What was allocated
-   in a capture may be freed in it. */
+/* Returns whether the driver can free a block in stream order: only one stream has used it, and an allocation node of a
+   capture is freed in the same capture or after it. */
 static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
 {
     const gai_segment *segment = block->segment;
@@ -11733,7 +11777,7 @@ static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream
     return !site->capture_forbids && (segment->of_graph || block->stream == stream);
 }
 
-/* The used block of a given segment becomes, with what is free beside it, the busy block of it all. */
+/* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
 static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
 {
     gai_block *at, *next;
@@ -11750,7 +11794,8 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
     return at;
 }
 
-/* A claimed block and its segment are no more: the driver has the memory, or there is none. With the lock held. */
+/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. With the lock
+   held. */
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
@@ -11762,8 +11807,8 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Frees a claimed block in the order of the stream, by the driver itself. 0: it would not; nothing has changed. With
-   the lock held, which is let go meanwhile. */
+/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. With the lock
+   held; releases it meanwhile. */
 static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     gai_segment *segment = block->segment;
@@ -11771,19 +11816,19 @@ static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream 
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
     gai_lock_off(&pool->lock);
-    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* perhaps not ours now */
+    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
     else result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
     if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
     if (result || segment->lost) return 0;
-    stream->handed = gai_stream_stamp(stream); /* to be waited for before the driver's pool is trimmed */
+    stream->handed = gai_stream_stamp(stream); /* wait for this before trimming the driver's pool */
     gai_block_give_up(pool, block);
     return 1;
 }
 
-/* What the driver was to allocate in a capture that is lost it never will. There is nothing to free, and its addresses
-   are somebody else's once the capture has ended. */
+/* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
+   addresses once the capture has ended. */
 static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
@@ -11797,14 +11842,14 @@ static cudaError_t gai_free_unnoted(void)
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
 }
 
-/* What a graph has left must go to the driver at once: later the graph may be gone, and if it never ran its addresses
-   are somebody else's. On the legacy stream that would break a capture. */
+/* Memory left by a graph must be freed at once: later the graph may be destroyed, and if it never ran its addresses may
+   be reused. A free on the legacy stream would invalidate a capture, so that free is refused. */
 static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 {
     return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
 }
 
-/* Frees a claimed block that the driver may have at once. 0: it has to be noted. With the lock held. */
+/* Frees a claimed block by the driver if possible. Returns 0 if it must be marked instead. With the lock held. */
 static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     if (gai_block_never_was(block, site, 1)) {
@@ -11814,7 +11859,7 @@ static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_strea
     return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, stream, site);
 }
 
-/* `taken`: the block, if it has been taken from the program already. */
+/* `taken`: the block, if the caller has already claimed it. */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
@@ -11842,9 +11887,11 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 /* ==== SEVERAL STREAMS ============================================================================================= */
 /* >>several */
 
-/* galloc_free_after, galloc_record_stream, galloc_stream_retire. Calls free, events. */
+/* Calls that name streams besides the one that a block was allocated on: galloc_free_after, galloc_record_stream and
+   galloc_stream_retire. Marks are added under the pool's lock; retiring also takes `marking`, and the global lock to
+   visit all pools. May call free and all sections before it. */
 
-/* Adds a mark that names the stream's stream state to a list; the stream state stays held. */
+/* Adds a mark of the stream to a list. The stream state stays held until gai_stream_release. */
 static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
 {
     gai_stream *stream;
@@ -11863,7 +11910,7 @@ static int gai_marks_name(galloc_pool *pool, gai_mark **list, gai_site *site)
     return mark != NULL;
 }
 
-/* Notes n streams in a list of marks; on failure as many as went well. */
+/* Adds marks of n streams to a list. After an error the list contains the marks that were added before it. */
 static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_site *sites, const cudaStream_t *streams,
                                       int n, cudaStream_t zero)
 {
@@ -11878,8 +11925,8 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
     return cudaSuccess;
 }
 
-/* Frees the block, or with an error just forgets the marks. Then lets the stream states go: the last named is the
-   first. */
+/* Frees the block; after an error only frees the marks. Then releases the stream states. The list is in reverse order
+   of `sites`. */
 static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
                                        cudaError_t error)
 {
@@ -11912,7 +11959,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     return error || block || gone ? error : gai_pointer_refused(pool, ptr);
 }
 
-#define GAI_SITES 16 /* streams that galloc_free_after notes without host memory of its own */
+#define GAI_SITES 16 /* streams that galloc_free_after handles without allocating host memory */
 
 static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaStream_t *streams, int n,
                                        cudaStream_t zero)
@@ -11928,8 +11975,8 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Notes that a stream uses a block, and forgets those that did in captures whose graphs are gone. 0: no host memory.
-   With the lock held. */
+/* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Returns 0 if
+   host memory is missing. With the lock held. */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
@@ -11946,6 +11993,7 @@ static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
+/* Adds a recorded use. The block then has GAI_SPECIAL, so that its free bypasses the stream cache. */
 static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
@@ -11966,9 +12014,9 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     return gai_stream_refused(site);
 }
 
-/* The stream's last mark in this pool: frees to come of blocks that it uses are stamped with that; so are, with
-   cudaMallocAsync, those of blocks that it was given (gai_block_stamp_first). A record that is due on the stream is
-   waited for, and one that becomes due meanwhile is not made any more. */
+/* Records the stream's last event in this pool. It also covers later frees of blocks with recorded uses by this stream,
+   and with cudaMallocAsync of blocks that were allocated on it (gai_block_stamp_first). `marking` excludes a concurrent
+   record on the stream. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
@@ -11988,7 +12036,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         if (named && site->capture_forbids) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_stream_mark(pool, stream, site->handle, 1);
         else stream->retired = 1;
-        stream->due = 0; /* last: a free may have made it due while the lock was let go */
+        stream->due = 0; /* last: a free may have set it while the lock was released */
         stream->busy--;
         if (result) stream->retired = before;
         gai_cache_set(pool, stream);
@@ -11998,27 +12046,26 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
     return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
 }
 
-/* Another pool has failed: the stream is as it was before. That there is one event more is no loss, and what was freed
-   meanwhile comes after no work of the stream that the event does not stand for: the program has not given it any while
-   it retires it. */
+/* Undoes gai_pool_retire after another pool has failed. The extra event is harmless: the program submits no work to a
+   stream while it retires it, so the event also covers what was freed meanwhile. */
 static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
 {
     gai_stream *stream;
     gai_lock_on(&pool->lock);
-    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also where it has been forgotten */
+    stream = pool->retires ? gai_stream_find(pool, site) : NULL; /* NULL also if the stream state was removed */
     if (stream) stream->retired = 0;
     if (stream) gai_cache_set(pool, stream);
     gai_lock_off(&pool->lock);
 }
 
-/* In all pools or in none. With the global lock held. */
+/* Retires the stream in all pools or in none. With the global lock held. */
 static cudaError_t gai_retire(const gai_site *site)
 {
     galloc_pool *pool, *done;
     cudaError_t error = cudaSuccess;
     for (pool = gai_pools; pool && !error; pool = error ? pool : pool->next) {
         pool->retires = 0;
-        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it ends, and holds nothing */
+        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it is being destroyed, and has no blocks */
         error = gai_pool_retire(pool, site);
         gai_pool_go_out(pool, GAI_PASSING);
     }
@@ -12029,9 +12076,11 @@ static cudaError_t gai_retire(const gai_site *site)
 /* ==== RESIZE ====================================================================================================== */
 /* >>resize */
 
-/* galloc_resize. Calls job, free. */
+/* galloc_resize. Shrinking frees the end of a block, and growing extends the block into its room. What fits without a
+   driver call is done under the pool's lock; the rest is a job (gai_job_run). May call job, free and all sections
+   before them. */
 
-/* Marks that name the stream state and the block's recorded uses. The caller has made sure of as many. Lock held. */
+/* Returns marks of the stream state and of the block's recorded uses. The caller has reserved the marks. Lock held. */
 static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
 {
     const gai_mark *use;
@@ -12046,7 +12095,7 @@ static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_
     return users;
 }
 
-/* Stamps bytes that a used block keeps. */
+/* Adds marks for a range that stays part of a used block. */
 static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
 {
     while (users) {
@@ -12058,9 +12107,9 @@ static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *
     gai_marks_trim(pool, &block->marks);
 }
 
-/* Makes a block shorter: what is cut off is freed on the stream state's stream. What the block keeps of it, the rest of
-   a unit or its room, is marked all the same, since it may grow into that for another stream. 0: no host memory,
-   nothing changed. Lock held. */
+/* Shrinks a block: frees its end on the stream. The part that remains in the block, up to the unit or the room, is
+   marked as well, because the block may grow into it again on another stream. Returns 0 if host memory is missing;
+   nothing has changed then. Lock held. */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes)
 {
     gai_mark *use;
@@ -12084,8 +12133,9 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
     return 1;
 }
 
-/* Before a claimed block changes for another stream than that whose stream cache may have it: no stream cache has it
-   any more, and its marks say all. 0: no host memory, nothing changed. Lock held. */
+/* Prepares a claimed block for a resize on another stream than the one whose stream cache may hold it: no stream cache
+   accepts it afterwards, and its marks are complete. Returns 0 if host memory is missing; nothing has changed then.
+   Lock held. */
 static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     if (block->life == stream->life) return 1;
@@ -12097,14 +12147,15 @@ static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_
     return 1;
 }
 
-/* Bytes of a block that may be used: of another backend just those that the driver was asked for. */
+/* Returns how many bytes of the block the program may use: with another backend, no more than was requested from the
+   driver. */
 static size_t gai_block_usable(const gai_block *block)
 {
     const gai_segment *segment = block->segment;
     return segment->given ? gai_min(block->bytes, segment->addr + segment->given - block->addr) : block->bytes;
 }
 
-/* What can be done about the size of a claimed block with the lock alone; then it is let go. Lock held. */
+/* Resizes a claimed block as far as no driver call is needed, and publishes `held` again. Lock held. */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -12126,6 +12177,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     if (grows && !job->error && !gai_load(&pool->broken)) gai_job_search_locked(job, GAI_REACH_OWN);
 }
 
+/* Resizes a block under the lock if possible. Otherwise a job on the ladder brings pages into the room. */
 static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
 {
     gai_job job;
@@ -12156,11 +12208,13 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 /* ==== GRAPHS ====================================================================================================== */
 /* >>graphs */
 
-/* galloc_graph_begin, _end and _release: captures that share memory. Under `marking`. Calls capture, free. */
+/* galloc_graph_begin, _end and _release: groups, which are captures that share memory. `marking` guards the beginning
+   and the end of a group, and the pool's lock guards its list. A handle is a number that is never reused, and is not a
+   pointer. May call capture, free and all sections before them. */
 
-static uint64_t gai_graphs; /* that have had a number */
+static uint64_t gai_graphs; /* groups created so far */
 
-/* The group with a handle, or NULL. With the lock held. */
+/* Returns the group with a handle, or NULL. With the lock held. */
 static galloc_graph *gai_graph_at(const galloc_pool *pool, const galloc_graph *handle)
 {
     galloc_graph *graph = pool->graphs;
@@ -12174,7 +12228,7 @@ static cudaError_t gai_graph_is_gone(const galloc_graph *handle)
                     "destroyed, or it never was one", (const void *)handle);
 }
 
-/* The pool of a group, in which the call is from then on. */
+/* Finds the pool of a group and pins it. */
 static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
 {
     galloc_pool *pool;
@@ -12192,7 +12246,9 @@ static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
     return pool ? cudaSuccess : gai_graph_is_gone(handle);
 }
 
-/* Puts captures of the site's stream into the group from now on, the one that is under way included. */
+/* Adds the later captures of the site's stream to the group, and also the capture that is in progress. Fails if the
+   group has begun already, or if the stream or its capture belongs to another group. `made`: a new group to be
+   linked. */
 static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle, galloc_graph *made,
                                    const gai_site *site)
 {
@@ -12223,6 +12279,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     return gai_fail(cudaErrorNotPermitted, "the graph has begun, or the stream with another one");
 }
 
+/* Creates a group and begins it. */
 static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, const gai_site *site)
 {
     cudaError_t error;
@@ -12260,8 +12317,7 @@ static int gai_stream_is_graphs(const gai_stream *stream, const galloc_graph *gr
     return stream->capture && stream->capture->graph == graph;
 }
 
-/* Of a list of marks those of the group's stream states become marks of `to`, stamped now; all are put into another
-   list. */
+/* Moves a list of marks to `out`. Marks of the group's stream states become marks of `to` with its current epoch. */
 static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_stream *to,
                                 gai_mark **out)
 {
@@ -12278,8 +12334,8 @@ static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_
     }
 }
 
-/* What a block has of marks, or of recorded uses, of the group's stream states becomes a mark of `to`. Returns the
-   block that it is a part of then. Lock held. */
+/* Turns the marks and recorded uses of the group's stream states in a block into marks of `to`. Returns the block,
+   which may have been coalesced with its neighbours. Lock held. */
 static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_stream *to)
 {
     gai_mark **at = &block->recorded_uses, *marks = block->marks;
@@ -12305,7 +12361,8 @@ static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const
     return is_free ? gai_block_file(pool, block, 0) : block;
 }
 
-/* The end of a group: what its graphs own is free after this point of the site's stream. In the pool's scope. */
+/* Ends a group: memory of its graphs becomes free after the current position of the site's stream. In the pool's
+   context. */
 static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *handle, gai_site *site)
 {
     galloc_graph *graph, **at = &pool->graphs;
@@ -12340,37 +12397,41 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
 /* ==== CONFIGURATION ============================================================================================= */
 /* >>configuration */
 
-#define GAI_OVERHEAD_MAX 100
-#define GAI_MILLION ((uint64_t)1000000) /* fractions have six digits behind the point */
-#define GAI_MESSAGE 480 /* what galloc_config_parse says, all of it */
+/* galloc_config as text: the table of keys, validation, the parser of GALLOC_CONF and galloc_config_parse, and the
+   printer. It owns no shared state and needs no lock. May call platform; it also uses constants of stream cache and
+   pages. */
 
-/* A piece of the text that is being parsed. */
+#define GAI_OVERHEAD_MAX 100
+#define GAI_MILLION ((uint64_t)1000000) /* fractions have six decimal places */
+#define GAI_MESSAGE 480 /* longest message of galloc_config_parse */
+
+/* A range of the text that is parsed. */
 typedef struct gai_text {
     const char *at;
     size_t length;
 } gai_text;
 
 enum gai_form {
-    GAI_WORDS,     /* int: the number of a word */
-    GAI_FLAGS,     /* int: words joined by '+', each a bit; the first word is for none */
+    GAI_WORDS,     /* int: index in `words` */
+    GAI_FLAGS,     /* int: words joined by '+', one bit each; the first word stands for 0 */
     GAI_BYTES,     /* size_t */
     GAI_NUMBER,    /* uint64_t */
     GAI_TIME,      /* uint64_t, nanoseconds */
     GAI_FRACTION,  /* double */
     GAI_ROUNDING,  /* roundup_power2_divisions */
-    GAI_NO_SETTING, /* accepted, for PyTorch's sake */
-    GAI_OF_PROCESS  /* no pool's, but the process's: the level of the log */
+    GAI_NO_SETTING, /* accepted for compatibility with PyTorch, and ignored */
+    GAI_OF_PROCESS  /* a setting of the process, not of a pool: the log level */
 };
 
-/* What the language knows. `odd` is a value with a name of its own, the only one in `words`; least and most bound all
-   others, fractions in millionths. */
+/* One key of the language. For numbers, `words` is the name of the one special value `odd`, such as none. All other
+   values lie between `least` and `most`; fractions are given in millionths. */
 typedef struct gai_key {
     const char *name;
     enum gai_form form;
-    size_t at; /* in galloc_config; keys of one setting have the same */
+    size_t at; /* offset in galloc_config; equal for keys of the same setting */
     const char *words;
     uint64_t odd, least, most;
-    const char *values; /* what a value must look like */
+    const char *values; /* description of valid values, for messages */
 } gai_key;
 
 #define GAI_MEMBER(member) offsetof(galloc_config, member)
@@ -12444,7 +12505,7 @@ static galloc_config gai_config_default(void)
     return config;
 }
 
-/* Takes on the ways of another allocator: what is not said otherwise is as its users know it. */
+/* Applies the defaults of like:pytorch, or of galloc. */
 static void gai_config_like(galloc_config *config, int like)
 {
     galloc_config defaults = gai_config_default();
@@ -12454,17 +12515,18 @@ static void gai_config_like(galloc_config *config, int like)
     config->reuse = like == GALLOC_LIKE_PYTORCH ? 0 : defaults.reuse;
 }
 
-/* ---- writing ---- */
+/* ---- string builder ---- */
 
 static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
 
-/* Where a text is being written. */
+/* The position in a text that is being written. */
 typedef struct gai_string {
     char *at;
-    size_t left; /* the ending 0 included; 0: it was too little */
+    size_t left; /* with the terminating 0; 0: the text did not fit */
 } gai_string;
 
+/* Appends formatted text. After an overflow `left` stays 0. */
 GAI_FORMAT(2, 3)
 static void gai_print(gai_string *string, const char *format, ...)
 {
@@ -12481,7 +12543,7 @@ static void gai_print(gai_string *string, const char *format, ...)
     }
 }
 
-/* The largest unit of which n is a multiple; names[i] is that of units[i]. */
+/* Prints n in the largest unit that divides it. names[i] is the name of units[i]. */
 static void gai_print_units(gai_string *string, uint64_t n, const char *const *names, const uint64_t *units, int count)
 {
     int i = count - 1;
@@ -12495,7 +12557,7 @@ static void gai_print_bytes(gai_string *string, uint64_t bytes)
     gai_print_units(string, bytes, names, gai_byte_units, 4);
 }
 
-/* ---- what is right ---- */
+/* ---- validation ---- */
 
 static gai_text gai_text_of(const char *string)
 {
@@ -12512,7 +12574,8 @@ static int gai_texts_are_equal(gai_text a, gai_text b)
 
 static int gai_text_is(gai_text text, const char *word) { return gai_texts_are_equal(text, gai_text_of(word)); }
 
-/* Cuts the piece up to `separator` off the stream cache, brackets left whole; 1 if the separator was there. */
+/* Cuts the text before the first `separator` off the front of `rest`, but ignores separators in brackets. Returns 1 if
+   the separator was found. */
 static int gai_text_cut(gai_text *rest, char separator, gai_text *piece)
 {
     size_t i;
@@ -12539,7 +12602,7 @@ static double gai_key_fraction(const galloc_config *config, const gai_key *key)
     return *(const double *)(const void *)((const char *)config + key->at);
 }
 
-/* Is the setting in its range? */
+/* Returns whether the setting is in its range. */
 static int gai_key_is_right(const galloc_config *config, const gai_key *key)
 {
     uint64_t n;
@@ -12562,7 +12625,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
 }
 
-/* The number of the first key of the same setting. */
+/* Returns the index of the first key of the same setting. */
 static int gai_key_index(const gai_key *key)
 {
     int i = 0;
@@ -12577,7 +12640,7 @@ static const gai_key *gai_key_at(size_t member)
     return key;
 }
 
-/* The setting that is less than another one, large_segment_size, allows; NULL: none is. */
+/* Returns a setting that is smaller than large_segment_size although it must not be, or NULL. */
 static const gai_key *gai_config_misfit(const galloc_config *config)
 {
     size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
@@ -12585,7 +12648,7 @@ static const gai_key *gai_config_misfit(const galloc_config *config)
     return rounding && rounding < least ? gai_key_at(GAI_MEMBER(max_non_split_rounding)) : NULL;
 }
 
-/* place: where the text names the later one of the two; 0: it names neither. */
+/* `place`: position of the later of the two settings in the text; 0: the text contains neither. */
 static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
 {
     gai_string string;
@@ -12598,7 +12661,7 @@ static void gai_say_misfit(const galloc_config *config, const gai_key *key, size
     gai_print_bytes(&string, config->large_segment_size);
 }
 
-/* Are all settings in their ranges? Says which is not. */
+/* Checks all settings, and writes the first that is out of range into `message`. */
 static int gai_config_is_right(const galloc_config *config, char *message, size_t size)
 {
     const gai_key *misfit;
@@ -12613,9 +12676,12 @@ static int gai_config_is_right(const galloc_config *config, char *message, size_
     return !misfit;
 }
 
-/* ---- reading ---- */
+/* ---- parsing ---- */
 
-/* Digits, and nothing else; up to `most`. */
+/* text = [pair {"," pair}];  pair = key ":" value. A comma in brackets does not separate pairs. The name of a size key
+   may end in _mb; its value is then in MiB, without a unit. */
+
+/* Accepts digits only, up to `most`. */
 static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
 {
     uint64_t n = 0;
@@ -12629,7 +12695,7 @@ static int gai_parse_number(gai_text text, uint64_t most, uint64_t *value)
     return text.length > 0;
 }
 
-/* A number and the name of its unit: one of `names`, which '|' separates. */
+/* Accepts a number followed by the name of a unit, one of `names`, which are separated by '|'. */
 static int gai_parse_units(gai_text text, const char *names, const uint64_t *units, uint64_t most, uint64_t *value)
 {
     gai_text rest = gai_text_of(names), name, suffix;
@@ -12649,7 +12715,7 @@ static int gai_parse_units(gai_text text, const char *names, const uint64_t *uni
     return 1;
 }
 
-/* Digits with at most one point among them, whatever the locale. */
+/* Accepts digits with at most one decimal point, in every locale. */
 static int gai_parse_fraction(gai_text text, double *value)
 {
     double whole = 0, scale = 1;
@@ -12668,7 +12734,7 @@ static int gai_parse_fraction(gai_text text, double *value)
     return digits > 0;
 }
 
-/* The number of a word among `words`; -1 if it is none of them. */
+/* Returns the index of a word in `words`, or -1. */
 static int gai_word_number(const char *words, gai_text text)
 {
     gai_text rest = gai_text_of(words), word;
@@ -12680,6 +12746,7 @@ static int gai_word_number(const char *words, gai_text text)
     return -1;
 }
 
+/* Parses words joined by '+', each at most once, or the word that stands for 0. */
 static int gai_parse_flags(const char *words, gai_text text, int *value)
 {
     int flags = 0, more = 1, i;
@@ -12698,7 +12765,7 @@ static int gai_parse_flags(const char *words, gai_text text, int *value)
     return 1;
 }
 
-/* One pair of a list of divisions; `next` is the first that no pair before has set. */
+/* Parses one pair of a list of divisions. `next` is the first index that no earlier pair has set. */
 static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
 {
     gai_text boundary;
@@ -12716,7 +12783,8 @@ static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
     return 1;
 }
 
-/* One number for all sizes, or pairs in brackets. What no pair names stays off. */
+/* Parses one number for all sizes, or pairs in brackets. The first pair also applies to smaller sizes. Sizes without a
+   pair are not rounded further. */
 static int gai_parse_divisions(gai_text text, unsigned *divisions)
 {
     uint64_t n = 0;
@@ -12737,6 +12805,7 @@ static int gai_parse_divisions(gai_text text, unsigned *divisions)
     return 1;
 }
 
+/* Parses a number, with its unit if the key has one, or the name of the special value. */
 static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t *n)
 {
     if (key->words[0] && gai_text_is(text, key->words)) {
@@ -12751,7 +12820,7 @@ static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t 
     return 1;
 }
 
-/* Reads the value of a key into its setting; mib: it is in MiB. */
+/* Parses the value of a key into its setting. `mib`: the value is in MiB. */
 static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text text, int mib)
 {
     void *at = (char *)config + key->at;
@@ -12776,7 +12845,7 @@ static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text t
     return 1;
 }
 
-/* The key that a name means; sizes may have _mb behind it. NULL: there is none. */
+/* Returns the key with a name; names of sizes may end in _mb. NULL: there is none. */
 static const gai_key *gai_key_find(gai_text name, int *mib)
 {
     gai_text stem = name;
@@ -12790,8 +12859,7 @@ static const gai_key *gai_key_find(gai_text name, int *mib)
 
 static int gai_is_letter(char a, char of) { return (a >= 'A' && a <= 'Z' ? a + ('a' - 'A') : a) == of; }
 
-/* How many letters at the same places from the stream cache, and from the end, a name shares with that of a key, in
-   whatever case. */
+/* Returns how many letters two names share at the start and at the end, ignoring case. */
 static size_t gai_names_share(gai_text a, const char *b)
 {
     size_t n = gai_min(a.length, strlen(b)), i, j;
@@ -12800,7 +12868,7 @@ static size_t gai_names_share(gai_text a, const char *b)
     return i + j;
 }
 
-/* The key that an unknown name was meant for, perhaps. */
+/* Returns the key that is most similar to an unknown name, or NULL if none is similar. */
 static const char *gai_key_near(gai_text name)
 {
     size_t best = 0, shared;
@@ -12814,7 +12882,7 @@ static const char *gai_key_near(gai_text name)
     return best >= 32 ? gai_keys[at].name : NULL;
 }
 
-/* The key with values to be joined of which a word is one: after a comma it was meant to follow one more. */
+/* Returns the key that accepts the word as one of its joined values: a comma may stand where '+' was meant. */
 static const char *gai_flags_with(gai_text word)
 {
     int i;
@@ -12837,18 +12905,18 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
                        "memory_limit, overhead, gc_threshold", place, shown, key.at);
 }
 
-/* What has been read of a text so far. */
+/* The state of the parser. */
 typedef struct gai_parsing {
     galloc_config config;
     uint64_t seen; /* bit i: gai_keys[i], or another key of the same setting */
-    size_t places[GAI_KEYS]; /* and where, counted from 1 */
+    size_t places[GAI_KEYS]; /* their positions in the text, counted from 1 */
     char *message;
     size_t size;
 } gai_parsing;
 
 static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
 
-/* One key:value pair. Writes what is wrong into the message and returns 0 if something is. */
+/* Parses one key:value pair. On an error writes the message and returns 0. */
 static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
 {
     gai_text name;
@@ -12881,15 +12949,15 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     return 0;
 }
 
-/* What a message shows of the program's text may have line ends in it, or a terminal's controls. */
+/* Replaces control characters, which a message may quote from the program's text. */
 static void gai_make_one_line(char *message)
 {
     for (; *message; message++)
         if ((unsigned char)*message < ' ' || *message == 127) *message = '?';
 }
 
-/* Reads a text; `config` is changed only if nothing is wrong with it. stood: where each character and the end stood in
-   what the program's user wrote; NULL: where they are. */
+/* Parses a text; changes `config` only if the whole text is valid. `stood` maps each character and the end of the text
+   to its position in what the user wrote; NULL: the positions are the same. */
 static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
                      size_t size)
 {
@@ -12967,7 +13035,7 @@ static void gai_say_idle(uint64_t seen, const char *names, const char *because, 
     if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
 }
 
-/* Says which settings of a text have no effect beside others. */
+/* Lists the settings of a text that have no effect in combination with others. */
 static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
 {
     static const struct {
@@ -13004,6 +13072,7 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 
 /* ---- printing ---- */
 
+/* Prints up to six decimal places without trailing zeros, in every locale. */
 static void gai_print_fraction(gai_string *string, double x)
 {
     uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
@@ -13017,6 +13086,7 @@ static void gai_print_fraction(gai_string *string, double x)
     if (below) gai_print(string, ".%0*u", digits, below);
 }
 
+/* Prints one number if all sizes have the same value, or else a list of pairs. */
 static void gai_print_divisions(gai_string *string, const unsigned *divisions)
 {
     int i, last = GALLOC_DIVISIONS - 1;
@@ -13069,7 +13139,7 @@ static void gai_print_value(gai_string *string, const galloc_config *config, con
     else gai_print(string, "%llu", (unsigned long long)n);
 }
 
-/* All settings, as a text that can be read back. 0: there is not room enough. */
+/* Prints all settings as a text that can be parsed again. Returns 0 if the text does not fit. */
 static int gai_config_print(const galloc_config *config, char *text, size_t size)
 {
     gai_string string;
@@ -13088,25 +13158,29 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 /* ==== LOG ======================================================================================================= */
 /* >>log */
 
-#define GAI_REPEAT_KINDS 16        /* messages that are told from each other, the last ones */
-#define GAI_REPEAT_REST 1000000000 /* ns after which a repeat is told again */
+/* Messages to the program: the level, the limit on repeated messages, and the end of every public function (gai_end).
+   gai_log_lock guards all of its state and is released before the program's log function is called. May call
+   configuration and platform. */
 
-/* Messages that differ in numbers only. */
+#define GAI_REPEAT_KINDS 16        /* kinds of messages that are counted separately, the latest ones */
+#define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
+
+/* Counts of messages that differ in numbers only. */
 typedef struct gai_log_repeat {
     uint64_t key, count;
-    uint64_t when, hidden; /* when one was shown last, and how many were not since */
+    uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
 } gai_log_repeat;
 
 typedef void (*gai_log_call)(int level, const char *text, void *user);
 
-/* All of it is guarded by gai_log_lock. */
-static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read */
+/* Guarded by gai_log_lock. */
+static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read yet */
 static gai_log_call gai_log_function;
 static void *gai_log_user;
 static gai_log_repeat gai_log_repeats[GAI_REPEAT_KINDS];
-static unsigned gai_repeat_kinds; /* that have had a place so far */
+static unsigned gai_repeat_kinds; /* kinds that have used an element so far */
 
-/* What GALLOC_CONF says of it, wrong as the rest may be: errors in it are to be seen, or not. */
+/* Returns the log level in GALLOC_CONF, even if the rest of the text is invalid, because its errors are logged too. */
 static int gai_log_level_of(const char *text)
 {
     gai_text rest = gai_text_of(text ? text : ""), pair, name;
@@ -13120,7 +13194,7 @@ static int gai_log_level_of(const char *text)
     return level;
 }
 
-/* The same for all texts that differ in numbers only, those of addresses included. */
+/* Returns a hash that is equal for texts that differ in numbers or addresses only. */
 static uint64_t gai_repeat_key(const char *text)
 {
     uint64_t key = 14695981039346656037u;
@@ -13143,8 +13217,8 @@ static int gai_is_power_of_ten(uint64_t n)
     return n == 1;
 }
 
-/* Is it to be shown? Repeats are that make a power of ten, and those long after the last one. *hidden: how many were
-   not since. */
+/* Returns whether to show a repeated message: when its count is a power of ten, or when the last one shown is long ago.
+   *hidden: how many were suppressed since then. */
 static int gai_repeat_shows(const char *text, uint64_t *hidden)
 {
     uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
@@ -13167,10 +13241,10 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
     return 1;
 }
 
-static GAI_THREAD_LOCAL int gai_in_log; /* the program is being told */
+static GAI_THREAD_LOCAL int gai_in_log; /* the log function runs in this thread */
 
-/* Tells the program this thread's message. Should it call galloc meanwhile, it is told nothing of that, or else a
-   failure there would never end; the message is as before. */
+/* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
+   prevents endless recursion. The message is restored afterwards. */
 GAI_APART
 static void gai_log(int level)
 {
@@ -13199,7 +13273,7 @@ static void gai_log(int level)
     gai_message[length] = 0;
 }
 
-/* Puts the name of the function that fails before what is wrong. */
+/* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
 {
     size_t length = strlen(function), most = sizeof gai_message - 3 - length;
@@ -13210,7 +13284,7 @@ static void gai_message_begin(const char *function)
     gai_message[length + 2 + told] = 0;
 }
 
-/* Every public function that can fail ends here. */
+/* Every public function that can fail returns through this one. */
 static cudaError_t gai_end(const char *function, cudaError_t error)
 {
     int is_new = gai_message_is_new;
@@ -13227,7 +13301,10 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
 /* ==== REPORT ==================================================================================================== */
 /* >>report */
 
-/* A number of bytes as people read them, and in full. */
+/* The text of a galloc_report (galloc_report_text), with advice. It reads only the report, so it needs no lock. May
+   call the string builder of configuration. */
+
+/* Prints a size in MiB and in bytes. */
 static void gai_print_size(gai_string *string, const char *what, size_t bytes, const char *more)
 {
     gai_print(string, "  %-26s %12.2f MiB  %zu%s%s\n", what, (double)bytes / (double)GAI_MIB, bytes,
@@ -13291,13 +13368,13 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
     }
 }
 
-/* Bytes that must come from somewhere. */
+/* Returns the bytes that the pool lacks for the request. */
 static size_t gai_report_lacks(const galloc_report *report)
 {
     return report->rounded > report->largest_possible ? report->rounded - report->largest_possible : 1;
 }
 
-/* What would help, as far as it can be told; each only where it is not so already. */
+/* Prints advice that applies to this report. It never suggests a setting that is already in effect. */
 static void gai_report_advise_pool(gai_string *string, const galloc_report *report)
 {
     size_t lacks = gai_report_lacks(report);
@@ -13330,7 +13407,7 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
     size_t beyond = report->device_free - gai_min(report->device_free, report->room);
     int limited = report->limit < report->device_total && beyond >= gai_report_lacks(report);
     int full = report->device_known && report->device_free < report->rounded && !limited;
-    int shared = report->held < report->limit && report->room < report->limit - report->held; /* with other pools */
+    int shared = report->held < report->limit && report->room < report->limit - report->held; /* by other pools */
     if (limited)
         gai_print(string, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
                   report->device_free);
@@ -13342,7 +13419,7 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
                   report->outside);
 }
 
-/* 0: there is not room enough. */
+/* Returns 0 if the text does not fit. */
 static int gai_report_print(const galloc_report *report, char *text, size_t size)
 {
     gai_string string;
@@ -13366,7 +13443,8 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 /* ==== CHECK ===================================================================================================== */
 /* >>check */
 
-/* Each function counts how many of the equations above the structs do not hold. All with the lock held. */
+/* galloc_pool_check: each function returns how many of the equations above the structs are violated. All functions run
+   under `growth`, the pool's lock and the latches of all stream caches. May call all sections before it. */
 
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
@@ -13396,6 +13474,7 @@ static int gai_check_bins(const gai_set *set, size_t *in_bins)
     return broken;
 }
 
+/* Checks the equations above gai_set. */
 static int gai_check_set(const gai_set *set)
 {
     const gai_block *block, *older = NULL;
@@ -13417,7 +13496,7 @@ static int gai_check_slab(const gai_slab *slab)
     return (n != slab->available) + (slab->promised > slab->available);
 }
 
-/* It can be found, and knows of no wait that it cannot have. */
+/* Checks that the stream state is in the index, and that its waits are possible. */
 static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
 {
     const gai_stream *other = *gai_stream_bucket(pool, stream->key ^ stream->capture_id);
@@ -13442,7 +13521,7 @@ static int gai_check_positions(const gai_stream *stream)
     return broken;
 }
 
-/* A stream state of a captured stream, or of outside, is not used as others are. */
+/* Checks the equations for stream states of captured streams and of the unknown streams. */
 static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
 {
     const gai_capture *capture = pool->captures;
@@ -13469,7 +13548,8 @@ static void gai_census_page(gai_census *census, const gai_page *page, size_t byt
     pages->count += n;
 }
 
-/* A list of blocks in a stream cache: bytes != 0: all of that size. Takes them off the used ones. */
+/* Checks a list of blocks in a stream cache. bytes != 0: all have that size. The caller subtracts the counts from those
+   of used blocks. */
 static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, size_t bytes,
                             gai_census *census)
 {
@@ -13485,7 +13565,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
     return broken;
 }
 
-/* Frozen, as everything here. */
+/* Checks the equations above gai_cache, and moves the blocks of the stream cache from used to free in the census. */
 static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_cache *cache = &stream->cache;
@@ -13516,6 +13596,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     return broken;
 }
 
+/* Checks the equations above gai_stream. */
 static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
     const gai_event *event;
@@ -13538,6 +13619,7 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
            gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
 }
 
+/* Checks the equations above gai_mark. */
 static int gai_check_marks(const gai_block *block)
 {
     const gai_mark *mark, *other;
@@ -13550,7 +13632,8 @@ static int gai_check_marks(const gai_block *block)
     return broken;
 }
 
-/* What a captured stream was given, and is not on its way back, is marked as its graph's, and no stream cache's. */
+/* Checks that a used block of a captured stream has a mark of it over all its bytes, and cannot enter a stream
+   cache. */
 static int gai_check_given(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
@@ -13561,7 +13644,8 @@ static int gai_check_given(const gai_block *block)
     return !mark + !(block->tag & GAI_SPECIAL);
 }
 
-/* Every byte of used and free blocks has a page, none of holes and rooms has; busy ones are on the way. */
+/* Checks that every byte of used and free blocks has a page and none of holes and rooms does. Busy blocks are in
+   transit. */
 static int gai_check_pages(const gai_block *block)
 {
     uintptr_t at = block->addr, end = block->addr + block->bytes;
@@ -13580,7 +13664,8 @@ static int gai_check_pages(const gai_block *block)
     return broken;
 }
 
-/* Marks of a stream that is gone say nothing. */
+/* Checks that a free block is in a set that its block pool allows, and is coalesced. Once the stream of the block pool
+   is gone, the marks do not determine the set. */
 static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
 {
     const gai_block_pool *block_pool = block->segment->block_pool;
@@ -13589,7 +13674,8 @@ static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
     return block_pool->stream && block->set != gai_block_pool_set(pool, block);
 }
 
-/* A free slot is whole and in its set; of a used block only the program knows whether it is one. */
+/* Checks that a slot has the size of a class, that a free slot is in its set, and that no block of kind GAI_FREE is a
+   slot. */
 static int gai_check_slot(galloc_pool *pool, const gai_block *block)
 {
     int broken = block->slot && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
@@ -13597,8 +13683,8 @@ static int gai_check_slot(galloc_pool *pool, const gai_block *block)
     return broken + (block->kind == GAI_FREE && block->slot);
 }
 
-/* It is found by its addresses, and no other block is. What has been freed, and is on its way back to the driver, need
-   not be: another block may have its address by now. */
+/* Checks that the block map finds the block by its addresses. A block that has been freed and awaits its return to the
+   driver is exempt, because another block may already have its address. */
 static int gai_check_found(const gai_block *block)
 {
     int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->held);
@@ -13607,6 +13693,7 @@ static int gai_check_found(const gai_block *block)
            (gai_block_before(block->addr + block->bytes - 1) != block);
 }
 
+/* Checks the equations above gai_block. */
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next;
@@ -13668,7 +13755,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     return broken + (bytes != segment->bytes);
 }
 
-/* What is counted along, against what was found. */
+/* Compares the running statistics with the counts of this check. */
 static int gai_check_stats(galloc_pool *pool, const gai_census *census)
 {
     galloc_stats stats;
@@ -13692,7 +13779,7 @@ static int gai_check_stats(galloc_pool *pool, const gai_census *census)
     return broken + (stats.live.current > stats.allocated.current);
 }
 
-/* What all pools of the device have taken, against the limits. Other threads may be growing other pools. */
+/* Checks the bytes taken by all pools of the device against the limits. Other pools may grow at the same time. */
 static int gai_check_budget(const galloc_pool *pool)
 {
     const gai_budget *budget = pool->budget;
@@ -13708,7 +13795,8 @@ static int gai_check_budget(const galloc_pool *pool)
     return broken;
 }
 
-/* What is counted for like:pytorch, against what is found; but for what a reset has taken, or the driver keeps. */
+/* Compares the statistics of like:pytorch with what is found. Segments lost in a reset, and those that the driver did
+   not take back, are not counted. */
 static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
 {
     galloc_torch_stats found, *stats = &pool->torch_stats;
@@ -13747,6 +13835,7 @@ static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
            (streams != block_pool->streams) + (!segments && !streams && !block_pool->awaited);
 }
 
+/* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
@@ -13803,16 +13892,23 @@ static int gai_check_pool(galloc_pool *pool)
     census.free += parked;
     census.largest = gai_max(census.largest, gai_pool_largest_parked(pool));
     broken += gai_check_budget(pool);
-    if (pool->telling) return broken; /* some bytes are on the way */
+    if (pool->telling) return broken; /* some bytes are in transit */
     return broken + gai_check_stats(pool, &census);
 }
 
 /* ==== POOLS ===================================================================================================== */
 /* >>pools */
 
+/* Pools begin and end, and are found by handle, device or address. The global lock guards the lists of pools. A call
+   pins a pool to stay inside it: pool->users counts such calls, and a pool ends only when no other call is inside. The
+   section also trims pools, installs callbacks, and reads GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. May call all
+   sections before it. */
+
 static void *gai_default_pool[GAI_DEVICES];
 
-/* Has it what no right one can lack? A config that was set to zero has not. */
+/* ---- creation ---- */
+
+/* A config that galloc_config_default has initialized never has 0 here. */
 static int gai_config_is_begun(const galloc_config *config) { return config->large_segment_size != 0; }
 
 static cudaError_t gai_config_check(const galloc_config *config, int *devices)
@@ -13840,7 +13936,7 @@ static cudaError_t gai_current_device(int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-/* What follows of the settings, once it is known what the device can do. */
+/* Sets the flags that follow from the configuration and from what the device supports. */
 static void gai_pool_choose_route(galloc_pool *pool)
 {
     const galloc_config *config = &pool->config;
@@ -13855,6 +13951,7 @@ static void gai_pool_choose_route(galloc_pool *pool)
     pool->mixed.counted = pool->torch;
 }
 
+/* Creates the driver's pool for backend:cudaMallocAsync. */
 static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
 {
     int pools = 0;
@@ -13864,8 +13961,8 @@ static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
     return result ? result : gai_driver_pool_new(pool);
 }
 
-/* Of what sizes pages are, and for what they can be used. A driver that does not know RDMA of pages has none. Pages are
-   made for it some day, perhaps, and are of the same sizes before. */
+/* Determines the page size. If the device supports GPUDirect RDMA of mapped pages, all pages use the size that RDMA
+   needs, whether they are created for RDMA or not. */
 static CUresult gai_pool_open_pages(galloc_pool *pool)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
@@ -13876,7 +13973,7 @@ static CUresult gai_pool_open_pages(galloc_pool *pool)
     return gai_cu.MemGetAllocationGranularity(&pool->granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 }
 
-/* What the device can do, and its primary context, retained until the pool ends. */
+/* Queries the device and retains its primary context until the pool ends. */
 static CUresult gai_pool_open(galloc_pool *pool)
 {
     CUdevice device = pool->config.device;
@@ -13905,7 +14002,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     return result;
 }
 
-/* What a pool that has ended leaves to the next one. NULL: no host memory. */
+/* Returns the memory of an ended pool, or allocates new memory. NULL: host memory is missing. */
 static galloc_pool *gai_pool_memory(void)
 {
     galloc_pool *pool;
@@ -13928,7 +14025,8 @@ static galloc_pool *gai_pool_memory(void)
     return pool;
 }
 
-/* With the lock held: threads may still come to a pool that was here before. */
+/* Initializes a pool, and keeps the stream states and descriptors of the former pool in this memory. With the lock
+   held, because a thread with an old handle may still read them. */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     gai_stream *unused = pool->unused_streams;
@@ -13938,7 +14036,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->blocks = blocks;
     pool->mappings = mappings;
     pool->config = *config;
-    if (config->backend) pool->config.stats_exact = 1; /* no stream cache is ever open */
+    if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
     pool->parking.patience = 8;
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
@@ -13952,7 +14050,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->positions.size = sizeof(gai_position);
 }
 
-/* Nothing is on the cache bins any more, wherever it went. */
+/* Empties a stream cache without returning its blocks, which have been released by other means. */
 static void gai_cache_clear(gai_cache *cache)
 {
     gai_latch_on(&cache->latch);
@@ -13964,12 +14062,13 @@ static void gai_cache_clear(gai_cache *cache)
     gai_latch_off(&cache->latch);
 }
 
+/* Ends all stream states. Their memory stays valid, because threads may have entries that point to it. */
 static void gai_streams_end(galloc_pool *pool)
 {
     while (pool->streams) {
         gai_stream *stream = pool->streams;
         pool->streams = stream->next;
-        stream->life = 0; /* who remembers it must not find it */
+        stream->life = 0; /* thread cache entries must not match it */
         gai_cache_clear(&stream->cache);
         if (gai_stream_is_unknown(stream)) continue;
         stream->next = pool->unused_streams;
@@ -13977,7 +14076,7 @@ static void gai_streams_end(galloc_pool *pool)
     }
 }
 
-/* Frees what the pool has of host memory, but for what threads may look at that come late. With the lock held. */
+/* Frees the pool's host memory, except what threads with old handles may still read. With the lock held. */
 static void gai_pool_free_host(galloc_pool *pool)
 {
     while (pool->segments) {
@@ -14005,7 +14104,7 @@ static void gai_pool_free_host(galloc_pool *pool)
     gai_slab_end(&pool->positions);
 }
 
-/* There is no pool here any more, until the next one begins. */
+/* Ends a pool. Its memory is kept for the next pool. */
 static void gai_pool_discard(galloc_pool *pool)
 {
     gai_lock_on(&pool->lock);
@@ -14017,7 +14116,8 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* No pool exists, and no thread is inside: frees what was kept for those that come late. With the global lock held. */
+/* Frees the memory that was kept for late readers. No pool exists, and no thread is inside. With the global lock
+   held. */
 static void gai_pools_free(void)
 {
     galloc_pool *pool = (galloc_pool *)gai_known_pools;
@@ -14041,6 +14141,7 @@ static void gai_pools_free(void)
     }
 }
 
+/* Turns the collector on if gc_threshold or gc_age needs it. */
 static void gai_pool_start_collector(galloc_pool *pool)
 {
     gai_collector *collector = &pool->collector;
@@ -14051,7 +14152,7 @@ static void gai_pool_start_collector(galloc_pool *pool)
     if (pool->collects) collector->look = 0;
 }
 
-/* Another handle than all that its memory has had. */
+/* Gives the pool a handle that its memory has not had before. */
 static void gai_pool_name(galloc_pool *pool)
 {
     pool->handle = (galloc_pool *)(void *)((char *)pool + pool->lives);
@@ -14059,7 +14160,7 @@ static void gai_pool_name(galloc_pool *pool)
     gai_store_pointer(&pool->key, pool->is_default ? NULL : (void *)pool->handle);
 }
 
-/* Lets the program have it, unless another thread has made the default pool first: then returns that one. */
+/* Publishes a new pool. If another thread has published the default pool first, returns that one instead. */
 static galloc_pool *gai_pool_publish(galloc_pool *pool)
 {
     void **place = pool->is_default ? &gai_default_pool[pool->config.device] : NULL;
@@ -14079,7 +14180,8 @@ static galloc_pool *gai_pool_publish(galloc_pool *pool)
     return first;
 }
 
-/* With no lock held: to begin a context takes long. */
+/* Creates a pool. *out is the existing default pool if another thread has created it meanwhile. With no lock held,
+   because creating a context takes long. */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
     CUresult result;
@@ -14114,11 +14216,11 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     if (pool->driver_pool) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
     (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
-    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread says it */
+    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread logs it */
     return cudaSuccess;
 }
 
-/* The limits that it shared are the others' alone, and no call finds it any more. */
+/* Removes the pool from its limits and from all lists, so that no call finds it. */
 static void gai_pool_unlink(galloc_pool *pool)
 {
     galloc_pool **at = &gai_pools;
@@ -14132,7 +14234,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* The settings in effect. With the lock held. */
+/* Returns the settings in effect. With the lock held. */
 static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 {
     *config = pool->config;
@@ -14141,13 +14243,15 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
-/* A range of addresses that has memory. */
+/* ---- callbacks on existing mappings ---- */
+
+/* A mapped range of addresses. */
 typedef struct gai_range {
     uintptr_t addr;
     size_t bytes;
 } gai_range;
 
-/* Adds the n-th range to an array, if there is one. */
+/* Writes the n-th range if there is an array, and counts it. */
 static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mapping)
 {
     if (array) {
@@ -14157,7 +14261,8 @@ static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mappin
     *n += 1;
 }
 
-/* All that is mapped and not about to be unmapped; `array` may be NULL. Returns how many. With both locks held. */
+/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. With `growth`
+   and the lock held. */
 static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 {
     const gai_segment *segment;
@@ -14177,7 +14282,8 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
-/* Tells on_map of all that is mapped, with `growth` let go; meanwhile nothing is unmapped. 0: no host memory. */
+/* Calls on_map for all mapped ranges with `growth` released; `walking` prevents unmapping meanwhile. Returns 0 if host
+   memory is missing. */
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 {
     gai_range *ranges;
@@ -14205,7 +14311,7 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     return 1;
 }
 
-/* With `growth` held, in a scope. */
+/* Sets the callbacks of a pool. With `growth` held, in the pool's context. */
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
     if (pool->telling)
@@ -14222,7 +14328,9 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
     return cudaSuccess;
 }
 
-/* Does an event of the pool's wait for work that is not done, or was not when the pool looked? */
+/* ---- trimming ---- */
+
+/* Returns whether any recorded event was incomplete at the last poll. */
 static int gai_pool_has_events_out(galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -14232,8 +14340,9 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
-/* Unmaps what nobody uses, waiting for the device if what is known to be unused is too little; if `synchronised`, only
-   where the pool knows of no work that it would wait for. With `growth` held: meanwhile nothing is created. */
+/* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
+   complete. `synchronised`: waits only if no event is known to be incomplete. With `growth` held, so nothing is created
+   meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14260,6 +14369,17 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     return gai_driver_failed(result, "waiting for the device");
 }
 
+/* ---- the end of a pool ----
+
+   gai_pool_part            releases memory while on_unmap can still be called
+   gai_pool_shut_out        refuses new calls, and waits for the calls inside
+   gai_pool_end_route       closes the stream caches and the short path, which do not check for the end of the pool
+   gai_pool_close           releases the remaining memory, the addresses and the driver's pool
+   gai_pool_unlink          removes the pool from its limits and lists, and invalidates all thread cache entries
+   gai_pool_leave_streams   waits for calls that still record events, and destroys the events
+   gai_pool_discard         keeps the host memory for the next pool */
+
+/* Frees all reserved addresses, in which nothing is mapped any more. */
 static CUresult gai_pool_unreserve(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14276,7 +14396,7 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
     return result;
 }
 
-/* Gives everything back that the device knows of. With `growth` held, in a scope; no block is used. */
+/* Releases all driver objects of the pool. With `growth` held, in the pool's context; no block is in use. */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -14303,12 +14423,14 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     return cudaSuccess;
 }
 
+/* Returns whether the driver has shut down, which has freed all device memory. */
 static int gai_pool_is_orphaned(galloc_pool *pool)
 {
     unsigned long long id = 0;
     return pool->driver_gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
 }
 
+/* Returns an error if the program still holds blocks. */
 static cudaError_t gai_pool_is_used(galloc_pool *pool)
 {
     galloc_stats now;
@@ -14323,7 +14445,7 @@ static cudaError_t gai_pool_is_used(galloc_pool *pool)
                     "first", pool->config.device, blocks, bytes);
 }
 
-/* What graphs may use yet must not be unmapped. */
+/* Returns an error if graphs own memory of the pool, which they may still use, so that it must not be unmapped. */
 static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -14336,8 +14458,8 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
                     pool->config.device);
 }
 
-/* Another pool that is short may have this one tell of what goes: what is out of sight then has to have gone before the
-   pool ends. A thread in a callback does not wait for itself. With `growth` held. */
+/* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone
+   before the pool ends. A thread inside a callback does not wait for itself. With `growth` held. */
 static void gai_pool_await_told(galloc_pool *pool)
 {
     unsigned round;
@@ -14348,7 +14470,7 @@ static void gai_pool_await_told(galloc_pool *pool)
     }
 }
 
-/* Gives back what a pool has that is about to end, while no lock keeps the program from being told. */
+/* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
 static void gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
@@ -14362,15 +14484,15 @@ static void gai_pool_part(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* The pool goes on, and the calls that are in it as before. */
+/* Lets calls enter the pool again. */
 static void gai_pool_let_in(galloc_pool *pool)
 {
     uint64_t users = gai_load(&pool->users);
     while (!gai_swap(&pool->users, users, users & ~GAI_ENDED)) users = gai_load(&pool->users);
 }
 
-/* Keeps others out, and waits until those are out again that were in. The call itself is in. Memory that was given out
-   meanwhile ends that: who has it may wait for the pool, see gai_pool_around. */
+/* Refuses new calls and waits until this call is the only one inside. Fails if a block is allocated meanwhile, because
+   the free of that block waits for this pool (gai_pool_around). */
 static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
 {
     cudaError_t error = cudaSuccess;
@@ -14390,7 +14512,7 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     return error;
 }
 
-/* While a pool ends no call has memory of it by a short way, which does not ask: what is free stays so. */
+/* Closes the stream caches and the short path while a pool ends, because these do not check whether it has ended. */
 static void gai_pool_end_route(galloc_pool *pool, int shut)
 {
     gai_stream *stream;
@@ -14402,8 +14524,8 @@ static void gai_pool_end_route(galloc_pool *pool, int shut)
     gai_lock_off(&pool->lock);
 }
 
-/* Gives back what the device knows of, if nothing is used. A default pool that is used gives back what is not. The
-   program is told of nothing. */
+/* Releases all memory of a pool without used blocks. A default pool with used blocks releases only what is unused.
+   Calls no callback. */
 static cudaError_t gai_pool_empty(galloc_pool *pool)
 {
     gai_scope scope;
@@ -14423,8 +14545,8 @@ static cudaError_t gai_pool_empty(galloc_pool *pool)
     return error;
 }
 
-/* Calls that came by a stream cache find no stream state any more. One that did before, and let the lock go to leave a
-   mark, is waited for; then the events go. */
+/* Invalidates the lives of all stream states, so that thread cache entries no longer match. Waits for calls that have
+   released the lock to record an event, then destroys the events. */
 static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
 {
     gai_stream *stream;
@@ -14445,8 +14567,8 @@ static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
         gai_stream_drop_events(pool, stream, gai_stream_health(stream) != GAI_DEAD);
 }
 
-/* Ends a pool that the call is in; after an error it is still. The memory of a driver that is gone went with it: then
-   only the host's is given back. With no lock held: it may wait for the device, or for threads that do. */
+/* Ends a pool that this call is inside of; after an error the pool continues. If the driver is gone, only host memory
+   is freed. With no lock held: it may wait for the device or for other threads. */
 static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     int orphaned = gai_pool_is_orphaned(pool);
@@ -14466,7 +14588,9 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* Does a pair of PyTorch's settings speak of what galloc has not: host memory, addresses for each stream? */
+/* ---- default pools and environment variables ---- */
+
+/* Returns whether a setting of PyTorch concerns a feature that galloc does not have. */
 static int gai_is_foreign_setting(gai_text pair)
 {
     static const char *const names[] = {"pinned_", "expandable_segments_reserve", "graph_capture_record_stream_reuse"};
@@ -14478,8 +14602,8 @@ static int gai_is_foreign_setting(gai_text pair)
     return 0;
 }
 
-/* PyTorch's settings as galloc reads them: without blanks, and without what is foreign; `stood` says where each
-   character stood, and the end. 0: too long. */
+/* Copies PyTorch's settings without blanks and without unsupported ones. `stood` receives the original position of each
+   character and of the end. Returns 0 if the text is too long. */
 static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size_t size)
 {
     gai_text rest = gai_text_of(text), pair;
@@ -14507,7 +14631,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
     return 1;
 }
 
-/* PyTorch's variable, beneath what GALLOC_CONF says. */
+/* Applies PyTorch's variable, which GALLOC_CONF overrides. */
 static cudaError_t gai_config_of_torch(galloc_config *config)
 {
     char message[GAI_MESSAGE], text[1024] = "";
@@ -14522,7 +14646,7 @@ static cudaError_t gai_config_of_torch(galloc_config *config)
     return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
 }
 
-/* The settings of default pools: the built-in ones, changed by GALLOC_CONF. */
+/* Returns the settings of default pools: the built-in ones, changed by GALLOC_CONF. */
 static cudaError_t gai_config_of_environment(galloc_config *config)
 {
     char message[GAI_MESSAGE];
@@ -14546,7 +14670,7 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     return cudaSuccess;
 }
 
-/* The default pool, in which the call is from then on. *pool is NULL after an error. */
+/* Returns the default pool of a device, pinned, and creates it if needed. *pool is NULL after an error. */
 static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
 {
     galloc_config config;
@@ -14565,7 +14689,7 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
     return error;
 }
 
-/* The device of a stream's context. */
+/* Returns the device of the stream's context. */
 static cudaError_t gai_site_device(gai_site *site, int *device)
 {
     CUcontext current = NULL, popped;
@@ -14583,15 +14707,17 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
+/* ---- from an address to its pool ---- */
+
 static int gai_is_used(const void *ptr)
 {
     const gai_block *block = gai_block_at((uintptr_t)ptr);
     return block && gai_block_addr(block) == (uintptr_t)ptr && gai_load_pointer(&block->held);
 }
 
-/* The pool that an address may be of, in which the call is from then on; NULL: there is none. It may be another one
-   than it was when the address was looked up: with its lock held the address is looked up again. A pool with a used
-   block does not end, whoever tries: that is waited for. */
+/* Pins the pool that may contain an address; NULL: there is none. The pool may have changed since the look-up, so the
+   caller looks the address up again under the lock. A pool with a used block never ends, so a failed attempt to end it
+   is waited for. */
 static galloc_pool *gai_pool_around(const void *ptr)
 {
     galloc_pool *pool = gai_pool_of(ptr);
@@ -14604,8 +14730,8 @@ static galloc_pool *gai_pool_around(const void *ptr)
     return pool;
 }
 
-/* What every function that takes a used block begins with; the call is in the pool from then on. *pool is NULL when
-   there is nothing to do: no pointer, or no driver any more. */
+/* The beginning of every function that takes a used block; pins the pool. *pool is NULL if there is nothing to do: no
+   pointer, or the driver is gone. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
 {
     cudaError_t error;
@@ -14637,40 +14763,45 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 /* ==== THREAD CACHE ================================================================================================ */
 /* >>threadcache */
 
-/* What this thread remembers of the streams that it used lately: the way from a stream and a pool to the stream's
-   cache, without a lock that others share. It is only a memory: what it says is looked at again before it is used. The
-   stream must still be the one that it was, by a look at its id, or for the default streams at their context's (who
-   vouches for calls that do not ask is said above gai_cache); and the stream cache, once its latch is held, must still
-   be open for the life of the stream state that the way led to. */
+/* The fast path of galloc_malloc and galloc_free, and the slower paths behind it. Each thread keeps a table of recently
+   used streams (gai_entry), which leads from a stream and a pool to the stream cache without a shared lock; then only
+   the latch of the stream cache is taken. The outcome (enum gai_outcome) selects what follows: the pool's short path
+   with one lock, or a full call. May call all sections before it. */
+
+/* A thread cache entry: what this thread remembers of a stream that it used recently. It is checked before each use:
+   the generation is current          no pool has ended or changed its sizes since the entry was written
+   the stream has the same id         with default streams: the same context id (see gai_cache: confirm)
+   stream->cache.open == site.life    under the latch: the stream state still belongs to that stream */
 typedef struct gai_entry {
-    uint64_t generation; /* the way is none unless this is of now */
-    const galloc_pool *key; /* its handle; NULL: the default pool of the stream's device, whichever that is */
+    uint64_t generation; /* valid only if it equals gai_generation */
+    const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
     short looks; /* stream_check */
-    short torch; /* of the pool, which may have ended */
-    int asks;  /* for the current context: of a default stream, unless by promise that is always the same. 1: not when
-                  what was given out last is freed: by promise that comes where it was allocated */
+    short torch; /* copied, because the pool may have ended */
+    int asks;  /* whether to query the current context, for a default stream. 0: never. 2: always. 1: not to free the
+                  block allocated last, since stream_check:off promises that it is freed in the same context */
     gai_site site;
-    gai_block *last; /* given out on this way, and its address */
+    gai_block *last; /* the block last allocated through this entry, and its address */
     uintptr_t last_ptr;
-    size_t reach; /* what is asked for beyond this is no stream cache's, */
-    size_t most;  /* and beyond this that, or rounded in another way than mostly */
+    size_t reach; /* larger requests are never in a stream cache */
+    size_t most;  /* larger requests are not, or are rounded beyond 512 bytes */
 } gai_entry;
 
 #define GAI_ENTRIES_LOG2 5
 #define GAI_ENTRIES 32
-#define GAI_ENTRY_PROBES 4 /* neighbouring entries where it may be */
+#define GAI_ENTRY_PROBES 4 /* neighbouring places that an entry may take */
 
 static GAI_THREAD_LOCAL gai_entry gai_entries[GAI_ENTRIES];
-static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* on which `last` was given out; NULL: none since it was noted */
-static GAI_THREAD_LOCAL int gai_one_context; /* there is a way to a pool of which this is so, or was */
+static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* the entry that allocated last; NULL: it was replaced since */
+static GAI_THREAD_LOCAL int gai_one_context; /* some entry is, or was, of a pool with one_context */
 
-/* Stream 0 is the legacy one, of which the handle is 1. */
+/* Stream 0 is the legacy stream, whose handle is 1. */
 static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
 {
     return (CUstream)((uintptr_t)stream + (stream == NULL));
 }
 
+/* Returns the first place of an entry. The others are that place ^ 1 .. GAI_ENTRY_PROBES - 1. */
 static GAI_INLINE size_t gai_entry_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
@@ -14689,7 +14820,7 @@ static GAI_INLINE int gai_entry_is(const gai_entry *entry, uint64_t generation, 
            (!context || entry->site.context == context);
 }
 
-/* The way is not where it is looked for first. */
+/* The entry is not in its first place. */
 GAI_APART
 static gai_entry *gai_entry_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
 {
@@ -14707,7 +14838,7 @@ static GAI_INLINE gai_entry *gai_entry_look_up(uint64_t generation, CUstream str
                                                                  : gai_entry_search(generation, stream, context, key);
 }
 
-/* The default streams are their context's: it is asked which one is current. */
+/* A default stream belongs to a context, so the current context is queried. */
 GAI_APART
 static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key)
 {
@@ -14719,7 +14850,7 @@ static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key
     return gai_entry_look_up(generation, stream, context, key);
 }
 
-/* The way that this thread remembers, or NULL. */
+/* Returns this thread's entry, or NULL. */
 static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_pool *key)
 {
     CUstream stream = (CUstream)named;
@@ -14727,8 +14858,8 @@ static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_poo
     return gai_entry_look_up(gai_load(&gai_generation), stream, NULL, key);
 }
 
-/* The context of a default stream must not have been reset, and per-thread streams may be captured. Legacy never is,
-   and is not touched. */
+/* The context of a default stream must not have been reset, and a per-thread stream must not be captured. The legacy
+   stream cannot be captured, so it is not queried. */
 GAI_APART
 static int gai_entry_is_free_default(const gai_entry *entry)
 {
@@ -14745,7 +14876,7 @@ static GAI_INLINE int gai_entry_is_free_named(const gai_entry *entry)
     return !gai_cu.StreamIsCapturing(entry->site.handle, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* May the stream be used, as far as can be seen without its id? A stream that is captured may not. */
+/* Returns whether the stream can be used, as far as is known without its id: a captured stream cannot. */
 static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
 {
     if (!entry->looks) return 1;
@@ -14753,20 +14884,22 @@ static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
                                                      : gai_entry_is_free_named(entry);
 }
 
-/* Is it still the stream that the way was made for? Asked after gai_entry_is_free only: a captured stream must not be
-   asked. */
+/* Returns whether the handle still belongs to the same stream. Called only after gai_entry_is_free, because the id of a
+   captured stream must not be queried. */
 static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
 {
     unsigned long long id = 0;
     return !gai_cu.StreamGetId(entry->site.handle, &id) && id == entry->site.stream_id;
 }
 
+/* Returns whether the call may confirm blocks. A default stream is identified by its context, which has been
+   checked. */
 static int gai_entry_confirms(const gai_entry *entry)
 {
     return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_entry_keeps_id(entry);
 }
 
-/* Both. */
+/* Both checks. */
 static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
 {
     if (!entry->looks) return 1;
@@ -14774,7 +14907,7 @@ static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
     return gai_entry_is_free_named(entry) && gai_entry_keeps_id(entry);
 }
 
-/* Takes the call of a known way into its pool; the way may have ended since. */
+/* Pins the pool of an entry. Returns 0 if the pool has ended since. */
 static int gai_entry_pin(const gai_entry *entry)
 {
     galloc_pool *pool = entry->pool;
@@ -14784,19 +14917,18 @@ static int gai_entry_pin(const gai_entry *entry)
     return 0;
 }
 
-/* ---- threads that end, and code that goes before them ---- */
+/* ---- end of a thread, and unloading of the code ---- */
 
 #define GAI_UNWATCHED 0
-#define GAI_WATCHED 1  /* there is a key */
-#define GAI_UNLOADED 2 /* nothing of galloc may be called any more that nobody waits for */
+#define GAI_WATCHED 1  /* the key exists */
+#define GAI_UNLOADED 2 /* no destructor of a thread may call galloc any more */
 
 static gai_thread_key gai_end_key;
-static uint64_t gai_ends; /* GAI_UNWATCHED ... */
-static GAI_THREAD_LOCAL uint64_t gai_watched; /* the generation in which this thread said that it wants to be */
+static uint64_t gai_ends; /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
+static GAI_THREAD_LOCAL uint64_t gai_watched; /* generation in which this thread has set the key */
 
-/* The per-thread streams of a thread that ends are nobody's any more: what their stream caches hold goes where others
-   find it. No call of CUDA is made. The thread's own memory of ways is of no use: others may have taken their places
-   there. */
+/* When a thread ends, flushes the stream caches of its per-thread streams, so that other streams find their blocks.
+   Calls nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
 static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
     galloc_pool *pool;
@@ -14812,9 +14944,9 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
     gai_lock_off(&gai_global_lock);
 }
 
-/* The code may be unloaded while threads go on that have used it, or the process may end before them. Static
-   destructors and functions of atexit, which may call galloc, come before this or after it. It takes no lock, since
-   another thread may have died with one, and calls nothing of CUDA. */
+/* The code may be unloaded, or the process may end, while threads still run that have used it. Static destructors and
+   atexit functions may call galloc before or after this function. It takes no lock, because a thread may have died
+   holding one, and calls nothing of CUDA. */
 GAI_AT_UNLOAD
 static void gai_unload(void)
 {
@@ -14839,6 +14971,7 @@ static int gai_watch_ends(void)
     return 0;
 }
 
+/* Sets the key for the calling thread, so that gai_thread_ends runs at its end. */
 static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_generation);
@@ -14849,8 +14982,8 @@ static void gai_thread_watch(void)
     gai_lock_off(&gai_global_lock);
 }
 
-/* Threads that end need not be seen any more. Windows would call the function for each thread that lives: there the key
-   is kept until the code is unloaded. With the global lock held. */
+/* Stops watching the ends of threads. On Windows, deleting the key would call the destructor for every living thread,
+   so the key is kept until the code is unloaded. With the global lock held. */
 static void gai_threads_forget(void)
 {
 #if !defined(_WIN32)
@@ -14858,10 +14991,10 @@ static void gai_threads_forget(void)
 #endif
 }
 
-/* ---- remembering ---- */
+/* ---- writing entries ---- */
 
-/* Remembers the way that a call has gone. It takes the place of what it replaces, or of what has ended, or of any.
-   There is none for a stream that may outlive the pool's memory: see gai_pool_look_for_reset. */
+/* Writes an entry for a call that succeeded. It replaces the old entry of the stream, an outdated entry, or any other.
+   There is none for a stream that can outlive the pool's memory (gai_pool_look_for_reset). */
 static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
@@ -14887,14 +15020,14 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     entry->reach = (size_t)gai_cache_reach(pool);
     entry->most = gai_min(pool->plain, entry->reach);
     entry->site = *site;
-    entry->site.capture_forbids = 0; /* of that moment; see gai_entry_may_act */
+    entry->site.capture_forbids = 0; /* may change; see gai_entry_may_act */
     if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
 /* ---- the fast path ---- */
 
-/* May anything be called on legacy? Stream caches serve it unasked, but nothing may while a blocking stream is
-   captured. */
+/* Returns whether driver calls on the legacy stream are allowed: not while a blocking stream is captured. The stream
+   cache needs no such call. */
 GAI_APART
 static int gai_legacy_may_act(const gai_entry *entry)
 {
@@ -14908,15 +15041,15 @@ static GAI_INLINE int gai_entry_may_act(const gai_entry *entry)
     return entry->site.handle != CU_STREAM_LEGACY || gai_legacy_may_act(entry);
 }
 
-/* What is known of the stream when a stream cache has not served. Where there are no looks only an open stream cache
-   says that the stream has not been retired. */
+/* Returns the outcome when the stream cache has not served the call. Without stream_check only an open stream cache
+   proves that the stream has not been retired. */
 static enum gai_outcome gai_entry_outcome(const gai_entry *entry, enum gai_cache_state state)
 {
     if ((state == GAI_SHUT && !entry->looks) || !gai_entry_may_act(entry)) return GAI_LONG;
     return state == GAI_EMPTY ? GAI_KNOWN_EMPTY : GAI_KNOWN;
 }
 
-/* The program has been given a block on this way. */
+/* Notes a block that was allocated through this entry. */
 static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintptr_t addr, void **ptr)
 {
     entry->last_ptr = addr;
@@ -14925,8 +15058,8 @@ static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintpt
     *ptr = (void *)addr;
 }
 
-/* The same for what is rounded further than to 512 bytes. How that is done is read where the stream cache is open and
-   its latch held: until then the pool may have ended, and another one may begin in its place. */
+/* The same for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache: before
+   that, the pool may have ended and another may have begun in its memory. */
 GAI_APART
 static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_entry *entry)
 {
@@ -14945,6 +15078,8 @@ static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     return GAI_DONE;
 }
 
+/* The fast path of an allocation: checks the entry and takes a block out of the stream cache. Takes no lock but the
+   latch. */
 static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_entry **found)
 {
@@ -14954,7 +15089,7 @@ static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes,
     enum gai_cache_state state = GAI_SHUT;
     if (!entry || !gai_entry_is_sure(entry)) return GAI_LONG;
     if (bytes > entry->most) {
-        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache has that */
+        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache holds that size */
         return gai_malloc_rounded(ptr, bytes, tag, entry);
     }
     block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
@@ -14971,10 +15106,9 @@ static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *pt
     return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
 }
 
-/* A block that was given to another stream state becomes this one's, if it has no marks and no stream cache has seen
-   it, and is put into the stream cache. One that does not suit has not come to the stream cache, which alone knows,
-   where there are no looks, whether the stream has been retired; nor, with like:pytorch, whether there is a short way
-   to the pool. */
+/* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
+   this stream state and enters its cache. Other blocks go to the pool's short path, if stream_check shows that the
+   stream is not retired, and if like:pytorch is off. */
 static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_entry *entry)
 {
     int suits;
@@ -14987,13 +15121,13 @@ static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const 
     return suits ? gai_block_by_entry(block, ptr, entry, 0) : GAI_LONG;
 }
 
-/* What it comes to when the stream cache would not have the block: the stream is asked who it is, and then perhaps the
-   stream cache once more. A block that the pool cannot have at once is the program's again. */
+/* After the stream cache has refused a block: queries the stream's id, and with GAI_ASK tries the stream cache again.
+   If the pool cannot take the block on its short path either, the program holds the block again. */
 GAI_APART
 static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *block, void *ptr, const gai_entry *entry)
 {
     int confirms, taken;
-    if (outcome == GAI_FOREIGN) { /* perhaps that was here when this way gave it out, and here is another pool's now */
+    if (outcome == GAI_FOREIGN) { /* the address may belong to another pool's block now */
         if (gai_block_at((uintptr_t)ptr) != block) return GAI_LONG;
         outcome = gai_foreign_by_entry(block, ptr, entry);
     }
@@ -15007,15 +15141,15 @@ static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *bloc
     return confirms ? gai_entry_outcome(entry, GAI_SHUT) : GAI_LONG;
 }
 
-/* May what was given out last be freed with the context not asked for? Its address may have been freed since, and have
-   come back on the default stream of another device: the promise speaks of what is still this stream state's. */
+/* Returns whether the block allocated last can be freed without a query for the context. It may have been freed, and
+   its address reused on a default stream of another device; hence the check of `held`. */
 static GAI_INLINE int gai_entry_keeps_context(const gai_entry *entry)
 {
     return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->held) == entry->site.stream);
 }
 
-/* What the thread allocated last it often frees first: then the block need not be looked for. Should the address be
-   another block's by now, the stream cache finds that it does not hold this one. */
+/* A thread often frees the block that it allocated last; this saves the look-up in the block map. If the address
+   belongs to another block by now, the stream cache finds that `held` or the address differs. */
 static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_entry **found)
 {
     gai_entry *entry = *found = gai_last_entry;
@@ -15032,9 +15166,9 @@ static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream,
     return *found && (*found)->pool == pool ? block : NULL;
 }
 
-/* ---- and what becomes of the rest ---- */
+/* ---- slower paths ---- */
 
-/* In a pool that the call is in; where that is NULL, in the default pool, in which it is from then on. */
+/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first. */
 static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
@@ -15053,6 +15187,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     return error;
 }
 
+/* A full call without an entry. */
 static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
 {
     cudaError_t error;
@@ -15069,14 +15204,14 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
     return error;
 }
 
-/* May blocks that somebody gave back serve it as they are? */
+/* Returns whether any cached block of sufficient size can serve the request. */
 static int gai_request_is_plain(const galloc_request *request)
 {
     return request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
            request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
 }
 
-/* The stream cache had nothing, the pool perhaps has. */
+/* After a miss in the stream cache: the pool's short path. */
 GAI_APART
 static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **ptr, size_t bytes, uint32_t tag)
 {
@@ -15088,8 +15223,8 @@ static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **pt
     return 1;
 }
 
-/* The call may ask the program, whose calls may put another way in the place of this one. If the stream state has
-   changed, the way is noted again. */
+/* A full call. It may call the program, whose calls may replace the entry, so the entry is copied. If the stream state
+   has changed, a new entry is written. */
 static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entry, void **ptr,
                                  const galloc_request *request)
 {
@@ -15108,7 +15243,7 @@ static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entr
     return error;
 }
 
-/* Kept out of the functions that call it, which are short without it. */
+/* A separate function, so that its callers stay short. */
 GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_entry *entry, void **ptr,
                                     const galloc_request *request)
@@ -15128,6 +15263,17 @@ static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_entry *entry,
     request.pool = pool;
     return gai_end(pool ? "galloc_pool_malloc" : "galloc_malloc", gai_alloc_far(outcome, entry, ptr, &request));
 }
+
+/* An allocation tries, in this order:
+   gai_malloc_by_entry   the stream cache, under its latch
+   gai_malloc_near       free blocks of the pool, under the pool's lock, which is taken once
+   gai_alloc_far         a full call in the pool of the entry: search, then the ladder
+   gai_alloc_at          a full call without an entry, which writes one
+   A free tries, in this order:
+   gai_block_by_entry    the stream cache, under its latch
+   gai_free_asked        the stream cache again, after a query for the stream's id or for a block of another stream
+   gai_pool_free_near    the free set of the stream, under the pool's lock, which is taken once
+   gai_free_long         a full call */
 
 static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
@@ -15149,6 +15295,7 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
     return gai_alloc_slowly(outcome, entry, ptr, request);
 }
 
+/* A full call, which writes an entry if there was none. */
 GAI_APART
 static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
                                  cudaStream_t stream)
@@ -15157,7 +15304,7 @@ static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entr
     gai_site site;
     cudaError_t error = cudaSuccess;
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
-    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a pool does not end while a block is used */
+    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a used block keeps its pool alive */
         pool = entry->pool;
         site = entry->site;
     } else {
@@ -15194,6 +15341,10 @@ static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 
 /* ==== PUBLIC ==================================================================================================== */
 /* >>public */
+
+/* The public functions. Each one checks its arguments, finds and pins the pool, and calls the sections above. Errors
+   are returned through gai_end, which completes and logs the message. The variants with _ptsz map stream 0 to the
+   per-thread default stream. */
 
 static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream : cudaStreamPerThread; }
 
@@ -15236,7 +15387,7 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
 
-/* As much as there is room for. Not by snprintf, which compilers that know the sizes warn of. */
+/* Copies as much as fits. Compilers that know the sizes warn about snprintf here. */
 static void gai_copy_text(char *to, size_t size, const char *from)
 {
     size_t length = gai_min(strlen(from), size - 1);
@@ -15403,7 +15554,7 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     return gai_end(__func__, error);
 }
 
-/* The pool of a group that exists, or is to be made; the call is in it from then on. */
+/* Pins the pool of an existing group, or the pool for a new one. */
 static cudaError_t gai_graph_pool(const galloc_graph *graph, galloc_pool *named, gai_site *site, galloc_pool **out)
 {
     galloc_pool *pool = NULL;
@@ -15495,7 +15646,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     return gai_end(__func__, error);
 }
 
-/* The end of a call that is in the pool. */
+/* Trims a pinned pool and unpins it. */
 static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int synchronised, size_t *released)
 {
     gai_scope scope;
@@ -15680,8 +15831,8 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     return cudaSuccess;
 }
 
-/* `now` has what the stream caches know as well, and will tell some day: the total is such that nothing is left then.
-   */
+/* `now` includes the counts that stream caches have not reported yet. The total may wrap below 0 here, and becomes
+   exact when they report. */
 static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 {
     stat->peak = now->current;

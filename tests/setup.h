@@ -1,5 +1,5 @@
-/* setup.h - what the behaviour tests share: galloc as a part of the test, the simulated device to run it on, small
-   helpers, and what must hold when a test ends. Include it first. */
+/* setup.h - the common part of the behaviour tests: galloc itself, the simulated device, helper functions, and the
+   checks at the end of each test. Include it first. */
 
 #ifndef SETUP_H
 #define SETUP_H
@@ -18,12 +18,12 @@
 #include "sim.h"
 #include "test.h"
 
-/* ---- galloc, with its log caught --------------------------------------------------------------------------------- */
+/* ---- galloc, with its log captured ------------------------------------------------------------------------------- */
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static long log_lines;
 static char log_text[1024];    /* the latest line */
-static void (*log_hook)(void); /* what the program's log does besides */
+static void (*log_hook)(void); /* called after each line, if not NULL */
 
 static void log_line(const char *text)
 {
@@ -47,12 +47,12 @@ static void log_line(const char *text)
 #define GIB(n) ((size_t)(n) << 30)
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 
-/* ---- a test's world ---------------------------------------------------------------------------------------------- */
+/* ---- begin and end of a test ------------------------------------------------------------------------------------- */
 
 static UNUSED void begin_with(sim_options options)
 {
     unsetenv("GALLOC_CONF");
-    gai_log_level = GALLOC_LOG_DEBUG; /* a line for each failure, also for one that comes again */
+    gai_log_level = GALLOC_LOG_DEBUG; /* logs each failure, including repeated ones */
     EXPECT_EQ(sim_start(&options), 0);
     log_lines = 0;
     log_text[0] = 0;
@@ -65,7 +65,7 @@ static UNUSED void begin(void)
     begin_with(options);
 }
 
-/* Nothing that is queued runs until something waits for it, or sim_run says so. */
+/* Queued operations run only in calls that wait for them, and in sim_run. */
 static UNUSED void begin_still(void)
 {
     sim_options options = sim_defaults();
@@ -79,7 +79,7 @@ static UNUSED void print_findings(void)
     for (long i = 0; (text = sim_finding(i)) != NULL; i++) printf("    found: %s\n", text);
 }
 
-/* A test that failed may leave pools behind, which the next one must not start with. */
+/* A failed test may leave pools behind. This removes them before the next test. */
 static UNUSED void abandon_pools(void)
 {
     gai_pools = NULL;
@@ -88,7 +88,7 @@ static UNUSED void abandon_pools(void)
     (void)galloc_shutdown();
 }
 
-/* What must hold when a test ends: all given back, nothing found, the program's own error state clear. */
+/* Checks at the end of a test: everything is freed, there are no findings, and CUDA's last error is clear. */
 static UNUSED void finish(void)
 {
     char text[512] = "";
@@ -122,21 +122,21 @@ static UNUSED unsigned long long stream_id(cudaStream_t stream)
     return id;
 }
 
-/* A kernel that writes a tag into the bytes. */
+/* Launches a kernel that writes a tag into the bytes. */
 static UNUSED void put(cudaStream_t stream, void *ptr, size_t bytes, uint64_t tag)
 {
     sim_access access = {ptr, bytes, SIM_WRITE, tag};
     OK(sim_launch(stream, &access, 1));
 }
 
-/* A kernel that expects the tag in the bytes. */
+/* Launches a kernel that expects the tag in the bytes. */
 static UNUSED void look(cudaStream_t stream, const void *ptr, size_t bytes, uint64_t tag)
 {
     sim_access access = {ptr, bytes, SIM_READ | SIM_CHECK, tag};
     OK(sim_launch(stream, &access, 1));
 }
 
-/* Work queued on `later` from now on comes after what `earlier` has been given. */
+/* Makes later work on `later` wait for the work queued on `earlier` so far. */
 static UNUSED void order(cudaStream_t earlier, cudaStream_t later)
 {
     cudaEvent_t event = NULL;
@@ -193,8 +193,8 @@ static UNUSED void *get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     return ptr;
 }
 
-/* The heap is healthy and its equations hold. `alone`: the pool is the only user of the device's memory, so that its
-   counters must say what the device says. */
+/* Checks the heap and the relations between its statistics. `alone`: no other user of the device exists, so the
+   statistics must equal those of the device. */
 static UNUSED void expect_healthy(galloc_pool *pool, int alone)
 {
     galloc_stats s = stats_of(pool);
@@ -217,7 +217,7 @@ static UNUSED void pool_end(galloc_pool *pool)
     if (!OK(galloc_pool_destroy(pool))) printf("    %s\n", galloc_last_message());
 }
 
-/* Calls that get memory from the driver or give it back. */
+/* Driver calls that allocate or free memory. */
 #define MEMORY_CALLS(X)                                                                                                \
     X("cuMemAddressReserve")                                                                                           \
     X("cuMemAddressFree")                                                                                              \
@@ -227,14 +227,14 @@ static UNUSED void pool_end(galloc_pool *pool)
 
 static UNUSED long memory_calls(void) { return 0 MEMORY_CALLS(ADD_CALLS); }
 
-/* Calls that order streams or look at events. */
+/* Driver calls that create, record, query or wait for events. */
 static UNUSED long event_calls(void)
 {
     return sim_calls("cuEventCreate") + sim_calls("cuEventRecord") + sim_calls("cuEventQuery") +
            sim_calls("cuEventSynchronize") + sim_calls("cuStreamWaitEvent");
 }
 
-/* ---- numbers at random, the same everywhere ---------------------------------------------------------------------- */
+/* ---- random numbers, equal on every machine ---------------------------------------------------------------------- */
 
 typedef struct dice {
     uint64_t state;
@@ -248,7 +248,7 @@ static UNUSED uint32_t roll(dice *d)
 
 static UNUSED uint32_t roll_below(dice *d, uint32_t n) { return roll(d) % n; }
 
-/* 1 .. max bytes, every order of magnitude as likely as the others. */
+/* Returns 1 .. max bytes; all orders of magnitude are about equally likely. */
 static UNUSED size_t roll_bytes(dice *d, size_t max)
 {
     size_t top = max;

@@ -1,15 +1,15 @@
-/* test.h - a test program in one header.
+/* test.h - a test framework in one header.
 
        #include "test.h"
        TEST(two_and_two_are_four) { EXPECT_EQ(2 + 2, 4); }
        TEST_MAIN()
 
-   PROGRAM           runs all tests, in the order of the file
-   PROGRAM TEXT      runs those whose name contains TEXT
-   PROGRAM --list    names them
+   PROGRAM           runs all tests in the order of the file
+   PROGRAM TEXT      runs the tests whose name contains TEXT
+   PROGRAM --list    prints their names
 
-   A check that fails is printed and its test goes on; it may be made by any thread. A test that checks nothing fails.
-   The last line is "N passed, M failed"; the exit status 0, 1 after a failure, 2 when no test ran. */
+   A failed check is printed, and its test continues. Any thread may make checks. A test without checks fails. The last
+   line of the output is "N passed, M failed". The exit status is 0, 1 after a failure, and 2 if no test ran. */
 
 #ifndef TEST_H
 #define TEST_H
@@ -26,10 +26,10 @@ typedef struct test_case {
 } test_case;
 
 static test_case *test_first, **test_end = &test_first;
-static long test_checks, test_failures; /* of the test that runs */
+static long test_checks, test_failures; /* of the current test */
 
-/* What a random test starts from: the environment's GALLOC_SEED, so that a failure can be had again, or always the
-   same. */
+/* The seed of random tests. The environment variable GALLOC_SEED reproduces a failure; without it the seed is
+   constant. */
 static inline uint64_t test_seed(void)
 {
     const char *text = getenv("GALLOC_SEED");
@@ -67,7 +67,7 @@ static inline int test_equals(long long a, long long b, const char *file, int li
     __attribute__((constructor)) static void test_register_##name(void) { test_register(&test_case_##name); }          \
     static void test_##name(void)
 
-/* Both are 1 when the check held, so that a test can stop: if (!EXPECT(p)) return; */
+/* Both return 1 if the check succeeds, so that a test can stop: if (!EXPECT(p)) return; */
 #define EXPECT(condition) test_holds((condition) ? 1 : 0, __FILE__, __LINE__, #condition)
 #define EXPECT_EQ(a, b) test_equals((long long)(a), (long long)(b), __FILE__, __LINE__, #a " == " #b)
 

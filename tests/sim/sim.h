@@ -1,23 +1,26 @@
-/* sim.h - a CUDA device made of host memory, for programs that have no GPU to run on.
+/* sim.h - a simulated CUDA device whose memory is host memory, for machines without a GPU.
 
-   Link the sources beside it instead of the CUDA runtime and compile against either the toolkit's headers or the subset
-   in tests/sim/include. The functions of CUDA that it knows behave as a real device was measured to behave; what only a
-   test needs (start, work, faults, findings, accounts) is declared here and begins with sim_. A program that never
-   calls sim_start has a device by its first call of CUDA, and is told at its end what was found:
-   docs/simulated-device.md.
-   Kernels with a body: sim_kernel.h.
+   Link the sources in this folder instead of the CUDA runtime. Compile against the toolkit's headers or against the
+   subset in tests/sim/include. The simulated CUDA functions behave as measured on a real device. Functions that only
+   tests need begin with sim_ and are declared here: start, work, faults, findings and accounts. A program that never
+   calls sim_start gets a device at its first CUDA call, and its findings are printed when it ends: see
+   docs/simulated-device.md. Kernels with a body: sim_kernel.h.
 
-   The main service is the LEDGER: for each physical page it keeps which operation last wrote and read which bytes, with
-   a vector clock. Two accesses to the same physical bytes, one of them a write, must be ordered by happens-before,
-   through whatever addresses they were made and in whatever order they happened to run. A single run of a single
-   schedule therefore finds every race that lies in it.
+   The main service is the ledger. For each byte of each physical page it records the operations that last wrote and
+   read it, with a vector clock. Two accesses to the same physical byte, at least one of them a write, must be ordered
+   by happens-before. Neither the addresses that they use nor the order in which they run matters. One run of one
+   schedule therefore finds every race that the schedule contains.
 
-   Happens-before has these edges and no others: order within a stream; event recorded -> wait on it; the legacy stream
-   with the blocking streams of its context (both ways, as CUDA defines it); launches of the same graph instance; a
-   completion that the host has seen (a query that said so, a synchronising call that returned) -> everything that is
-   queued afterwards. After a race the later access stands for both.
+   Happens-before has these edges and no others:
+   - the order within a stream;
+   - from the record of an event to a wait for it;
+   - between the legacy stream and the blocking streams of its context, in both directions, as CUDA defines it;
+   - between launches of the same graph instance;
+   - from a completion that the host has seen (a query that returned success, a call that synchronized) to everything
+     that is queued afterwards.
+   After a race the later access replaces both in the ledger.
 
-   Threads: every function may be called from any thread; one lock inside. */
+   Every function may be called from any thread; one lock guards the device. */
 
 #ifndef SIM_H
 #define SIM_H
@@ -34,36 +37,37 @@ extern "C" {
 
 /* ---- start and stop ------------------------------------------------------------------------------------------- */
 
-enum { SIM_LEDGER, /* no memory behind the addresses; any size; accesses are looked up in the ledger */
-       SIM_BACKED  /* a memfd behind them, mapped where cuMemMap says, and the ledger too; the host gives
-                       memory for what is written; 1 TiB of a device at most */ };
+enum { SIM_LEDGER, /* no memory behind the addresses, any size; the ledger checks accesses */
+       SIM_BACKED  /* a memfd is the memory, mapped where cuMemMap maps it, and the ledger checks accesses as well.
+                      The host allocates only what is written. At most 1 TiB per device */ };
 
-enum { SIM_PACE_RANDOM = -1, /* every CUDA call lets 0..3 begins or ends of operations happen */
-       SIM_PACE_STILL = 0,   /* nothing happens until something synchronises, or sim_run says so */
-       SIM_PACE_PROMPT = 1   /* all that can happen has happened before the next call returns */ };
+enum { SIM_PACE_RANDOM = -1, /* each CUDA call lets 0..3 operations begin or end */
+       SIM_PACE_STILL = 0,   /* operations run only in calls that synchronize, and in sim_run */
+       SIM_PACE_PROMPT = 1   /* every operation that can run has ended before the next call returns */ };
 
 typedef struct sim_options {
-    int mode;            /* SIM_LEDGER */
+    int mode;            /* SIM_LEDGER or SIM_BACKED */
     int devices;         /* 1 .. 8 */
     size_t memory;       /* bytes of each device */
     int vmm;             /* virtual memory management is supported */
-    int rdma;            /* 1: pages can be made capable of RDMA; 0: not; -1: the driver does not know the attribute */
-    size_t granularity;  /* of cuMemCreate, bytes; 2 MiB */
+    int rdma;            /* 1: pages can be created for RDMA; 0: not; -1: the driver does not know the attribute */
+    size_t granularity;  /* of cuMemCreate, in bytes; a power of two, 2 MiB by default */
     uint64_t seed;       /* of the scheduler */
     int pace;            /* SIM_PACE_... */
-    int lag;             /* an operation may begin only when so many were queued after it, or a call waits for it */
-    int panic;           /* 1: a call that crashes on the real device prints a line, aborts; 0: a finding, error 400 */
-    int driver_version;  /* what cuDriverGetVersion says; functions newer than it have no entry point */
+    int lag;             /* an operation begins when so many are queued behind it, or a call waits for it */
+    int panic;           /* 1: a call that crashes a real device prints a line and aborts; 0: a finding, error 400 */
+    int driver_version;  /* result of cuDriverGetVersion; newer functions have no entry point */
 } sim_options;
 
 sim_options sim_defaults(void); /* ledger, 1 device of 64 GiB, vmm, rdma, seed 1, random pace, no lag, panic */
 
-/* Begins anew, as a new process would: no contexts, no streams, counters zero, faults and findings cleared. The calling
-   thread has no current context, like any thread until it calls the runtime. Returns 0, or -1 with a line on stderr. */
+/* Starts a new device, as a new process would: no contexts, no streams, counters zero, faults and findings cleared. The
+   calling thread has no current context, like any thread before its first call of the runtime. Returns 0, or -1 after
+   printing a line to stderr. */
 int sim_start(const sim_options *options);
-void sim_stop(void);                  /* frees everything of the sim's own */
-void sim_driver_exit(void);           /* from now on every call says that the driver is shutting down (4) */
-void sim_forget_context(void);        /* the calling thread has no current context any more */
+void sim_stop(void);                  /* frees all memory of the simulated device */
+void sim_driver_exit(void);           /* from now on every call returns error 4: the driver is shutting down */
+void sim_forget_context(void);        /* removes the calling thread's current context */
 /* A green context, as cuGreenCtxCreate and cuCtxFromGreenCtx give it; and its end, after which its work goes on (seen on
    a real device). It ends with the primary context of its device at the latest. */
 cudaError_t sim_green_create(CUcontext *context, int device);
@@ -71,98 +75,98 @@ cudaError_t sim_green_destroy(CUcontext context);
 
 /* ---- work ------------------------------------------------------------------------------------------------------ */
 
-enum { SIM_READ = 1, SIM_WRITE = 2, SIM_CHECK = 4 }; /* CHECK with READ: the bytes must carry `tag` */
+enum { SIM_READ = 1, SIM_WRITE = 2, SIM_CHECK = 4 }; /* CHECK with READ: the bytes must contain `tag` */
 
 typedef struct sim_access {
     const void *ptr;   /* device address */
     size_t bytes;
     int how;           /* SIM_READ, SIM_WRITE, SIM_READ | SIM_CHECK */
-    uint64_t tag;      /* what is written, or expected */
+    uint64_t tag;      /* written or expected contents */
 } sim_access;
 
-/* Queues an operation (a kernel) that makes n accesses. Work on a captured stream becomes a node of the graph.
-   In backed mode each aligned word of a written range, and its first and last 8 bytes, really are set to the tag; a
-   check looks at the first and last aligned word, and at one in each 4 KiB. cudaMemcpyAsync and cudaMemsetAsync are
+/* Queues an operation, which stands for a kernel, with n accesses. On a captured stream it becomes a node of the graph.
+   In backed mode a write sets each aligned word of its range, and the first and last 8 bytes, to the tag. A check
+   compares the first and last aligned word, and one word in each 4 KiB. cudaMemcpyAsync and cudaMemsetAsync are
    operations too, and move real bytes in backed mode. */
 cudaError_t sim_launch(cudaStream_t stream, const sim_access *accesses, int n);
-/* The same with a host function that runs when the operation does (backed mode: it may touch device memory). */
+/* The same with a host function that runs together with the operation. In backed mode it may access device memory. */
 cudaError_t sim_launch_call(cudaStream_t stream, const sim_access *accesses, int n, void (*call)(void *), void *arg);
 
-void sim_run(long steps);             /* lets so many begins and ends happen; -1: until nothing is left that can */
-void sim_hold(cudaStream_t stream, int on); /* while on, none of its operations begins; a wait for it is a deadlock */
+void sim_run(long steps);             /* lets this many operations begin or end; -1: all that can */
+void sim_hold(cudaStream_t stream, int on); /* 1: no operation of the stream begins, and a wait for one is a deadlock */
 long sim_pending(void);               /* operations queued or running */
-int sim_stream_done(cudaStream_t stream); /* 1 when nothing is pending on it; no call is counted, no edge made */
+int sim_stream_done(cudaStream_t stream); /* 1: nothing is pending; no call is counted, and no edge made */
 
-/* For tests that decide themselves what happens when; NULL takes them away, and so does sim_start.
-   before: called with the name of each CUDA function before it does anything, by the thread that calls it.
-   at_query: called when an event is queried whose work is not done; if it returns 1, just what the event waits for is
-   done now, and the query says so. It must not call CUDA. */
+/* Callbacks for tests that control the schedule themselves. NULL removes them; so does sim_start.
+   before     called with the name of each CUDA function before it runs, by the calling thread
+   at_query   called when an event with unfinished work is queried. If it returns 1, the work that the event waits for
+              is completed at once, and the query reports it. It must not call CUDA. */
 void sim_hook(void (*before)(const char *function), int (*at_query)(void));
 
 /* ---- findings -------------------------------------------------------------------------------------------------- */
 
 typedef enum sim_kind {
     SIM_ANY,
-    SIM_RACE,           /* two accesses to the same physical bytes, not ordered */
+    SIM_RACE,           /* two unordered accesses to the same physical bytes, one of them a write */
     SIM_STALE,          /* a checked read found another tag, or bytes never written */
-    SIM_HOLE,           /* an access to an address that is not mapped, or without access rights */
-    SIM_UNMAP_IN_USE,   /* unmapped (or freed) while an operation queued before it still could use the address */
-    SIM_DEADLOCK,       /* something waits and nothing can run */
-    SIM_DEAD_HANDLE,    /* a call on a stream or event that was destroyed */
-    SIM_CAPTURE_BROKEN, /* a call invalidated somebody's capture */
-    SIM_BAD_EVENT,      /* recorded on a stream of another context than its own */
+    SIM_HOLE,           /* an access to an address that is not mapped, or that the device has no access rights to */
+    SIM_UNMAP_IN_USE,   /* unmapped or freed while an operation queued before could still use the address */
+    SIM_DEADLOCK,       /* a call waits, and no operation can run */
+    SIM_DEAD_HANDLE,    /* a call on a destroyed stream or event */
+    SIM_CAPTURE_BROKEN, /* a call invalidated a capture */
+    SIM_BAD_EVENT,      /* an event was recorded on a stream of another context */
     SIM_KINDS
 } sim_kind;
 
-long sim_findings(sim_kind kind);               /* how many since the start or the last clear */
-const char *sim_finding(long i);                /* text of the i-th (of all kinds; the first 100 are kept), or NULL */
+long sim_findings(sim_kind kind);               /* findings since the start or the last clear */
+const char *sim_finding(long i);                /* text of the i-th finding, or NULL; the first 100 are kept */
 void sim_findings_clear(void);
-size_t sim_leaks(char *text, size_t size);      /* living handles, mappings, reservations, events, mallocs */
+size_t sim_leaks(char *text, size_t size);      /* number of handles, mappings, reservations, events, mallocs left */
 
-/* ---- accounts: the device's own, whatever the program says ---------------------------------------------------- */
+/* ---- accounts: kept by the device itself ---------------------------------------------------------------------- */
 
-long sim_calls(const char *function);           /* of this CUDA function by its plain name ("cuMemMap"); NULL: all */
-long sim_blocking_calls(void);                  /* calls that waited for operations not yet seen complete */
-double sim_cost_us(void);                       /* what all calls would have cost on a real host */
-uint64_t sim_cost_of_ns(const char *function);  /* the part of it that is this function's; NULL: all of it */
+long sim_calls(const char *function);           /* calls of this function by plain name ("cuMemMap"); NULL: all */
+long sim_blocking_calls(void);                  /* calls that waited for operations the host had not seen complete */
+double sim_cost_us(void);                       /* estimated time of all calls on a real host */
+uint64_t sim_cost_of_ns(const char *function);  /* the part of one function; NULL: all */
 double sim_cost_us_of(const char *function);    /* the same in microseconds */
 void sim_cost_reset(void);
-size_t sim_physical(int device);                /* bytes of physical memory taken: handles and cudaMalloc blocks */
+size_t sim_physical(int device);                /* bytes of physical memory in use: handles and cudaMalloc blocks */
 size_t sim_physical_peak(int device);
-size_t sim_rdma(int device);                    /* bytes of handles that are capable of RDMA */
-int sim_retained(int device);                   /* times that its primary context was retained, less releases */
+size_t sim_rdma(int device);                    /* bytes of handles created for RDMA */
+int sim_retained(int device);                   /* retains of its primary context, minus releases */
 void sim_physical_peak_reset(int device);
-size_t sim_mapped(int device);                  /* bytes of addresses that have a page */
+size_t sim_mapped(int device);                  /* bytes of addresses that are mapped */
 size_t sim_addresses(void);                     /* bytes of addresses reserved */
 size_t sim_unmapped_under_work(void);           /* bytes unmapped while operations were still running (legal) */
-unsigned long long sim_operations(void);        /* queued since the start */
+unsigned long long sim_operations(void);        /* operations queued since the start */
 
-/* What the physical bytes of a range have seen. */
+/* Past uses of the physical bytes of a range. */
 typedef struct sim_past {
-    int moved;            /* handles that were used last through other addresses than these */
-    int moved_busy;       /* of those, the ones that operations queued before may still be using */
-    int handed_over;      /* 1: the last operation on some of the bytes was another stream's */
-    int handed_over_busy; /* 1: and such a one is not done */
+    int moved;            /* handles whose last use was through other addresses */
+    int moved_busy;       /* those among them that an operation queued before may still use */
+    int handed_over;      /* 1: the last operation on some of the bytes was on another stream */
+    int handed_over_busy; /* 1: and such an operation has not completed */
 } sim_past;
 
-/* To be asked between the allocation of a range and the first operation that `stream` is given on it. Handles that no
-   operation has used yet were not moved. No call is counted, no edge made. */
+/* Call it between the allocation of a range and the first operation that `stream` performs on it. Handles that no
+   operation has used do not count as moved. No call is counted, and no happens-before edge is made. */
 sim_past sim_past_of(cudaStream_t stream, const void *ptr, size_t bytes);
 
 /* ---- faults ---------------------------------------------------------------------------------------------------- */
 
-/* The nth (1 ..) call of `function` from now (NULL: of any function that can fail, sim_ ones excepted) fails with
-   `error` (0: the error which that function gives when it has no memory); with `on` also all later ones.
-   A call that fails has no other effect. At most 8 faults are armed at once. */
+/* The nth call of `function` from now on (1: the next one) fails with `error`. NULL: of any function that can fail,
+   except those of sim.h. 0: with the error that the function returns when out of memory. `on`: all later calls fail
+   too. A failed call has no other effect. At most 8 faults are armed at a time. */
 void sim_fail(const char *function, long nth, int on, int error);
-long sim_failed(void);                          /* how many calls failed by sim_fail since it was armed */
+long sim_failed(void);                          /* calls that have failed because of sim_fail since it was armed */
 void sim_fail_clear(void);
 
-void *sim_malloc(size_t bytes);                 /* give these to the header as GALLOC_MALLOC and GALLOC_FREE */
+void *sim_malloc(size_t bytes);                 /* for GALLOC_MALLOC and GALLOC_FREE */
 void sim_free(void *p);
 void sim_fail_malloc(long nth, int on);
 long sim_failed_mallocs(void);
-size_t sim_malloc_live(void);                   /* blocks of sim_malloc not yet freed */
+size_t sim_malloc_live(void);                   /* blocks of sim_malloc that are not freed */
 
 #ifdef __cplusplus
 }

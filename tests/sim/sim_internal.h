@@ -1,19 +1,19 @@
-/* sim_internal.h - what the files of the simulated device share. Programs include sim.h.
+/* sim_internal.h - declarations shared by the files of the simulated device. Programs include sim.h.
 
    sim_core.c     state, threads, contexts, accounts, faults, findings
-   sim_ledger.c   clocks, and the history of each physical page
+   sim_ledger.c   vector clocks, and the history of each physical page
    sim_queue.c    streams, events, operations, the scheduler
    sim_capture.c  captures
    sim_graph.c    graphs, instances, user objects
    sim_memory.c   addresses, physical handles, mappings, cudaMalloc
-   sim_work.c     copies, sets, and kernels that only say what they access
+   sim_work.c     copies, memsets, and kernels given as a list of accesses
    sim_kernel.c   kernels with a body
    sim_runtime.c  the runtime API            sim_driver.c   the driver API and its entry points
-   sim_user.c     programs that know nothing of the simulated device
-   sim_ptsz.c     both again, for programs compiled for per-thread default streams
+   sim_user.c     programs that do not call sim_start
+   sim_ptsz.c     both APIs for programs compiled for per-thread default streams
 
-   Everything is done under one lock, taken by sm_begin and given back by sm_end. Errors are plain ints: the two APIs
-   number theirs alike. */
+   One lock guards everything: sm_begin takes it, and sm_end releases it. Errors are plain ints, because both APIs use
+   the same numbers. */
 
 #ifndef SIM_INTERNAL_H
 #define SIM_INTERNAL_H
@@ -22,12 +22,12 @@
 
 #include "sim.h"
 
-#define SM_DEVICES 8                   /* at most */
-#define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps a history for each so many bytes of a handle */
-#define SM_COPY    8                   /* an access is a copy's, which reaches cudaMalloc's memory on any device */
-#define SM_LANES   64                  /* streams that may take part in one capture */
+#define SM_DEVICES 8                   /* the most devices */
+#define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps one history per this many bytes of a handle */
+#define SM_COPY    8                   /* access of a copy, which can reach cudaMalloc memory on any device */
+#define SM_LANES   64                  /* the most streams in one capture */
 
-/* Numbers that both APIs give the same meaning. Named here, since the two name them differently. */
+/* Error numbers that both APIs share. They have names here because each API uses other names. */
 enum {
     E_VALUE = 1, E_MEMORY = 2, E_NOT_INITIALIZED = 3, E_EXITING = 4, E_CONFIGURATION = 9,
     E_PITCH = 12, E_FUNCTION = 98, E_DEVICE = 101, E_CONTEXT = 201, E_HANDLE = 400,
@@ -42,16 +42,16 @@ enum {
 /* ---- the functions of CUDA ------------------------------------------------------------------------------------- */
 
 enum {
-    F_CTX = 1,    /* needs a current context: the runtime binds one, the driver says 201 */
-    F_SURE = 2,   /* not meant by a fault that names no function */
-    F_ALWAYS = 4, /* works in spite of a sticky error or an exiting driver */
-    F_LOOK = 8,   /* endangers captures: forbidden to threads that a capture concerns */
+    F_CTX = 1,    /* needs a current context: the runtime creates one, the driver returns 201 */
+    F_SURE = 2,   /* a fault that names no function does not hit it */
+    F_ALWAYS = 4, /* works after a sticky error, and while the driver is shutting down */
+    F_LOOK = 8,   /* unsafe during a capture: forbidden in threads that a capture concerns */
     F_EARLY = 16, /* works before cuInit */
-    F_WORK = 32   /* not CUDA's: sim_launch; neither counted nor made to fail */
+    F_WORK = 32   /* sim_launch, not a CUDA function: not counted, never made to fail */
 };
 
-/* name, flags, cost in ns. Where the cost depends on a size, the function adds it. Figures that were never measured
-   are those of the nearest call that was. */
+/* Name, flags, cost in ns. If the cost depends on a size, the function adds that part. A function that was never
+   measured has the cost of the most similar measured one. */
 #define SM_FUNCTIONS(X) \
     X(sim_launch, F_CTX | F_WORK, 0) \
     X(cudaGetDriverEntryPoint, 0, 200) X(cudaGetDriverEntryPointByVersion, 0, 200) \
@@ -133,7 +133,7 @@ enum {
 #define SM_ENUM(name, flags, ns) FN_##name,
 enum { SM_FUNCTIONS(SM_ENUM) SM_FUNCTION_COUNT };
 
-/* The body of a function of either API: `call` gives the error, and is evaluated under the lock. */
+/* The body of an API function. `call` is evaluated under the lock, and its value is the error. */
 #define SM_DRIVER(name, call) \
     do { int error_ = sm_begin(FN_##name); if (!error_) error_ = (call); return (CUresult)sm_end(error_); } while (0)
 #define SM_RUNTIME(name, call) \
@@ -149,26 +149,26 @@ typedef struct CUgraph_st sm_graph;
 typedef struct CUctx_st sm_context;
 typedef struct CUevent_st sm_event;
 
-/* The no-th operation of a stream; 0 is none. */
+/* The no-th operation of a stream; 0: none. */
 typedef struct sm_epoch {
     uint32_t stream;
     uint64_t no;
 } sm_epoch;
 
-/* For some streams the last operation that is known to come before something. Shared, so never changed. */
+/* For each of some streams, the last operation that happens before some point. Immutable, because it is shared. */
 typedef struct sm_clock {
     int refs, n;
-    sm_epoch e[]; /* by stream */
+    sm_epoch e[]; /* sorted by stream */
 } sm_clock;
 
-/* A point in a stream: everything up to its no-th operation, and what that came after. */
+/* A point in a stream: after its no-th operation, and after all operations in `clock`. */
 typedef struct sm_stamp {
-    sm_stream *stream; /* NULL: no point at all */
+    sm_stream *stream; /* NULL: no point */
     uint64_t no;
     sm_clock *clock;
 } sm_stamp;
 
-/* Operations of which none is known to come before another; almost always one. */
+/* A set of mutually unordered operations, almost always a single one. */
 typedef struct sm_front {
     sm_epoch last;
     sm_clock *more;
@@ -176,67 +176,67 @@ typedef struct sm_front {
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
-/* What last touched some bytes of a page. */
+/* The last accesses to a range of bytes of a page. */
 typedef struct sm_span {
     uint32_t begin, end;
-    sm_epoch write; /* no 0: never written */
+    sm_epoch write; /* no == 0: never written */
     uint64_t tag;
     sm_front reads; /* since that write */
 } sm_span;
 
 typedef struct sm_page {
-    sm_span *span; /* in order, without gaps; none before the first access */
+    sm_span *span; /* sorted, without gaps; none before the first access */
     int n, cap;
 } sm_page;
 
-/* Physical memory. Lives until it is released, mapped nowhere, and used by no operation. */
+/* A physical memory handle. It is freed once it is released, is mapped nowhere, and no operation uses it. */
 typedef struct sm_handle {
     uint64_t id;
     size_t size;
     int device;
-    bool held;       /* not released */
-    bool counted;    /* takes physical memory */
-    bool rdma;       /* capable of RDMA */
+    bool held;       /* not released yet */
+    bool counted;    /* counts as used physical memory */
+    bool rdma;       /* created for RDMA */
     int maps;
-    int users; /* operations that hold a pointer to it (backed mode) */
-    uint64_t seen_at; /* the address through which it was used last; 0: never used */
+    int users; /* operations that point to it (backed mode) */
+    uint64_t seen_at; /* address of its last use; 0: never used */
     sm_page *page;
-    char *view;      /* backed mode: the bytes, wherever the handle is mapped, or not */
-    int64_t offset;  /* of them in the device's memfd */
+    char *view;      /* backed mode: a host mapping of the bytes that always exists */
+    int64_t offset;  /* offset of the bytes in the device's memfd */
 } sm_handle;
 
 typedef struct sm_mapping {
     uint64_t address;
-    sm_handle *handle;     /* always the whole of it */
-    unsigned read, write;  /* bits of devices that may */
-    bool plain;            /* cudaMalloc's: open to the devices that enabled peer access */
+    sm_handle *handle;     /* maps all of it */
+    unsigned read, write;  /* bit mask of the devices with this right */
+    bool plain;            /* of cudaMalloc: devices with enabled peer access may use it */
     sm_front uses;
 } sm_mapping;
 
-/* What a slab of small cudaMallocs holds. */
+/* The small cudaMalloc blocks of a slab. */
 enum { SM_UNIT = 512, SM_UNITS = (2 << 20) / 512 };
 typedef struct sm_slab {
-    uint16_t length[SM_UNITS]; /* at its first unit: of a block, in units; 0 elsewhere */
+    uint16_t length[SM_UNITS]; /* at the first unit of a block: its length in units; 0 elsewhere */
     bool taken[SM_UNITS];
     int blocks;
 } sm_slab;
 
-/* A range of addresses: reserved, or one cudaMalloc, or a slab of small ones. */
+/* A range of addresses: a reservation, one cudaMalloc, or a slab of small ones. */
 typedef struct sm_region {
     uint64_t address;
     size_t size;
-    sm_mapping **slot;   /* reserved: one for each granule */
-    long mapped;         /* reserved: mappings in it */
-    sm_mapping *whole;   /* the others */
-    sm_context *context; /* the others */
+    sm_mapping **slot;   /* reservations: one element per granule */
+    long mapped;         /* reservations: number of mappings */
+    sm_mapping *whole;   /* not in reservations */
+    sm_context *context; /* not in reservations */
     sm_slab *slab;
-    sm_stamp freed;      /* in stream order; kept for the next cudaMallocAsync */
-    struct CUmemPoolHandle_st *pool; /* from which it was allocated; NULL: the device's own */
-    sm_graph *graph;     /* allocated by a node of it; */
-    bool ran, node_frees, away; /* a launch has done so, another node frees it, the program has */
+    sm_stamp freed;      /* freed in stream order here; kept for the next cudaMallocAsync */
+    struct CUmemPoolHandle_st *pool; /* the pool that it was allocated from; NULL: the device's default pool */
+    sm_graph *graph;     /* the graph with a node that allocates it */
+    bool ran, node_frees, away; /* a launch has allocated it; another node frees it; the program has freed it */
 } sm_region;
 
-/* A piece of physical memory that an operation will really read or write (backed mode). */
+/* A part of a physical handle that an operation really reads or writes (backed mode). */
 typedef struct sm_part {
     sm_handle *handle;
     size_t offset, bytes;
@@ -251,7 +251,7 @@ typedef struct sm_parts {
 
 typedef enum sm_work_kind { WORK_ACCESS, WORK_COPY, WORK_SET } sm_work_kind;
 
-/* What an operation does, as it was asked for; a graph keeps it until it is launched. */
+/* The parameters of an operation. A graph keeps them for its launches. */
 typedef struct sm_work {
     sm_work_kind kind;
     sim_access *access;
@@ -262,28 +262,28 @@ typedef struct sm_work {
     bool to_device, from_device;
     size_t bytes;
     uint32_t value;      /* SET */
-    int element;         /* bytes of it that are set again and again */
+    int element;         /* size of the repeated element, in bytes */
     struct sm_frame *frame; /* ACCESS: a kernel with a body */
-    void *staged;        /* COPY from pageable memory: its bytes at the time of the call */
+    void *staged;        /* COPY from pageable memory: a snapshot taken during the call */
 } sm_work;
 
-/* What is left of it when it runs. */
+/* The resolved form of an sm_work, as it is executed. */
 typedef struct sm_action {
     void (*call)(void *);
     void *arg;
     struct sm_frame *frame;
-    sim_access *access;  /* backed mode: with their parts */
+    sim_access *access;  /* backed mode: with `parts` */
     sm_parts *parts;
     int n;
-    sm_work copy;        /* WORK_COPY and WORK_SET that move bytes */
+    sm_work copy;        /* copies and memsets that move bytes */
     sm_parts to, from;
-    uint64_t *runs;      /* ledger mode, copy to the host: bytes, tag, bytes, tag .. */
+    uint64_t *runs;      /* ledger mode, copy to the host: pairs of a length and a tag */
     int nruns;
 } sm_action;
 
 /* ---- graphs ---------------------------------------------------------------------------------------------------- */
 
-/* Nodes, each of them once. */
+/* A list of nodes without duplicates. */
 typedef struct sm_node_list {
     CUgraphNode *at;
     size_t n, cap;
@@ -295,18 +295,18 @@ struct CUgraphNode_st {
     sm_graph *graph;
     sm_node_kind kind;
     sm_context *context;
-    sm_node_list after;        /* it depends on them */
+    sm_node_list after;        /* its dependencies */
     sm_work work;              /* WORK */
     uint32_t *word, value;     /* VALUE */
     unsigned flags;
     bool write;
-    sm_event *event;           /* RECORD, WAIT: of an event outside the graph */
+    sm_event *event;           /* RECORD, WAIT: an event outside the graph */
     unsigned long long birth;
     sm_graph *child;           /* CHILD: the node's own copy */
-    CUgraphNode original;      /* which it was copied from; for looking it up, never followed */
-    CUgraphNode copy;          /* while its graph is copied */
-    unsigned long long mark;   /* while a graph is walked through */
-    int step;                  /* while its graph is laid out: the instance's step that ends it, or -1 */
+    CUgraphNode original;      /* the node that it was copied from; used as a key, never dereferenced */
+    CUgraphNode copy;          /* while its graph is being copied */
+    unsigned long long mark;   /* while a graph is being traversed */
+    int step;                  /* while its graph is being instantiated: the step of the instance that ends it, or -1 */
 };
 
 typedef enum sm_op_kind { OP_WORK, OP_MARK, OP_WAIT_VALUE, OP_WRITE_VALUE } sm_op_kind;
@@ -320,19 +320,19 @@ struct sm_op {
     sm_op *next;
     sm_op_kind kind;
     bool running;
-    uint64_t no;       /* in its stream */
-    uint64_t serial;   /* among all */
-    sm_dep *deps;      /* operations of other streams that must have ended */
+    uint64_t no;       /* number within its stream */
+    uint64_t serial;   /* number among all operations */
+    sm_dep *deps;      /* operations of other streams that must end first */
     int ndeps, capdeps;
     uint32_t *word;    /* WAIT_VALUE, WRITE_VALUE */
     uint32_t value;
     unsigned flags;
     sm_action *action; /* WORK, or NULL */
-    sm_graph *graph;   /* kept alive until this has run */
+    sm_graph *graph;   /* referenced until this operation has run */
 };
 
 struct sm_stream {
-    uint32_t index;        /* in sm.streams, never given out again */
+    uint32_t index;        /* in sm.streams; never reused */
     unsigned long long id;
     unsigned flags;
     int priority;
@@ -340,55 +340,57 @@ struct sm_stream {
     unsigned long long context_id;
     bool legacy;
     bool green;            /* of a green context */
-    bool dead;             /* destroyed, though it may have work */
+    bool dead;             /* destroyed, possibly with pending work */
     bool held;             /* by sim_hold */
     struct CUstream_st *handle;
     sm_op *head, *tail;    /* pending operations */
-    uint64_t queued, done; /* the number of the last one that was, or has */
-    uint64_t wanted;       /* a call waits for operations up to here */
-    int active;            /* where in sm.active, or -1 */
-    sm_clock *clock;       /* what the next operation comes after, in other streams, besides what the host has seen */
-    uint64_t seen_legacy;  /* a blocking stream: the legacy operation it came after last */
-    uint64_t legacy_saw;   /* a blocking stream: its operation that legacy came after last */
+    uint64_t queued, done; /* number of the last operation queued, and of the last one completed */
+    uint64_t wanted;       /* a call waits for all operations up to this number */
+    int active;            /* index in sm.active, or -1 */
+    sm_clock *clock;       /* operations of other streams that the next one comes after, besides those that the host
+                              has seen */
+    uint64_t seen_legacy;  /* a blocking stream: the last legacy operation that it is ordered after */
+    uint64_t legacy_saw;   /* a blocking stream: its last operation that the legacy stream is ordered after */
     sm_capture *capture;
-    int lane;              /* in it */
+    int lane;              /* its index in the capture */
 };
 
-/* What a CUstream points to. Given out again, last in first out; never freed, so that a dead one is noticed. */
+/* The object behind a CUstream. Objects are reused, the last freed one first, and never freed, so that the use of a
+   destroyed stream is detected. */
 struct CUstream_st {
-    sm_stream *stream; /* NULL: dead */
+    sm_stream *stream; /* NULL: destroyed */
 };
 
 struct CUevent_st {
     bool live;
     unsigned flags;
-    unsigned long long birth; /* tells apart two events that had this place */
+    unsigned long long birth; /* distinguishes successive events in the same object */
     sm_context *context;
     sm_stamp stamp;           /* of the last record */
-    unsigned long long capture; /* recorded in this one */
-    int mark;                 /* and there at this place */
+    unsigned long long capture; /* capture in which it was recorded */
+    int mark;                 /* and the index of the position there */
     uint64_t time;            /* operations queued before the last record */
-    struct CUevent_st *next;  /* destroyed, and waiting to be given out again */
+    struct CUevent_st *next;  /* list of destroyed events that await reuse */
 };
 
 struct CUctx_st {
     unsigned long long id;
     int device;
     bool primary, green, live;
-    int refs;               /* primary: cuDevicePrimaryCtxRetain, and the runtime */
-    int retained;           /* cuDevicePrimaryCtxRetain alone, since it was opened */
+    int refs;               /* primary: references by cuDevicePrimaryCtxRetain and by the runtime */
+    int retained;           /* references by cuDevicePrimaryCtxRetain alone, since the context was opened */
     sm_stream *legacy;
-    sm_stream **blocking;   /* streams that legacy is ordered with */
+    sm_stream **blocking;   /* streams that synchronize with the legacy stream */
     int nblocking, capblocking;
-    int captures;           /* blocking streams that capture now */
-    unsigned peers;         /* devices it enabled access to */
+    int captures;           /* blocking streams that are being captured */
+    unsigned peers;         /* bit mask of the devices with peer access enabled */
 };
 
 typedef struct sm_device {
     struct CUctx_st primary;
     size_t used, peak, mapped, rdma;
     int memfd;
-    int64_t offset; /* the next free one in the memfd */
+    int64_t offset; /* next unused offset in the memfd */
 } sm_device;
 
 /* ---- threads --------------------------------------------------------------------------------------------------- */
@@ -400,22 +402,22 @@ typedef struct sm_default_stream {
 
 typedef struct sm_thread {
     struct sm_thread *next;
-    sm_context **stack; /* of current contexts */
+    sm_context **stack; /* stack of current contexts */
     int depth, cap;
-    int device;         /* cudaSetDevice's */
-    int last;           /* error */
-    int mode;           /* of capture */
-    bool calling;       /* inside a host function */
+    int device;         /* set by cudaSetDevice */
+    int last;           /* the last error */
+    int mode;           /* capture mode */
+    bool calling;       /* runs a host function */
     sm_default_stream *streams;
     size_t nstreams, capstreams;
-    sim_access *declared; /* of the kernel that it launches next */
+    sim_access *declared; /* accesses declared for its next kernel launch */
     size_t ndeclared, capdeclared;
 } sm_thread;
 
 /* ---- the state ------------------------------------------------------------------------------------------------- */
 
 typedef struct sm_fault {
-    int fn; /* -1: any; SM_FUNCTION_COUNT: not armed */
+    int fn; /* -1: any function; SM_FUNCTION_COUNT: not armed */
     long nth;
     bool on;
     int error;
@@ -429,21 +431,21 @@ typedef struct sm_callback {
 typedef struct sm_state {
     sim_options opt;
     bool started, initialised, exiting;
-    bool user;                     /* nobody called sim_start */
-    unsigned long long generation; /* of sim_start */
+    bool user;                     /* started without sim_start */
+    unsigned long long generation; /* counts calls of sim_start */
     uint64_t random;
     int sticky;
-    int fn;                        /* the function being called */
+    int fn;                        /* the function that is being called */
     sm_device device[SM_DEVICES];
-    sm_context **contexts;         /* made by cuCtxCreate */
+    sm_context **contexts;         /* created by cuCtxCreate */
     size_t ncontexts, capcontexts;
     sm_thread *threads;
     int nthreads;
 
-    sm_stream **streams;           /* by index, dead ones too */
+    sm_stream **streams;           /* by index, including destroyed ones */
     int nstreams, capstreams;
     uint64_t *host;                /* by index: the last operation that the host has seen complete */
-    sm_stream **active;            /* with pending operations */
+    sm_stream **active;            /* streams with pending operations */
     int nactive;
     struct CUstream_st **slots, **free_slots;
     size_t nslots, capslots, nfree_slots, capfree_slots;
@@ -458,19 +460,20 @@ typedef struct sm_state {
     sm_graph *graphs;
     struct CUgraphExec_st *execs;
     struct CUuserObject_st *objects;
-    sm_callback *callbacks;        /* to be made once the lock is given back */
+    sm_callback *callbacks;        /* called after the lock is released */
     int ncallbacks;
 
-    sm_region **regions;           /* by address */
+    sm_region **regions;           /* sorted by address */
     size_t nregions, capregions;
     uint64_t next_address;
-    struct { uint64_t address; size_t size; } freed[64]; /* ranges to be given out again first */
+    struct { uint64_t address; size_t size; } freed[64]; /* ranges that are reused first */
     int nfreed;
-    sm_region **slabs, **async;          /* regions with small blocks; regions that were freed in stream order */
+    sm_region **slabs, **async;          /* regions with small blocks; regions freed in stream order */
     size_t nslabs, capslabs, nasync, capasync, ngraph_regions;
     struct CUmemPoolHandle_st *pools;
     sm_handle **handles;
-    size_t nhandles, caphandles;         /* in use; the id says the place, and a number that is never given again */
+    size_t nhandles, caphandles;         /* in use; an id consists of the index and a serial number that is never
+                                            reused */
     uint32_t *free_handles;
     size_t nfree_handles, capfree_handles;
     uint32_t handle_serial;
@@ -478,11 +481,11 @@ typedef struct sm_state {
     size_t npinned, cappinned;
     size_t addresses, unmapped_under_work;
 
-    void (*before)(const char *function); /* sim_hook's */
+    void (*before)(const char *function); /* the callbacks of sim_hook */
     int (*at_query)(void);
     long calls[SM_FUNCTION_COUNT];
     long blocking;
-    uint64_t ns, spent[SM_FUNCTION_COUNT]; /* what all calls cost, and those of each function */
+    uint64_t ns, spent[SM_FUNCTION_COUNT]; /* cost of all calls, and of each function */
     sm_fault fault[8];
     int nfaults;
     long failed;
@@ -501,7 +504,7 @@ static inline bool sm_backed(void) { return sm.opt.mode == SIM_BACKED; }
 static inline size_t sm_round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 /* sim_core.c */
-void *sm_alloc(size_t bytes);              /* zeroed; ends the program when there is none */
+void *sm_alloc(size_t bytes);              /* zeroed; ends the program if host memory is missing */
 void *sm_grow(void *p, size_t n, size_t *cap, size_t each);
 void sm_lock(void);
 int sm_lock_for(int seconds);
@@ -510,14 +513,14 @@ void sm_unlock(void);
 sm_thread *sm_self(void);
 int sm_begin(int fn);
 int sm_end(int error);
-void sm_count(int fn);                     /* a call that can do its work without the lock, and cannot fail */
+void sm_count(int fn);                     /* for a call that needs no lock and cannot fail */
 int sm_end_runtime(int error);
 void sm_charge(double us);
 void sm_find(sim_kind kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t sm_random(void);
 void sm_later(void (*call)(void *), void *arg);
 sm_context *sm_current(void);
-int sm_context_use(sm_context *c);         /* 0, or why its streams and memory cannot be used */
+int sm_context_use(sm_context *c);         /* 0, or the error that prevents the use of its streams and memory */
 void sm_context_open(sm_context *c);
 void sm_context_close(sm_context *c);
 void sm_context_set(sm_thread *t, sm_context *c);
@@ -611,7 +614,7 @@ int sm_node_child(CUgraphNode node, cudaGraph_t *out);
 int sm_node_in_clone(CUgraphNode *out, CUgraphNode original, cudaGraph_t clone);
 int sm_node_destroy(CUgraphNode node);
 sm_graph *sm_graph_new(void);
-unsigned long long sm_graph_capture_id(sm_graph *g); /* of all captures into it */
+unsigned long long sm_graph_capture_id(sm_graph *g); /* id of every capture into this graph */
 int sm_graph_check(cudaGraph_t g);
 int sm_graph_create(cudaGraph_t *out, unsigned flags);
 int sm_graph_clone(cudaGraph_t *out, cudaGraph_t from);
@@ -715,7 +718,7 @@ int sm_entry_point(const char *name, void **out, int version, unsigned long long
 cudaError_t sm_runtime_entry_point(int fn, const char *symbol, void **out, unsigned version, unsigned long long flags,
                                    enum cudaDriverEntryPointQueryResult *status);
 
-/* Versions that the headers declare only to those who ask for others: sim_driver.c, sim_ptsz.c */
+/* Versions of functions that the headers declare only on request: sim_driver.c, sim_ptsz.c. */
 #define SM_PTSZ(name) name##_ptsz
 struct CUgreenCtx_st;
 CUresult CUDAAPI cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device);

@@ -1,4 +1,4 @@
-/* sim_kernel.h - kernels that build with nvcc for a GPU, and with a C or C++ compiler for the simulated device.
+/* sim_kernel.h - kernels that compile with nvcc for a GPU, and with a C or C++ compiler for the simulated device.
 
        SIM_KERNEL(scale, (float *, p), (float, by), (int, n))
        {
@@ -8,15 +8,14 @@
        ...
        scale_launch(grid, block, 0, stream, p, 2.0f, n);
 
-   SIM_KERNEL defines a kernel of that name, of 1 to 12 parameters, and a function
-   NAME_launch(grid, block, shared bytes, stream, arguments...) that returns what cudaLaunchKernel returns.
-   cudaLaunchKernel((const void *)scale, ...) works too. On the simulated device the threads run
-   one after another, in stream order, when the launch has its turn: there
-   is no __syncthreads, no __shared__ and no atomic function, and a body must not call CUDA.
+   SIM_KERNEL defines a kernel with 1 to 12 parameters, and a function NAME_launch(grid, block, shared bytes, stream,
+   arguments...) that returns the result of cudaLaunchKernel. cudaLaunchKernel((const void *)scale, ...) works too. On
+   the simulated device the threads of a launch run one after another when the stream reaches the launch. There is no
+   __syncthreads, no __shared__ and no atomic function, and a kernel must not call CUDA.
 
-   What a launch accesses: SIM_READS and SIM_WRITES before it, by the same thread, say so and are then all that counts.
-   Without them a parameter `const T *` counts as a read, any other `T *` as a write, of the byte that it points to.
-   Under nvcc both are nothing. */
+   The accesses of a launch: if the launching thread calls SIM_READS and SIM_WRITES before the launch, exactly these
+   count. Otherwise a parameter `const T *` counts as a read of the first byte, and any other `T *` as a write of it.
+   With nvcc both macros do nothing. */
 
 #ifndef SIM_KERNEL_H
 #define SIM_KERNEL_H
@@ -82,23 +81,23 @@ extern "C" {
 
 typedef struct sim_parameter {
     size_t bytes;
-    const char *type; /* as it was written */
+    const char *type; /* source text of the type */
 } sim_parameter;
 
-/* What stands for a kernel on the simulated device: its name is an array of one of these. */
+/* The simulated kernel. The kernel's name is an array with one element of this type. */
 typedef struct sim_kernel {
     uint64_t magic;
     const char *name;
     size_t n;
     const sim_parameter *parameter;
-    void (*run)(void **arguments); /* one thread of it */
+    void (*run)(void **arguments); /* runs one thread */
 } sim_kernel;
 
 #define SIM_KERNEL_MAGIC 0x6c656e72656b6d69u
 
-extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim; /* of the kernel's thread that runs */
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim; /* of the kernel thread that runs now */
 
-/* One more access of the next kernel that this thread launches. */
+/* Adds an access to the next kernel that this thread launches. */
 void sim_kernel_access(const void *ptr, size_t bytes, int how);
 #define SIM_READS(ptr, bytes)  sim_kernel_access(ptr, bytes, 1)
 #define SIM_WRITES(ptr, bytes) sim_kernel_access(ptr, bytes, 2)
