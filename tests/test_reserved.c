@@ -2,27 +2,11 @@
    before each call all that nobody was promised is taken away: a step that takes more than it has made sure of finds an
    empty slab. GALLOC_SEED chooses the numbers, GALLOC_ROUNDS how many programs there are. */
 
-#define GAI_CHUNK_BYTES (sizeof(void *) + GAI_CACHE_LINE + slab->size) /* where the slab is at hand by that name */
-#define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #include "setup.h"
 
 enum { STREAMS = 12, BLOCKS = 96, PAGE = 2 << 20, STEPS = 1500 };
 
-static void drain_slab(gai_slab *slab)
-{
-    while (slab->available > slab->promised + GAI_SLAB_KEPT) (void)gai_slab_take(slab); /* they stay in their chunks */
-}
-
-static void drain(galloc_pool *pool)
-{
-    drain_slab(&pool->blocks);
-    drain_slab(&pool->marks);
-    drain_slab(&pool->pages);
-    drain_slab(&pool->mappings);
-    drain_slab(&pool->events);
-    drain_slab(&pool->waits);
-    drain_slab(&pool->positions);
-}
+__attribute__((constructor)) static void have_small_chunks(void) { inside_chunk_bytes = 0; }
 
 typedef struct party {
     galloc_pool *pool;
@@ -44,7 +28,7 @@ static void take_one(party *p, int i)
     else p->room[i] = 0;
     if (!roll_below(&p->d, 10)) request.alignment = KIB(64);
     if (request.max_bytes && request.bytes > request.max_bytes) request.bytes = p->bytes[i] = request.max_bytes;
-    drain(p->pool);
+    inside_drain_all(p->pool);
     cudaError_t err = galloc_alloc((void **)&p->at[i], &request);
     if (err != cudaErrorMemoryAllocation) OK(err);
     if (!err) put(request.stream, p->at[i], p->bytes[i], (uint64_t)i);
@@ -54,7 +38,7 @@ static void change_one(party *p, int i)
 {
     size_t bytes = p->unit * (1 + roll_below(&p->d, 16));
     if (p->room[i] && bytes > p->room[i]) bytes = p->room[i];
-    drain(p->pool);
+    inside_drain_all(p->pool);
     cudaError_t err = galloc_resize(p->at[i], bytes, p->s[p->home[i]]);
     if (err != cudaErrorNotSupported && err != cudaErrorMemoryAllocation) OK(err);
     if (err) return;
@@ -69,10 +53,10 @@ static void free_one(party *p, int i)
     after[0] = p->s[p->home[i]];
     for (int k = 1; k < n; k++) after[k] = p->s[roll_below(&p->d, STREAMS)];
     if (!roll_below(&p->d, 8)) {
-        drain(p->pool);
+        inside_drain_all(p->pool);
         OK(galloc_record_stream(p->at[i], p->s[roll_below(&p->d, STREAMS)]));
     }
-    drain(p->pool);
+    inside_drain_all(p->pool);
     if (n == 1) OK(galloc_free(p->at[i], after[0]));
     else OK(galloc_free_after(p->at[i], after, n));
     p->at[i] = NULL;
@@ -91,7 +75,7 @@ static void party_step(party *p)
     }
     if (!roll_below(&p->d, 60)) sim_run(-1);
     if (!roll_below(&p->d, 200)) {
-        drain(p->pool);
+        inside_drain_all(p->pool);
         OK(galloc_pool_trim(p->pool, MIB(roll_below(&p->d, 64)), NULL));
     }
 }
@@ -106,7 +90,7 @@ static void have_party(uint64_t seed, size_t unit, double overhead, int strategy
     galloc_config config = galloc_config_default();
     memset(&p, 0, sizeof p);
     config.overhead = overhead;
-    config.memory_limit = gai_up(unit * 16 * BLOCKS / 6, PAGE); /* so that streams wait for each other */
+    config.memory_limit = enough(unit * 16 * BLOCKS / 6, PAGE); /* so that streams wait for each other */
     config.strategy = strategy;
     p.pool = pool_new(&config);
     p.d.state = seed;
@@ -116,7 +100,7 @@ static void have_party(uint64_t seed, size_t unit, double overhead, int strategy
     EXPECT_EQ(galloc_pool_check(p.pool), 0);
     for (int i = 0; i < BLOCKS; i++)
         if (p.at[i]) free_one(&p, i);
-    drain(p.pool);
+    inside_drain_all(p.pool);
     pool_end(p.pool);
     for (int i = 0; i < STREAMS; i++) stream_end(p.s[i]);
     finish();
@@ -151,7 +135,7 @@ TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
             galloc_pool *pool = pool_new(NULL);
             cudaStream_t s = stream_new();
             void *first = get(pool, PAGE, s), *p;
-            drain(pool);
+            inside_drain_all(pool);
             long created = sim_calls("cuMemCreate");
             sim_fail_malloc(nth, 1);
             cudaError_t err = galloc_pool_malloc(pool, &p, sizes[i], s);
