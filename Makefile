@@ -90,10 +90,9 @@ THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_lanes tes
 CHECKS := $(wildcard tests/check_*.sh)
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
-# Compiling a test program for speed takes longer than it saves, but for what runs long.
-OPTIMIZE = -O1
-build/bundled/test_% build/toolkit/test_%: OPTIMIZE = -O0
-build/bundled/test_moves build/bundled/test_programs: OPTIMIZE = -O1
+# The tests' galloc is compiled once, for speed; the tests are not, but for those with a galloc of their own.
+OPTIMIZE = -O0
+build/%/test_programs: OPTIMIZE = -O1
 build/%/enumerate: OPTIMIZE = -O2
 # These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
 TOOLKIT_RUNS := test_api test_backends test_capture test_streams
@@ -103,16 +102,21 @@ define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
-build/$(1)/%: tests/%.c $(SIM:tests/%.c=build/$(1)/%.o)
+build/$(1)/inside.o: tests/inside.c
+	$$(folder)
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests -Itests/sim -isystem $(2) -c $$< -o $$@
+build/$(1)/inside.a: build/$(1)/inside.o
+	@rm -f $$@ && $$(AR) rc $$@ $$<
+build/$(1)/%: tests/%.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests -Itests/sim -isystem $(2) \
-		$$(filter %.c %.o,$$^) -o $$@ $$(LIBS)
+		$$< $$(filter %.o %.a,$$^) -o $$@ $$(LIBS)
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))
 $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
 $(eval $(call variant,asan,$(BUNDLED),$(ASAN)))
 $(eval $(call variant,tsan,$(BUNDLED),$(TSAN)))
 
-build/toolkit/%.compiles: tests/%.c galloc.h tests/setup.h
+build/toolkit/%.compiles: tests/%.c galloc.h tests/setup.h $(wildcard tests/inside.*)
 	$(folder)
 	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests -Itests/sim -isystem $(TOOLKIT) $< && touch $@
 
@@ -159,11 +163,11 @@ check-tags:
 FUZZ_SECONDS ?= 60
 FUZZERS := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
-build/fuzz/%: tests/%.c $(SIM) galloc.h
+build/fuzz/%: tests/%.c tests/inside.c $(SIM) galloc.h tests/inside.h tests/setup.h
 	$(call need,$(CLANG),clang)
 	@mkdir -p $@.corpus
 	$(step)$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		-I. -Itests -Itests/sim -isystem $(BUNDLED) $< $(SIM) -o $@ $(LIBS)
+		-I. -Itests -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ $(LIBS)
 
 fuzz: $(FUZZERS)
 	@for fuzzer in $^; do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \

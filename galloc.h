@@ -4364,8 +4364,8 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 /* >>streamcache */
 
 /* Stream caches: recently freed blocks by exact size, which calls on their stream use under the cache's latch alone.
-   The first part runs without the pool's lock, the others with it: they stamp frees with marks, keep the ghosts of
-   strategy:heuristic, and return cached blocks to the free sets. gai_cache explains unconfirmed and trusted blocks.
+   The first part runs without the pool's lock, the others with it: they stamp frees with marks and return cached
+   blocks to the free sets. gai_cache explains unconfirmed and trusted blocks.
    Calls slabs, the maps, marks, blocks, statistics and take. */
 
 /* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were

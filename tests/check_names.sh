@@ -84,6 +84,12 @@ empty "macros without the prefix" "$work/macros.foreign"
 grep -nE '(^|[^A-Za-z0-9_"])_[a-z][a-z0-9_]*gai|_{2,}(gai|galloc)' $header >"$work/reserved"
 empty "reserved names" "$work/reserved"
 
+# Tests use private parts only through tests/inside.h. Except pairs.c, which has galloc compiled as programs have it:
+# with the calls in inside.c, the compiler would inline less.
+ls tests/*.[ch] | grep -vxE 'tests/(inside\.[ch]|pairs\.c)' |
+    xargs grep -nE '\b(gai_|GAI_)|GALLOC_IMPLEMENTATION' >"$work/private"
+empty "private names of galloc.h in tests, which tests/inside.h should have functions for" "$work/private"
+
 # ---- contents -------------------------------------------------------------------------------------------------------
 
 awk '/SECTIONS/ { list = 1 } list && /\*\// { exit } list' $header | grep -o '>>[a-z_]*' >"$work/tags.listed"

@@ -62,13 +62,13 @@ static int scheduled_trylock(pthread_mutex_t *mutex) __attribute__((unused));
 #define __atomic_exchange_n(...) (point("an exchange"), __atomic_exchange_n(__VA_ARGS__))
 #define __atomic_compare_exchange_n(...) (point("an exchange"), __atomic_compare_exchange_n(__VA_ARGS__))
 #define GALLOC_CLOCK() 0 /* how long a call took must not decide what is an exchange */
-#define GAI_CHUNK_BYTES 4096     /* of descriptors, which are made for each run, and of which it needs few */
-#include "setup.h"
+#include "inside.c"
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
 #undef __atomic_exchange_n
 #undef sched_yield
 #undef __atomic_compare_exchange_n
+#include "setup.h"
 
 /* ---- what is enumerated ------------------------------------------------------------------------------------------ */
 
@@ -422,7 +422,7 @@ static int scheduled_trylock(pthread_mutex_t *mutex)
 static int scheduled_lock(pthread_mutex_t *mutex)
 {
     int tries = 0;
-    if (!running || mutex == &gai_map_lock || mutex == &log_lock) return pthread_mutex_lock(mutex);
+    if (!running || mutex == inside_map_lock()) return pthread_mutex_lock(mutex);
     point("a lock");
     while (pthread_mutex_trylock(mutex)) {
         if (!slot[1 - me].busy || tries++ > 1000) {
@@ -708,6 +708,7 @@ static void run_begin(void)
     o.pace = SIM_PACE_STILL;
     o.panic = 0;
     o.memory = 8 * now->limit;
+    inside_chunk_bytes = 4096; /* of descriptors, which are made for each run, and of which it needs few */
     begin_with(o);
     memset(stream, 0, sizeof stream);
     for (int i = 0; i < STREAMS; i++) (void)stream_at(i);

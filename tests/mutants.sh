@@ -7,6 +7,8 @@
 # perhaps more such pairs; and a line `---` at the end. A program notices when it fails, crashes or does not end.
 # With a line `tsan: ...` in place of `tests: ...` the programs are built with ThreadSanitizer, for breaks of the order
 # in which memory is written; such mutants are skipped where the compiler, or the machine, cannot do that.
+# For each mutant tests/inside.c is compiled once. Programs are compiled once for all mutants and linked with it, except
+# those that include it.
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH,
 # PART (of all: 2/4 is the second of every four).
 
@@ -20,16 +22,40 @@ flags="-std=c11 -O0 -w"
 
 tsan="-g -fsanitize=thread"
 
-mkdir -p "$work/sim" "$work/sim_tsan" || exit 1
+rm -rf "$work/tests" "$work/tests_tsan"
+mkdir -p "$work/sim" "$work/sim_tsan" "$work/tests" "$work/tests_tsan" || exit 1
+
+is_whole() { grep -q '^#include "inside.c"' "tests/$1.c"; } # the program has a galloc of its own
+
+# Compiles a file of tests/ with the folder's galloc.h.
+compile() { # folder, file, flags, more of what the compiler is told
+    "$cc" $flags $3 -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$2.c" $4
+}
+
+declarations() { sed '/^\/\* ==== IMPLEMENTATION/q' "$1/galloc.h"; }
+
+# Makes a program with the folder's galloc.h.
+build() { # folder, program, flags, and for ThreadSanitizer: _tsan
+    if is_whole "$2"; then
+        compile "$1" "$2" "$3" "$work/sim$4/*.o -o $1/$2 -lpthread -lm"
+        return
+    fi
+    object=$work/tests$4/$2.o
+    if [ "$(declarations "$1")" != "$(declarations .)" ]; then
+        object=$1/$2.o
+        compile "$1" "$2" "$3" "-c -o $object" || return
+    fi
+    [ -e "$1/inside.o" ] || compile "$1" inside "$3" "-c -o $1/inside.o" || return
+    "$cc" $3 "$object" "$1/inside.o" "$work/sim$4"/*.o -o "$1/$2" -lpthread -lm
+}
 
 # Compiles and runs PROGRAM[:TEST]; the status is 0 when it fails, as it should, and says why.
 fails() { # folder, test, and for ThreadSanitizer: tsan
-    program=${2%%:*} filter= sim=$work/sim options=
+    program=${2%%:*} filter= options=
     case $2 in *:*) filter=${2#*:} ;; esac
-    [ "$3" ] && sim=$work/sim_tsan options=$tsan
+    [ "$3" ] && options=$tsan
     if [ ! -x "$1/$program" ]; then
-        "$cc" $flags $options -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$program.c" "$sim"/*.o \
-            -o "$1/$program" -lpthread -lm >"$1/$program.out" 2>&1 || {
+        build "$1" "$program" "$options" "${3:+_$3}" >"$1/$program.out" 2>&1 || {
             echo "does not compile"
             return 2
         }
@@ -53,6 +79,27 @@ has_tsan() {
 objects() { # folder, flags
     for file in tests/sim/*.c; do
         "$cc" -std=c11 -O2 -w $2 -Itests/sim -isystem "$include" -c "$file" -o "$1/$(basename "$file" .c).o" &
+    done
+    wait
+}
+
+# The programs that mutants name, each once.
+programs() { # what the line begins with: tests, each or tsan; mutants...
+    key=$1
+    shift
+    (cd tests/mutants && printf '%s.txt\n' "$@" | xargs sed -n "s/^\($key\): *//p") | tr ' ' '\n' | sed 's/:.*//' |
+        sort -u
+}
+
+# Compiles those that need it once only, `jobs` at a time.
+compile_programs() { # folder, flags, programs...
+    folder=$1 options=$2 running=0
+    shift 2
+    for program in "$@"; do
+        is_whole "$program" && continue
+        compile . "$program" "$options" "-c -o $folder/$program.o" &
+        running=$((running + 1))
+        [ $running -lt "$jobs" ] || { wait; running=0; }
     done
     wait
 }
@@ -90,10 +137,12 @@ if [ $# -eq 0 ]; then
 fi
 
 objects "$work/sim"
+compile_programs "$work/tests" '' $(programs 'tests\|each' "$@")
 can_tsan=
 if (cd tests/mutants && printf '%s.txt\n' "$@" | xargs grep -q '^tsan:') && has_tsan; then
     can_tsan=1
     objects "$work/sim_tsan" "$tsan"
+    compile_programs "$work/tests_tsan" "$tsan" $(programs tsan "$@")
 fi
 
 passed=0 failed=0 skipped=0 running=0

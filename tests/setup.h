@@ -1,5 +1,5 @@
-/* setup.h - the common part of the behaviour tests: galloc itself, the simulated device, helper functions, and the
-   checks at the end of each test. Include it first. */
+/* setup.h - the common part of the behaviour tests: galloc with its log caught, the simulated device, helper functions,
+   and the checks at the end of each test. Include it first. */
 
 #ifndef SETUP_H
 #define SETUP_H
@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "inside.h"
 #include "sim.h"
 #include "test.h"
 
@@ -25,7 +26,7 @@ static long log_lines;
 static char log_text[1024];    /* the latest line */
 static void (*log_hook)(void); /* called after each line, if not NULL */
 
-static void log_line(const char *text)
+void inside_log(const char *text)
 {
     pthread_mutex_lock(&log_lock);
     log_lines++;
@@ -34,25 +35,23 @@ static void log_line(const char *text)
     if (log_hook) log_hook();
 }
 
-#define GALLOC_MALLOC(bytes) sim_malloc(bytes)
-#define GALLOC_FREE(p) sim_free(p)
-#define GALLOC_LOG(text) log_line(text)
-#define GALLOC_STATIC
-#define GALLOC_IMPLEMENTATION
-#include "galloc.h"
-
 #define UNUSED __attribute__((unused))
 #define KIB(n) ((size_t)(n) << 10)
 #define MIB(n) ((size_t)(n) << 20)
 #define GIB(n) ((size_t)(n) << 30)
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 
+static UNUSED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static UNUSED size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static UNUSED size_t whole(size_t bytes, size_t unit) { return bytes / unit * unit; } /* units */
+static UNUSED size_t enough(size_t bytes, size_t unit) { return whole(bytes + unit - 1, unit); }
+
 /* ---- begin and end of a test ------------------------------------------------------------------------------------- */
 
 static UNUSED void begin_with(sim_options options)
 {
     unsetenv("GALLOC_CONF");
-    gai_log_level = GALLOC_LOG_DEBUG; /* logs each failure, including repeated ones */
+    inside_log_level(GALLOC_LOG_DEBUG); /* logs each failure, including repeated ones */
     EXPECT_EQ(sim_start(&options), 0);
     log_lines = 0;
     log_text[0] = 0;
@@ -82,9 +81,7 @@ static UNUSED void print_findings(void)
 /* A failed test may leave pools behind. This removes them before the next test. */
 static UNUSED void abandon_pools(void)
 {
-    gai_pools = NULL;
-    memset(gai_default_pool, 0, sizeof gai_default_pool);
-    memset(gai_budgets, 0, sizeof gai_budgets);
+    inside_forget_pools();
     (void)galloc_shutdown();
 }
 

@@ -501,8 +501,8 @@ TEST(reuse_is_what_the_driver_is_told)
         begin_still();
         galloc_pool *pool = pool_of(cases[i].text);
         int waits = -1; /* the simulated device keeps this one, and never waits */
-        EXPECT_EQ(gai_cu.MemPoolGetAttribute(pool->driver_pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-                                             &waits), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemPoolGetAttribute(inside_driver_pool(pool),
+                                        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &waits), CUDA_SUCCESS);
         EXPECT_EQ(waits, cases[i].wait);
         cudaStream_t s = stream_new(), t = stream_new();
         void *p = get(pool, MIB(4), s), *q;

@@ -422,7 +422,7 @@ TEST(the_host_has_no_memory_and_the_device_has)
     }
 }
 
-static gai_driver_table real_driver;
+static inside_driver real_driver;
 
 static CUresult CUDAAPI alloc_askew(CUdeviceptr *ptr, size_t bytes)
 {
@@ -452,11 +452,12 @@ TEST(a_request_of_nearly_all_addresses)
         begin();
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_new(NULL);
-        real_driver = gai_cu;
-        gai_cu.MemAddressReserve = reserve_up_to;
+        inside_driver mine = real_driver = inside_driver_in_use();
+        mine.MemAddressReserve = reserve_up_to;
+        inside_driver_use(mine);
         most_addresses = GIB(gib) + MIB(64);
         void *p = get(pool, GIB(gib), s);
-        gai_cu.MemAddressReserve = real_driver.MemAddressReserve;
+        inside_driver_use(real_driver);
         put(s, p, GIB(gib), 1);
         OK(galloc_free(p, s));
         pool_end(pool);
@@ -472,20 +473,22 @@ TEST(a_device_with_odd_addresses)
     galloc_config config = config_fixed();
     galloc_pool *pool = pool_new(&config);
     void *p = NULL;
-    real_driver = gai_cu;
-    gai_cu.MemAlloc = alloc_askew;
-    gai_cu.MemFree = free_askew;
+    inside_driver mine = real_driver = inside_driver_in_use();
+    mine.MemAlloc = alloc_askew;
+    mine.MemFree = free_askew;
+    inside_driver_use(mine);
     cudaError_t err = galloc_pool_malloc(pool, &p, MIB(4), s);
     EXPECT(err == cudaSuccess || (err == cudaErrorNotSupported && !p));
     if (p) put(s, p, MIB(4), 1);
     OK(galloc_free(p, s));
-    gai_cu.MemAlloc = real_driver.MemAlloc;
+    mine.MemAlloc = real_driver.MemAlloc;
+    inside_driver_use(mine);
     p = get(pool, MIB(40), s);
     put(s, p, MIB(40), 2);
     OK(galloc_free(p, s));
     expect_healthy(pool, 0);
     pool_end(pool);
-    gai_cu.MemFree = real_driver.MemFree;
+    inside_driver_use(real_driver);
     finish();
 }
 

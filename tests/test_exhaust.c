@@ -3,14 +3,10 @@
    with any waits, retries and callbacks. The limit is never passed, counters add up, each failure's report says what
    the test knows, nothing leaks. GALLOC_SEED chooses the numbers, EXHAUST_ROUNDS how often memory runs out. */
 
-#define _GNU_SOURCE
-#include <stdint.h>
+#include "setup.h"
 
 static uint64_t clock_ns;
-static uint64_t test_clock(void) { return __atomic_add_fetch(&clock_ns, 100000, __ATOMIC_RELAXED); }
-#define GALLOC_CLOCK() test_clock()
-
-#include "setup.h"
+uint64_t inside_clock(void) { return __atomic_add_fetch(&clock_ns, 100000, __ATOMIC_RELAXED); }
 
 enum { STREAMS = 4, BLOCKS = 256, WORLD_ROUNDS = 100 };
 
@@ -68,14 +64,14 @@ static void check_report(const world *w, const galloc_report *r)
     EXPECT_EQ(r->live, w->live);
     EXPECT_EQ(r->live + r->rounding + r->cached, r->held);
     EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
-    if (!gai_in_mapping) EXPECT_EQ(r->busy, 0);
+    if (!inside_in_mapping()) EXPECT_EQ(r->busy, 0);
     EXPECT_EQ(streams, r->stranded);
     EXPECT(r->usable_in_pages <= r->usable && r->largest_usable <= r->usable);
     EXPECT(r->limit == w->limit && held + r->room == r->limit);
     if (r->device_known) EXPECT_EQ(held + r->others_held + r->outside + r->device_free, r->device_total);
     if (r->device_known) EXPECT_EQ(r->outside, w->outside);
     EXPECT_EQ(r->other_pools, 0);
-    if (w->quiet && !r->stranded && !gai_in_mapping) EXPECT(r->largest_possible < r->rounded || r->rejected);
+    if (w->quiet && !r->stranded && !inside_in_mapping()) EXPECT(r->largest_possible < r->rounded || r->rejected);
 }
 
 static int on_oom(const galloc_report *report, void *user)

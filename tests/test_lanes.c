@@ -23,19 +23,12 @@ static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     return ptr;
 }
 
-static gai_stream *lane_of(galloc_pool *pool, cudaStream_t stream)
+static inside_stream kept_of(galloc_pool *pool, cudaStream_t stream)
 {
-    gai_stream *lane;
-    unsigned long long id = stream == cudaStreamLegacy ? 0 : stream_id(stream);
-    for (lane = pool->streams; lane && lane->stream_id != id; lane = lane->next) continue;
-    return lane;
+    inside_stream kept = inside_stream_of(pool, stream == cudaStreamLegacy ? 0 : stream_id(stream));
+    EXPECT(kept.known);
+    return kept;
 }
-
-static size_t front_blocks(const gai_stream *lane)
-{
-    return lane ? lane->cache.blocks + lane->cache.unconfirmed_blocks : 0;
-}
-static size_t front_bytes(const gai_stream *lane) { return lane->cache.bytes + lane->cache.unconfirmed_bytes; }
 
 /* ---- what a hot pair does ---------------------------------------------------------------------------------------- */
 
@@ -53,20 +46,12 @@ TEST(a_hot_pair_takes_no_lock_that_others_share)
             OK(galloc_free(p, s));
         }
         alarm(20);
-        gai_lock_on(&gai_global_lock);
-        gai_lock_on(&pool->growth);
-        gai_lock_on(&pool->marking);
-        gai_lock_on(&pool->lock);
-        gai_lock_on(&gai_map_lock);
+        inside_hold_locks(pool, 1);
         for (int i = 0; i < 100; i++) {
             OK(galloc_malloc(&p, KIB(64), s));
             OK(galloc_free(p, s));
         }
-        gai_lock_off(&gai_map_lock);
-        gai_lock_off(&pool->lock);
-        gai_lock_off(&pool->marking);
-        gai_lock_off(&pool->growth);
-        gai_lock_off(&gai_global_lock);
+        inside_hold_locks(pool, 0);
         alarm(0);
         finish();
     }
@@ -164,7 +149,7 @@ TEST(what_lies_in_a_front_is_free)
         EXPECT_EQ(stats.live.current, 1000);
         EXPECT_EQ(stats.blocks.current, 1);
         OK(galloc_free(p, s));
-        EXPECT(front_blocks(lane_of(pool, s)) == 1);
+        EXPECT(kept_of(pool, s).blocks == 1);
         info = info_of(p);
         stats = stats_of(pool);
         EXPECT_EQ(info.state, GALLOC_STATE_FREE);
@@ -345,7 +330,7 @@ TEST(fronts_of_other_devices_lose_memory_too)
     OK(cudaDeviceReset());
     OK(galloc_pool_reserve(pool, KIB(64))); /* here it is noticed */
     void *p = get(pool, KIB(64), s);
-    EXPECT_EQ(gai_block_at((uintptr_t)p)->segment->lost, 0);
+    EXPECT_EQ(inside_segment_is_lost(p), 0);
     void *q = get(pool, KIB(64), s); /* the address of what is gone is that of what was reserved */
     EXPECT(q != p);
     OK(galloc_free(p, s));
@@ -473,9 +458,9 @@ TEST(a_stream_that_lives_vouches_for_its_frees)
     void *p[N];
     for (int i = 0; i < N; i++) p[i] = get(pool, KIB(16) + 512 * (size_t)i, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
-    EXPECT_EQ(lane_of(pool, s)->cache.unconfirmed_blocks, N);
+    EXPECT_EQ(kept_of(pool, s).fresh_blocks, N);
     EXPECT(get(pool, KIB(16), s) == p[0]);
-    EXPECT_EQ(lane_of(pool, s)->cache.unconfirmed_blocks, 0);
+    EXPECT_EQ(kept_of(pool, s).fresh_blocks, 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     OK(galloc_free(p[0], s));
     OK(galloc_free(get(pool, MIB(2), s), s));
@@ -497,11 +482,11 @@ TEST(few_frees_go_unvouched)
         for (int i = 0; i < N; i++) p[i] = get(pool, large ? KIB(300) : 512, s);
         for (int i = 0; i < N; i++) {
             OK(galloc_free(p[i], s));
-            blocks = gai_max(blocks, lane_of(pool, s)->cache.unconfirmed_blocks);
-            bytes = gai_max(bytes, lane_of(pool, s)->cache.unconfirmed_bytes);
+            blocks = larger(blocks, kept_of(pool, s).fresh_blocks);
+            bytes = larger(bytes, kept_of(pool, s).fresh_bytes);
             EXPECT_EQ(galloc_pool_check(pool), 0);
         }
-        EXPECT(blocks > 0 && blocks <= GAI_UNCONFIRMED_BLOCKS);
+        EXPECT(blocks > 0 && blocks <= inside_most_fresh_blocks());
         EXPECT(bytes > 0 && bytes <= MIB(2));
         pool_end(pool);
         finish();
@@ -548,9 +533,9 @@ TEST(a_miss_sees_all_that_was_freed)
     for (int i = 0; i < N; i++) p[i] = get_used(pool, MIB(2) / N, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
     alarm(20);
-    gai_lock_on(&pool->growth); /* by this thread: nothing is grown, moved or waited for */
+    inside_hold_growth(pool, 1); /* by this thread: nothing is grown, moved or waited for */
     void *q = get(pool, MIB(2), s);
-    gai_lock_off(&pool->growth);
+    inside_hold_growth(pool, 0);
     alarm(0);
     OK(galloc_free(q, s));
     pool_end(pool);
@@ -569,7 +554,7 @@ TEST(an_idle_front_keeps_nothing_from_others)
     for (int i = 0; i < N; i++) p[i] = get(pool, MIB(2) / N, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
     OK(galloc_free(get(pool, MIB(2), t), t));
-    EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
+    EXPECT_EQ(kept_of(pool, s).blocks, 0);
     pool_end(pool);
     finish();
 }
@@ -581,11 +566,11 @@ TEST(trim_reserve_and_destroy_empty_the_fronts)
         cudaStream_t s = what == 1 ? cudaStreamLegacy : stream_new();
         galloc_pool *pool = pool_new(NULL);
         warm(pool, KIB(64), s);
-        EXPECT_EQ(front_blocks(lane_of(pool, s)), 1);
+        EXPECT_EQ(kept_of(pool, s).blocks, 1);
         if (what == 0) OK(galloc_pool_trim(pool, 0, NULL));
         if (what == 0) EXPECT_EQ(sim_physical(0), 0);
         if (what == 1) OK(galloc_pool_reserve(pool, MIB(2)));
-        if (what < 2) EXPECT_EQ(front_blocks(lane_of(pool, s)), 0);
+        if (what < 2) EXPECT_EQ(kept_of(pool, s).blocks, 0);
         pool_end(pool);
         finish();
     }
@@ -604,12 +589,12 @@ TEST(a_thread_that_ends_leaves_nothing_in_its_front)
     pthread_t thread;
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, pool), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(front_blocks(pool->streams), 0);
+    EXPECT_EQ(inside_stream_at(pool, 0).blocks, 0);
     EXPECT_EQ(galloc_pool_check(pool), 0);
     EXPECT_EQ(pthread_create(&thread, NULL, free_and_end, other), 0); /* watched again after a pool has ended */
     pool_end(pool);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
-    EXPECT_EQ(front_blocks(other->streams), 0);
+    EXPECT_EQ(inside_stream_at(other, 0).blocks, 0);
     pool_end(other);
     finish();
 }
@@ -645,8 +630,8 @@ TEST(a_thread_that_outlives_a_shutdown_leaves_nothing_in_its_front)
     __atomic_store_n(&gone_on, 2, __ATOMIC_RELEASE);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     OK(galloc_pool_default(&pool, 0));
-    EXPECT(pool->streams != NULL);
-    EXPECT_EQ(front_blocks(pool->streams), 0);
+    EXPECT(inside_streams(pool) > 0);
+    EXPECT_EQ(inside_stream_at(pool, 0).blocks, 0);
     finish();
 }
 
@@ -696,12 +681,15 @@ TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
     pthread_t thread;
     for (int i = 0; i < 40; i++) many_pools[i] = pool_new(NULL);
     warm(many_pools[0], KIB(64), cudaStreamPerThread);
-    const gai_stream *mine = lane_of(many_pools[0], cudaStreamPerThread);
+    const unsigned long long mine = stream_id(cudaStreamPerThread);
+    EXPECT(inside_stream_of(many_pools[0], mine).known);
     EXPECT_EQ(pthread_create(&thread, NULL, free_use_others_and_end, NULL), 0);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     for (int i = 0; i < 40; i++)
-        for (gai_stream *lane = many_pools[i]->streams; lane; lane = lane->next)
-            EXPECT_EQ(front_blocks(lane), (size_t)(lane == mine));
+        for (size_t k = 0; k < inside_streams(many_pools[i]); k++) {
+            inside_stream kept = inside_stream_at(many_pools[i], k);
+            EXPECT_EQ(kept.blocks, !i && kept.id == mine);
+        }
     for (int i = 0; i < 40; i++) pool_end(many_pools[i]);
     finish();
 }
@@ -720,8 +708,8 @@ TEST(what_a_front_holds_counts_as_unmarked)
     long events = sim_calls("cuEventRecord");
     for (int i = 0; i < 64; i++) {
         OK(galloc_free(p[i], s));
-        gai_stream *lane = lane_of(pool, s);
-        EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
+        inside_stream kept = kept_of(pool, s);
+        EXPECT(kept.bytes + kept.unmarked < MIB(2));
     }
     EXPECT_EQ(sim_calls("cuEventRecord") - events, 2);
     pool_end(pool);
@@ -739,11 +727,11 @@ TEST(a_front_is_bounded)
     for (int i = 0; i < N; i++) p[i] = get(pool, i % 8 ? 512 : KIB(700), s);
     for (int i = 0; i < N; i++) {
         OK(galloc_free(p[i], s));
-        const gai_stream *lane = lane_of(pool, s);
-        most = gai_max(most, front_blocks(lane));
-        bytes = gai_max(bytes, front_bytes(lane));
+        inside_stream kept = kept_of(pool, s);
+        most = larger(most, kept.blocks);
+        bytes = larger(bytes, kept.bytes);
     }
-    EXPECT(most > 8 && most <= GAI_CACHE_BLOCKS);
+    EXPECT(most > 8 && most <= inside_most_blocks());
     EXPECT(bytes > KIB(700) && bytes <= MIB(2));
     pool_end(pool);
     finish();
@@ -767,13 +755,13 @@ TEST(lane_bytes_is_what_a_front_holds)
             for (int k = 0; k < 80; k++) p[k] = get(pool, k % 2 ? MIB(1) : 512, s);
             for (int k = 0; k < 80; k++) {
                 OK(galloc_free(p[k], s));
-                const gai_stream *lane = lane_of(pool, s);
-                most = gai_max(most, front_bytes(lane));
-                EXPECT(front_bytes(lane) <= lane_bytes[i]);
-                EXPECT(!check || lane->cache.unconfirmed_bytes <= MIB(2));
+                inside_stream kept = kept_of(pool, s);
+                most = larger(most, kept.bytes);
+                EXPECT(kept.bytes <= lane_bytes[i]);
+                EXPECT(!check || kept.fresh_bytes <= MIB(2));
                 EXPECT_EQ(galloc_pool_check(pool), 0);
             }
-            EXPECT(most + MIB(1) > gai_min(lane_bytes[i], MIB(40)));
+            EXPECT(most + MIB(1) > smaller(lane_bytes[i], MIB(40)));
             pool_end(pool);
             finish();
         }
@@ -817,15 +805,15 @@ TEST(lane_bytes_do_not_bind_memory_once_there_are_more_streams)
     OK(galloc_pool_reserve(pool, MIB(64))); /* so that the call that is the first on its stream grows nothing */
     for (int k = 0; k < 40; k++) p[k] = get(pool, MIB(1), s);
     for (int k = 0; k < 40; k++) OK(galloc_free(p[k], s));
-    EXPECT(front_bytes(lane_of(pool, s)) > MIB(32));
+    EXPECT(kept_of(pool, s).bytes > MIB(32));
     void *q = get(pool, 512, t);
-    EXPECT(front_bytes(lane_of(pool, s)) <= MIB(2));
+    EXPECT(kept_of(pool, s).bytes <= MIB(2));
     expect_healthy(pool, 1);
     for (int k = 0; k < 40; k++) p[k] = get(pool, MIB(1), s);
     for (int k = 0; k < 40; k++) {
         OK(galloc_free(p[k], s));
-        gai_stream *lane = lane_of(pool, s);
-        EXPECT(front_bytes(lane) + lane->unmarked < MIB(2));
+        inside_stream kept = kept_of(pool, s);
+        EXPECT(kept.bytes + kept.unmarked < MIB(2));
     }
     OK(galloc_free(q, t));
     pool_end(pool);
@@ -847,10 +835,7 @@ TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
         OK(galloc_free(p, s));
         if (mallocs) OK(galloc_free(hot, s));
         sim_hold(s, 1);
-        lane_of(pool, s)->asked = 0;
-        gai_lock_on(&pool->lock);
-        gai_stream_ask(lane_of(pool, s));
-        gai_lock_off(&pool->lock);
+        inside_ask_for_event(pool, stream_id(s));
         long events = sim_calls("cuEventRecord");
         if (mallocs) hot = get(pool, 512, s);
         else OK(galloc_free(hot, s));
@@ -998,9 +983,9 @@ TEST(ways_end_with_their_pool)
         warm(pool, KIB(64), s);
         OK(galloc_malloc(&p, KIB(64), s));
         OK(galloc_free(p, s));
-        EXPECT(gai_entry_find(s, pool) != NULL && gai_entry_find(s, NULL) != NULL);
+        EXPECT(inside_remembers(s, pool) && inside_remembers(s, NULL));
         pool_end(pool);
-        EXPECT(gai_entry_find(s, pool) == NULL && gai_entry_find(s, NULL) == NULL);
+        EXPECT(!inside_remembers(s, pool) && !inside_remembers(s, NULL));
         if (i % 3 == 0) OK(galloc_shutdown());
     }
     finish();
@@ -1046,10 +1031,10 @@ TEST(a_lane_used_again_is_another_lane)
             OK(galloc_stream_retire(s[i]));
         }
         OK(galloc_pool_trim(pool, 0, NULL));
-        EXPECT(pool->unused_streams != NULL);
+        EXPECT(inside_unused_streams(pool) > 0);
         for (int i = 99; i >= 0; i--) {
             OK(galloc_free(get(pool, 512, s[i]), s[i]));
-            EXPECT(lane_of(pool, s[i]) != NULL);
+            (void)kept_of(pool, s[i]);
         }
         EXPECT_EQ(galloc_pool_check(pool), 0);
         for (int i = 0; i < 100; i++) stream_end(s[i]);
@@ -1090,9 +1075,9 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
     OK(galloc_stream_retire(a));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(pool->unused_streams != NULL);
+    EXPECT(inside_unused_streams(pool) > 0);
     warm(pool, MIB(1), b);
-    EXPECT(pool->unused_streams == NULL);
+    EXPECT_EQ(inside_unused_streams(pool), 0);
     void *p = get_used(pool, MIB(1), b);
     OK(galloc_free(p, b));
     void *q = get_used(pool, MIB(1), a);
@@ -1115,9 +1100,9 @@ TEST(without_looks_an_old_way_leads_to_no_other_lane)
     OK(galloc_stream_retire(a));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(pool->unused_streams != NULL);
+    EXPECT(inside_unused_streams(pool) > 0);
     warm(pool, MIB(1), b);
-    EXPECT(pool->unused_streams == NULL);
+    EXPECT_EQ(inside_unused_streams(pool), 0);
     void *p = get_used(pool, MIB(1), b);
     OK(galloc_free(p, b));
     stream_end(a);
@@ -1168,8 +1153,8 @@ TEST(exact_counters_use_no_front)
     OK(galloc_free(get(pool, 512, s), s));
     OK(galloc_free(get(pool, 300, s), s));
     EXPECT_EQ(stats_of(pool).live.peak, 512);
-    EXPECT_EQ(lane_of(pool, s)->cache.mallocs, 0);
-    EXPECT_EQ(lane_of(pool, s)->cache.open, 0);
+    EXPECT_EQ(kept_of(pool, s).mallocs, 0);
+    EXPECT_EQ(kept_of(pool, s).open, 0);
     pool_end(pool);
     finish();
 }
@@ -1286,12 +1271,12 @@ TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
     galloc_pool *pool = pool_new(&config);
     void *p = get(pool, MIB(4), s), *live = get(pool, 512, s);
     warm(pool, KIB(64), t);
-    gai_stream *lane = lane_of(pool, t);
+    const unsigned long long id = stream_id(t);
     sim_fail("cuEventRecord", 1, 0, 700);
     OK(galloc_free(p, s));
     EXPECT_EQ(sim_failed(), 1);
     sim_fail_clear();
-    EXPECT_EQ(front_blocks(lane), 1);
+    EXPECT_EQ(inside_stream_of(pool, id).blocks, 1);
     EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(64), t), 700);
     OK(cudaDeviceReset());
     (void)cudaGetLastError();

@@ -225,7 +225,7 @@ TEST(a_callback_does_not_end_its_pool)
 
 /* A pool that nobody uses, and a thread that is stopped in it while it retires a stream of its own. */
 static struct {
-    galloc_pool *pool, *inner;
+    galloc_pool *pool;
     cudaStream_t stream;
     pthread_t retires;
     int inside, returned;
@@ -235,7 +235,7 @@ static void stop_in_retire(const char *function)
 {
     if (!pthread_equal(pthread_self(), quiet.retires) || strcmp(function, "cuEventRecord")) return;
     __atomic_store_n(&quiet.inside, 1, __ATOMIC_RELEASE);
-    while (!(gai_load(&quiet.inner->users) & GAI_ENDED) && !__atomic_load_n(&quiet.returned, __ATOMIC_ACQUIRE))
+    while (!inside_ended(quiet.pool) && !__atomic_load_n(&quiet.returned, __ATOMIC_ACQUIRE))
         sched_yield();
 }
 
@@ -271,9 +271,7 @@ TEST(a_callback_ends_another_pool_while_a_stream_is_retired)
     galloc_callbacks calls = {0};
     void *p = get(pool, MIB(6), s), *q;
     memset(&quiet, 0, sizeof quiet);
-    quiet.pool = quiet.inner = pool_new(NULL);
-    OK(gai_pool_find(&quiet.inner));
-    gai_pool_unpin(quiet.inner);
+    quiet.pool = pool_new(NULL);
     quiet.stream = t;
     q = get(quiet.pool, MIB(1), t);
     put(t, q, MIB(1), 1);
@@ -600,9 +598,9 @@ static int is_one_of(cudaError_t error, cudaError_t a, cudaError_t b)
 
 static void ask_late(dice *d, cudaStream_t s)
 {
-    galloc_pool *pool = (galloc_pool *)gai_load_pointer((void **)&late.pool);
-    void *ptr = gai_load_pointer(&late.address), *p = NULL;
-    galloc_graph *graph = (galloc_graph *)gai_load_pointer((void **)&late.graph);
+    galloc_pool *pool = __atomic_load_n(&late.pool, __ATOMIC_ACQUIRE);
+    void *ptr = __atomic_load_n(&late.address, __ATOMIC_ACQUIRE), *p = NULL;
+    galloc_graph *graph = __atomic_load_n(&late.graph, __ATOMIC_ACQUIRE);
     const cudaError_t gone = cudaErrorInvalidResourceHandle;
     galloc_pointer info;
     galloc_stats stats;
@@ -658,14 +656,14 @@ TEST(calls_come_late_to_a_pool_that_ends)
         void *p = NULL, *q = NULL;
         error = galloc_pool_malloc(pool, &p, MIB(3), s);
         if (!error) (void)galloc_graph_begin(&graph, pool, s);
-        if (graph) gai_store_pointer((void **)&late.graph, graph);
+        if (graph) __atomic_store_n(&late.graph, graph, __ATOMIC_RELEASE);
         OK(galloc_free(p, s));
         if (p && galloc_malloc(&q, MIB(3), s) == cudaSuccess) OK(galloc_free(q, s));
-        if (p) gai_store_pointer(&late.address, (char *)p + 1);
+        if (p) __atomic_store_n(&late.address, (char *)p + 1, __ATOMIC_RELEASE);
         while ((error = galloc_pool_destroy(pool)) == cudaErrorNotPermitted) usleep(100);
         OK(error);
         pool = pool_new(&config);
-        gai_store_pointer((void **)&late.pool, pool);
+        __atomic_store_n(&late.pool, pool, __ATOMIC_RELEASE);
     }
     __atomic_store_n(&late.stop, 1, __ATOMIC_RELEASE);
     for (int i = 0; i < LATE; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);

@@ -2,11 +2,11 @@
    moment and not by pools that grow at once; what is idle is given back by the settings' rules. The simulated device
    counts the bytes that are really taken. */
 
-/* Time is what the test says. */
-#define GALLOC_CLOCK() __atomic_load_n(&now_ns, __ATOMIC_RELAXED)
-static unsigned long long now_ns;
-
 #include "setup.h"
+
+/* Time is what the test says. */
+static uint64_t now_ns;
+uint64_t inside_clock(void) { return __atomic_load_n(&now_ns, __ATOMIC_RELAXED); }
 
 enum { PAGE = 2 << 20 };
 
@@ -429,13 +429,13 @@ TEST(a_pool_does_not_end_under_a_visitor)
     begin();
     pthread_t thread;
     galloc_pool *pool = pool_new(NULL);
-    gai_budget *budget = pool->budget;
+    inside_device *device = inside_device_of(pool);
     ended = 0;
-    EXPECT(gai_budget_visit(budget, NULL) == pool);
+    EXPECT(inside_visit(device, NULL) == pool);
     EXPECT_EQ(pthread_create(&thread, NULL, end_pool, pool), 0);
     usleep(100000);
     EXPECT_EQ(__atomic_load_n(&ended, __ATOMIC_ACQUIRE), 0);
-    if (!__atomic_load_n(&ended, __ATOMIC_ACQUIRE)) EXPECT(gai_budget_visit(budget, pool) == NULL);
+    if (!__atomic_load_n(&ended, __ATOMIC_ACQUIRE)) EXPECT(inside_visit(device, pool) == NULL);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     finish();
 }
@@ -893,7 +893,7 @@ TEST(a_collection_leaves_what_is_asked_for)
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_collecting(MIB(130), 0.5, UINT64_MAX);
     void *p[34];
-    pool->collector.look = UINT64_MAX; /* not at frees */
+    inside_never_look_for_idle(pool);
     OK(galloc_free(get(pool, MIB(2), t), t));
     for (int i = 0; i < 34; i++) p[i] = get(pool, MIB(2), s);
     for (int i = 0; i < 34; i += 2) OK(galloc_free(p[i], s));

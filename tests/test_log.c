@@ -1,13 +1,10 @@
 /* test_log.c - the messages of calls that fail: the function's name, the cause and the remedy; how much of it is
    logged, where, and what becomes of repeats. */
 
-#define _GNU_SOURCE
-#include <stdint.h>
+#include "setup.h"
 
 static uint64_t the_time = 1;
-#define GALLOC_CLOCK() __atomic_load_n(&the_time, __ATOMIC_RELAXED)
-
-#include "setup.h"
+uint64_t inside_clock(void) { return __atomic_load_n(&the_time, __ATOMIC_RELAXED); }
 
 enum { SECOND = 1000000000 };
 
@@ -16,8 +13,7 @@ static void begin_logging(const char *conf)
 {
     begin();
     if (conf) setenv("GALLOC_CONF", conf, 1);
-    gai_log_level = -1;
-    memset(gai_log_repeats, 0, sizeof gai_log_repeats);
+    inside_log_anew();
 }
 
 static void finish_logging(void)
@@ -105,6 +101,10 @@ TEST(each_message_begins_with_the_function_that_failed)
     finish();
 }
 
+/* galloc.h declares them to files that are compiled for per-thread default streams. */
+cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
+cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n);
+
 TEST(the_names_are_those_that_the_program_has_written)
 {
     void *p = NULL;
@@ -128,7 +128,7 @@ TEST(a_long_message_keeps_its_beginning_and_its_end)
     galloc_config config = galloc_config_default();
     begin();
     EXPECT_EQ(galloc_config_parse(&config, text, NULL, 0), cudaErrorInvalidValue);
-    EXPECT(begins("galloc_config_parse") && strlen(galloc_last_message()) < sizeof gai_message);
+    EXPECT(begins("galloc_config_parse") && strlen(galloc_last_message()) < inside_message_size());
     finish();
 }
 
@@ -396,10 +396,10 @@ TEST(threads_fail_while_the_function_is_set)
 
 static void *hold_the_log(void *held)
 {
-    gai_lock_on(&gai_log_lock);
+    inside_hold_log(1);
     __atomic_store_n((int *)held, 1, __ATOMIC_RELEASE);
     usleep(100000);
-    gai_lock_off(&gai_log_lock);
+    inside_hold_log(0);
     __atomic_store_n((int *)held, 2, __ATOMIC_RELEASE);
     return NULL;
 }

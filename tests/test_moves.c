@@ -1271,7 +1271,7 @@ TEST(a_heap_of_many_pages_repeats_itself_too)
     }
     EXPECT_EQ(memory_calls(), calls);
     EXPECT(stats_of(pool).moves > PAGES);
-    EXPECT(pool->old > GAI_OLD_MAX);
+    EXPECT(inside_old_mappings(pool) > inside_most_old_mappings());
     EXPECT_EQ(galloc_pool_check(pool), 0);
     pool_end(pool);
     finish();
@@ -1342,8 +1342,8 @@ TEST(the_place_of_another_mapping_is_not_expected)
     request.pool = pool;
     OK(galloc_alloc(&q, &request));
     OK(galloc_resize(q, MORE * PAGE, s));
-    EXPECT_EQ(pool->plan_predictor.memos[pool->plan_predictor.next].first->addr, (uintptr_t)q);
-    EXPECT_EQ(pool->plan_predictor.memos[pool->plan_predictor.next].at, (uintptr_t)q + PAGE);
+    EXPECT_EQ(inside_memo_first(pool), (uintptr_t)q);
+    EXPECT_EQ(inside_memo_at(pool), (uintptr_t)q + PAGE);
     OK(galloc_free(q, s)); /* its pages wait where they are */
     long calls = memory_calls();
     EXPECT(get(pool, PAGE, s) == q);
@@ -1363,9 +1363,9 @@ TEST(a_pair_alone_is_served_without_a_plan)
     cudaStream_t s = stream_new();
     galloc_pool *pool = pool_new(NULL);
     for (int i = 0; i < 64; i++) OK(galloc_free(get_used(pool, MIB(3), s, 1), s));
-    uint64_t plans = pool->plans;
+    uint64_t plans = inside_plans(pool);
     for (int i = 0; i < 64; i++) OK(galloc_free(get_used(pool, MIB(3), s, 1), s));
-    EXPECT_EQ(pool->plans, plans);
+    EXPECT_EQ(inside_plans(pool), plans);
     EXPECT_EQ(stats_of(pool).grows, 1);
     pool_end(pool);
     finish();
@@ -1382,7 +1382,7 @@ TEST(parked_memory_is_free_memory)
     galloc_pool *pool = pool_new(&config);
     void *p = get_used(pool, 8 * PAGE, s, 1);
     OK(galloc_free(p, s));
-    EXPECT_EQ(pool->parked, 8 * PAGE);
+    EXPECT_EQ(inside_parked(pool), 8 * PAGE);
     EXPECT_EQ(stats_of(pool).cached.current, 8 * PAGE);
     EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
     EXPECT_EQ(galloc_free(p, s), cudaErrorInvalidDevicePointer);
@@ -1390,13 +1390,13 @@ TEST(parked_memory_is_free_memory)
     void *q = get_used(pool, 512, t, 2), *r = get_used(pool, 8 * PAGE - 512, t, 3); /* to the last byte */
     OK(galloc_free(q, t));
     OK(galloc_free(r, t));
-    EXPECT_EQ(pool->parked, 8 * PAGE);
+    EXPECT_EQ(inside_parked(pool), 8 * PAGE);
     OK(galloc_stream_retire(t));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 3 * PAGE, NULL));
     EXPECT_EQ(sim_physical(0), 3 * PAGE);
     EXPECT_EQ(sim_mapped(0), 3 * PAGE);
-    EXPECT_EQ(pool->parked, 3 * PAGE);
+    EXPECT_EQ(inside_parked(pool), 3 * PAGE);
     pool_end(pool);
     finish();
 }
@@ -1412,7 +1412,7 @@ TEST(a_parked_page_is_shared_by_parts)
     void *p = get_used(pool, KIB(64), s, 1), *q = get_used(pool, KIB(64), t, 2);
     OK(galloc_free(p, s));
     OK(galloc_free(q, t));
-    EXPECT_EQ(pool->parked, PAGE);
+    EXPECT_EQ(inside_parked(pool), PAGE);
     p = get_used(pool, MIB(1), s, 3);
     q = get_used(pool, KIB(64), t, 4);
     EXPECT_EQ(sim_blocking_calls(), 0);
@@ -1462,26 +1462,8 @@ typedef struct play {
 static void count_moves(play *p)
 {
     uint64_t n = stats_of(p->pool).moves - p->moves;
-    const gai_mapping *old = p->pool->newest_alias;
     p->moves += n;
-    for (; n > 0 && old; n--, old = old->older) p->early += old->block->marks != NULL;
-}
-
-/* Bytes of pages that are free as a whole: what can move. */
-static size_t free_pages(const galloc_pool *pool)
-{
-    size_t bytes = 0;
-    for (const gai_segment *segment = pool->segments; segment; segment = segment->next) {
-        for (const gai_block *block = segment->first; block; block = block->next) {
-            uintptr_t at = block->addr, end = block->addr + block->bytes;
-            while (block->kind == GAI_FREE && at < end) {
-                const gai_mapping *mapping = gai_page_at(at);
-                if (mapping->addr >= block->addr && mapping->addr + mapping->bytes <= end) bytes += mapping->bytes;
-                at = mapping->addr + mapping->bytes;
-            }
-        }
-    }
-    return bytes;
+    p->early += inside_early_moves(p->pool, n);
 }
 
 static void play_free(play *p, uint32_t k)
@@ -1518,8 +1500,8 @@ static void play_get(play *p)
     count_moves(p);
     if (err != cudaSuccess) {
         EXPECT_EQ(err, cudaErrorMemoryAllocation);
-        size_t moves = free_pages(p->pool), more = gai_down(gai_pool_headroom(p->pool), PAGE);
-        if (!EXPECT(moves + more < gai_up(b.bytes, PAGE)))
+        size_t moves = inside_free_pages(p->pool), more = whole(inside_headroom(p->pool), PAGE);
+        if (!EXPECT(moves + more < enough(b.bytes, PAGE)))
             printf("    refused %zu, could move %zu, limit allows %zu\n", b.bytes, moves, more);
         p->refused++;
         return;

@@ -275,30 +275,31 @@ static void demand_mark(demand *d, uint32_t lane, uint32_t begin, uint32_t end, 
 }
 
 /* The list asks for all of the demand; of a lane one mark at most is about a unit, and says something. */
-static void expect_met(const demand *d, const gai_mark *list, gai_stream *lanes)
+static void expect_met(const demand *d, const inside_marks *list)
 {
-    for (uint32_t lane = 0; lane < LANES; lane++) {
+    inside_mark mark;
+    for (int lane = 0; lane < LANES; lane++) {
         for (uint32_t i = 0; i < UNITS; i++) {
             uint64_t asked = 0;
             int marks = 0;
-            for (const gai_mark *mark = list; mark; mark = mark->next) {
-                if (mark->stream != &lanes[lane] || mark->begin > i * GAI_UNIT || mark->end <= i * GAI_UNIT) continue;
-                asked = mark->epoch;
+            for (int n = 0; inside_marks_get(list, n, &mark); n++) {
+                if (mark.stream != lane || mark.begin > i || mark.end <= i) continue;
+                asked = mark.epoch;
                 marks++;
             }
             EXPECT(asked >= d->epoch[lane][i] && marks <= 1);
         }
     }
-    for (const gai_mark *mark = list; mark; mark = mark->next) EXPECT(mark->begin < mark->end);
+    for (int n = 0; inside_marks_get(list, n, &mark); n++) EXPECT(mark.begin < mark.end);
 }
 
-static void roll_mark(galloc_pool *pool, dice *r, demand *d, gai_mark **list, gai_stream *lanes)
+static void roll_mark(dice *r, demand *d, inside_marks *list)
 {
     uint32_t lane = roll_below(r, LANES), begin = roll_below(r, UNITS);
     uint32_t end = begin + 1 + roll_below(r, UNITS - begin);
     uint64_t epoch = 1 + roll_below(r, 6);
     demand_mark(d, lane, begin, end, epoch);
-    gai_marks_add(pool, list, gai_mark_new(pool, &lanes[lane], epoch, begin * GAI_UNIT, end * GAI_UNIT));
+    inside_marks_add(list, (inside_mark){(int)lane, epoch, begin, end});
 }
 
 /* Marks are added, cut in two, joined again and made coarser: more may be asked for than is needed, never less. */
@@ -306,28 +307,23 @@ TEST(marks_never_ask_for_less)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
-    gai_stream *lanes = calloc(LANES, sizeof *lanes);
+    inside_marks *list = inside_marks_new(pool, LANES);
     dice r = {test_seed()};
-    gai_lock_on(&pool->lock);
     for (int round = 0; round < 3000; round++) {
         demand d;
-        gai_mark *list = NULL, *right;
         memset(&d, 0, sizeof d);
-        EXPECT(gai_slab_has(&pool->marks, 500));
+        EXPECT(inside_marks_begin(list));
         for (int n = 1 + (int)roll_below(&r, 12); n > 0; n--) {
-            roll_mark(pool, &r, &d, &list, lanes);
-            expect_met(&d, list, lanes);
+            roll_mark(&r, &d, list);
+            expect_met(&d, list);
         }
-        right = gai_marks_cut(pool, &list, roll_below(&r, UNITS + 1) * GAI_UNIT);
-        list = gai_marks_meet(pool, list, right);
-        expect_met(&d, list, lanes);
-        gai_marks_coarsen(pool, list);
-        expect_met(&d, list, lanes);
-        gai_marks_end(pool, &list);
-        for (int i = 0; i < LANES; i++) EXPECT_EQ(lanes[i].uses, 0);
+        inside_marks_cut(list, roll_below(&r, UNITS + 1));
+        expect_met(&d, list);
+        inside_marks_coarsen(list);
+        expect_met(&d, list);
+        EXPECT_EQ(inside_marks_clear(list), 0);
     }
-    gai_lock_off(&pool->lock);
-    free(lanes);
+    inside_marks_end(list);
     pool_end(pool);
     finish();
 }

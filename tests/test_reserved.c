@@ -2,30 +2,11 @@
    before each call all that nobody was promised is taken away: a step that takes more than it has made sure of finds an
    empty slab. GALLOC_SEED chooses the numbers, GALLOC_ROUNDS how many programs there are. */
 
-#define GAI_CHUNK_BYTES (sizeof(void *) + GAI_CACHE_LINE + slab->size) /* where the slab is at hand by that name */
-#define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #include "setup.h"
 
 enum { STREAMS = 12, BLOCKS = 96, PAGE = 2 << 20, STEPS = 1500 };
 
-static void drain_to(gai_slab *slab, size_t spare)
-{
-    while (slab->available > slab->promised + GAI_SLAB_KEPT + spare)
-        (void)gai_slab_take(slab); /* they stay in their chunks */
-}
-
-static void drain_slab(gai_slab *slab) { drain_to(slab, 0); }
-
-static void drain(galloc_pool *pool)
-{
-    drain_slab(&pool->blocks);
-    drain_slab(&pool->marks);
-    drain_slab(&pool->pages);
-    drain_slab(&pool->mappings);
-    drain_slab(&pool->events);
-    drain_slab(&pool->waits);
-    drain_slab(&pool->positions);
-}
+__attribute__((constructor)) static void have_small_chunks(void) { inside_chunk_bytes = 0; }
 
 typedef struct party {
     galloc_pool *pool;
@@ -47,7 +28,7 @@ static void take_one(party *p, int i)
     else p->room[i] = 0;
     if (!roll_below(&p->d, 10)) request.alignment = KIB(64);
     if (request.max_bytes && request.bytes > request.max_bytes) request.bytes = p->bytes[i] = request.max_bytes;
-    drain(p->pool);
+    inside_drain_all(p->pool);
     cudaError_t err = galloc_alloc((void **)&p->at[i], &request);
     if (err != cudaErrorMemoryAllocation) OK(err);
     if (!err) put(request.stream, p->at[i], p->bytes[i], (uint64_t)i);
@@ -57,7 +38,7 @@ static void change_one(party *p, int i)
 {
     size_t bytes = p->unit * (1 + roll_below(&p->d, 16));
     if (p->room[i] && bytes > p->room[i]) bytes = p->room[i];
-    drain(p->pool);
+    inside_drain_all(p->pool);
     cudaError_t err = galloc_resize(p->at[i], bytes, p->s[p->home[i]]);
     if (err != cudaErrorNotSupported && err != cudaErrorMemoryAllocation) OK(err);
     if (err) return;
@@ -72,10 +53,10 @@ static void free_one(party *p, int i)
     after[0] = p->s[p->home[i]];
     for (int k = 1; k < n; k++) after[k] = p->s[roll_below(&p->d, STREAMS)];
     if (!roll_below(&p->d, 8)) {
-        drain(p->pool);
+        inside_drain_all(p->pool);
         OK(galloc_record_stream(p->at[i], p->s[roll_below(&p->d, STREAMS)]));
     }
-    drain(p->pool);
+    inside_drain_all(p->pool);
     if (n == 1) OK(galloc_free(p->at[i], after[0]));
     else OK(galloc_free_after(p->at[i], after, n));
     p->at[i] = NULL;
@@ -94,7 +75,7 @@ static void party_step(party *p)
     }
     if (!roll_below(&p->d, 60)) sim_run(-1);
     if (!roll_below(&p->d, 200)) {
-        drain(p->pool);
+        inside_drain_all(p->pool);
         OK(galloc_pool_trim(p->pool, MIB(roll_below(&p->d, 64)), NULL));
     }
 }
@@ -109,7 +90,7 @@ static void have_party(uint64_t seed, size_t unit, double overhead, int strategy
     galloc_config config = galloc_config_default();
     memset(&p, 0, sizeof p);
     config.overhead = overhead;
-    config.memory_limit = gai_up(unit * 16 * BLOCKS / 6, PAGE); /* so that streams wait for each other */
+    config.memory_limit = enough(unit * 16 * BLOCKS / 6, PAGE); /* so that streams wait for each other */
     config.strategy = strategy;
     p.pool = pool_new(&config);
     p.d.state = seed;
@@ -119,7 +100,7 @@ static void have_party(uint64_t seed, size_t unit, double overhead, int strategy
     EXPECT_EQ(galloc_pool_check(p.pool), 0);
     for (int i = 0; i < BLOCKS; i++)
         if (p.at[i]) free_one(&p, i);
-    drain(p.pool);
+    inside_drain_all(p.pool);
     pool_end(p.pool);
     for (int i = 0; i < STREAMS; i++) stream_end(p.s[i]);
     finish();
@@ -155,9 +136,8 @@ TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
             galloc_pool *pool = pool_new(NULL);
             cudaStream_t s = stream_new();
             void *first = get(pool, PAGE, s), *p;
-            drain(pool);
-            EXPECT(gai_slab_need(&pool->marks, spare));
-            drain_to(&pool->marks, spare);
+            inside_drain_all(pool);
+            EXPECT(inside_leave_marks(pool, spare));
             long created = sim_calls("cuMemCreate");
             sim_fail_malloc(nth, 1);
             cudaError_t err = galloc_pool_malloc(pool, &p, bytes, s);
@@ -180,7 +160,7 @@ static galloc_pool *drained;
 static void no_more_blocks(const char *function)
 {
     if (strcmp(function, "cuMemSetAccess")) return;
-    drain_slab(&drained->blocks);
+    inside_drain_blocks(drained);
     sim_fail_malloc(1, 1);
 }
 
@@ -193,7 +173,7 @@ TEST(a_room_that_cannot_be_cut_off_is_longer)
     cudaStream_t s = stream_new();
     void *p = NULL, *q;
     galloc_request request = {.bytes = PAGE, .max_bytes = 16 * PAGE, .pool = pool, .stream = s};
-    drain(pool);
+    inside_drain_all(pool);
     sim_hook(no_more_blocks, NULL);
     OK(galloc_alloc(&p, &request));
     sim_hook(NULL, NULL);

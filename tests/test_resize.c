@@ -100,7 +100,7 @@ static void cell_to_hole(row *r, int i)
 static void cells_to_holes(row *r)
 {
     for (int i = 0; i < CELLS && !r->room; i++) cell_to_hole(r, i);
-    r->pool->live_peak = stats_of(r->pool).live.current; /* as if they had never been */
+    inside_set_live_peak(r->pool, stats_of(r->pool).live.current); /* as if they had never been */
     note(r);
 }
 
@@ -329,7 +329,7 @@ TEST(what_is_cached_makes_way_under_a_limit)
                 galloc_config config = frugal(held + (room ? 0 : CELLS * PAGE), reuse);
                 row_open(&r, &config, room);
                 cells_to_holes(&r);
-                r.pool->config.memory_limit = held;
+                inside_set_memory_limit(r.pool, held);
                 pieces_free(&r, mine ? r.s : r.t);
                 OK(galloc_resize(r.p, MOST, r.s));
                 EXPECT_EQ(blocked(&r) > 0, !mine && !(reuse & WAIT));
@@ -355,14 +355,14 @@ TEST(without_memory_the_block_is_as_it_was)
             galloc_config config = frugal(how ? GIB(1) : held + (room ? 0 : CELLS * PAGE), ALL);
             row_open(&r, &config, room);
             cells_to_holes(&r);
-            if (!how) r.pool->config.memory_limit = held;
+            if (!how) inside_set_memory_limit(r.pool, held);
             void *rest = !room && how ? get(r.pool, CELLS * PAGE, r.s) : NULL;
             note(&r);
             galloc_pointer info = info_of(r.p);
             EXPECT_EQ(galloc_resize(r.p, MOST, r.s), !room && how ? cudaErrorNotSupported : cudaErrorMemoryAllocation);
             expect_as_it_was(&r, info);
             OK(galloc_free(rest, r.s));
-            if (!how) r.pool->config.memory_limit = GIB(1);
+            if (!how) inside_set_memory_limit(r.pool, GIB(1));
             else OK(galloc_free(r.piece[0], r.s));
             if (how) r.piece[0] = NULL;
             OK(galloc_resize(r.p, 3 * PAGE, r.s));
@@ -404,7 +404,7 @@ TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
         void *base = get_used(pool, GIB(2), s, 1);
         char *p = room ? get_growable(pool, PAGE, GIB(1), s) : NULL;
         void *big = get_used(pool, MIB(256), s, 2);
-        if (full) pool->config.memory_limit = stats_of(pool).reserved.current;
+        if (full) inside_set_memory_limit(pool, stats_of(pool).reserved.current);
         OK(galloc_free(big, s));
         if (!room) p = get_growable(pool, PAGE, GIB(1), s);
         EXPECT_EQ(info_of(p).room, GIB(1));
@@ -670,7 +670,7 @@ TEST(a_room_is_had_in_order_and_to_the_end)
         OK(galloc_resize(r.p, 4 * PAGE, r.s));
         put(r.s, r.p, 4 * PAGE, 3);
         OK(galloc_resize(r.p, PAGE, r.s));
-        r.pool->live_peak = 0;
+        inside_set_live_peak(r.pool, 0);
         note(&r);
         OK(galloc_resize(r.p, MOST, r.t));
         put(r.t, r.p + PAGE, MOST - PAGE, 4);
@@ -1231,7 +1231,7 @@ static void trial_open(trial *t, int kind, int pace, int reuse, int limit)
         OK(galloc_free(t->r.piece[i], home));
         t->r.piece[i] = NULL;
     }
-    if (limit) t->r.pool->config.memory_limit = stats_of(t->r.pool).reserved.current;
+    if (limit) inside_set_memory_limit(t->r.pool, stats_of(t->r.pool).reserved.current);
     note(&t->r);
     t->bytes = 2 * PAGE;
     t->tag = 1;
@@ -1275,6 +1275,8 @@ static void act(trial *t)
 /* The fault is over: P can have all of it. */
 static void trial_close(trial *t)
 {
+    galloc_config config;
+    OK(galloc_pool_config(t->r.pool, &config));
     sim_fail_clear();
     sim_fail_malloc(0, 0);
     sim_run(-1);
@@ -1282,11 +1284,11 @@ static void trial_close(trial *t)
     EXPECT_EQ(stats_of(t->r.pool).quarantined, 0);
     expect_healthy(t->r.pool, 1);
     int refused = t->refused;
-    if (t->r.pool->config.reuse & COMPLETED || t->kind == OF_ROOM) {
+    if (config.reuse & COMPLETED || t->kind == OF_ROOM) {
         try_resize(t, MOST);
         EXPECT_EQ(t->refused, refused);
     }
-    EXPECT(sim_physical_peak(0) <= t->r.pool->config.memory_limit || t->r.before.reserved.peak >= sim_physical_peak(0));
+    EXPECT(sim_physical_peak(0) <= config.memory_limit || t->r.before.reserved.peak >= sim_physical_peak(0));
     row_close(&t->r);
 }
 
@@ -1358,9 +1360,7 @@ TEST(growing_needs_no_host_memory_late)
             if (!(mix >> i & 1)) cell_free(&r, i);
         note(&r);
         galloc_pointer info = info_of(r.p);
-        for (gai_slab *slab = &r.pool->blocks; slab; slab = slab == &r.pool->blocks ? &r.pool->marks : NULL)
-            while (slab->available > slab->promised + GAI_SLAB_KEPT)
-                (void)gai_slab_take(slab); /* they stay in their chunks */
+        inside_drain_blocks(r.pool);
         sim_fail_malloc(1, 1);
         EXPECT_EQ(galloc_resize(r.p, MOST - 512, r.s), cudaErrorMemoryAllocation);
         sim_fail_malloc(0, 0);
@@ -1399,22 +1399,6 @@ static void write_thing(play *p, thing *b, uint32_t stream)
     b->home = stream;
     b->tag = ++p->tag;
     put(p->s[stream], b->ptr, b->bytes, b->tag);
-}
-
-static size_t free_pages(const galloc_pool *pool)
-{
-    size_t bytes = 0;
-    for (const gai_segment *segment = pool->segments; segment; segment = segment->next) {
-        for (const gai_block *block = segment->first; block; block = block->next) {
-            uintptr_t at = block->addr, end = block->addr + block->bytes;
-            while (block->kind == GAI_FREE && at < end) {
-                const gai_mapping *mapping = gai_page_at(at);
-                if (mapping->addr >= block->addr && mapping->addr + mapping->bytes <= end) bytes += mapping->bytes;
-                at = mapping->addr + mapping->bytes;
-            }
-        }
-    }
-    return bytes;
 }
 
 static void thing_free(play *p, thing *b)
@@ -1496,10 +1480,11 @@ static void thing_resize(play *p, thing *b)
     }
     EXPECT_EQ(err, cudaErrorMemoryAllocation);
     if (bytes > b->most) return;
-    size_t lacks = gai_up(bytes, PAGE) - info_of(b->ptr).usable, more = gai_pool_headroom(p->pool);
-    more = gai_down(gai_min(more, p->memory - sim_physical(0)), PAGE);
-    if (!EXPECT(free_pages(p->pool) + more < lacks))
-        printf("    refused %zu, could move %zu, limit allows %zu: %s\n", lacks, free_pages(p->pool), more, log_text);
+    size_t lacks = enough(bytes, PAGE) - info_of(b->ptr).usable, more = inside_headroom(p->pool);
+    size_t moves = inside_free_pages(p->pool);
+    more = whole(smaller(more, p->memory - sim_physical(0)), PAGE);
+    if (!EXPECT(moves + more < lacks))
+        printf("    refused %zu, could move %zu, limit allows %zu: %s\n", lacks, moves, more, log_text);
 }
 
 static void play_round(play *p, uint64_t seed)

@@ -941,12 +941,7 @@ TEST(a_stream_whose_block_went_out_again_is_not_forgotten)
     expect_healthy(pool, 1);
     OK(galloc_free(first, n));
     for (int i = 0; i < MANY; i++) OK(galloc_free(held[i], many[i]));
-    for (gai_segment *segment = pool->segments; segment; segment = segment->next)
-        for (gai_block *block = segment->first; block;) {
-            void *ptr = gai_load_pointer(&block->held) ? (void *)block->addr : NULL;
-            if (ptr) OK(galloc_free(ptr, n));
-            block = ptr ? segment->first : block->next;
-        }
+    for (void *ptr; (ptr = inside_live_block(pool)) != NULL && OK(galloc_free(ptr, n));) continue;
     pool_end(pool);
     for (int i = 0; i < MANY; i++) stream_end(many[i]);
     stream_end(a);
@@ -959,7 +954,7 @@ TEST(a_stream_whose_block_went_out_again_is_not_forgotten)
    handle was this stream's: the next new stream does not get it. */
 TEST(a_stream_that_freed_what_another_was_given_is_not_forgotten)
 {
-    enum { MANY = GAI_STREAMS_KEPT + 8 };
+    const int MANY = (int)inside_streams_kept() + 8;
     begin_still();
     cudaStream_t many[MANY], a = stream_new(), s = stream_new(), n = stream_new();
     galloc_pool *pool = pool_new(NULL);
@@ -1294,7 +1289,7 @@ typedef struct interlude {
 enum { PATIENCE_MS = 50 };
 
 static interlude between;
-static gai_driver_table real_driver;
+static inside_driver real_driver;
 static pthread_t between_thread;
 static int between_done;
 
@@ -1339,16 +1334,17 @@ static void interlude_begin(interlude all)
 {
     between = all;
     between_done = -1;
-    real_driver = gai_cu;
-    gai_cu.EventRecord = record_with_interlude;
-    gai_cu.StreamWaitEvent = wait_with_interlude;
-    gai_cu.StreamIsCapturing = look_with_interlude;
+    inside_driver mine = real_driver = inside_driver_in_use();
+    mine.EventRecord = record_with_interlude;
+    mine.StreamWaitEvent = wait_with_interlude;
+    mine.StreamIsCapturing = look_with_interlude;
+    inside_driver_use(mine);
 }
 
 static void interlude_end(void)
 {
     if (EXPECT(between_done != -1)) EXPECT_EQ(pthread_join(between_thread, NULL), 0);
-    gai_cu = real_driver;
+    inside_driver_use(real_driver);
 }
 
 static void take_on_t(void)

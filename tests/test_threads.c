@@ -448,7 +448,6 @@ enum { VISITORS = 3, VISITS = 30000 };
 
 /* What a latch guards: two numbers that are equal whenever nobody is in. */
 typedef struct guarded {
-    gai_latch latch;
     long first, second, wrong;
     pthread_barrier_t start;
 } guarded;
@@ -458,12 +457,12 @@ static void *visit(void *arg)
     guarded *g = arg;
     pthread_barrier_wait(&g->start);
     for (int i = 0; i < VISITS; i++) {
-        gai_latch_on(&g->latch);
+        inside_latch(1);
         g->wrong += g->first != g->second;
         g->first++;
         if (i % 1024 == 0) sched_yield(); /* on few processors others come while it is taken */
         g->second++;
-        gai_latch_off(&g->latch);
+        inside_latch(0);
     }
     return NULL;
 }
@@ -492,9 +491,7 @@ TEST(fronts_begin_a_line_of_memory)
     for (int i = 0; i < 4; i++) {
         cudaStream_t s = stream_new();
         OK(galloc_free(get(pool, KIB(64), s), s));
-        const gai_cache *front = &pool->streams->cache;
-        EXPECT_EQ((uintptr_t)front % GAI_CACHE_LINE, 0);
-        EXPECT_EQ((uintptr_t)&front->live_in % GAI_CACHE_LINE, 0);
+        EXPECT(inside_cache_is_aligned(pool));
         stream_end(s);
     }
     pool_end(pool);

@@ -1,0 +1,360 @@
+/* inside.c - galloc for the tests, and what they may know of its private parts: see inside.h. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "sim.h"
+
+#include "inside.h"
+
+/* ---- galloc ------------------------------------------------------------------------------------------------------ */
+
+size_t inside_chunk_bytes = (size_t)32 << 10;
+
+__attribute__((weak)) uint64_t inside_clock(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* `slab` is at hand by that name wherever galloc asks for the size. */
+#define GAI_CHUNK_BYTES (inside_chunk_bytes ? inside_chunk_bytes : sizeof(void *) + GAI_CACHE_LINE + slab->size)
+#ifndef GALLOC_CLOCK
+#define GALLOC_CLOCK() inside_clock()
+#endif
+#define GALLOC_MALLOC(bytes) sim_malloc(bytes)
+#define GALLOC_FREE(p) sim_free(p)
+#define GALLOC_LOG(text) inside_log(text)
+#define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
+#define GALLOC_IMPLEMENTATION
+#include "galloc.h"
+
+#define INSIDE_PUT(name, arguments) gai_cu.name = driver.name;
+#define INSIDE_GET(name, arguments) driver.name = gai_cu.name;
+
+inside_driver inside_driver_in_use(void)
+{
+    inside_driver driver;
+    INSIDE_DRIVER(INSIDE_GET)
+    return driver;
+}
+
+void inside_driver_use(inside_driver driver) { INSIDE_DRIVER(INSIDE_PUT) }
+
+/* From the program's handle to the pool. */
+static galloc_pool *inside_pool(const galloc_pool *handle)
+{
+    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    while (at && (uintptr_t)handle - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
+    return at;
+}
+
+static void inside_hold(gai_lock *lock, int on)
+{
+    if (on) gai_lock_on(lock);
+    else gai_lock_off(lock);
+}
+
+/* ---- the process ------------------------------------------------------------------------------------------------- */
+
+void inside_log_level(int level) { gai_log_level = level; }
+
+void inside_log_anew(void)
+{
+    gai_log_level = -1;
+    memset(gai_log_repeats, 0, sizeof gai_log_repeats);
+}
+
+void inside_hold_log(int on) { inside_hold(&gai_log_lock, on); }
+
+size_t inside_message_size(void) { return sizeof gai_message; }
+
+void inside_forget_pools(void)
+{
+    gai_pools = NULL;
+    memset(gai_default_pool, 0, sizeof gai_default_pool);
+    memset(gai_budgets, 0, sizeof gai_budgets);
+}
+
+int inside_page_class(size_t bytes) { return gai_page_class(bytes); }
+int inside_in_mapping(void) { return gai_in_mapping; }
+pthread_mutex_t *inside_map_lock(void) { return &gai_map_lock; }
+
+void inside_latch(int on)
+{
+    static gai_latch latch;
+    if (on) gai_latch_on(&latch);
+    else gai_latch_off(&latch);
+}
+
+/* ---- a pool's locks ---------------------------------------------------------------------------------------------- */
+
+void inside_hold_locks(galloc_pool *handle, int on)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_lock *locks[5] = {&gai_global_lock, &pool->growth, &pool->marking, &pool->lock, &gai_map_lock};
+    for (int i = 0; i < 5; i++) inside_hold(locks[on ? i : 4 - i], on);
+}
+
+void inside_hold_growth(galloc_pool *pool, int on) { inside_hold(&inside_pool(pool)->growth, on); }
+
+int inside_unlocked(galloc_pool *handle)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_lock *locks[4] = {&gai_global_lock, &pool->growth, &pool->marking, &pool->lock};
+    int n = 0;
+    for (int i = 0; i < 4; i++) {
+        if (!gai_lock_try(locks[i])) continue;
+        gai_lock_off(locks[i]);
+        n++;
+    }
+    return n == 4;
+}
+
+/* ---- what a pool keeps of its streams ---------------------------------------------------------------------------- */
+
+static gai_stream *inside_find(galloc_pool *pool, unsigned long long id)
+{
+    gai_stream *lane = inside_pool(pool)->streams;
+    while (lane && lane->stream_id != id) lane = lane->next;
+    return lane;
+}
+
+static inside_stream inside_see(const gai_stream *lane)
+{
+    inside_stream stream = {0};
+    if (!lane) return stream;
+    stream.known = 1;
+    stream.id = lane->stream_id;
+    stream.blocks = lane->cache.blocks + lane->cache.unconfirmed_blocks;
+    stream.bytes = lane->cache.bytes + lane->cache.unconfirmed_bytes;
+    stream.fresh_blocks = lane->cache.unconfirmed_blocks;
+    stream.fresh_bytes = lane->cache.unconfirmed_bytes;
+    stream.unmarked = lane->unmarked;
+    stream.mallocs = lane->cache.mallocs;
+    stream.open = lane->cache.open != 0;
+    return stream;
+}
+
+inside_stream inside_stream_of(galloc_pool *pool, unsigned long long id) { return inside_see(inside_find(pool, id)); }
+
+inside_stream inside_stream_at(galloc_pool *pool, size_t i)
+{
+    const gai_stream *lane = inside_pool(pool)->streams;
+    for (; lane && i > 0; i--) lane = lane->next;
+    return inside_see(lane);
+}
+
+int inside_cache_is_aligned(galloc_pool *pool)
+{
+    const gai_cache *cache = &inside_pool(pool)->streams->cache;
+    return (uintptr_t)cache % GAI_CACHE_LINE == 0 && (uintptr_t)&cache->live_in % GAI_CACHE_LINE == 0;
+}
+
+static size_t inside_count(const gai_stream *lane)
+{
+    size_t n = 0;
+    for (; lane; lane = lane->next) n++;
+    return n;
+}
+
+size_t inside_streams(galloc_pool *pool) { return inside_count(inside_pool(pool)->streams); }
+size_t inside_unused_streams(galloc_pool *pool) { return inside_count(inside_pool(pool)->unused_streams); }
+
+void inside_ask_for_event(galloc_pool *handle, unsigned long long id)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_stream *lane = inside_find(pool, id);
+    lane->asked = 0;
+    gai_lock_on(&pool->lock);
+    gai_stream_ask(lane);
+    gai_lock_off(&pool->lock);
+}
+
+int inside_remembers(cudaStream_t stream, const galloc_pool *pool) { return gai_entry_find(stream, pool) != NULL; }
+
+size_t inside_most_blocks(void) { return GAI_CACHE_BLOCKS; }
+size_t inside_most_fresh_blocks(void) { return GAI_UNCONFIRMED_BLOCKS; }
+size_t inside_streams_kept(void) { return GAI_STREAMS_KEPT; }
+size_t inside_most_old_mappings(void) { return GAI_OLD_MAX; }
+
+/* ---- what else a pool has ---------------------------------------------------------------------------------------- */
+
+int inside_ended(galloc_pool *pool) { return (gai_load(&inside_pool(pool)->users) & GAI_ENDED) != 0; }
+void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { inside_pool(pool)->config.memory_limit = bytes; }
+void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }
+void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collector.look = UINT64_MAX; }
+CUmemoryPool inside_driver_pool(galloc_pool *pool) { return inside_pool(pool)->driver_pool; }
+size_t inside_headroom(galloc_pool *pool) { return gai_pool_headroom(inside_pool(pool)); }
+size_t inside_parked(galloc_pool *pool) { return inside_pool(pool)->parked; }
+size_t inside_old_mappings(galloc_pool *pool) { return inside_pool(pool)->old; }
+uint64_t inside_plans(galloc_pool *pool) { return inside_pool(pool)->plans; }
+
+size_t inside_captures(galloc_pool *pool)
+{
+    size_t n = 0;
+    for (const gai_capture *capture = inside_pool(pool)->captures; capture; capture = capture->next) n++;
+    return n;
+}
+
+static size_t inside_free_pages_of(const gai_block *block)
+{
+    size_t bytes = 0;
+    uintptr_t at = block->addr, end = block->addr + block->bytes;
+    while (block->kind == GAI_FREE && at < end) {
+        const gai_mapping *mapping = gai_page_at(at);
+        if (mapping->addr >= block->addr && mapping->addr + mapping->bytes <= end) bytes += mapping->bytes;
+        at = mapping->addr + mapping->bytes;
+    }
+    return bytes;
+}
+
+size_t inside_free_pages(galloc_pool *pool)
+{
+    size_t bytes = 0;
+    for (const gai_segment *segment = inside_pool(pool)->segments; segment; segment = segment->next)
+        for (const gai_block *block = segment->first; block; block = block->next) bytes += inside_free_pages_of(block);
+    return bytes;
+}
+
+uint64_t inside_early_moves(galloc_pool *pool, uint64_t n)
+{
+    uint64_t early = 0;
+    const gai_mapping *old = inside_pool(pool)->newest_alias;
+    for (; n > 0 && old; n--, old = old->older) early += old->block->marks != NULL;
+    return early;
+}
+
+static const gai_memo *inside_next_memo(galloc_pool *handle)
+{
+    const gai_plan_predictor *predictor = &inside_pool(handle)->plan_predictor;
+    return &predictor->memos[predictor->next];
+}
+
+uintptr_t inside_memo_first(galloc_pool *pool) { return inside_next_memo(pool)->first->addr; }
+uintptr_t inside_memo_at(galloc_pool *pool) { return inside_next_memo(pool)->at; }
+
+void *inside_live_block(galloc_pool *pool)
+{
+    for (gai_segment *segment = inside_pool(pool)->segments; segment; segment = segment->next)
+        for (gai_block *block = segment->first; block; block = block->next)
+            if (gai_load_pointer(&block->held)) return (void *)block->addr;
+    return NULL;
+}
+
+int inside_segment_is_lost(const void *ptr) { return gai_block_at((uintptr_t)ptr)->segment->lost; }
+
+/* What is taken stays in its chunk. */
+static void inside_drain_to(gai_slab *slab, size_t spare)
+{
+    while (slab->available > slab->promised + GAI_SLAB_KEPT + spare) (void)gai_slab_take(slab);
+}
+
+static void inside_drain(gai_slab *slab) { inside_drain_to(slab, 0); }
+
+void inside_drain_blocks(galloc_pool *handle)
+{
+    galloc_pool *pool = inside_pool(handle);
+    inside_drain(&pool->blocks);
+    inside_drain(&pool->marks);
+}
+
+void inside_drain_all(galloc_pool *handle)
+{
+    galloc_pool *pool = inside_pool(handle);
+    inside_drain_blocks(handle);
+    inside_drain(&pool->pages);
+    inside_drain(&pool->mappings);
+    inside_drain(&pool->events);
+    inside_drain(&pool->waits);
+    inside_drain(&pool->positions);
+}
+
+int inside_leave_marks(galloc_pool *handle, size_t spare)
+{
+    galloc_pool *pool = inside_pool(handle);
+    int has = gai_slab_need(&pool->marks, spare);
+    inside_drain_to(&pool->marks, spare);
+    return has;
+}
+
+inside_device *inside_device_of(galloc_pool *pool) { return (inside_device *)inside_pool(pool)->budget; }
+
+galloc_pool *inside_visit(inside_device *device, galloc_pool *pool)
+{
+    galloc_pool *next = gai_budget_visit((gai_budget *)device, pool ? inside_pool(pool) : NULL);
+    return next ? next->handle : NULL;
+}
+
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
+
+struct inside_marks {
+    galloc_pool *pool;
+    gai_stream *lanes;
+    int streams;
+    gai_mark *list;
+};
+
+inside_marks *inside_marks_new(galloc_pool *handle, int streams)
+{
+    inside_marks *marks = (inside_marks *)calloc(1, sizeof *marks);
+    marks->pool = inside_pool(handle);
+    marks->lanes = (gai_stream *)calloc((size_t)streams, sizeof *marks->lanes);
+    marks->streams = streams;
+    gai_lock_on(&marks->pool->lock);
+    return marks;
+}
+
+int inside_marks_begin(inside_marks *marks)
+{
+    marks->list = NULL;
+    return gai_slab_has(&marks->pool->marks, 500);
+}
+
+void inside_marks_add(inside_marks *marks, inside_mark mark)
+{
+    gai_stream *lane = &marks->lanes[mark.stream];
+    gai_marks_add(marks->pool, &marks->list,
+                  gai_mark_new(marks->pool, lane, mark.epoch, mark.begin * GAI_UNIT, mark.end * GAI_UNIT));
+}
+
+void inside_marks_cut(inside_marks *marks, uint32_t at)
+{
+    gai_mark *right = gai_marks_cut(marks->pool, &marks->list, at * GAI_UNIT);
+    marks->list = gai_marks_meet(marks->pool, marks->list, right);
+}
+
+void inside_marks_coarsen(inside_marks *marks) { gai_marks_coarsen(marks->pool, marks->list); }
+
+int inside_marks_get(const inside_marks *marks, int i, inside_mark *mark)
+{
+    const gai_mark *at = marks->list;
+    for (; at && i > 0; i--) at = at->next;
+    if (!at) return 0;
+    mark->stream = (int)(at->stream - marks->lanes);
+    mark->epoch = at->epoch;
+    mark->begin = (uint32_t)(at->begin / GAI_UNIT);
+    mark->end = (uint32_t)(at->end / GAI_UNIT);
+    return 1;
+}
+
+uint64_t inside_marks_clear(inside_marks *marks)
+{
+    uint64_t uses = 0;
+    gai_marks_end(marks->pool, &marks->list);
+    for (int i = 0; i < marks->streams; i++) uses += marks->lanes[i].uses;
+    return uses;
+}
+
+void inside_marks_end(inside_marks *marks)
+{
+    gai_lock_off(&marks->pool->lock);
+    free(marks->lanes);
+    free(marks);
+}
