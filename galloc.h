@@ -6072,13 +6072,16 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 /* ==== PAGES ===================================================================================================== */
 /* >>pages */
 
-/* Everything here is called with `growth` held, in a scope of the pool's context; `lock` is taken for the changes of
-   state between driver calls, never around one. */
+/* Physical pages and their mappings: reserving addresses, creating, mapping and unmapping pages, fixed segments, and
+   batches of mappings that enter or leave together. An alias is a mapping in no use: its page has moved away (a stale
+   alias), or is parked there. `returning` means that a page moves back to one of its aliases.
+   The caller holds `growth` and is in a scope of the pool's context. `lock` guards the changes of state between
+   driver calls; no driver call is made while it is held. Calls map, blocks, budget, statistics. */
 
-#define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles cost less per byte, but are harder to move or give back */
+#define GAI_PAGE_MAX (64 * GAI_MIB) /* a larger handle costs less per byte, but is harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
 #define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
-#define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
+#define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, else the request rounded up to 2 MiB */
 #define GAI_FIXED_OWN (10 * GAI_MIB)
 
 static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
@@ -6092,7 +6095,7 @@ static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
     return properties;
 }
 
-/* A segment that is one hole. NULL: no host memory. */
+/* Makes a segment that consists of one hole. NULL: no host memory. */
 static gai_segment *gai_segment_new(galloc_pool *pool)
 {
     gai_segment *segment = (gai_segment *)GALLOC_MALLOC(sizeof *segment);
@@ -6119,7 +6122,7 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
 
 static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
 
-/* A used block of a home's is not used any more. */
+/* Counts the end of a used block in torch_stats. */
 GAI_APART
 static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
 {
@@ -6133,7 +6136,7 @@ static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
 }
 
-/* A segment is made for the streams of a home. Lock held. */
+/* Assigns a new segment to a block pool. The caller holds `lock`. */
 static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -6146,7 +6149,7 @@ static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment
     stats->num_device_alloc++;
 }
 
-/* It is given back. */
+/* Removes a segment that is given back from its block pool. */
 static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -6174,7 +6177,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     GALLOC_FREE(segment);
 }
 
-/* Lets the mapping be found by its addresses, or no longer. */
+/* Enters a mapping in the page map, or removes it. */
 static void gai_mapping_show(gai_mapping *mapping, int show)
 {
     const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
@@ -6188,7 +6191,7 @@ static void gai_mapping_show(gai_mapping *mapping, int show)
     }
 }
 
-/* The segment's addresses lead nowhere any more. */
+/* Removes the segment's addresses from the block map and the page map, and ends the blocks' marks. */
 static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -6206,8 +6209,8 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
     if (segment->whole) gai_mapping_show(segment->whole, 0);
 }
 
-/* A block of lost memory is the program's until it is freed, or until its address is given out again. With the lock
-   held. */
+/* Ends a used block of lost memory, whose address the driver has given out again. The block counts as freed. The
+   caller holds `lock`. */
 static void gai_block_abandon(galloc_pool *pool, gai_block *block)
 {
     if (block->kind != GAI_USED || !gai_block_acquire(block, (void *)block->addr)) return;
@@ -6220,8 +6223,9 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
-/* What the pool has lost, for all that is known, leaves these addresses: the driver gives them to somebody else. While
-   the context exists only that is lost which is noted so; anything else is on its way back to the driver. */
+/* The driver has given [addr, addr + bytes) out again. Removes the lost segments there from the maps. If the context
+   has ended, every segment there is lost; if it is alive, only those marked lost are: the others are on their way to
+   the driver. */
 static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uintptr_t addr, size_t bytes)
 {
     gai_segment *segment;
@@ -6229,7 +6233,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
-        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* on its way out */
+        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* being given back */
         if (!segment->lost) gai_pool_lose_context(pool);
         for (block = segment->first; block; block = block->next) gai_block_abandon(pool, block);
         gai_segment_hide(pool, segment);
@@ -6237,7 +6241,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
-/* Has the pool lost memory, for all that is known? */
+/* Returns whether the pool may have lost memory by a reset of its context. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
@@ -6252,8 +6256,8 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
     return lost || *health != GAI_ALIVE;
 }
 
-/* The driver has given these addresses out. After a reset they may still be noted as those of memory that is gone, in
-   this pool or in one that has made no call since. With no pool's lock held. */
+/* The driver has given these addresses out. After a reset, any pool may still list them as addresses of lost memory,
+   even a pool that has made no call since. The caller holds no pool's lock. */
 static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
@@ -6262,8 +6266,8 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
         if (pool->mortal && gai_pool_may_have_lost(pool, &health)) gai_pool_leave_range(pool, health, addr, bytes);
 }
 
-/* Reserves addresses: twice the device's memory at once if it can be had, since address space is plentiful and one
-   range serves blocks of all sizes and streams. */
+/* Reserves an address range of twice the device's memory, or less if the driver refuses, but `at_least`. Address
+   space is plentiful, and one range serves blocks of all sizes and streams. */
 static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
 {
     size_t bytes = gai_up(gai_max(2 * pool->device_bytes, at_least), pool->granularity);
@@ -6289,7 +6293,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
     return result;
 }
 
-/* Makes sure that what is mapped there can be found. 0: no host memory. */
+/* Makes the nodes of the page map for a range. 0: no host memory. */
 static int gai_page_map_need(uintptr_t addr, size_t bytes)
 {
     const uintptr_t node = (uintptr_t)1 << gai_map_shift[1];
@@ -6299,7 +6303,7 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     return 1;
 }
 
-/* A page appears at an address; if it has no memory yet it gets it. */
+/* Maps a page at an address, and creates its physical memory first if it has none. */
 static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_t addr)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
@@ -6317,10 +6321,10 @@ static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_
     return CUDA_SUCCESS;
 }
 
-/* How far the driver let a mapping be undone. */
+/* How far the driver has undone a mapping. */
 enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
 
-/* What a graph was to allocate that has not run, and perhaps never will, the driver does not know. */
+/* A graph's allocation node that has not run has allocated nothing: the driver rejects a free of its address. */
 static int gai_segment_never_was(const gai_segment *segment, CUresult result)
 {
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
@@ -6340,7 +6344,7 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     return result ? GAI_STUCK : GAI_RELEASED;
 }
 
-/* Unmaps, and releases the page when this was the last range to show it. */
+/* Unmaps a mapping, and releases the page if it has no other mapping. */
 static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
@@ -6358,14 +6362,14 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
     return GAI_STUCK;
 }
 
-/* The end of a page whose memory is the device's again. With the lock held. */
+/* Ends a page whose memory was released. The caller holds `lock`. */
 static void gai_page_end(galloc_pool *pool, gai_page *page)
 {
     gai_stat_page_gone(pool, page, page->bytes, 1);
     gai_slab_give(&pool->pages, page);
 }
 
-/* What the driver would not undo is kept, and tried again later. With the lock held. */
+/* Puts a mapping that the driver did not undo into the quarantine, to be tried again later. The caller holds `lock`. */
 static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
@@ -6381,12 +6385,12 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_mapping **at = &mapping->page->shown;
     while (*at != mapping) at = &(*at)->next_shown;
     *at = mapping->next_shown;
-    mapping->number = 0; /* memos may know it */
+    mapping->number = 0; /* invalidates memos that name this mapping */
     gai_slab_give(&pool->mappings, mapping);
 }
 
-/* What is given back to the driver's pool is still held: `reserved` does not change, not even in between. 0: it is not
-   the pool's. With the lock held. */
+/* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
+   moment. 0: the segment does not belong to that pool. The caller holds `lock`. */
 static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
 {
     gai_page *page = segment->whole->page;
@@ -6401,7 +6405,7 @@ static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
     return 1;
 }
 
-/* What has become of a mapping whose undoing was tried. With the lock held. */
+/* Books the outcome of gai_mapping_undo. The caller holds `lock`. */
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
     gai_segment *segment = mapping->segment;
@@ -6425,7 +6429,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
     gai_stat_cached(pool);
 }
 
-/* Mappings on their way in or out, in order of address, each with a block of its own. */
+/* Mappings that are about to be mapped or unmapped, in order of address. Each has a busy block of its own. */
 typedef struct gai_batch {
     gai_mapping *first, **last;
 } gai_batch;
@@ -6444,7 +6448,7 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = &mapping->next;
 }
 
-/* The mapping's page is, or stays, elsewhere. With the lock held. */
+/* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. The caller holds `lock`. */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
     mapping->standing = 0;
@@ -6473,6 +6477,7 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
     pool->old -= mapping->page->current != mapping;
 }
 
+/* Unmaps the batch. A mapping that was an alias before (`standing`) stays mapped and becomes an alias again. */
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
     while (batch->first) {
@@ -6487,8 +6492,8 @@ static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller has made sure of two descriptors.
-   Lock held. */
+/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller holds `lock` and has reserved two
+   block descriptors. */
 static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
 {
     int room = hole->kind == GAI_ROOM;
@@ -6505,7 +6510,7 @@ static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t add
     return hole;
 }
 
-/* A mapping for the whole of a busy block; page: NULL for a new one. The caller has made sure of the descriptors. */
+/* Makes a mapping for all of a busy block. page: NULL for a new one. The caller has reserved the descriptors. */
 static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_page *page)
 {
     gai_mapping *mapping = (gai_mapping *)gai_slab_take(&pool->mappings);
@@ -6527,7 +6532,8 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     return mapping;
 }
 
-/* The bytes at the new address are the bytes at the old one: whoever must be waited for there must be here. */
+/* Copies marks to the block to which a page moves: the bytes are the same, so the same work must complete before
+   reuse. */
 static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *to)
 {
     const gai_mark *mark;
@@ -6539,12 +6545,15 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
     }
 }
 
-/* How a range is going to be filled: where old mappings stand, by the return of their pages; the hole in it first with
-   pages that donors give up, then with new ones. */
+/* How a planned range is filled. Pages return to their aliases in the range. The hole in the range, if there is one, is
+   filled first with donors' pages, then with new pages.
+   donors: current mappings of pages that move into the hole
+   returning_blocks: current mappings of pages that return to aliases in the range
+   moved, unconfirmed: bytes of donors' pages and of new pages;  page_bytes: size of a new page */
 typedef struct gai_fill {
-    gai_batch returning;       /* old mappings in the range, in order of address */
+    gai_batch returning;       /* aliases in the range, in order of address */
     gai_batch donors,
-        returning_blocks; /* current mappings of pages that move and that return, their blocks out of sight */
+        returning_blocks; /* their blocks are busy */
     size_t moved, unconfirmed, page_bytes;
 } gai_fill;
 
@@ -6556,7 +6565,7 @@ static size_t gai_batch_marks(const gai_batch *batch)
     return n;
 }
 
-/* Makes sure of all that host memory is needed for, but for marks. With the lock held. */
+/* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. The caller holds `lock`. */
 static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
 {
     size_t n = (fill->unconfirmed + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
@@ -6567,8 +6576,8 @@ static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr
            gai_page_map_need(addr, fill->moved + fill->unconfirmed) && gai_block_map_need(addr);
 }
 
-/* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
-   the descriptors. With the lock held. */
+/* Covers [addr, ...) of a hole with mappings, each with a busy block: donors' pages first, then new ones. The caller
+   holds `lock` and has reserved the descriptors. */
 static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
                                const gai_fill *fill)
 {
@@ -6586,9 +6595,9 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
     }
 }
 
-/* Adds the next returning mapping, with the marks that its page has where it is now. Whoever uses a page is ordered
-   after all that used it before, so that the marks that stood here until now are implied. The caller has made sure of
-   the marks. With the lock held. */
+/* Adds the next alias of the fill to the batch, with the marks of its page's current block. They replace the alias's
+   own marks: the page's later users are ordered after its earlier ones. The caller holds `lock` and has reserved the
+   marks. */
 static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fill *fill)
 {
     gai_mapping *mapping = fill->returning.first;
@@ -6601,7 +6610,7 @@ static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fil
     gai_batch_add(batch, mapping, block);
 }
 
-/* Maps what is new in a batch: one range of addresses. */
+/* Maps the mappings of a batch that are not mapped yet. They form one range of addresses. */
 static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
 {
     CUmemAccessDesc access;
@@ -6623,7 +6632,8 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
     return GAI_CALL(pool, set_access, MemSetAccess, ((CUdeviceptr)addr, bytes, &access, 1));
 }
 
-/* The batch is mapped: its pages are at home there and count, its blocks are one, still busy. With the lock held. */
+/* The batch is mapped: its mappings become current, its pages count in `reserved`, and its blocks become one busy
+   block. The caller holds `lock`. */
 static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = batch->first->block;
@@ -6644,12 +6654,16 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 /* ==== CALLBACKS =================================================================================================== */
 /* >>callbacks */
 
-/* on_map and on_unmap. Called under `growth`, which is let go around the program's function. Calls pages. */
+/* The program's callbacks on_map and on_unmap, which report changes of mappings. The caller holds `growth`. It is
+   released while the program's function runs; the mappings concerned are in no free set meanwhile, and their blocks are
+   busy.
+   Calls pages, statistics. */
 
-/* What this thread is in: then it begins no other of the kind, so that they do not go round for ever. */
-static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage; /* on_map or on_unmap; on_oom or on_reject */
+/* How many callbacks this thread is in: gai_in_mapping counts on_map and on_unmap, gai_in_shortage on_oom and
+   on_reject. A thread in a callback starts no other of the same kind, so callbacks cannot recurse. */
+static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage;
 
-/* What the thread's call has had to say so far; the callback may call galloc. */
+/* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
 typedef struct gai_saved_message {
     char text[sizeof gai_message];
     int is_new;
@@ -6670,15 +6684,16 @@ static void gai_callback_end(int *in, const gai_saved_message *saved)
     gai_message_is_new = saved->is_new;
 }
 
-/* Must galloc make do with what is mapped, since this thread is being told of mappings? */
+/* Returns whether this thread is in on_map or on_unmap: then its calls must not map or unmap. */
 static int gai_pool_is_still(const galloc_pool *pool)
 {
     return gai_in_mapping && (pool->callbacks.on_map || pool->callbacks.on_unmap);
 }
 
-/* The same, or must all stay that is mapped, since the program is being told of it? */
+/* Returns whether nothing may be unmapped: as above, or because all mappings are being reported to on_map. */
 static int gai_pool_keeps(const galloc_pool *pool) { return pool->walking || gai_pool_is_still(pool); }
 
+/* Calls `tell` for each mapping of the batch that was not mapped before as an alias. Releases `growth` meanwhile. */
 static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
                               void (*tell)(galloc_pool *pool, void *addr, size_t bytes, void *user))
 {
@@ -6695,8 +6710,8 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     pool->telling--;
 }
 
-/* What is mapped and not published yet. `growth` is let go meanwhile, so it counts as held from here on: others must
-   not take it for missing and create as much once more. */
+/* Reports a batch that is mapped and not published yet. Releases `growth` meanwhile. The pages count as held before
+   that: other threads must not create as much once more. */
 static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
 {
     const gai_mapping *mapping;
@@ -6708,7 +6723,7 @@ static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
     gai_pool_tell_all(pool, batch, pool->callbacks.on_map);
 }
 
-/* What is to be unmapped, and is out of sight. Lets `growth` go meanwhile. */
+/* Reports a batch that is about to be unmapped. Releases `growth` meanwhile. */
 static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 {
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
@@ -6717,10 +6732,10 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 /* ==== BACKENDS ==================================================================================================== */
 /* >>backends */
 
-/* Memory of cudaMalloc and of cudaMallocAsync: fixed segments and what the driver is asked for. Changed under
-   `growth`. Calls pages, callbacks. */
+/* Memory of cudaMalloc and cudaMallocAsync: fixed segments, and the driver's memory pool. The state changes under
+   `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget, statistics. */
 
-/* Makes the driver's pool: the settings are said in its terms. What of them it does not know it leaves out. */
+/* Creates the driver's memory pool, with the settings of the pool that have a counterpart there. */
 static CUresult gai_driver_pool_new(galloc_pool *pool)
 {
     static const struct { CUmemPool_attribute name; int reuse; } ways[] = {
@@ -6737,7 +6752,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
+    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
         properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
@@ -6754,7 +6769,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
 
 #define GAI_NOT_SAID SIZE_MAX
 
-/* How many bytes the driver's pool holds. */
+/* Bytes that the driver's pool holds; GAI_NOT_SAID if the driver does not tell. */
 static size_t gai_driver_pool_held(galloc_pool *pool)
 {
     cuuint64_t held = 0;
@@ -6764,7 +6779,7 @@ static size_t gai_driver_pool_held(galloc_pool *pool)
     return (size_t)held;
 }
 
-/* The same with a block that has just come from it; a guess where it does not say. */
+/* The same after an allocation of `bytes`; an estimate if the driver does not tell. */
 static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
 {
     size_t held = gai_driver_pool_held(pool);
@@ -6775,7 +6790,7 @@ static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
     return held;
 }
 
-/* Asks for it, and notes it. Called with `growth` held. */
+/* Updates `kept` and `reserved` to what the driver's pool holds. The caller holds `growth`. */
 static void gai_pool_ask_held(galloc_pool *pool)
 {
     size_t held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
@@ -6787,7 +6802,7 @@ static void gai_pool_ask_held(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Calls the driver's pool for a stream, whose context must be current if it is a default stream. */
+/* Allocates from the driver. MemAllocFromPoolAsync needs the context of a default stream to be current. */
 static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t bytes, const gai_site *site)
 {
     gai_scope scope;
@@ -6814,7 +6829,7 @@ static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_s
     return result;
 }
 
-/* A fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
+/* Makes a fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
 static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 {
     gai_segment *segment = gai_segment_new(pool);
@@ -6833,7 +6848,8 @@ static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
     return segment;
 }
 
-/* Fetches the memory of a fixed segment. A step that cannot be undone leaves the address in the mapping. */
+/* Allocates the memory of a fixed segment. If a later step fails and the memory cannot be freed again, its address
+   stays in the mapping. *held: what the driver's pool then holds. */
 static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site,
                                   size_t *held)
 {
@@ -6854,8 +6870,9 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     return result;
 }
 
-/* A segment of one cudaMalloc, of bytes that were taken from the budget; *block is its busy block. Of another backend:
-   of just the bytes that are `given`, which are the stream's at `site` first. */
+/* Makes a segment of one driver allocation; *block is its busy block. The bytes were taken from the budget, except
+   those of the driver's pool, which are settled afterwards. given: for a backend, the exact bytes to allocate; else
+   0. */
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given, const gai_site *site,
                                   gai_block **block)
 {
@@ -6890,7 +6907,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     } else {
         if (!gai_pool_is_async(pool) || segment->of_graph) gai_budget_give(pool, bytes);
         if (gai_pool_is_async(pool))
-            site->stream->handed = gai_stream_stamp(site->stream); /* it may have been freed on it */
+            site->stream->handed = gai_stream_stamp(site->stream); /* the free may be queued on it */
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -6899,6 +6916,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     return result;
 }
 
+/* Size of a new fixed segment for a request. */
 static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 {
     if (bytes <= GAI_MIB) return GAI_FIXED_SMALL;
