@@ -6926,21 +6926,23 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 /* ==== RELEASE ===================================================================================================== */
 /* >>release */
 
-/* Which pages are spare, and how they are given back to the driver. Under `growth`. Calls pages, backends,
-   callbacks. */
+/* Spare pages: pages that lie in free blocks as a whole, or are parked. This section selects them by a page filter,
+   for a request or to be given back, and gives pages back to the driver. The caller holds `growth`; sets and blocks
+   are changed under `lock`. Calls pages, backends, callbacks. */
 
-/* The page at an address of a pool's heap. */
-/* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
-   used by a request, whose stream may have to wait for recorded events; or with no request to be given back. */
+/* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
+   never more than `most`.
+   params != NULL: for this request. may_wait: its stream may wait for recorded events of others.
+   params == NULL: to be given back. No unfinished work may use the page through any of its mappings. */
 typedef struct gai_page_filter {
     const gai_params *params;
     size_t wanted, most;
     int may_wait;
-    int one_place;   /* planning: one place is looked at, not all of them */
-    uint64_t before; /* to be given back: only pages that have not been used since then, counted in frees */
+    int one_place;   /* the planner looks at one place, not at all of them */
+    uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
 } gai_page_filter;
 
-/* Is the work done that used a page at its old addresses? */
+/* Returns whether the work that used a page at its stale aliases is complete. */
 static int gai_page_is_quiet(const gai_page *page)
 {
     const gai_mapping *mapping;
@@ -6954,8 +6956,7 @@ static int gai_page_is_quiet(const gai_page *page)
     return 1;
 }
 
-/* May the page under a mapping be had? A page to be given back must be one that nothing which still runs can touch,
-   through this address or an old one. */
+/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_page_filter *filter)
 {
@@ -6968,8 +6969,8 @@ static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapp
     return 1;
 }
 
-/* The last run of whole pages in a free block that serve the page filter: at its high end, since blocks are placed at
-   the low one. Returns its length, 0 if there is none. */
+/* Finds the last run of whole pages in a free block that pass the filter. It takes the high end, since blocks are
+   placed at the low one. Returns the run's length, 0 if there is none. */
 static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_page_filter *filter,
                                     uintptr_t *begin)
 {
@@ -6992,8 +6993,8 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     return bytes;
 }
 
-/* Takes the pages of a free block's range out of sight: each gets a busy block, with the marks of its bytes. 0: no
-   host memory, nothing changed. With the lock held. */
+/* Cuts [begin, begin + bytes) out of a free block and adds its pages to the batch. Each gets a busy block, with the
+   marks of its bytes. 0: no host memory, nothing changed. The caller holds `lock`. */
 static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t begin, size_t bytes, gai_batch *batch)
 {
     uintptr_t end = begin + bytes, at;
@@ -7015,7 +7016,7 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
-/* The same for a page filter: what a move takes it may have to put back where it was. */
+/* The same for a page filter. A move may fail and put the pages back, so the map's nodes for that are made first. */
 static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_page_filter *filter, uintptr_t begin,
                               size_t bytes, gai_batch *batch)
 {
@@ -7023,8 +7024,8 @@ static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_pag
     return gai_block_to_batch(pool, block, begin, bytes, batch);
 }
 
-/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the page filter. With the lock
-   held; 0: no host memory for all of them. */
+/* Takes pages out of a set's free blocks, least recently freed first, and reduces the filter's counts. 0: no host
+   memory for all of them. The caller holds `lock`. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *filter, gai_batch *batch)
 {
     gai_block *block = set->oldest;
@@ -7035,7 +7036,7 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
         size_t bytes = gai_block_spare_pages(pool, block, filter, &begin);
         if (bytes) {
             enough = gai_spare_to_batch(pool, block, filter, begin, bytes, batch);
-            if (!enough) { /* one page then, and the rest when that is gone */
+            if (!enough) { /* takes one page now; the caller's next round takes the rest */
                 gai_page_filter one = *filter;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
@@ -7043,7 +7044,7 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
             }
             filter->wanted -= gai_min(bytes, filter->wanted);
             filter->most -= bytes;
-            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
+            if (newer && newer->set != set) newer = set->oldest; /* `newer` was merged with another block */
         }
         block = newer;
     }
@@ -7065,8 +7066,8 @@ static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping
            gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter);
 }
 
-/* The parked page in a room that lies farthest behind its block, which needs it last; NULL: none serves the page
-   filter. */
+/* The parked page that lies farthest behind the start of its room: the room's block needs it last. NULL: none passes
+   the filter. */
 static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_mapping *mapping, *best = NULL;
@@ -7076,7 +7077,7 @@ static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_
     return best;
 }
 
-/* Of two lists of mappings in rooms, each with the farthest behind its block first, makes one. */
+/* Merges two lists of mappings in rooms, each sorted with the farthest first. */
 static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
 {
     gai_mapping *all = NULL, **last = &all;
@@ -7090,10 +7091,10 @@ static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
     return all;
 }
 
-#define GAI_RUNS 64 /* of 1, 2, 4 ... mappings */
+#define GAI_RUNS 64 /* sorted lists of 1, 2, 4 ... mappings */
 
-/* Parked pages in rooms, the farthest first: to look for the farthest each time would take too long where many are
-   wanted. */
+/* Sorts the parked pages in rooms, the farthest first: a merge sort, since a search for each page would be
+   quadratic. */
 static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
 {
     gai_mapping *runs[GAI_RUNS], *mapping, *all = NULL;
@@ -7113,7 +7114,7 @@ static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
     return all;
 }
 
-/* Takes parked pages, those that have waited longest first, and those in rooms last. */
+/* Takes parked pages that pass the filter, those parked longest first, and those in rooms last. */
 static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_mapping *mapping, *next;
@@ -7131,7 +7132,8 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
     }
 }
 
-/* The same over all sets: everybody's, the asking stream's own, then all others. */
+/* Takes parked pages, then pages of free blocks: of the common set, of the requesting stream's own set, then of all
+   others. */
 static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_stream *own = filter->params ? filter->params->stream : NULL, *stream;
@@ -7147,7 +7149,8 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_ba
         enough = gai_set_to_batch(pool, &block_pool->free, filter, batch);
 }
 
-/* The pages of a batch are going to be given back: their old mappings go with them. With the lock held. */
+/* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. The caller
+   holds `lock`. */
 static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 {
     gai_mapping *mapping, *last = NULL, *alias;
@@ -7165,7 +7168,7 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Gives freed blocks of another backend back that no unfinished work may touch, least recently freed first, until
+/* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
    `wanted` bytes are given or there are no more. */
 static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 {
@@ -7177,7 +7180,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
     for (block = pool->common.oldest; block && given < wanted; block = newer) {
         gai_segment *segment = block->segment;
         newer = block->newer;
-        if (block->bytes != segment->bytes) continue; /* beside a used one, for its alignment */
+        if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
         gai_set_remove(block);
         block->kind = GAI_BUSY;
         segment->whole->page->current = NULL;
@@ -7188,7 +7191,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
     gai_batch_undo(pool, &batch);
 }
 
-/* The same, and has the driver's pool give back as much. Returns by how much less is held. */
+/* The same, and trims the driver's pool by as much. Returns by how much less is held. */
 static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 {
     size_t before, held, after;
@@ -7208,7 +7211,7 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     return before > after ? before - after : 0;
 }
 
-/* Is the block the first of a run, or of what is left of one, whose slots are all free? */
+/* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
 static int gai_run_is_idle(const gai_block *block)
 {
     if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
@@ -7219,7 +7222,7 @@ static int gai_run_is_idle(const gai_block *block)
     return 1;
 }
 
-/* The slots of such a run become free blocks as others are. Returns the last that they are part of. */
+/* Makes the slots of such a run ordinary free blocks. Returns the last block that contains them. */
 static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
 {
     gai_block *next = block;
@@ -7233,7 +7236,7 @@ static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Lets runs whose slots are all free be of use for other sizes. With the lock held. */
+/* Coalesces all runs whose slots are all free. The caller holds `lock`. */
 static void gai_pool_coalesce(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -7245,9 +7248,8 @@ static void gai_pool_coalesce(galloc_pool *pool)
             if (block->kind == GAI_SLOT && gai_run_is_idle(block)) block = gai_run_coalesce(pool, block);
 }
 
-/* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
-   `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. Lets `growth`
-   go while the program is told. */
+/* Gives back spare pages that were not used after `before`, until `wanted` bytes are given or there are no more;
+   never more than `most`. Returns the bytes given. Releases `growth` while on_unmap runs. */
 static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
 {
     gai_batch batch;
@@ -7290,10 +7292,13 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
 /* ==== PARKING ===================================================================================================== */
 /* >>parking */
 
-/* Pages that are free as a whole and are kept unmapped from blocks for the next growth; old mappings that are kept
-   or dropped. Under `growth`. Calls release, pages. */
+/* Parked pages, stale aliases, and the pages of a move that fails. A parked page is mapped but in no free set: its
+   block is an alias. A program that repeats itself makes the same requests in each pass. If each pass finds the heap in
+   the same state, each request is served as before, and pages return to their stale aliases without a driver call. So
+   when nothing is live, all pages are parked and later used in the order in which they were first mapped.
+   The caller holds `growth`, and `lock` for changes of state. Calls release, pages, callbacks. */
 
-/* Puts the pages of donors back where they were: the move did not happen. With the lock held. */
+/* Puts the pages of donors back into free blocks, since their move failed. The caller holds `lock`. */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
 {
     gai_block *block = NULL;
@@ -7315,8 +7320,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. The page behind one
-   that goes is the first of its run from then on: it needs the map's nodes for the day that it is put back too. */
+/* Puts back donors' pages of up to `surplus` bytes. Returns the bytes put back. A page kept behind one that goes
+   back becomes the first of its run, so it needs map nodes in case it is put back too. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -7340,8 +7345,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     return bytes;
 }
 
-/* The move has happened: the old ranges stay mapped, away from any use. They keep their marks, which say when they can
-   be unmapped; whose stream has no event yet is asked for one. With the lock held. */
+/* The move succeeded: the old ranges stay mapped as stale aliases. Their marks remain and say when they may be
+   unmapped; streams without an event for them are asked for one. The caller holds `lock`. */
 static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
 {
     while (donors->first) {
@@ -7359,7 +7364,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* The first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
+/* Finds the first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
 static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintptr_t *begin)
 {
     uintptr_t at = block->addr;
@@ -7370,7 +7375,7 @@ static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintp
     return at > end ? 0 : at - *begin;
 }
 
-/* Parks pages that were taken out of a free block. Returns the last one's block. Lock held. */
+/* Parks the pages of a batch. Returns the last one's block. The caller holds `lock`. */
 static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = NULL;
@@ -7385,8 +7390,7 @@ static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
-/* Takes whole pages out of a free block: they wait where they are to be used there or elsewhere. With the lock
-   held. */
+/* Parks the first run of whole pages in a free block before `end`. Returns the next block. The caller holds `lock`. */
 static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
 {
     uintptr_t begin;
@@ -7397,22 +7401,23 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     return gai_batch_park(pool, &batch)->next;
 }
 
+/* Returns whether the block is a free one of this pool that contains the mapping. */
 static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *mapping, const gai_block *block)
 {
     return block && gai_load_pointer(&block->pool) == pool && block->kind == GAI_FREE &&
            block->addr <= mapping->addr && block->addr + block->bytes >= mapping->addr + mapping->bytes;
 }
 
-/* The same for what a block with room has left: the pages wait there for the next one, whose room takes them in, those
-   that it will need last for others first. The free block is looked up once: the next page is before the one that was
-   cut out of it. */
+/* Parks the pages of a freed block that had room, for the next block there. It goes from high to low addresses:
+   other requests take parked pages in that order, so the start of the room lasts longest. Each next page lies in the
+   free block before the one just cut out. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_block *block = NULL;
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
         gai_batch batch;
-        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or none is here */
+        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or there is none */
         end = mapping->addr;
         if (!block) block = gai_block_before(end);
         gai_batch_start(&batch);
@@ -7423,7 +7428,7 @@ static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end
     }
 }
 
-/* Merges the blocks of a set with free neighbours of other sets, whoever gave those up. */
+/* Merges the blocks of a set with free neighbours of other sets, whichever streams freed those. */
 static void gai_set_join(galloc_pool *pool, gai_set *set)
 {
     gai_block *block, *newer;
@@ -7433,16 +7438,15 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
         if (block->kind == GAI_SLOT) continue;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
-        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
+        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's blocks never merge */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
         (void)gai_block_file(pool, block, 1);
     }
 }
 
-/* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
-   anyway. Those with the marks of one stream are together already, so that one stream's set can be left out: the
-   largest. What has no marks merges with all in any case. */
+/* Merges free neighbours of different streams when memory is short: the next user waits anyway. Neighbours with
+   marks of one stream are merged already, so one stream's set, the largest, can be left out. */
 static void gai_pool_join(galloc_pool *pool)
 {
     const gai_set *largest = &pool->mixed;
@@ -7455,11 +7459,9 @@ static void gai_pool_join(galloc_pool *pool)
         if (largest != &stream->free) gai_set_join(pool, &stream->free);
 }
 
-/* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
-   was the time before, each request is served as it was then, and pages that had to move come back to old mappings:
-   no call into the driver is left. So when nothing is live, pages are parked: taken out of the bins, to be used again
-   in the order in which they were mapped first. Each time a page is taken up again costs a plan, so it is not done for
-   its own sake: not again once it has been done some times in a row with no page mapped in between, until one is. */
+/* Returns whether pages are to be parked: nothing is live, and either pages were mapped since the last time, or
+   fewer than `patience` times in a row have passed without. Each return of a parked page costs a plan, hence the
+   limit. */
 static int gai_pool_should_park(galloc_pool *pool)
 {
     const gai_parking *parking = &pool->parking;
@@ -7467,7 +7469,7 @@ static int gai_pool_should_park(galloc_pool *pool)
     return (parking->mapped || parking->calm < parking->patience) && !gai_pool_live(pool);
 }
 
-/* Parks all pages that are free as a whole. Streams that have not marked what they freed last are asked to. */
+/* Parks all pages that are free as a whole. Streams with frees that have no mark yet are asked for one. */
 static void gai_pool_park(galloc_pool *pool)
 {
     gai_parking *parking = &pool->parking;
@@ -7489,8 +7491,8 @@ static void gai_pool_park(galloc_pool *pool)
     parking->mapped = 0;
 }
 
-/* Lets parked pages between two addresses be free blocks again, of which streams may have parts by the marks of their
-   bytes; but not those in rooms. */
+/* Makes parked pages that overlap [begin, end) free blocks again, except those in rooms. Requests may then take
+   parts of a page. */
 static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_mapping *mapping, *newer;
@@ -7506,15 +7508,15 @@ static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
     }
 }
 
-/* Old mappings and addresses in all that are kept, in parts of the memory held, and how many mappings at most, unless
-   there are many pages. More spare no more calls, and each costs some host memory, and some time in every plan. */
+/* Limits of what is kept: bytes of stale aliases and reserved addresses as multiples of the memory held, and the
+   number of stale aliases, unless there are many pages. More would not save more driver calls; each alias costs host
+   memory and planning time. */
 #define GAI_OLD_KEPT 8
 #define GAI_OLD_MAX 2048
 #define GAI_ADDRESSES_KEPT 12
 
-/* Unmaps old ranges between two addresses until no more than `keep` bytes and `most` ranges are left, those first that
-   were left first; where the work that used them is not known to be done they stay. Never waits. Lets `growth` go
-   while the program is told. */
+/* Unmaps stale aliases that overlap [begin, end), oldest first, until at most `keep` bytes and `most` aliases remain
+   in the pool. Aliases with unfinished work stay. Never waits. Releases `growth` while on_unmap runs. */
 static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
@@ -7537,8 +7539,8 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
 
 static void gai_pool_limit_old(galloc_pool *pool)
 {
-    /* A program that repeats itself comes back to all of them in turn: with a few less than it needs, each would go
-       just before it is wanted, pass after pass. How many it needs grows with its pages. */
+    /* A program that repeats itself uses all its aliases in turn. With a few too few kept, each would be dropped
+       just before its use, in every pass. The number it needs grows with the number of pages. */
     size_t held, pages = 0;
     int i;
     gai_lock_on(&pool->lock);
@@ -7549,7 +7551,7 @@ static void gai_pool_limit_old(galloc_pool *pool)
                       gai_max(GAI_OLD_MAX, pages + pages / 2));
 }
 
-/* Tries again what the driver refused to undo. */
+/* Tries again to undo the mappings in the quarantine. */
 static void gai_pool_retry(galloc_pool *pool)
 {
     gai_batch batch;
@@ -7570,6 +7572,7 @@ static int gai_segment_is_used(const gai_segment *segment)
     return block != NULL;
 }
 
+/* Ends the lost segments that have no used block. */
 static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
