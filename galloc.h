@@ -7592,22 +7592,23 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 /* ==== TORCH ===================================================================================================== */
 /* >>torch */
 
-/* What PyTorch's caching allocator does (c10/cuda/CUDACachingAllocator.cpp), as far as it is another thing than
-   galloc's own: how requests are rounded, and with like:pytorch how blocks are chosen, cut, collected. */
+/* Rounding of requests for all pools, and, for like:pytorch, how blocks are chosen, cut and collected as in
+   PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp). Sets and counters are guarded by `lock`; the
+   functions that give segments back are called under `growth`. Calls pages, release, parking, blocks. */
 
-#define GAI_TORCH_SMALL GAI_MIB  /* requests up to here, rounded, get small segments */
-#define GAI_TORCH_REMAINS GAI_MIB /* no more than this stays with a block of a large segment */
+#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
+#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
 
 #define GAI_SLOT_DIVISIONS 8
 
-/* Classes between two powers of two. With more than there are bins, two of them would share one. */
+/* The number of slot classes between two powers of two. More than GAI_COLUMNS would put two classes into one bin. */
 static size_t gai_slot_divisions(const galloc_config *config)
 {
     unsigned divisions = config->roundup_power2_divisions[0];
     return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
 }
 
-/* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
+/* Bytes to allocate for a request: sizes between two powers of two are rounded up to the configured number of steps. */
 static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
     size_t divisions;
@@ -7621,7 +7622,7 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     return gai_up_by_steps(bytes, divisions);
 }
 
-/* Up to here rounding is to 512 bytes only. */
+/* The largest size that is rounded to 512 bytes only. */
 static uint64_t gai_rounded_plainly(const galloc_pool *pool)
 {
     uint64_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
@@ -7634,7 +7635,7 @@ static uint64_t gai_rounded_plainly(const galloc_pool *pool)
     return plain;
 }
 
-/* What follows of the settings for rounding. */
+/* Derives `plain` and `special` from the settings. */
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
     gai_set_relaxed(&pool->plain, gai_rounded_plainly(pool));
@@ -7644,16 +7645,16 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
                                                     : 0;
 }
 
-/* The largest block that a stream cache may have; with several streams that is 2 MiB. Where streams are not looked at,
-   a stream cache is asked about any size: it alone knows whether its stream was retired. */
+/* The largest block that a stream cache may hold; with several streams that is 2 MiB. With stream_check:off a stream
+   cache is asked about any size, since only it records that its stream was retired. */
 static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
     uint64_t lane_bytes = gai_counted(&pool->tuning.lane_bytes);
     return pool->config.stream_check ? gai_max((size_t)lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
 
-/* May a request take the block, which is the smallest that it fits in? Blocks of max_split_size and more are kept for
-   requests of that size and more, and these take one only if it is hardly larger. */
+/* Returns whether a request may take the smallest block that it fits in. Blocks of max_split_size and more are kept
+   for requests of that size and more, and these take a block only if it is hardly larger. */
 static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, size_t bytes)
 {
     size_t rounding = pool->config.max_non_split_rounding;
@@ -7662,8 +7663,8 @@ static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, 
     return block->bytes < bytes || block->bytes - bytes < rounding;
 }
 
-/* The smallest block in which the request has a place, of equals the one with the lowest address: that of PyTorch's
-   trees. Whole bins are looked through. */
+/* Finds the smallest block in which the request fits, among equals the one with the lowest address: PyTorch's order.
+   It looks at every block of a bin. */
 static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const gai_params *params)
 {
     gai_bin bin = gai_bin_of(params->bytes);
@@ -7678,7 +7679,7 @@ static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const ga
     return best;
 }
 
-/* Bytes that the request gets of a block, from its place to where the block is cut, if it is. */
+/* Bytes that the request gets of a block, from its place on: to where the block is cut, or to the end. */
 static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at,
                                  const gai_params *params)
 {
@@ -7687,7 +7688,8 @@ static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block
     return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
 
-/* The smallest segment that is free as a whole, of no stream any more, and of no graph; its work is done. */
+/* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
+   graph any more. */
 static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_params *params)
 {
     const gai_block_pool *block_pool;
@@ -7702,7 +7704,7 @@ static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_para
     return best;
 }
 
-/* A free segment moves. Lock held. */
+/* Moves a free segment to another block pool. The caller holds `lock`. */
 static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     gai_block_pool *before = segment->block_pool;
@@ -7714,7 +7716,8 @@ static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_
     (void)gai_block_file(pool, segment->first, 0);
 }
 
-/* Has somebody who is not at home there used free memory, so that to ask whether he has done might gain it? */
+/* Returns whether free memory waits for a stream outside its block pool, and an event is recorded that may show it
+   done. */
 static int gai_pool_awaits(const galloc_pool *pool)
 {
     const gai_stream *stream = pool->mixed.oldest ? pool->streams : NULL;
@@ -7722,7 +7725,7 @@ static int gai_pool_awaits(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* A block is the program's. */
+/* Counts a block that becomes used in torch_stats. */
 static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -7748,7 +7751,7 @@ static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, 
     else gai_torch_subtract(stat, small, before - now);
 }
 
-/* A used block has changed its size. */
+/* Counts the new size of a used block in torch_stats. */
 static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -7763,13 +7766,13 @@ static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, s
 
 /* ---- collecting ---- */
 
-/* Time is counted in searches: so long has a free segment not been wanted. */
+/* The age of a free segment: searches since its last block was freed. PyTorch measures time in the same way. */
 static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
 {
     return (double)(pool->searches[0] - segment->searches);
 }
 
-/* Large segments that are free as a whole are collected, but for those of graphs. */
+/* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */
 static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
 {
     return !block_pool->small && !block_pool->captured;
@@ -7780,7 +7783,7 @@ typedef struct gai_ages {
     size_t count;
 } gai_ages;
 
-/* The ages of what can be collected. */
+/* Adds up the ages of the segments that can be collected. */
 static gai_ages gai_pool_ages(const galloc_pool *pool)
 {
     gai_ages ages = {0, 0};
@@ -7797,14 +7800,14 @@ static gai_ages gai_pool_ages(const galloc_pool *pool)
     return ages;
 }
 
-/* Takes a free segment out of sight, to be given back; 0: no host memory. Lock held. */
+/* Adds a free segment to a batch to be given back. 0: no host memory. The caller holds `lock`. */
 static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
 {
     return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
 }
 
-/* Takes all that is as old as the mean or older. It does not stop when that is enough, so that it is not soon needed
-   again. Returns the bytes taken. Lock held. */
+/* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
+   again soon. Returns the bytes taken. The caller holds `lock`. */
 static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
 {
     double least = ages->sum / (double)ages->count;
@@ -7826,7 +7829,7 @@ static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batc
     return taken;
 }
 
-/* Gives old segments back until `wanted` bytes are, if so many can be had. */
+/* Gives old segments back until `wanted` bytes are given or there are no more. */
 static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
@@ -7843,8 +7846,8 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
     gai_batch_undo(pool, &batch);
 }
 
-/* The smallest segment of a home that is free as a whole, has no less than `bytes`, and whose work is done; with
-   `largest` the largest that has no less. */
+/* Finds the smallest segment of a block pool that is free as a whole, has at least `bytes`, and whose work is done;
+   with `largest`, the largest such segment. */
 static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
 {
     gai_block *best = NULL, *block;
@@ -7855,8 +7858,8 @@ static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t 
     return best;
 }
 
-/* Gives segments of max_split_size and more back, which requests below that size cannot use: one that has the bytes
-   wanted, or else the largest one after the other. */
+/* Gives back segments of max_split_size and more, which smaller requests cannot use: one of at least `bytes`, or
+   else the largest ones until `bytes` are given. */
 static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
 {
     gai_batch batch;
@@ -7882,11 +7885,12 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
 /* ==== USERS ======================================================================================================= */
 /* >>users */
 
-/* Calls that are in a pool, which keep it from ending; handles of pools; resets of its context. Lock-free, by
-   pool->users. Calls streams. */
+/* Calls that are in a pool keep it from ending (pool->users, lock-free). This section also looks up handles of pools
+   and detects a reset of the pool's context. gai_pool_enter takes `growth`; the rest takes no lock for longer than a
+   change of state. Calls streams, parking. */
 
-/* The call, 1 or GAI_PASSING, is in whatever pool this is now, which does not end before it is out. 0: there is
-   none. */
+/* Counts a call (1 or GAI_PASSING) as a user of the pool that is at this address now. The pool does not end before
+   the call goes out. 0: there is no pool. */
 static int gai_pool_come_in(galloc_pool *pool, uint64_t call)
 {
     uint64_t users = gai_load(&pool->users);
@@ -7913,7 +7917,7 @@ static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
                     (const void *)handle);
 }
 
-/* From the program's handle to the pool, in which the call is from then on. */
+/* Looks up a handle and pins its pool. The handle is compared, never dereferenced. */
 static cudaError_t gai_pool_find(galloc_pool **pool)
 {
     galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
@@ -7927,8 +7931,8 @@ static cudaError_t gai_pool_find(galloc_pool **pool)
     return gai_pool_is_gone(*pool);
 }
 
-/* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
-   cudaMalloc gave does not. */
+/* After cudaDeviceReset the primary context is a new one at the same address. Pages and their mappings survive a
+   reset; memory of cudaMalloc does not. */
 static cudaError_t gai_pool_check_context(galloc_pool *pool)
 {
     CUcontext context = NULL;
@@ -7952,8 +7956,8 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* With the growth lock held, makes the pool's context current, and has all stream caches show what they hold. On
-   failure neither is so, and the lock is let go. */
+/* Makes the pool's context current, empties all stream caches, and ends lost segments, dead streams and ended
+   graphs. The caller holds `growth`; on failure it is released and the context is unchanged. */
 static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 {
     CUresult result;
@@ -7987,32 +7991,33 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 /* ==== COLLECTION ================================================================================================== */
 /* >>collection */
 
-/* Idle memory that is given back for gc_threshold and gc_age. Under `growth`. Calls release. */
+/* Gives idle pages back: above gc_threshold, and after gc_age without use. It takes the pages that were unused for
+   longest and that no unfinished work can touch, so no thread or stream waits. Fixed segments are left alone, since
+   cudaFree waits for the device. The caller holds `growth`; the collector's state is guarded by `lock`. Calls
+   release, events, users. */
 
-/* Above gc_threshold, or after gc_age with no use, free pages are given back, those first that were not used for
-   longest, if nothing that still runs can touch them: nobody waits and no stream is held up. Fixed segments are left
-   alone, since cudaFree waits for the device.
-   Age: a free notes its number in the pages that it was in, and now and then it is noted how many frees there had been
-   at what time. What was used last before a sample that is gc_age old is that old itself.
-   Threshold: down to a little less than where it begins. It rests for some frees then, and for longer each time that
-   half of what it gave back was soon created again: so a program that breathes is not made to pay for each breath. */
-#define GAI_COLLECT_BELOW 16 /* down to a 16th below gc_threshold */
+/* Age: each free stores its number in the pages of its block, and samples record how many frees there were at what
+   time. A page last used before a sample that is gc_age old is that old itself.
+   Threshold: a collection stops a little below gc_threshold. Then collection rests for some frees: for twice as many
+   if half of the bytes that it gave back were soon created again, for half as many after 10 s without a change. So a
+   program whose use of memory oscillates does not pay in each cycle. */
+#define GAI_COLLECT_BELOW 16 /* collect to a 16th below gc_threshold */
 #define GAI_COLLECT_SOON 10000000000u /* 10 s */
 #define GAI_REST_LEAST 64
 #define GAI_REST_MOST ((uint64_t)1 << 20)
-#define GAI_SAMPLE_LEAST 1000000u /* 1 ms from one sample to the next */
+#define GAI_SAMPLE_LEAST 1000000u /* at least 1 ms between samples */
 #define GAI_STRIDE_MOST 16
 
 static int gai_pool_has_age(const galloc_pool *pool) { return pool->config.gc_age != UINT64_MAX; }
 
-/* What may be held before collection begins. */
+/* Bytes that may be held before collection begins. */
 static size_t gai_pool_threshold(const galloc_pool *pool)
 {
     if (!pool->collects || !(pool->config.gc_threshold > 0)) return SIZE_MAX;
     return (size_t)(pool->config.gc_threshold * (double)gai_pool_capacity(pool));
 }
 
-/* Bytes held above what is left by a collection, when one is due. Lock held. */
+/* Bytes that a collection for gc_threshold has to give back, 0 if none is due. The caller holds `lock`. */
 static size_t gai_pool_excess(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, begin = gai_pool_threshold(pool);
@@ -8020,7 +8025,8 @@ static size_t gai_pool_excess(const galloc_pool *pool)
     return held - (begin - begin / GAI_COLLECT_BELOW);
 }
 
-/* Notes the time, and returns the number of the last free that is known to be gc_age old. Lock held. */
+/* Takes a sample if it is time for one. Returns the number of the last free that is known to be gc_age old. The
+   caller holds `lock`. */
 static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8041,7 +8047,7 @@ static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 
 static void gai_page_list(gai_page *page, gai_page **list)
 {
-    page->next_unused = *list; /* in use, it is free for this */
+    page->next_unused = *list; /* free while the page is in use */
     *list = page;
 }
 
@@ -8060,7 +8066,7 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
     }
 }
 
-/* The pages that may be given back, in no order. Lock held. */
+/* Lists the pages that may be given back, unsorted. The caller holds `lock`. */
 static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_page *list = NULL;
@@ -8075,7 +8081,7 @@ static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_fil
     return list;
 }
 
-/* By their last use, the oldest first: lists of one, two, four ... pages that are merged as they come. */
+/* Merges two lists of pages, each sorted by last use, the oldest first. */
 static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
 {
     gai_page *merged = NULL, **at = &merged;
@@ -8089,6 +8095,7 @@ static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
     return merged;
 }
 
+/* Merge sort by last use; sorted[i] has 2^i pages or none. */
 static gai_page *gai_pages_sort(gai_page *list)
 {
     gai_page *sorted[64] = {NULL}, *all = NULL;
@@ -8107,8 +8114,8 @@ static gai_page *gai_pages_sort(gai_page *list)
     return all;
 }
 
-/* Gives back up to `excess` bytes of the pages that were not used for longest, but leaves `leave` bytes of spare
-   pages: those can move to where they are wanted. */
+/* Gives back up to `excess` bytes of pages, those unused for longest first, but keeps `leave` bytes of spare pages,
+   which can move to a request. */
 static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t leave)
 {
     gai_page_filter filter;
@@ -8132,11 +8139,11 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     return chosen ? gai_pool_release_within(pool, chosen, chosen, before) : 0;
 }
 
-/* How long it rests after a collection above the threshold. Lock held. */
+/* Sets how long collection for gc_threshold rests. The caller holds `lock`. */
 static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
-    uint64_t rest = GAI_STRIDE_MOST; /* what was free is perhaps not known to be done with yet */
+    uint64_t rest = GAI_STRIDE_MOST; /* nothing was given: perhaps events have not completed yet */
     if (given) {
         int late = now - collector->ns >= GAI_COLLECT_SOON;
         int soon = collector->collected && collector->created >= collector->collected / 2;
@@ -8152,9 +8159,9 @@ static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
     collector->rest = pool->clock + rest;
 }
 
-/* Has streams record an event at their next call: one stream alone never does, and then nothing is known to be done
-   with. Not the legacy stream, where that makes blocking streams wait for each other, unless there is no other. Lock
-   held. */
+/* Asks streams to record an event at their next call, since a lone stream never records one by itself. The legacy
+   stream is asked only if it is the only one: an event there makes blocking streams wait for each other. The caller
+   holds `lock`. */
 static void gai_pool_ask_streams(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -8163,8 +8170,8 @@ static void gai_pool_ask_streams(galloc_pool *pool)
             gai_stream_ask(stream);
 }
 
-/* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
-   scope. */
+/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. The caller holds
+   `growth` and is in the pool's scope. */
 static void gai_pool_collect(galloc_pool *pool, size_t leave)
 {
     gai_collector *collector = &pool->collector;
@@ -8189,7 +8196,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_lock_off(&pool->lock);
 }
 
-/* The next look: soon if a sample was taken late. Lock held. */
+/* Sets the clock of the next look; the next free, if a sample was taken late. The caller holds `lock`. */
 static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8200,12 +8207,12 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
     collector->look = pool->clock + collector->stride;
 }
 
-/* With the growth lock held, which is let go. */
+/* Collects what is due. The caller holds `growth`, which is released. */
 static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
     if (gai_pool_enter_locked(pool, &scope)) {
-        gai_message_is_new = 0; /* the free has succeeded all the same */
+        gai_message_is_new = 0; /* the free has succeeded nevertheless */
         return;
     }
     gai_pool_collect(pool, 0);
@@ -8216,8 +8223,8 @@ static void gai_pool_collect_due(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* A free has come to the pool, and it is time to look whether something is due. Where another thread has the growth
-   lock, nobody waits for it. The free is over: the pool may have ended. */
+/* Looks whether a collection is due; called after a free that reached the pool. It does not wait for `growth` if
+   another thread holds it. The pool may have ended, since the free is over. */
 GAI_APART
 static void gai_pool_tend(galloc_pool *pool)
 {
