@@ -8242,37 +8242,40 @@ static void gai_pool_tend(galloc_pool *pool)
 /* ==== SEARCH ====================================================================================================== */
 /* >>search */
 
-/* Which free block serves a request. Under the pool's lock. Calls bins, marks, take. */
+/* Finds the free block that serves a request, and takes it. A gai_job carries one allocation through this and all
+   later sections. The caller holds the pool's `lock` unless stated otherwise. Calls bins, marks, take, torch,
+   parking. */
 
-/* One allocation, or the growth of a block where it stands, on its way through the heap. */
+/* One allocation, or the growth of a block in place, on its way through the heap.
+   grows != NULL: params.bytes is what the growth still lacks, see gai_job_look. */
 typedef struct gai_job {
     galloc_pool *pool;
-    gai_params params;      /* of a growth: what it lacks, see gai_job_look */
+    gai_params params;
     gai_site site;
-    gai_block *got;     /* from here on a new job is cleared */
-    void *grows;        /* the block that is to become grow_to bytes long where it stands; NULL: an allocation */
+    gai_block *got;     /* a new job is zero from here on */
+    void *grows;        /* the block that is to become grow_to bytes long in place; NULL: an allocation */
     size_t grow_to;
-    int frugal;         /* create no more than the overhead allows */
-    int thrifty;        /* and leave some of that for times when more is live than ever before */
-    int may_wait;       /* pages may come from streams that the asking one then waits for */
-    int waited;         /* waits were queued for it */
-    int grown;          /* times that pages were created or moved for it */
-    int searched;       /* like:pytorch: its searches count as one */
-    int asked;          /* and it has been asked who has done with what */
-    cudaError_t error;  /* set: the end, whatever was not tried yet */
-    CUresult saved;      /* by the driver, when it refused memory */
+    int frugal;         /* create pages only within the overhead */
+    int thrifty;        /* and leave a part of the overhead for a new peak of live bytes */
+    int may_wait;       /* the stream may be made to wait for others' pages */
+    int waited;         /* waits for other streams' events were queued for it */
+    int grown;          /* how often pages were created or moved for it */
+    int searched;       /* like:pytorch: its searches were counted (as one) */
+    int asked;          /* like:pytorch: events were queried for it */
+    cudaError_t error;  /* set: the job ends, whatever steps remain */
+    CUresult saved;      /* the driver's result when it refused memory */
     const char *who;
-    uint64_t waited_ns; /* on the host, for events, where that is limited */
-    const char *left_out; /* why the step of the ladder that is under way was not taken */
-    int rejected;       /* refused with no more tried than costs nothing */
-    int reported;       /* it was refused for want of memory, and there is a report */
+    uint64_t waited_ns; /* time spent in waits on the host, with wait_limit_ms */
+    const char *left_out; /* why the current step of the ladder was not taken */
+    int rejected;       /* refused after only the steps that cost nothing */
+    int reported;       /* it failed for lack of memory, and a report was made */
 } gai_job;
 
 static int gai_job_is_done(const gai_job *job) { return job->got || job->error; }
 
-/* What a search may look at, from cheap to costly. */
+/* What a search looks at, from cheap to costly. */
 enum gai_reach {
-    GAI_REACH_OWN, /* the stream's own blocks, everybody's, and those of streams that CUDA keeps in order with it */
+    GAI_REACH_OWN, /* the stream's own set, the common set, and the sets of streams that CUDA keeps in order with it */
     GAI_REACH_ALL  /* any part of any block whose marks allow it */
 };
 
@@ -8294,13 +8297,13 @@ static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_para
     if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, params));
 }
 
-/* The best of what the stream state may have at once, where every block that is large enough will do. */
+/* Finds the smallest block that the stream may take at once, where every block that is large enough will do. */
 static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
     gai_block *best = stream ? gai_set_find_plain(&stream->free, bin, bytes) : NULL, *block;
     const gai_stream *other;
-    if (best && best->bytes == bytes) return best; /* none can be better */
+    if (best && best->bytes == bytes) return best; /* an exact fit */
     block = gai_set_find_plain(&pool->common, bin, bytes);
     if (block && gai_is_better(block, best)) best = block;
     if (!stream || !stream->blocking) return best;
@@ -8312,7 +8315,7 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
     return best;
 }
 
-/* A slot that the stream state may have at once; the one that was freed last. */
+/* Finds a slot that the stream may take at once: the one that was freed last. */
 static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
@@ -8349,8 +8352,9 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
     return best;
 }
 
-#define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are looked at one by one */
+#define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are checked */
 
+/* Returns whether the block's size and kind suit the request. */
 static int gai_block_is_for(const gai_block *block, const gai_params *params)
 {
     if (block->kind == GAI_SLOT) return params->slot && block->bytes == params->bytes;
@@ -8383,11 +8387,11 @@ static void gai_job_took(gai_job *job, gai_block *block)
     if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
-/* A run: so many slots, and no more bytes. Measured: docs/design.md. */
+/* Limits of a run: number of slots and bytes. Measured: docs/design.md. */
 #define GAI_RUN_SLOTS 16
 #define GAI_RUN_BYTES GAI_MIB
 
-/* How many slots are cut at once from `at` on; host memory for them is made sure of. 0: there is none. */
+/* The number of slots to cut at once from `at` on. It reserves the host memory for them. 0: there is none. */
 static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
@@ -8401,8 +8405,8 @@ static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t 
     return (size_t)gai_block_need(pool, block, at, bytes);
 }
 
-/* Gives a slot to the program: a free one, or the first of a run that is cut out of a free block. NULL: no host
-   memory, nothing changed. */
+/* Allocates a slot: a free one, or the first of a run that is cut out of a free block. NULL: no host memory, nothing
+   changed. */
 static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
     size_t i, n;
@@ -8422,8 +8426,8 @@ static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t a
     return block;
 }
 
-/* Where there are blocks that are never cut: the request gets all of one, if it may have it. What was made for it just
-   now it may; if the alignment wants that, cut. */
+/* Takes a block where max_split_size is set: an oversize request gets all of the block, if the block may serve it. A
+   block just made for this job always may, and is cut if alignment requires it. */
 static void gai_job_take_uncut(gai_job *job, gai_found found)
 {
     galloc_pool *pool = job->pool;
@@ -8451,7 +8455,7 @@ static void gai_job_take(gai_job *job, gai_found found)
     else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->params));
 }
 
-/* The same in a home, cut as it is the way there. */
+/* Takes a block of a block pool, cut as PyTorch does. */
 static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
 {
     gai_params params = job->params;
@@ -8460,7 +8464,8 @@ static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
     gai_job_took(job, params.just_ready ? block : gai_block_take(job->pool, block, at, &params));
 }
 
-/* Looks at home; first it is asked who has done with what comes from there, which is for later steps. Lock held. */
+/* Searches the stream's block pool. Before events were queried it finds nothing if a query may free more: that is a
+   later step. The caller holds `lock`. */
 static void gai_job_search_block_pool(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8472,8 +8477,8 @@ static void gai_job_search_block_pool(gai_job *job)
     if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
 }
 
-/* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
-   the block mostly begins where it did the last time. */
+/* Returns the free block that contains the mapping and can give up its page, or NULL. `within` guesses where the
+   block begins: in a program that repeats itself mostly where it did before. */
 static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
 {
     gai_block *block = gai_block_at(mapping->within);
@@ -8483,8 +8488,8 @@ static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mappin
     return gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
 }
 
-/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
-   in free blocks was noted, unless this is about one place only. */
+/* Returns the free block that can give up the page of an alias, or the alias block over which the page is parked, or
+   NULL. Pages in free blocks were noted before (gai_set_note_pages), except when only one place is considered. */
 static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_page_filter *filter)
 {
     gai_mapping *current = page->current;
@@ -8502,30 +8507,32 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 /* ==== GROW IN PLACE =============================================================================================== */
 /* >>behind */
 
-/* What lies behind a block that is to grow, and whether the block may have it. Under the pool's lock. Calls
-   search. */
+/* Growth in place: examines the blocks that follow a used block, and takes them if its stream may use them. The
+   section also has the search functions of a job, which the ladder calls after each step. The caller holds the
+   pool's `lock`. Calls search, take, blocks. */
 
-/* What stands between a block and the length that it is to have; each is worse than those before it. */
+/* The worst obstacle between a block and its new end; each is worse than those before it. */
 enum gai_obstacle {
-    GAI_OBSTACLE_NONE,   /* nothing */
-    GAI_OBSTACLE_HOLE,   /* holes, or old mappings whose pages may be had, beside free memory that may be had */
-    GAI_OBSTACLE_MARKED, /* memory that another stream has not done with */
-    GAI_OBSTACLE_BUSY, /* old mappings of pages, what the driver would not unmap, what a stream cache holds, or slots */
-    GAI_OBSTACLE_SHUT  /* a used block, the room of one, the end of the segment */
+    GAI_OBSTACLE_NONE,   /* all is free memory that the stream may use */
+    GAI_OBSTACLE_HOLE,   /* holes, or own aliases whose pages can return; the rest is free memory */
+    GAI_OBSTACLE_MARKED, /* free memory that another stream's work may still use */
+    GAI_OBSTACLE_BUSY, /* other aliases, quarantined mappings, blocks in a stream cache, or slots */
+    GAI_OBSTACLE_SHUT  /* a used block, another block's room, or the end of the segment */
 };
 
+/* What follows a block that grows, up to its new end. */
 typedef struct gai_growth_range {
-    gai_block *block; /* that grows */
-    uintptr_t end;    /* that it is to have */
-    gai_block *hole;  /* the next to fill, in the room perhaps an old mapping: the block's own room last, so that a
-                         failure before leaves it alone */
-    gai_mark mark;    /* the first that stands in the way */
-    int foreign;        /* something in the way is neither the block's nor in its room */
+    gai_block *block; /* the block that grows */
+    uintptr_t end;    /* its new end */
+    gai_block *hole;  /* the next to fill: a hole, or in the block's own room an alias. Holes outside the room come
+                         first, so that a failure leaves the room alone */
+    gai_mark mark;    /* the first mark that is an obstacle */
+    int foreign;        /* an obstacle lies outside the block and its room */
 } gai_growth_range;
 
-/* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
-   itself counts, and marks that say whose a block is, `holder`'s, do not. Who it names is asked for an event. Lock
-   held. */
+/* Returns the first mark over [begin, end) that the job's stream must wait for, and asks its stream for an event.
+   Marks that a queued wait of the job covers are skipped, and marks of `holder`, which only say which graph owns the
+   block. */
 static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_stream *holder,
                                         uintptr_t begin, uintptr_t end)
 {
@@ -8546,7 +8553,7 @@ static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *en
     range->foreign |= foreign;
 }
 
-/* Is the page of an old mapping in the room to be had there, with no call into the driver? */
+/* Returns whether the page of an alias in the room can return to it without a driver call. */
 static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growth_range *range)
 {
     gai_page_filter filter;
@@ -8560,14 +8567,15 @@ static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growt
     return holder && (holder->addr < range->block->addr || holder->addr >= range->end);
 }
 
-/* Notes what is to be filled next: what is not in the block's room before that, which is filled from its start on. */
+/* Notes a hole or alias to fill, if it comes before the one noted: holes outside the room first, then the room from
+   its start on. */
 static enum gai_obstacle gai_growth_range_fill(gai_growth_range *range, gai_block *piece, enum gai_obstacle entry)
 {
     if (!range->hole || (piece->kind == GAI_HOLE && range->hole->kind != GAI_HOLE)) range->hole = piece;
     return entry < GAI_OBSTACLE_HOLE ? GAI_OBSTACLE_HOLE : entry;
 }
 
-/* One block behind that which grows: makes the way worse, or leaves it. */
+/* Examines one block behind the growing one. Returns the worse of its obstacle and the one so far. */
 static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_growth_range *range,
                                          enum gai_obstacle entry)
 {
@@ -8598,7 +8606,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
     }
 }
 
-/* Looks at all that the block must have to be as long as it is to be, and notes what it lacks. Lock held. */
+/* Examines all blocks up to the new end, and sets params.bytes to the bytes of holes there. The caller holds `lock`. */
 static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8623,7 +8631,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : entry;
 }
 
-/* Host memory for taking all of an open growth range at once. Lock held. */
+/* Reserves the host memory for taking all of a growth range without obstacles. The caller holds `lock`. */
 static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *range)
 {
     const gai_block *last = range->block;
@@ -8631,8 +8639,8 @@ static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *rang
     return last == range->block || gai_block_need(pool, last, last->addr, range->end - last->addr);
 }
 
-/* The block becomes as long as it is to be: all behind it is free, and its stream may have it. The marks come along.
-   Lock held. */
+/* Extends the block to its new end: all behind it is free memory that its stream may use. The marks come along. The
+   caller holds `lock`. */
 static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8668,7 +8676,7 @@ static cudaError_t gai_job_say_not_there(const gai_job *job)
                     job->grow_to);
 }
 
-/* Lock held. */
+/* Tries the growth in place. The caller holds `lock`. */
 static void gai_job_search_behind(gai_job *job)
 {
     gai_growth_range range;
@@ -8677,7 +8685,8 @@ static void gai_job_search_behind(gai_job *job)
     if (entry == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
 }
 
-/* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
+/* Searches once for what the job needs. A block with room never comes from the bins, since its room must follow it.
+   The caller holds `lock`. */
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
@@ -8701,10 +8710,10 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
 /* ==== WAITS ======================================================================================================= */
 /* >>waits */
 
-/* Waits of one stream for another one's marks, queued by galloc (rule 4c). Under `growth`, waits are queued with no
-   lock that others want. Calls events, search. */
+/* Waits that galloc queues on one stream for events of another (reuse:wait). The caller holds `growth`, so recorded
+   events stay recorded; `lock` guards the notes, and is not held around driver calls. Calls events, search, behind. */
 
-/* The note of what `stream` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
+/* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. The caller holds `lock`. */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
 {
     gai_wait *wait = stream->waits;
@@ -8718,8 +8727,7 @@ static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_s
     return wait;
 }
 
-/* Queues one wait: first the wait, then the note that it is queued, or a third call could rely on a wait that is not
-   there yet. Recorded events stay recorded while `growth` is held. */
+/* Queues one wait, then notes it: if the note came first, another call could rely on a wait that is not queued yet. */
 static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
 {
     galloc_pool *pool = job->pool;
@@ -8747,8 +8755,8 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     return CUDA_SUCCESS;
 }
 
-/* Has the asking stream wait for every mark of the block just taken; if that fails the block goes back with all of
-   them. */
+/* Makes the job's stream wait for every mark of the block just taken. On failure the block becomes free again, with
+   all its marks. */
 static void gai_job_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8768,12 +8776,12 @@ static void gai_job_wait(gai_job *job)
     (void)gai_block_file(pool, job->got, 0);
     gai_lock_off(&pool->lock);
     job->got = NULL;
-    if (result == CUDA_ERROR_NOT_READY) return; /* coarse marks asked for more than is recorded: the ladder goes on */
+    if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for one of the marks: the ladder goes on */
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
     gai_pool_note(pool, result);
 }
 
-/* Has the asking stream wait for the donors' marks before their pages move: if that fails nothing has happened. */
+/* Makes the job's stream wait for the donors' marks before their pages move. On failure nothing has changed. */
 static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
 {
     galloc_pool *pool = job->pool;
@@ -8792,8 +8800,8 @@ static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
     return result;
 }
 
-/* Has the stream of a growing block wait for what stands in its way, one mark after the other; then the block takes
-   it. Nothing changes before. */
+/* Makes the stream of a growing block wait for one mark after the other, then extends the block. Nothing changes
+   before that. */
 static void gai_job_wait_behind(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8807,7 +8815,7 @@ static void gai_job_wait_behind(gai_job *job)
         gai_lock_off(&pool->lock);
         if (entry != GAI_OBSTACLE_MARKED) return;
         result = gai_job_wait_for(job, &range.mark);
-        if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for it yet */
+        if (result == CUDA_ERROR_NOT_READY) return; /* no event is recorded for it yet */
         if (result) break;
     }
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
