@@ -8825,34 +8825,41 @@ static void gai_job_wait_behind(gai_job *job)
 /* ==== PLANNER ===================================================================================================== */
 /* >>planner */
 
-/* Where pages that lie in free blocks move to: plans of address ranges. Under the pool's lock and `growth`.
-   Calls search, release, parking. */
+/* Plans where pages move to, and how large new pages are. A plan is an address range to fill. A run is here a sequence
+   of neighbouring holes and aliases (not of slots); a window is the part of a run that is considered for a plan. The
+   plan predictor expects the plan that followed the same plan the last time.
+   The caller holds `growth` and `lock`. Calls search, release, parking, budget. */
 
-/* Where pages go: into [begin, end), so that [at, until) becomes free together with the free blocks beside it. There
-   are old mappings in it, whose pages can come back, and at most one hole. */
+/* [begin, end) is filled with pages; then [at, until) is free, together with the free blocks `left` and `right` beside
+   it. The range has aliases, whose pages can return, and at most one hole.
+   left, right: NULL if [at, until) does not reach them
+   alias, newest: bytes of the aliases, and the highest number of one
+   gai_plan_fresh: bytes of the hole that are to be filled */
 typedef struct gai_plan {
     gai_block *left, *right;
-    gai_block *held; /* free blocks behind a block that grows, out of sight; linked by next_bin */
+    gai_block *held; /* free blocks behind a growing block, made busy; linked by next_bin */
     gai_block *first, *hole;
     uintptr_t begin, end, at, until;
-    size_t alias;     /* bytes of old mappings */
-    uint64_t newest; /* number of the newest of them */
+    size_t alias;
+    uint64_t newest;
 } gai_plan;
 
 static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->alias; }
 
-/* May the block be part of the answer as it is? */
+/* Returns whether the block is free and the stream may use all of it at once. */
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_params *params)
 {
     if (!block || block->kind != GAI_FREE) return 0;
     return block->set == &pool->common || (params->stream && block->set == &params->stream->free);
 }
 
+/* Returns whether the block is a hole or an alias outside rooms: a part of a run. */
 static int gai_block_is_unused(const gai_block *block)
 {
     return block && (block->kind == GAI_HOLE || (block->kind == GAI_ALIAS && !block->room));
 }
 
+/* Notes the block in its whole pages that have an alias to return to: those with more than one mapping. */
 static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
 {
     uintptr_t begin, at;
@@ -8866,7 +8873,7 @@ static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, cons
     }
 }
 
-/* Notes for every page that could come back to an old mapping which free block it is in. */
+/* Does so for all free blocks of a set that may have whole pages. */
 static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter)
 {
     gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
@@ -8877,14 +8884,16 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
+/* A window: the part from `first` to `last` of a run of holes and aliases. last == NULL: it is empty. */
 typedef struct gai_window {
-    gai_block *left; /* the free block before the run, if the answer begins there */
+    gai_block *left; /* the free block before the run, if the requested range begins there */
     gai_block *first, *last, *hole;
-    const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
+    const gai_block *newest; /* the newest of its aliases; NULL: not known */
     size_t alias;
 } gai_window;
 
+/* Extends a window by one block. 0: the block is neither a hole nor an alias whose page can return, or a second
+   hole. */
 static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter)
 {
     if (!gai_block_is_unused(block)) return 0;
@@ -8917,7 +8926,7 @@ static void gai_window_drop_first(gai_window *window)
     window->first = block->next;
 }
 
-/* Is a page of the window in this free block, which is to be part of the answer itself? */
+/* Returns whether the free block holds a page of the window: then it cannot be part of the requested range itself. */
 static int gai_window_needs(const gai_window *window, const gai_block *holder)
 {
     const gai_block *block = window->first;
@@ -8936,7 +8945,7 @@ static uint64_t gai_window_newest(gai_window *window)
     return newest ? newest->alias->number : 0;
 }
 
-/* What the window would be as a plan, but for `newest`: 0 if it does not do. */
+/* Makes a plan of the window, without `newest`. 0: the window does not suffice. */
 static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_params *params, uintptr_t at,
                            gai_plan *plan)
 {
@@ -8965,10 +8974,9 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     return 1;
 }
 
-/* Is plan `a` better than `b`? The one that needs fewer new bytes is. With none needed it is the one
-   whose newest mapping is the oldest: that is what was chosen before there were newer ones, and what is to be chosen
-   the next time. Then the one with fewer pages that come back, then the lowest address, which takes the free block
-   beside it in; for long-lived blocks the highest. */
+/* Returns whether plan a is better than b: fewer new bytes; for long-lived blocks then the highest address. With no
+   new bytes, then the older `newest`: aliases that did not exist in the last pass must not change the choice. Then
+   fewer aliases, then the lowest address. */
 static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, const gai_plan *b)
 {
     size_t unconfirmed_a = gai_plan_fresh(a), unconfirmed_b = gai_plan_fresh(b);
@@ -8980,7 +8988,8 @@ static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, 
     return a->at < b->at;
 }
 
-/* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
+/* Extends the window, if possible, until it holds the requested bytes from `at` on, and compares its plan with the
+   best. */
 static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_page_filter *filter,
                            gai_plan *best)
 {
@@ -8998,6 +9007,7 @@ static void gai_window_clear(gai_window *window)
     while (window->last) gai_window_drop_first(window);
 }
 
+/* Tries all windows of one run: first from the free block before it, then from each block of the run. */
 static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_params *params = filter->params;
@@ -9021,7 +9031,7 @@ static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai
 
 static int gai_block_starts_run(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
-/* With the lock held. */
+/* Finds the best plan over all runs. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_stream *stream;
@@ -9039,15 +9049,16 @@ static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_p
     return best->first != NULL;
 }
 
-/* Rooms of one length stand side by side from their segment's start on, so that a room is found again where one was. */
+/* Rounds up to a room's place. Rooms of one length are aligned from their segment's start, so a new room finds an
+   old one's place. */
 static uintptr_t gai_room_up(const gai_segment *segment, uintptr_t addr, const gai_params *params)
 {
     size_t unit = gai_up(params->room, params->alignment);
     return segment->addr + (addr - segment->addr + unit - 1) / unit * unit;
 }
 
-/* Is all from `at` in a block on, as far as the room goes, holes and old mappings that suit it? Mappings are no longer
-   than what is asked for: who grows by a little does not get much. Adds up the bytes of pages that are there. */
+/* Returns whether [at, at + room) consists of holes and aliases that suit a room. An alias must not be longer than
+   the request: a block that grows by little must not get much. *there: bytes of pages parked there. */
 static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_params *params, size_t *there)
 {
     uintptr_t end = at + params->room;
@@ -9061,7 +9072,7 @@ static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_par
     return block && block->addr == end;
 }
 
-/* Considers a room from `at` on, in a hole or at an old mapping. */
+/* Considers a room from `at` on, which lies in a hole or at an alias. */
 static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
                          gai_plan *best, size_t *most)
 {
@@ -9086,7 +9097,7 @@ static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at
     *most = there;
 }
 
-/* A place for a room: where one was whose pages are there still, if there is one. With the lock held. */
+/* Finds a place for a room: preferably one where pages of an earlier room are parked. */
 static int gai_plan_room(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     gai_block *hole;
@@ -9113,7 +9124,7 @@ static int gai_memo_is(const gai_memo *a, const gai_memo *b)
     return a->number == b->number && a->at == b->at && a->bytes == b->bytes;
 }
 
-/* Adds a plan, and finds out what is to be expected after it. */
+/* Adds a plan to the predictor, and finds the plan to expect next. */
 static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai_memo *memo)
 {
     uint64_t oldest = plan_predictor->written > GAI_MEMOS ? plan_predictor->written - GAI_MEMOS : 0;
@@ -9130,7 +9141,7 @@ static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai
     *gai_plan_predictor_memo(plan_predictor, plan_predictor->written++) = *memo;
 }
 
-/* Makes a plan of a memo, if old mappings alone would serve there again. */
+/* Makes a plan of a memo, if aliases alone suffice there again. */
 static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
                             gai_plan *plan)
 {
@@ -9149,9 +9160,9 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     return plan->first && !gai_plan_fresh(plan);
 }
 
-#define GAI_TRUST 8 /* times in a row that a search came to what was expected */
+#define GAI_TRUST 8 /* correct predictions in a row before the search is skipped */
 
-/* What a program that repeats itself did the last time is found with no search. With the lock held. */
+/* Makes the predicted plan without a search, once predictions are trusted. */
 static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *plan)
 {
     gai_plan_predictor *plan_predictor = &pool->plan_predictor;
@@ -9166,7 +9177,7 @@ static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *
     return found;
 }
 
-/* The part of the hole that is to be filled. */
+/* Where the part of the hole begins that is to be filled. */
 static uintptr_t gai_plan_fill_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
 
 static int gai_plan_ends_in_hole(const gai_plan *plan)
@@ -9174,7 +9185,7 @@ static int gai_plan_ends_in_hole(const gai_plan *plan)
     return plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
 }
 
-#define GAI_OVERHEAD_SPARED 0.02 /* left alone below the peak: what was enough there is enough here. Saves 0.3 % */
+#define GAI_OVERHEAD_SPARED 0.02 /* spared below the peak of live bytes, for a new peak. Saves 0.3 % */
 
 /* Bytes that may be created before pages are moved instead. Above gc_threshold none. */
 static size_t gai_job_allowance(const gai_job *job)
@@ -9188,27 +9199,28 @@ static size_t gai_job_allowance(const gai_job *job)
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
 
-/* Pages grow with the heap, so that their number does not; but only a page that is free as a whole can move, so that
-   they are half of what may still be created, between an eighth of the overhead and twice the overhead (a 16th at most)
-   as parts of the heap. Where every page counts, under a limit or with hardly any overhead, they are 1/1024 of it.
-   Small heaps take a few MiB at a time, very large pages are for heaps that leave room for several of them. `growth`
-   says it instead. */
+/* The size of new pages, a power of two. Large pages keep their number small as the heap grows; but only a page that
+   is free as a whole can move, so a page is at most half of what may still be created. */
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
     double held = (double)(pool->stats.reserved.current + more), overhead = pool->tuning.overhead;
     int frugal = gai_pool_capacity(pool) < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
     size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
+    /* config.growth sets the size. Else, under a limit or with hardly any overhead, every page counts: 1/1024 of the
+       heap. */
     if (pool->tuning.growth) return gai_max(pool->tuning.growth, pool->granularity);
+    /* Otherwise between overhead / 8 and min(2 * overhead, 1/16) of the heap; small heaps grow by a few MiB. */
     if (!frugal) {
         finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
         coarsest = (size_t)(held * (overhead < 1.0 / 32 ? overhead * 2 : 1.0 / 16));
     }
     wish = gai_max(finest, gai_min(coarsest, allowance / 2));
+    /* Pages above GAI_PAGE_MAX need an allowance for several of them. */
     wish = gai_min(wish, gai_max(GAI_PAGE_MAX, gai_min(allowance / 3, 4 * GAI_PAGE_MAX)));
     return gai_power_below(gai_max(wish, pool->granularity));
 }
 
-/* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
+/* Rounds the new bytes up to whole pages, if the hole and `most` allow it. */
 static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
 {
     uintptr_t begin = gai_plan_fill_begin(plan), hole_end = plan->hole->addr + plan->hole->bytes;
@@ -9216,7 +9228,7 @@ static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
     if (bytes <= hole_end - begin && bytes <= most) plan->end = begin + bytes;
 }
 
-/* Takes the free blocks that the plan counts on out of sight: nobody else gets them, and their pages do not move. */
+/* Makes the plan's free blocks busy: no other call takes them, and their pages do not move. */
 static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
 {
     gai_block *piece = grows ? grows->next : NULL;
@@ -9233,6 +9245,7 @@ static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
     if (plan->right) plan->right->kind = GAI_BUSY;
 }
 
+/* Makes the plan's blocks free again. */
 static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
 {
     if (plan->left) (void)gai_block_file(pool, plan->left, 0);
@@ -9244,8 +9257,7 @@ static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
     }
 }
 
-/* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have
-   them. */
+/* Merges the new pages with `left` and `right`, before any other neighbour can. */
 static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *block)
 {
     block->kind = GAI_FREE;
@@ -9262,11 +9274,13 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
 /* ==== GROWTH ====================================================================================================== */
 /* >>growth */
 
-/* Carries a plan out, creates pages, asks the driver for fixed segments. Under `growth`; the driver is called with
-   the pool's lock let go. Calls planner, waits, pages, budget. */
+/* Carries a plan out: moves and creates pages, or allocates fixed segments. All decisions are made and all host
+   memory is reserved first (gai_job_prepare), so that afterwards only the driver can refuse. If it does, every step
+   is undone. The caller holds `growth`; `lock` is not held around driver calls. Calls planner, waits, backends,
+   budget. */
 
-/* The pages are there: the answer is cut from what has become free, before that merges with blocks whose marks are not
-   the answer's business. Lock held. */
+/* Takes the requested block from the planned range. It is cut before the range merges with neighbours, whose marks
+   it need not wait for. The caller holds `lock`. */
 static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9287,7 +9301,8 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
-/* The same for a block that grows. What was mapped into its room is the block's at once, whatever comes. Lock held. */
+/* The same for a block that grows. Pages mapped into its room belong to the block at once, even if the growth fails
+   later. The caller holds `lock`. */
 static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9305,7 +9320,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
     gai_job_search_behind(job);
 }
 
-/* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
+/* Notes the driver's result. Out of memory lets the ladder go on; any other error ends the job. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
     job->saved = result;
@@ -9315,7 +9330,8 @@ static void gai_job_refused(gai_job *job, CUresult result, const char *function)
     job->error = gai_driver_failed(result, function);
 }
 
-/* Plans to fill the next hole behind a block that grows. 0: pages are not what it lacks. Lock held. */
+/* Plans to fill the next hole behind a block that grows. 0: its obstacle is not a lack of pages. The caller holds
+   `lock`. */
 static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 {
     gai_growth_range range;
@@ -9335,7 +9351,7 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
-/* The driver has no addresses. Blocks that are free or become so need none, but no step leads to a room. */
+/* Notes that the driver has no more addresses. Only a request with room fails for it: no later step finds a room. */
 static void gai_job_lacks_addresses(gai_job *job, CUresult result)
 {
     gai_job_refused(job, result, "cuMemAddressReserve");
@@ -9344,7 +9360,8 @@ static void gai_job_lacks_addresses(gai_job *job, CUresult result)
                           job->params.room);
 }
 
-/* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
+/* Finds more addresses: if many are reserved, by dropping half of the stale aliases, then all; else by a new
+   reservation. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
     galloc_pool *pool = job->pool;
@@ -9356,8 +9373,8 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
     return gai_segment_reserve(pool, gai_up(space, pool->granularity));
 }
 
-/* Finds the best place, and addresses when there is none: for that it lets the lock go, which it is called with. 0:
-   there is none, the job has the reason. */
+/* Finds the best plan, and reserves addresses if there is none; `lock` is released meanwhile. 0: no plan, the job
+   has the reason. The caller holds `lock`. */
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
@@ -9382,16 +9399,15 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     return found;
 }
 
-/* A free block, in a set, that does not merge yet. */
+/* Puts a free block into its set without merging it. */
 static void gai_block_set_aside(galloc_pool *pool, gai_block *block)
 {
     block->kind = GAI_FREE;
     gai_set_insert(gai_set_of(pool, block->marks), block);
 }
 
-/* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. It does
-   not merge with its neighbours yet, since they may be to lend pages themselves. The caller has made sure of what it
-   takes. */
+/* Cuts the pages marked `taken` out of a free block that is in no set. The rest is free, but does not merge yet: its
+   neighbours may give pages too. The caller has reserved the host memory. */
 static void gai_block_give_pages(galloc_pool *pool, gai_block *block, gai_batch *returning_blocks)
 {
     uintptr_t at = block->addr;
@@ -9416,7 +9432,7 @@ static void gai_block_give_pages(galloc_pool *pool, gai_block *block, gai_batch 
     gai_block_set_aside(pool, block);
 }
 
-/* Makes sure of what lending pages of a block takes. */
+/* Reserves the host memory for gai_block_give_pages. 0: there is none. */
 static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
 {
     size_t n = 0;
@@ -9431,8 +9447,7 @@ static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
     return gai_slab_has(&pool->blocks, 2 * n) && gai_slab_has(&pool->marks, 2 * n * gai_marks_count(block->marks));
 }
 
-/* Takes the page of a returning mapping out of where it is now, with all others there that are taken. 0: no host
-   memory. */
+/* Takes a returning page out of its current place, with all other pages marked `taken` there. 0: no host memory. */
 static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
 {
     gai_block *holder = page->holder;
@@ -9449,7 +9464,7 @@ static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
     return 1;
 }
 
-/* What lending pages has left of blocks merges with its neighbours again. */
+/* Merges the rests of the blocks that gave pages with their neighbours. */
 static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_blocks)
 {
     const gai_mapping *donor;
@@ -9466,8 +9481,8 @@ static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_bl
     }
 }
 
-/* Takes the old mappings in the planned range, and the pages that are to come back to them, out of sight. 0: no host
-   memory. With the lock held. */
+/* Takes the aliases in the planned range, and the pages that return to them, out of their lists and sets. 0: no host
+   memory. The caller holds `lock`. */
 static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fill)
 {
     gai_block *block;
@@ -9489,12 +9504,9 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
     return ready;
 }
 
-/* Decides how the hole in the planned range is filled: with new pages as far as the overhead allows, then with pages
-   moved from free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from
-   the bins could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was
-   asked for only where nothing new can be had. `exact`: the device has just refused to give as much, so that what is
-   held comes first too. 0: the limit does not allow it. With the lock held, the plan's blocks
-   out of sight. */
+/* Decides how the hole in the planned range is filled, and how far. exact: the device has just refused new pages, so
+   that spare pages come first. 0: the limit does not allow it. The caller holds `lock`, and the plan's blocks are
+   busy. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9506,6 +9518,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     if (!bytes) return 1;
     filter.params = &job->params;
     filter.wanted = bytes;
+    /* New pages come first, as far as the overhead allows; moved pages cover the rest. In a room or behind a block,
+       where no free block could serve instead, moved pages come first. */
     if (!room && !job->grows && !exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     filter.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
@@ -9513,6 +9527,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     fill->moved = filter.most = room ? bytes : most;
     if (filter.wanted) gai_pool_to_batch(pool, &filter, &fill->donors);
     fill->moved -= filter.most;
+    /* All pages of a room are its block's, so larger pages than requested move there only if no new ones can be had. */
     if (room && (exact || bytes > fill->moved + headroom)) {
         filter.most = most - fill->moved;
         gai_pool_to_batch(pool, &filter, &fill->donors);
@@ -9539,7 +9554,7 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
     gai_plan_predictor_add(&pool->plan_predictor, &memo);
 }
 
-/* First with what is to be left alone left alone, then without. */
+/* Chooses without the spared part of the overhead (thrifty), then with it. */
 static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     uintptr_t end = plan->end, until = plan->until;
@@ -9556,8 +9571,8 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, i
     return gai_job_choose(job, plan, fill, exact);
 }
 
-/* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. The
-   marks of pages that come are copied, and the answer is cut out at both ends. */
+/* Reserves the host memory for taking the block later: the marks of pages that move are copied, and the block is cut
+   at both ends. Other threads may use some of it meanwhile, but a lone thread does not fail late. */
 static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill)
 {
     galloc_pool *pool = job->pool;
@@ -9572,7 +9587,7 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill
            gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
 }
 
-/* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
+/* Covers the planned range with mappings, in order of address. The caller has reserved all descriptors. */
 static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_fill *fill)
 {
     uintptr_t hole = plan->hole ? plan->hole->addr : plan->end;
@@ -9582,8 +9597,8 @@ static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_p
     while (fill->returning.first) gai_batch_add_returning(pool, batch, fill);
 }
 
-/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; 0 if
-   growth is not possible (the job may have an error). */
+/* Makes all decisions and reserves all host memory; afterwards only the driver can refuse. 0: growth is not possible
+   (the job may have an error). The caller holds `lock`. */
 static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9599,7 +9614,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
         if (!fetched || !gai_job_need(job, plan, fill)) {
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
-        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool of the device was faster */
+        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool took it first */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
             gai_batch_over_plan(pool, batch, plan, fill);
             return 1;
@@ -9612,7 +9627,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
     return 0;
 }
 
-/* Adds pages to the best place, in whole pages of the heap's page size, or if `exact` just what is needed. */
+/* Adds pages at the best place: whole pages of the heap's page size, or with `exact` just the bytes needed. */
 static CUresult gai_job_grow_expandable(gai_job *job, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9653,7 +9668,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     return result;
 }
 
-/* The job's place in a segment that was just made for it. With the lock held. */
+/* Takes the job's block from a segment that was just made for it. The caller holds `lock`. */
 static void gai_job_take_fixed(gai_job *job, gai_block *block)
 {
     gai_found found;
@@ -9663,8 +9678,8 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
     gai_job_take(job, found);
 }
 
-/* The same for what cudaMallocAsync gave in the order of the job's stream, which may still work with what was there
-   before: should the job have no host memory to take it, that is marked. */
+/* The same for memory of cudaMallocAsync, which work queued on the job's stream may still use. If the job has no
+   host memory to take it, the block gets a mark of that stream. */
 static void gai_job_take_given(gai_job *job, gai_block *block)
 {
     gai_stream *stream = job->params.stream;
@@ -9676,7 +9691,7 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
     (void)gai_block_file(job->pool, block, 0);
 }
 
-/* Promises a job a mark, or takes the promise back. 0: no host memory. With the lock held. */
+/* Promises a job a mark. 0: no host memory. The caller holds `lock`. */
 static int gai_pool_promise_mark(galloc_pool *pool)
 {
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -9691,6 +9706,7 @@ static void gai_pool_unpromise_mark(galloc_pool *pool)
     pool->promised_jobs--;
 }
 
+/* Makes a fixed segment of cudaMalloc for the job: of the usual size, or of the least size if that is refused. */
 static void gai_job_grow_fixed(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9713,8 +9729,8 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_job_refused(job, result, "cuMemAlloc");
 }
 
-/* Takes the bytes from the budget. What comes from the driver's pool may be held already: then it is seen afterwards
-   how much more is. */
+/* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
+   checked, and gai_segment_fixed settles the budget afterwards. */
 static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
     size_t kept;
@@ -9725,8 +9741,7 @@ static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *sit
     return gai_left(bytes, kept) <= gai_pool_headroom(pool);
 }
 
-/* Asks the driver for a block: for as many bytes as the program did, so that a memory checker knows where it ends. What
-   the driver's pool keeps may serve, and is held already. */
+/* Allocates one block from the driver: exactly the bytes requested, so that a memory checker knows where it ends. */
 static void gai_job_grow_given(gai_job *job)
 {
     galloc_pool *pool = job->pool;
