@@ -9768,16 +9768,18 @@ static void gai_job_grow_given(gai_job *job)
 /* ==== LADDER ====================================================================================================== */
 /* >>ladder */
 
-/* Running out: the steps, each followed by another search. Under `growth`. Calls growth, waits, collection. */
+/* The steps of the ladder, which a job climbs when nothing at hand fits; after each, the job searches again. Each
+   gai_step_ function returns whether the job is done. If a step is not taken, left_out says why. The caller holds
+   `growth`. Calls growth, waits, collection, parking. */
 
-/* Says why a step is not taken; returns what the step does. */
+/* Notes why a step is not taken. Returns the step's result. */
 static int gai_job_leave_out(gai_job *job, const char *why)
 {
     job->left_out = why;
     return 0;
 }
 
-/* What stands in the way of a block that grows, seen by itself. */
+/* gai_job_look for a caller that does not hold `lock`. */
 static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range *range)
 {
     enum gai_obstacle entry;
@@ -9787,8 +9789,8 @@ static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range 
     return entry;
 }
 
-/* Old mappings behind a block that grows go, if their pages are not to be had there, and parked pages there are free
-   blocks again. */
+/* Unmaps the stale aliases behind a growing block whose pages cannot return there, and makes parked pages there free
+   blocks. */
 static void gai_job_clear_behind(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9801,8 +9803,8 @@ static void gai_job_clear_behind(gai_job *job)
     gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
 }
 
-/* A block that grows may have several holes before it, and fills one after the other. What fills one may be the page
-   that was to come back to the next. */
+/* Grows the pool. A growing block may need several holes filled, one after the other: filling one may use up the
+   page that was to return to the next. */
 static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9822,7 +9824,7 @@ static int gai_step_grow(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* The same within the overhead: with pages moved rather than created. */
+/* The same within the overhead: pages are moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
     int done;
@@ -9833,13 +9835,14 @@ static int gai_step_grow_within(gai_job *job)
     return done;
 }
 
-/* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
+/* Returns whether the job's stream is captured. Captured work runs later, perhaps elsewhere and more than once, so
+   waiting now does not help it. */
 static int gai_job_is_captured(const gai_job *job) { return job->params.stream && job->params.stream->capture_id; }
 
 /* ---- the order that is captured ---- */
 
-/* The stream state's newest position that the other stream state does not follow yet; NULL: it does, or cannot by any
-   graph. */
+/* The newest graph position of `stream` that `other` does not follow yet. NULL: it follows all of them, or the graph
+   cannot order the two. */
 static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
     const gai_position *position = stream->positions;
@@ -9847,7 +9850,7 @@ static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
 
-/* Could it be of use to know what comes before what? With the lock held. */
+/* Returns whether the order of the graph may make free memory usable. The caller holds `lock`. */
 static int gai_job_may_follow(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
@@ -9859,7 +9862,8 @@ static int gai_job_may_follow(const gai_job *job)
     return 0;
 }
 
-/* Notes as waits up to where the stream follows others of its capture: the graph will have it wait. Lock held. */
+/* Notes, as waits, up to which position the job's stream follows the other streams of its capture: the graph will
+   order them so. The caller holds `lock`. */
 static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
     gai_stream *stream, *own = job->params.stream;
@@ -9873,9 +9877,8 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
     }
 }
 
-/* What other streams of the same capture freed before a point that this one comes after, by the graph: asked for only
-   here, where nothing at hand fits. What cannot be found out, for want of host memory or whatever the driver says, is
-   not followed. */
+/* Finds memory that other streams of the same capture freed before a position that this stream follows in the graph.
+   The graph is walked only here, where nothing at hand fits. Whatever cannot be found out counts as not followed. */
 static int gai_step_follow(gai_job *job)
 {
     gai_walk *walk;
@@ -9896,11 +9899,11 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* To look at all runs takes time for each block that there is: at a miss it is not done before a part as many slots
-   have become free. */
+/* Looking at all runs of slots takes time for each block. At a miss it is done once at least 1/16 as many slots have
+   become free as there are blocks. */
 #define GAI_COALESCE_PART 16
 
-/* What other streams have done with, if the pool may know; and runs of slots that are all free. */
+/* Completes other streams' marks whose events are done, coalesces runs of slots, and retries what failed before. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -9916,7 +9919,7 @@ static int gai_step_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* What has not been used for long goes before new pages come. */
+/* Gives back idle pages before new ones are created. */
 static int gai_step_collect(gai_job *job)
 {
     if (!job->pool->collects) return gai_job_leave_out(job, "neither gc_threshold nor gc_age is in effect");
@@ -9924,7 +9927,7 @@ static int gai_step_collect(gai_job *job)
     return 0;
 }
 
-/* Parts of parked pages. */
+/* Makes parked pages free blocks, so that the request may take parts of them. */
 static int gai_step_unpark(gai_job *job)
 {
     if (job->grows || job->params.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
@@ -9934,18 +9937,19 @@ static int gai_step_unpark(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
+/* Returns whether the job's stream may be made to wait. The legacy stream never is: every blocking stream would wait
+   with it. */
 static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
     if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->params.stream || job->params.just_ready) return 0;
-    if (pool->config.backend) return 0; /* it is not galloc that gives it to the next */
+    if (pool->config.backend) return 0; /* the driver, not galloc, decides who gets freed memory */
     if (job->params.stream->handle == CU_STREAM_LEGACY) return 0;
     return !gai_job_is_captured(job);
 }
 
-/* Where the addresses behind a block are not to be had, no page helps, and nobody is made to wait for the sake of a
-   place. The block's own bytes and room it gets in any case. */
+/* Ends a growth whose addresses are taken: no page helps there, and no stream is made to wait for memory outside the
+   block's own bytes and room. For those two it waits. */
 static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
@@ -9962,18 +9966,18 @@ static int gai_step_addresses(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Where waits are limited, one that nobody can end is not begun. */
+/* Returns whether waits are limited: then no wait is begun that cannot be ended. */
 static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->config.wait_limit_ms != UINT64_MAX; }
 
-/* Gives back pages of small free blocks, as many as the limit leaves missing, and takes new ones in one piece. When
-   it is the device that has no more, all of them. */
+/* Gives back spare pages and creates new ones in one piece: as many bytes as the limit lacks, or all if the device
+   has refused. */
 static int gai_step_recycle(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t wanted = SIZE_MAX, space = gai_up(job->params.bytes, pool->granularity) + pool->granularity;
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
-    if (!pool->config.expandable_segments) { /* cuMemFree waits */
+    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
@@ -9992,7 +9996,8 @@ static const char *gai_job_why_no_wait(const gai_job *job)
     return job->params.stream ? "the legacy stream is never made to wait" : "no stream asks";
 }
 
-/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
+/* Makes the stream wait for memory that another stream still uses: a block as it is, or else pages moved from
+   several blocks. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10015,7 +10020,8 @@ static int gai_step_wait(gai_job *job)
     return done;
 }
 
-/* A wait that the program did not ask for is a last resort while there is hardly anything to be saved by it. */
+/* While the pool holds less than 1/64 of its capacity, a wait would save little memory: it is left for a last
+   resort. */
 #define GAI_WAIT_FRACTION 64
 
 static int gai_step_wait_early(gai_job *job)
@@ -10025,8 +10031,8 @@ static int gai_step_wait_early(gai_job *job)
     return gai_job_leave_out(job, "the pool is small");
 }
 
-/* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
-   is oldest. *event is its oldest event; NULL: none is out. */
+/* Chooses the stream to wait for on the host: of those with pending events, the one with most free memory, and of
+   equals the one with the oldest event. *event is its oldest event. */
 static gai_stream *gai_pool_best_stream(galloc_pool *pool, gai_event **event)
 {
     gai_stream *stream, *best = NULL;
@@ -10044,8 +10050,8 @@ static gai_stream *gai_pool_best_stream(galloc_pool *pool, gai_event **event)
 
 #define GAI_MS ((uint64_t)1000000) /* nanoseconds */
 
-/* Waits for an event as long as the job may still wait. The driver has no wait that ends: so it is asked again and
-   again, with longer and longer rests, which are no longer than a millisecond. CUDA_ERROR_NOT_READY: the time is up. */
+/* Waits for an event within wait_limit_ms. The driver has no wait with a time limit, so the event is queried again
+   and again, after pauses of up to a millisecond. CUDA_ERROR_NOT_READY: the time is up. */
 static CUresult gai_job_poll_event(gai_job *job, const gai_event *event)
 {
     uint64_t most = job->pool->config.wait_limit_ms * GAI_MS, before = job->waited_ns, began = GALLOC_CLOCK();
@@ -10065,8 +10071,8 @@ static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
     return GAI_CALL(job->pool, event_synchronize, EventSynchronize, (event->event));
 }
 
-/* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
-   not the driver says so again: each turn leaves one event less. */
+/* Waits on the host for one event after another until something fits. An event waited for counts as complete, even
+   if a query says otherwise later: so each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10095,11 +10101,11 @@ static int gai_step_wait_host(gai_job *job)
 /* ==== DEVICE WAIT ================================================================================================= */
 /* >>devicewait */
 
-/* Waits for whole contexts and devices, and what they prove. No lock that a fast path wants is held meanwhile.
-   Calls events, streams. */
+/* Waits on the host for all work of a context or device, after which all frees before it are complete, marked or
+   not. The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, capture. */
 
-/* Gives back what the driver would not take the last time. What it does not know went with its context; where that has
-   ended it is not asked, as the address may be the program's by now. */
+/* Frees the fence, pinned host memory that the driver refused to free before. A fence that the driver does not know
+   went with its context. If the context has ended, the driver is not asked: the address may be the program's by now. */
 static CUresult gai_fence_drop(galloc_pool *pool)
 {
     enum gai_health health;
@@ -10113,10 +10119,9 @@ static CUresult gai_fence_drop(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
-   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
-   (measured: docs/design.md). What the driver would not take back goes the next time, but says nothing then: it may be
-   another context's. */
+/* Waits for all work of the current context's device: cuMemFreeHost waits, needs no device memory, and harms no
+   capture (measured: docs/design.md), whereas cuCtxSynchronize would invalidate any capture under way. A fence that
+   is not freed is tried again next time, without counting as a wait: it may be another context's. */
 static CUresult gai_device_wait(galloc_pool *pool)
 {
     void *fence = NULL;
@@ -10130,14 +10135,14 @@ static CUresult gai_device_wait(galloc_pool *pool)
     return result;
 }
 
-/* Does a wait for all that is queued in a context prove anything about what was freed on the stream state's stream? A
-   graph may be launched later. */
+/* Returns whether a wait for the context completes the stream's frees. It does not for a captured stream: its graph
+   may be launched later. */
 static int gai_stream_is_of(const gai_stream *stream, CUcontext context, unsigned long long context_id)
 {
     return stream->context == context && stream->context_id == context_id && gai_stream_is_plain(stream);
 }
 
-/* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
+/* Waits for all work queued in a context, and completes all frees on its streams, marked or not. */
 static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
 {
     gai_scope scope;
@@ -10161,7 +10166,7 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     return CUDA_SUCCESS;
 }
 
-/* Is something that was freed on the stream state's stream not known to be complete? */
+/* Returns whether some free on the stream is not known to be complete. */
 static int gai_stream_is_incomplete(galloc_pool *pool, const gai_stream *stream)
 {
     int incomplete;
@@ -10181,7 +10186,7 @@ static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
     return result;
 }
 
-/* Waits for all work of a device's primary context, if that is in use; *context says which it is. */
+/* Waits for all work of a device's primary context, if it is active. *context: the context, or NULL. */
 static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *context)
 {
     unsigned int flags = 0;
@@ -10196,7 +10201,7 @@ static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *
     return result;
 }
 
-/* The same for all other contexts that are known. */
+/* Does the same for all other known contexts. */
 static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *primary, int devices)
 {
     CUcontext context;
@@ -10215,7 +10220,8 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
     return result;
 }
 
-/* For what was freed on streams that nobody vouches for or can name: they may have been of any context. */
+/* Completes the orphans and the frees of unknown streams. Any context may have them, so all known ones are waited
+   for. */
 static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
 {
     CUcontext primary[GAI_DEVICES];
@@ -10233,13 +10239,12 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it: so often is it looked
-   for, with nothing but others let run in between, and before a pool is said to be in use. */
+/* CUDA may report a graph's end a little after its last launch or the call that destroyed it. So the report is
+   looked for this many times, with yields in between; more often before a pool is reported to be in use. */
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
-/* Waits for what is queued in a context that captured stream states of the pool have, if that is another than `last`.
-   */
+/* Waits for the context of a captured stream state, unless it is that of `last`. */
 static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, const gai_stream *last)
 {
     enum gai_health health;
@@ -10250,7 +10255,8 @@ static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, co
     return result ? result : gai_device_wait_in(pool, stream->context);
 }
 
-/* The same for all of them, and the pool's own. With `growth` held: stream states stay. */
+/* Waits for the pool's own context and those of all captured stream states. The caller holds `growth`, so stream
+   states stay. */
 static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -10266,8 +10272,8 @@ static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
     return result;
 }
 
-/* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
-   pool's scope. */
+/* Waits for launches of destroyed graphs, and for CUDA's report of their end. 1: no graph owns memory any more. The
+   caller is in the pool's scope. */
 static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
 {
     unsigned round;
@@ -10283,7 +10289,7 @@ static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *re
     return !captured;
 }
 
-/* Waits for the device, in every context that freed something, and lets everybody have the result. */
+/* Waits for every context with incomplete frees, so that all free memory becomes usable by any stream. */
 static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -10309,7 +10315,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     return result;
 }
 
-/* May the job wait for all that a device has queued, however long that takes? If not, why is noted. */
+/* Returns whether the job may wait for a device, however long that takes. If not, left_out says why. */
 static int gai_job_can_wait_for_devices(gai_job *job)
 {
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
