@@ -6084,6 +6084,7 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 #define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, else the request rounded up to 2 MiB */
 #define GAI_FIXED_OWN (10 * GAI_MIB)
 
+/* With on_map pages are made capable of GPUDirect RDMA too, since the callback may register them. */
 static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
 {
     CUmemAllocationProp properties;
@@ -6110,6 +6111,7 @@ static gai_segment *gai_segment_new(galloc_pool *pool)
     return NULL;
 }
 
+/* Enters a segment in the pool's list once its addresses are known. */
 static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes)
 {
     segment->addr = addr;
@@ -6120,6 +6122,7 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
     pool->segments = segment;
 }
 
+/* Returns whether blocks of this size are never cut: max_split_size. */
 static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
 
 /* Counts the end of a used block in torch_stats. */
@@ -6162,6 +6165,7 @@ static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment
     gai_block_pool_end(pool, block_pool);
 }
 
+/* Unlinks a segment and ends its descriptors. Its memory was released before, or never existed. */
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
 {
     if (segment->next) segment->next->prev = segment->prev;
@@ -6330,6 +6334,7 @@ static int gai_segment_never_was(const gai_segment *segment, CUresult result)
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
 }
 
+/* The same for a fixed segment: its one mapping ends with its memory. Memory lost by a reset counts as released. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
@@ -6380,6 +6385,7 @@ static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
     pool->quarantine = mapping;
 }
 
+/* Takes a mapping off its page's list and ends its descriptor. */
 static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_mapping **at = &mapping->page->shown;
@@ -6429,7 +6435,8 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
     gai_stat_cached(pool);
 }
 
-/* Mappings that are about to be mapped or unmapped, in order of address. Each has a busy block of its own. */
+/* Mappings that are about to be mapped or unmapped, in order of address. Each has a busy block of its own.
+   *last == NULL;  last == &first, or the `next` of the last mapping */
 typedef struct gai_batch {
     gai_mapping *first, **last;
 } gai_batch;
@@ -6464,6 +6471,7 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     pool->old += mapping->page->current != mapping;
 }
 
+/* Makes the alias's block busy. The counters change by the page's state, so page->current must not change before. */
 static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 {
     if (mapping->older) mapping->older->newer = mapping->newer;
@@ -6557,6 +6565,7 @@ typedef struct gai_fill {
     size_t moved, unconfirmed, page_bytes;
 } gai_fill;
 
+/* Counts the marks of a batch's blocks. */
 static size_t gai_batch_marks(const gai_batch *batch)
 {
     const gai_mapping *mapping;
@@ -6654,10 +6663,9 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 /* ==== CALLBACKS =================================================================================================== */
 /* >>callbacks */
 
-/* The program's callbacks on_map and on_unmap, which report changes of mappings. The caller holds `growth`. It is
-   released while the program's function runs; the mappings concerned are in no free set meanwhile, and their blocks are
-   busy.
-   Calls pages, statistics. */
+/* The program's callbacks on_map and on_unmap, which report changes of mappings. The caller holds `growth`, which is
+   released while the program's function runs. The mappings concerned are in no free set meanwhile, and their blocks
+   are busy, so no other call can use them. Calls pages, statistics. */
 
 /* How many callbacks this thread is in: gai_in_mapping counts on_map and on_unmap, gai_in_shortage on_oom and
    on_reject. A thread in a callback starts no other of the same kind, so callbacks cannot recurse. */
@@ -6817,6 +6825,7 @@ static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t by
     return result;
 }
 
+/* Frees memory in the driver, for the driver's pool in the order of the stream at `site`. */
 static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
     gai_scope scope;
@@ -6926,9 +6935,11 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 /* ==== RELEASE ===================================================================================================== */
 /* >>release */
 
-/* Spare pages: pages that lie in free blocks as a whole, or are parked. This section selects them by a page filter,
-   for a request or to be given back, and gives pages back to the driver. The caller holds `growth`; sets and blocks
-   are changed under `lock`. Calls pages, backends, callbacks. */
+/* Spare pages: pages that lie in free blocks as a whole, or are parked. This section selects them by a page filter, for
+   a request or to be given back, and gives pages back to the driver. A page can only be given back or moved as a whole,
+   so a block's spare pages are those that lie in it with all their bytes. Slots keep their bytes from being spare until
+   their run is coalesced.
+   The caller holds `growth`; sets and blocks are changed under `lock`. Calls pages, backends, callbacks. */
 
 /* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
    never more than `most`.
@@ -7051,6 +7062,7 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
     return enough;
 }
 
+/* Adds a parked page to a batch and reduces the filter's counts. */
 static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_filter *filter, gai_batch *batch)
 {
     gai_alias_remove(pool, mapping);
@@ -7060,6 +7072,7 @@ static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_fi
     filter->most -= mapping->bytes;
 }
 
+/* Returns whether the alias is a parked page that passes the filter. */
 static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_page_filter *filter)
 {
     return mapping->page->current == mapping && mapping->bytes <= filter->most &&
@@ -7537,6 +7550,7 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
     gai_batch_undo(pool, &batch);
 }
 
+/* Drops the stale aliases beyond the limits. */
 static void gai_pool_limit_old(galloc_pool *pool)
 {
     /* A program that repeats itself uses all its aliases in turn. With a few too few kept, each would be dropped
@@ -7592,9 +7606,11 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 /* ==== TORCH ===================================================================================================== */
 /* >>torch */
 
-/* Rounding of requests for all pools, and, for like:pytorch, how blocks are chosen, cut and collected as in
-   PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp). Sets and counters are guarded by `lock`; the
-   functions that give segments back are called under `growth`. Calls pages, release, parking, blocks. */
+/* Rounding of requests for all pools, and, for like:pytorch, how blocks are chosen, cut and collected as in PyTorch's
+   caching allocator (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and
+   one kind of request, small or large, and a free block stays in its block pool's set.
+   Sets and counters are guarded by `lock`; the functions that give segments back are called under `growth`. Calls
+   bins, pages, callbacks, release. */
 
 #define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
 #define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
@@ -7738,6 +7754,7 @@ static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
 }
 
+/* Counts a wait for all streams, which PyTorch does before it gives its cache back. */
 static void gai_torch_count_wait(galloc_pool *pool)
 {
     gai_lock_on(&pool->lock);
@@ -7778,6 +7795,7 @@ static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
     return !block_pool->small && !block_pool->captured;
 }
 
+/* Ages of the segments that can be collected: their sum and their number. */
 typedef struct gai_ages {
     double sum;
     size_t count;
@@ -7885,9 +7903,10 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
 /* ==== USERS ======================================================================================================= */
 /* >>users */
 
-/* Calls that are in a pool keep it from ending (pool->users, lock-free). This section also looks up handles of pools
-   and detects a reset of the pool's context. gai_pool_enter takes `growth`; the rest takes no lock for longer than a
-   change of state. Calls streams, parking. */
+/* Calls that are in a pool keep it from ending. pool->users counts them without a lock; the call that ends a pool sets
+   GAI_ENDED there, after which no other call comes in, and waits until it is the only user. This section also looks up
+   handles of pools and detects a reset of the pool's context.
+   gai_pool_enter takes `growth`; the rest takes no lock for longer than a change of state. Calls streams, parking. */
 
 /* Counts a call (1 or GAI_PASSING) as a user of the pool that is at this address now. The pool does not end before
    the call goes out. 0: there is no pool. */
@@ -8051,6 +8070,7 @@ static void gai_page_list(gai_page *page, gai_page **list)
     *list = page;
 }
 
+/* Lists the spare pages of one set's blocks. */
 static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter,
                                gai_page **list)
 {
@@ -8279,11 +8299,13 @@ enum gai_reach {
     GAI_REACH_ALL  /* any part of any block whose marks allow it */
 };
 
+/* The result of a search: a free block, and the address in it where the request is placed. at == 0: none. */
 typedef struct gai_found {
     gai_block *block;
     uintptr_t at;
 } gai_found;
 
+/* Replaces the result if the block is better. */
 static void gai_found_add(gai_found *best, gai_block *block, uintptr_t at)
 {
     if (!block || !at || !gai_is_better(block, best->block)) return;
@@ -8328,6 +8350,7 @@ static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t by
     return block;
 }
 
+/* Searches the sets of GAI_REACH_OWN. No mark needs to be looked at: all blocks there may be used at once. */
 static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
 {
     gai_found best = {NULL, 0};
@@ -8361,6 +8384,7 @@ static int gai_block_is_for(const gai_block *block, const gai_params *params)
     return block->bytes >= params->bytes;
 }
 
+/* Searches a set for a block of which the marks allow some part. */
 static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_params *params,
                                int may_wait)
 {
@@ -8370,6 +8394,7 @@ static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const g
         if (gai_block_is_for(block, params)) gai_found_add(best, block, gai_block_place(pool, block, params, may_wait));
 }
 
+/* Searches as GAI_REACH_ALL does. may_wait: marks with a recorded event count as allowed. */
 static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int may_wait)
 {
     gai_found best = gai_find_own(pool, params);
@@ -8446,6 +8471,7 @@ static void gai_job_take_uncut(gai_job *job, gai_found found)
     else gai_job_took(job, gai_block_take(pool, found.block, found.at, &params));
 }
 
+/* Takes the block that a search found, if it found one. */
 static void gai_job_take(gai_job *job, gai_found found)
 {
     if (!found.block) return;
@@ -8507,9 +8533,11 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 /* ==== GROW IN PLACE =============================================================================================== */
 /* >>behind */
 
-/* Growth in place: examines the blocks that follow a used block, and takes them if its stream may use them. The
-   section also has the search functions of a job, which the ladder calls after each step. The caller holds the
-   pool's `lock`. Calls search, take, blocks. */
+/* Growth in place: examines the blocks that follow a used block, and takes them if its stream may use them. The search
+   reports the worst obstacle, from which the ladder chooses a step: pages fill holes, waits remove marks, and busy
+   memory outside the block's room ends the growth.
+   The section also has the search functions of a job, which the ladder calls after each step. The caller holds the
+   pool's `lock`. Calls search, take, marks. */
 
 /* The worst obstacle between a block and its new end; each is worse than those before it. */
 enum gai_obstacle {
@@ -8546,6 +8574,7 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
     return NULL;
 }
 
+/* Notes the first mark in the way. */
 static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *entry, const gai_mark *mark, int foreign)
 {
     if (*entry < GAI_OBSTACLE_MARKED) range->mark = *mark;
@@ -8670,6 +8699,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     job->got = block;
 }
 
+/* The error of a growth whose addresses are taken. */
 static cudaError_t gai_job_say_not_there(const gai_job *job)
 {
     return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", job->grows,
@@ -8699,6 +8729,7 @@ static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
                                              : gai_find_all(job->pool, &job->params, 0));
 }
 
+/* Searches once; takes `lock` itself. Returns whether the job is done. */
 static int gai_job_search(gai_job *job, enum gai_reach reach)
 {
     gai_lock_on(&job->pool->lock);
@@ -8710,8 +8741,10 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
 /* ==== WAITS ======================================================================================================= */
 /* >>waits */
 
-/* Waits that galloc queues on one stream for events of another (reuse:wait). The caller holds `growth`, so recorded
-   events stay recorded; `lock` guards the notes, and is not held around driver calls. Calls events, search, behind. */
+/* Waits that galloc queues on one stream for events of another (reuse:wait). A wait is noted per pair of streams, with
+   the epoch of the event: from then on all frees of the other stream stamped so or less may be reused at once.
+   The caller holds `growth`, so recorded events stay recorded; `lock` guards the notes, and is not held around
+   driver calls. Calls events, search, behind. */
 
 /* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. The caller holds `lock`. */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
@@ -8827,14 +8860,17 @@ static void gai_job_wait_behind(gai_job *job)
 
 /* Plans where pages move to, and how large new pages are. A plan is an address range to fill. A run is here a sequence
    of neighbouring holes and aliases (not of slots); a window is the part of a run that is considered for a plan. The
-   plan predictor expects the plan that followed the same plan the last time.
-   The caller holds `growth` and `lock`. Calls search, release, parking, budget. */
+   plan predictor expects the plan that followed the same plan the last time, so that a program that repeats itself
+   needs no search.
+   The caller holds `growth` and `lock`. Calls search, release, parking, collection, budget. */
 
-/* [begin, end) is filled with pages; then [at, until) is free, together with the free blocks `left` and `right` beside
-   it. The range has aliases, whose pages can return, and at most one hole.
-   left, right: NULL if [at, until) does not reach them
-   alias, newest: bytes of the aliases, and the highest number of one
-   gai_plan_fresh: bytes of the hole that are to be filled */
+/* [begin, end) is filled with pages; then [at, until) is free, and the requested block is taken there. The range has
+   aliases, whose pages can return, and at most one hole.
+   left == NULL or left->addr <= at < begin == left->addr + left->bytes
+   right == NULL or end == right->addr < until <= right->addr + right->bytes
+   alias == sum of the aliases' bytes,  newest == the highest number of their mappings
+   gai_plan_fresh == bytes of the hole that are to be filled
+   Growth in place: [begin, end) is the next hole or alias behind the block, and `until` is the block's new end. */
 typedef struct gai_plan {
     gai_block *left, *right;
     gai_block *held; /* free blocks behind a growing block, made busy; linked by next_bin */
@@ -8884,7 +8920,10 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* A window: the part from `first` to `last` of a run of holes and aliases. last == NULL: it is empty. */
+/* A window: the part from `first` to `last` of a run of holes and aliases. It is extended at its end and shrunk at its
+   start, so that all windows of a run are tried in one pass.
+   last == NULL: it is empty;  hole == its only hole or NULL;  alias == bytes of its aliases
+   page->taken: an alias of this page is in the window */
 typedef struct gai_window {
     gai_block *left; /* the free block before the run, if the requested range begins there */
     gai_block *first, *last, *hole;
@@ -8913,6 +8952,7 @@ static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block
     return 1;
 }
 
+/* Shrinks a window by its first block, whose page may then be used elsewhere in the window. */
 static void gai_window_drop_first(gai_window *window)
 {
     gai_block *block = window->first;
@@ -8936,6 +8976,7 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
     }
 }
 
+/* Returns the highest number of the window's aliases; 0 if it has none. */
 static uint64_t gai_window_newest(gai_window *window)
 {
     const gai_block *block = window->first, *newest = window->newest;
@@ -9544,6 +9585,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     return fits;
 }
 
+/* Adds a plan that aliases alone fill to the plan predictor. */
 static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
 {
     gai_memo memo;
@@ -9769,8 +9811,9 @@ static void gai_job_grow_given(gai_job *job)
 /* >>ladder */
 
 /* The steps of the ladder, which a job climbs when nothing at hand fits; after each, the job searches again. Each
-   gai_step_ function returns whether the job is done. If a step is not taken, left_out says why. The caller holds
-   `growth`. Calls growth, waits, collection, parking. */
+   gai_step_ function returns whether the job is done: it has a block, or an error that ends it. If a step is not taken,
+   left_out says why.
+   The caller holds `growth`. Calls growth, waits, behind, search, collection, parking. */
 
 /* Notes why a step is not taken. Returns the step's result. */
 static int gai_job_leave_out(gai_job *job, const char *why)
@@ -10024,6 +10067,7 @@ static int gai_step_wait(gai_job *job)
    resort. */
 #define GAI_WAIT_FRACTION 64
 
+/* gai_step_wait at its earlier place on the ladder, before the pool grows to its limit. */
 static int gai_step_wait_early(gai_job *job)
 {
     const galloc_pool *pool = job->pool;
@@ -10101,8 +10145,10 @@ static int gai_step_wait_host(gai_job *job)
 /* ==== DEVICE WAIT ================================================================================================= */
 /* >>devicewait */
 
-/* Waits on the host for all work of a context or device, after which all frees before it are complete, marked or
-   not. The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, capture. */
+/* Waits on the host for all work of a context or device, after which all frees before it are complete, marked or not. A
+   wait first ends the current epoch of each stream it covers, and completes that epoch afterwards: frees made meanwhile
+   belong to the next one.
+   The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, ladder. */
 
 /* Frees the fence, pinned host memory that the driver refused to free before. A fence that the driver does not know
    went with its context. If the context has ended, the driver is not asked: the address may be the program's by now. */
@@ -10323,6 +10369,7 @@ static int gai_job_can_wait_for_devices(gai_job *job)
     return 1;
 }
 
+/* Waits for all devices and contexts that have frees of the pool, and searches once more. */
 static int gai_step_wait_device(gai_job *job)
 {
     CUresult result;
