@@ -6238,6 +6238,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
         if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* being given back */
+        /* An address that comes back shows that the context has ended: all cudaMalloc segments are lost. */
         if (!segment->lost) gai_pool_lose_context(pool);
         for (block = segment->first; block; block = block->next) gai_block_abandon(pool, block);
         gai_segment_hide(pool, segment);
@@ -6356,6 +6357,7 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
     CUresult result = CUDA_SUCCESS;
     if (mapping->segment->fixed) return gai_mapping_undo_fixed(pool, mapping);
     if (mapping->addr) result = GAI_CALL(pool, unmap, MemUnmap, ((CUdeviceptr)mapping->addr, mapping->bytes));
+    /* From here on the handle alone is left: if the release fails, a later try must not unmap again. */
     if (!result && mapping->addr) {
         mapping->addr = 0;
         page->mappings--;
@@ -6379,6 +6381,7 @@ static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
     gai_stat_page(pool, page);
+    /* A page with a current mapping is in use, and only this alias is stuck. */
     if (!page->current && !page->stuck) pool->stats.quarantined += page->bytes;
     page->stuck = !page->current;
     mapping->next = pool->quarantine;
@@ -6415,6 +6418,7 @@ static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
     gai_segment *segment = mapping->segment;
+    /* Addresses that were unmapped can be used again even if the page is stuck. */
     if (mapping->block && (undone != GAI_STUCK || (!mapping->addr && !segment->fixed))) {
         gai_block_to_hole(pool, mapping->block);
         mapping->block = NULL;
@@ -6425,6 +6429,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         gai_page *page = mapping->page;
         int kept = segment->given && gai_segment_keep(pool, segment);
         gai_mapping_end(pool, mapping);
+        /* A page that is kept in the driver's pool stays in the counters; other mappings of a page may remain. */
         if (kept) gai_slab_give(&pool->pages, page);
         else if (undone == GAI_RELEASED) gai_page_end(pool, page);
         if (segment->fixed) {
@@ -6634,6 +6639,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
         result = gai_mapping_do(pool, mapping, mapping->block->addr);
     }
     if (result || !bytes) return result;
+    /* One call gives access to all new mappings, since they are contiguous. */
     memset(&access, 0, sizeof access);
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = pool->config.device;
@@ -6869,6 +6875,8 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     segment->whole->addr = (uintptr_t)addr;
     gai_addresses_are_new((uintptr_t)addr, segment->given ? segment->given : bytes);
     if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
+    /* The block map needs multiples of 512 bytes, the page map of 2 MiB. The growth of the driver's pool is charged
+       to the budget here, since only now it is known. */
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
              !gai_block_map_need((uintptr_t)addr))
@@ -6911,6 +6919,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
         pool->stats.grows++;
         if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else if (segment->whole->addr) {
+        /* The allocation succeeded, a later step failed, and the memory could not be freed. */
         gai_mapping_quarantine(pool, segment->whole);
         if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else {
@@ -6991,6 +7000,7 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     while (at > block->addr && bytes < filter->wanted) {
         const gai_mapping *mapping = gai_page_at(at - 1);
         int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
+        /* A page that does not fit or pass ends a run that has begun, and is skipped before one has. */
         if (fits && bytes + mapping->bytes <= filter->most &&
             gai_mapping_is_spare(pool, mapping, block->marks, filter)) {
             if (!end) end = mapping->addr + mapping->bytes;
@@ -7177,6 +7187,7 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
             gai_alias_remove(pool, alias);
             gai_batch_add(batch, alias, alias->block);
         }
+        /* The aliases added here follow `last`; they have no aliases of their own to add. */
         if (mapping == last) break;
     }
 }
@@ -7211,6 +7222,7 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     gai_lock_on(&pool->lock);
     before = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
+    /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
     gai_pool_return_given(pool, gai_pool_is_async(pool) ? SIZE_MAX : wanted);
     held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
     if (held != GAI_NOT_SAID) {
@@ -7227,6 +7239,7 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 /* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
 static int gai_run_is_idle(const gai_block *block)
 {
+    /* A run ends before the next first slot, or before a block that is no slot. */
     if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
     do {
         if (block->kind != GAI_SLOT) return 0;
@@ -7283,6 +7296,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         gai_pool_to_batch(pool, &filter, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
+        /* Host memory may have sufficed for a part only: the loop ends when a round finds nothing. */
         some = batch.first != NULL;
         gai_pool_tell_unmap(pool, &batch);
         gai_lock_on(&pool->lock);
@@ -7326,6 +7340,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
         if (!block) block = mapping->block;
         else gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
+        /* Neighbouring pages become one block before that is filed. */
         if (donors->first && !donors->first->standing && donors->first->block == block->next) continue;
         gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
@@ -7452,6 +7467,7 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
         if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's blocks never merge */
+        /* The blocks from `first` to `last` may all merge with this one, so the loop goes on behind them. */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
         (void)gai_block_file(pool, block, 1);
@@ -7499,6 +7515,7 @@ static void gai_pool_park(galloc_pool *pool)
     }
     for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
         if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
+    /* Parking had stopped, and then pages were mapped: the next time it stops after twice as many quiet passes. */
     if (parking->mapped && parking->calm >= parking->patience) parking->patience *= 2;
     parking->calm = parking->mapped ? 0 : parking->calm + 1;
     parking->mapped = 0;
@@ -7540,6 +7557,7 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
     for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
         newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
+        /* Parked pages are no stale aliases, and marks that remain after the pruning are of unfinished work. */
         if (mapping->page->current == mapping || mapping->block->marks) continue;
         if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin) continue;
         gai_alias_remove(pool, mapping);
@@ -7631,6 +7649,8 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     int at;
     if (bytes <= gai_counted(&pool->plain) || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_up(bytes, GAI_UNIT);
+    /* roundup_power2_divisions has an entry for each power of two from 1 MiB on. The first one also serves smaller
+       sizes, and strategy:heuristic may change it (tuning.divisions). */
     at = gai_log2(bytes) - 20;
     divisions = at < 1 ? (size_t)gai_counted(&pool->tuning.divisions)
                        : pool->config.roundup_power2_divisions[gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
@@ -7700,6 +7720,7 @@ static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block
                                  const gai_params *params)
 {
     size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
+    /* Blocks of small segments are cut down to 512 bytes. */
     if (params->small) return remains >= GAI_UNIT ? params->bytes : all;
     return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
@@ -7940,6 +7961,7 @@ static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
 static cudaError_t gai_pool_find(galloc_pool **pool)
 {
     galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    /* A handle is an address within the pool, a different one for each pool that was made in this memory. */
     while (at && (uintptr_t)*pool - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
     if (at && gai_pool_pin(at)) {
         int same = at->handle == *pool;
@@ -7969,6 +7991,7 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     }
     gai_lock_on(&pool->lock);
     pool->context_id = id;
+    /* A sticky error ends with the context that had it. */
     gai_store(&pool->broken, 0);
     gai_pool_lose_context(pool);
     gai_lock_off(&pool->lock);
@@ -8056,6 +8079,7 @@ static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
         const gai_sample *sample = &collector->samples[i];
         if (now >= sample->ns && now - sample->ns >= age && sample->frees > aged) aged = sample->frees;
     }
+    /* Half of the samples span gc_age, so one that old is still there when it is needed. */
     if (!collector->sampled || now - last->ns >= age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST) {
         gai_sample *next = &collector->samples[collector->sampled++ % GAI_SAMPLES];
         next->frees = pool->clock;
@@ -8149,6 +8173,8 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     gai_lock_on(&pool->lock);
     list = gai_pages_sort(gai_pool_list_spare(pool, &filter));
     for (page = list; page; page = page->next_unused) spare += page->bytes;
+    /* Pages are chosen up to `spare` and `excess`, but at least one if `spare` allows it; `before` is the last one's
+       use. */
     spare = gai_left(spare, leave);
     for (page = list; page && chosen + page->bytes <= spare; page = page->next_unused) {
         if (chosen && chosen + page->bytes > excess) break;
@@ -8203,6 +8229,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     aged = gai_pool_aged(pool, now);
     if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_streams(pool);
     gai_lock_off(&pool->lock);
+    /* First all pages that are gc_age old, then as many others as gc_threshold demands. */
     if (aged > collector->aged) old = gai_pool_release_within(pool, SIZE_MAX, SIZE_MAX, aged);
     gai_lock_on(&pool->lock);
     if (aged > collector->aged) collector->aged = aged;
