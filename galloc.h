@@ -8472,6 +8472,7 @@ static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t a
         slot->slot = GAI_RUN_SLOT;
         (void)gai_block_file(pool, slot, 0);
     }
+    /* The slots of a new run do not count as freed: there is nothing to coalesce yet. */
     pool->freed_slots = freed_slots;
     block->slot = GAI_RUN_SLOT | GAI_RUN_FIRST;
     gai_block_assign(pool, block, params->stream, params->requested, params->tag);
@@ -8484,6 +8485,7 @@ static void gai_job_take_uncut(gai_job *job, gai_found found)
 {
     galloc_pool *pool = job->pool;
     gai_params params = job->params;
+    /* job->grown: the block was made for this job. */
     if (!job->grown && !gai_block_may_serve(pool, found.block, params.bytes)) return;
     if (gai_pool_is_oversize(pool, params.bytes)) {
         uintptr_t at;
@@ -8525,6 +8527,7 @@ static void gai_job_search_block_pool(gai_job *job)
     gai_block *block;
     if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->params.small]++;
     job->searched = 1;
+    /* PyTorch queries its events before it searches. */
     if (!job->asked && gai_pool_awaits(pool)) return;
     block = gai_block_pool_find(gai_block_pool_of(pool, job->params.stream, job->params.small), &job->params);
     if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
@@ -8648,6 +8651,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
         job->params.bytes += end - piece->addr;
         return gai_growth_range_fill(range, piece, entry);
     case GAI_ALIAS:
+        /* All other aliases are obstacles; gai_job_clear_behind drops them where it can. */
         if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, entry);
         range->foreign |= !own;
         return GAI_OBSTACLE_BUSY;
@@ -8672,11 +8676,13 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
     if (!block) return GAI_OBSTACLE_SHUT;
+    /* In its own room a block grows by whole pages. */
     if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
     range->block = block;
     range->end = block->addr + bytes;
     job->params.bytes = 0;
     job->params.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
+    /* The bytes beyond the requested ones were free memory before, and may have marks. */
     mark = gai_job_obstacle(job, block->marks, block->stream && block->stream->capture ? block->stream : NULL,
                             block->addr + block->requested, gai_min(range->end, block->addr + block->bytes));
     if (mark) gai_growth_range_note(range, &entry, mark, 0);
@@ -8706,6 +8712,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
         return;
     }
+    /* Another thread may free the block while this one looked behind it. */
     if (!gai_block_claim(pool, job->grows)) {
         job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is freed while it is to grow", job->grows);
         return;
@@ -8717,6 +8724,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
         gai_block_absorb(pool, block, piece);
         gai_stat_used(pool, bytes, 0);
     }
+    /* A block of another size is no slot any more. */
     if (block->bytes != before) block->slot = 0;
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
@@ -8891,7 +8899,10 @@ static void gai_job_wait_behind(gai_job *job)
    needs no search.
    The caller holds `growth` and `lock`. Calls search, release, parking, collection, budget. */
 
-/* [begin, end) is filled with pages; then [at, until) is free, and the requested block is taken there. The range has
+/* A plan, here with both free blocks beside the range:
+     | left   | alias | hole | alias |   right |
+          at  begin                  end  until
+   [begin, end) is filled with pages; then [at, until) is free, and the requested block is taken there. The range has
    aliases, whose pages can return, and at most one hole.
    left == NULL or left->addr <= at < begin == left->addr + left->bytes
    right == NULL or end == right->addr < until <= right->addr + right->bytes
@@ -9021,10 +9032,13 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     uintptr_t needed = at + params->bytes, last_end = last->addr + last->bytes;
     memset(plan, 0, sizeof *plan);
     plan->begin = first->addr;
+    /* The range begins in the free block before the run, or in the run's first block. */
     if (at < first->addr) plan->left = window->left;
     else if (first->kind == GAI_HOLE) plan->begin = gai_down(at, pool->granularity);
     if (needed <= first->addr) return 0;
     plan->end = last_end;
+    /* The range ends in the free block behind the window, or in the window. New pages need not fill a hole to its
+       end. */
     if (last_end < needed) {
         plan->right = last->next;
         if (params->room || !gai_block_is_own(pool, plan->right, params) || gai_window_needs(window, plan->right))
@@ -9033,6 +9047,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
     }
+    /* A room lies in holes and aliases only. */
     if (params->room && at + params->room > last_end) return 0;
     plan->first = window->first;
     plan->hole = window->hole;
@@ -9107,6 +9122,8 @@ static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_p
     gai_mapping *mapping;
     memset(best, 0, sizeof *best);
     pool->plans++;
+    /* First notes for each page which free block holds it; page->looked == pool->plans says that the note is of this
+       plan. */
     gai_set_note_pages(pool, &pool->common, filter);
     gai_set_note_pages(pool, &pool->mixed, filter);
     for (stream = pool->streams; stream; stream = stream->next) gai_set_note_pages(pool, &stream->free, filter);
@@ -9154,6 +9171,7 @@ static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at
     memset(&window, 0, sizeof window);
     memset(&plan, 0, sizeof plan);
     window.first = block;
+    /* Only the bytes requested now are filled; the rest of the room stays as it is until the block grows. */
     params.room = 0;
     empty.params = &params;
     empty.one_place = 1;
@@ -9196,6 +9214,7 @@ static int gai_memo_is(const gai_memo *a, const gai_memo *b)
 static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai_memo *memo)
 {
     uint64_t oldest = plan_predictor->written > GAI_MEMOS ? plan_predictor->written - GAI_MEMOS : 0;
+    /* As expected: the memo after it is expected next. Otherwise the latest equal memo is searched. */
     if (plan_predictor->next < plan_predictor->written &&
         gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next), memo)) {
         plan_predictor->next++;
@@ -9219,6 +9238,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     window.first = memo->first->block;
     if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
     if (memo->bytes != params->bytes || gai_up(memo->at, params->alignment) != memo->at) return 0;
+    /* The plan began in the free block before the run: it must be free again, and reach as far down. */
     if (memo->at < window.first->addr) {
         window.left = window.first->prev;
         if (!gai_block_is_own(pool, window.left, params) || memo->at < window.left->addr) return 0;
@@ -9356,6 +9376,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
     job->params.bytes = plan->until - plan->at;
+    /* Inserted without merging, so that the job takes its block out of just this one. */
     gai_marks_prune(pool, &found.block->marks);
     gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
     gai_job_take(job, found);
@@ -9365,6 +9386,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         if (job->got) job->got = found.block;
     }
     if (job->got) gai_block_keep_room(pool, job->got, job->params.room);
+    /* Whole pages that are left over behind the block are parked: the next request may need them elsewhere. */
     if (job->got && !job->params.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
         (void)gai_block_park(pool, job->got->next, plan->end);
 }
@@ -9562,6 +9584,7 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
         ready &= gai_block_map_need(block->addr);
         gai_alias_remove(pool, mapping);
         mapping->standing = 1;
+        /* A parked page is in place already; any other one must be taken from where it is. */
         mapping->page->taken = mapping->page->current != mapping;
         gai_batch_add(&fill->returning, mapping, block);
     }
@@ -9601,6 +9624,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
         gai_pool_to_batch(pool, &filter, &fill->donors);
         fill->moved = most - filter.most;
     }
+    /* Pages come whole: the donors may have given more than is needed. */
     if (fill->moved > bytes) fill->moved -= gai_donors_trim(pool, &fill->donors, fill->moved - bytes);
     fits = bytes <= fill->moved + (job->frugal ? allowance : headroom);
     if (open && !fill->moved && !exact && !room)
@@ -9684,6 +9708,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
         } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool took it first */
+            /* Only plans that aliases alone fill can be repeated as they are. */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
             gai_batch_over_plan(pool, batch, plan, fill);
             return 1;
@@ -9710,6 +9735,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     ready = gai_job_prepare(job, &plan, &fill, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!ready) return CUDA_SUCCESS;
+    /* The bytes of a growing block may be used by its stream at once, so waits come before the pages. */
     if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &fill.donors);
     if (result) function = "cuStreamWaitEvent";
     else result = gai_batch_map(pool, &batch);
@@ -9724,6 +9750,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
         gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += fill.unconfirmed != 0;
         pool->parking.mapped += fill.unconfirmed || fill.moved;
+        /* The pool had to grow: no mark is left out until the mark predictor is trusted again. */
         if (fill.unconfirmed || fill.moved) pool->mark_predictor.agreed = 0;
         if (!job->grows) job->grown += fill.unconfirmed || fill.moved || fill.returning_blocks.first;
         gai_donors_leave(pool, &fill.returning_blocks);
@@ -9733,6 +9760,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, function);
+    /* A new block's waits come after the pages: the block is not used before this call returns. */
     if (job->got && job->may_wait && !job->grows) gai_job_wait(job);
     return result;
 }
@@ -9888,6 +9916,7 @@ static int gai_step_grow(gai_job *job)
     do {
         grown = job->grown;
         if (job->grows) gai_job_clear_behind(job);
+        /* The device refused whole pages of the heap's size: a second try asks for just the bytes needed. */
         if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
             (void)gai_job_grow_expandable(job, 1);
     } while (job->grows && job->grown > grown && !gai_job_is_done(job));
@@ -9916,6 +9945,7 @@ static int gai_job_is_captured(const gai_job *job) { return job->params.stream &
 static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
     const gai_position *position = stream->positions;
+    /* Only streams of one capture are ordered by its graph; one that no mark names has freed nothing of use. */
     if (stream == other || stream->capture != other->capture || !stream->uses || !position) return NULL;
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
@@ -9940,6 +9970,7 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
     for (stream = own->capture ? job->pool->streams : NULL; stream; stream = stream->next) {
         const gai_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
+        /* Up to the newest position that the walk reached. */
         while (position && !gai_walk_covers(walk, position)) position = position->older;
         if (!position || position->epoch <= gai_stream_waited(own, stream)) continue;
         wait = gai_stream_wait_on(job->pool, own, stream);
@@ -10051,6 +10082,7 @@ static int gai_step_recycle(gai_job *job)
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
+    /* The driver refused nothing, so it is the limit: it lacks only the bytes above the headroom. */
     if (!job->saved) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->params.bytes > gai_pool_capacity(pool)) return 0;
@@ -10158,6 +10190,7 @@ static int gai_step_wait_host(gai_job *job)
             return 1;
         }
         gai_lock_on(&pool->lock);
+        /* Complete, whatever a later query of the event returns: so each turn leaves one event less. */
         if (!result) gai_stream_complete(stream, event->epoch);
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
@@ -10199,6 +10232,7 @@ static CUresult gai_device_wait(galloc_pool *pool)
 {
     void *fence = NULL;
     CUresult result = gai_fence_drop(pool);
+    /* The fence's context is noted, in case the driver refuses to free the fence. */
     if (!result) result = gai_cu.CtxGetCurrent(&pool->fence_context);
     if (!result) result = gai_cu.CtxGetId(pool->fence_context, &pool->fence_context_id);
     if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
@@ -10227,6 +10261,7 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     if (result) return result;
     gai_lock_on(&pool->lock);
     for (stream = pool->streams; stream; stream = stream->next)
+        /* Frees made during the wait get the next epoch: the wait proves nothing about them. */
         if (gai_stream_is_of(stream, context, context_id)) stream->waited_for = stream->epoch++;
     gai_lock_off(&pool->lock);
     result = gai_device_wait(pool);
@@ -10371,6 +10406,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
     stream = pool->streams;
+    /* Gathered before the wait: unconfirmed blocks of now are orphans, later ones are not. */
     orphans = gai_pool_gather_orphans(pool);
     if (pool->outside.uses && pool->outside.freed > pool->outside.done) {
         pool->outside.waited_for = pool->outside.epoch++;
