@@ -6271,8 +6271,8 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
         if (pool->mortal && gai_pool_may_have_lost(pool, &health)) gai_pool_leave_range(pool, health, addr, bytes);
 }
 
-/* Reserves an address range of twice the device's memory, or less if the driver refuses, but `at_least`. Address
-   space is plentiful, and one range serves blocks of all sizes and streams. */
+/* Reserves an address range of twice the device's memory; if the driver refuses, a smaller one of at least
+   `at_least` bytes. Address space is plentiful, and one range serves blocks of all sizes and streams. */
 static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
 {
     size_t bytes = gai_up(gai_max(2 * pool->device_bytes, at_least), pool->granularity);
@@ -6335,7 +6335,8 @@ static int gai_segment_never_was(const gai_segment *segment, CUresult result)
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The same for a fixed segment: its one mapping ends with its memory. Memory lost by a reset counts as released. */
+/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
+   released. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
@@ -6476,7 +6477,8 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     pool->old += mapping->page->current != mapping;
 }
 
-/* Makes the alias's block busy. The counters change by the page's state, so page->current must not change before. */
+/* Makes the alias's block busy. The counters depend on whether the page is parked there (page->current == mapping),
+   which must not have changed since gai_alias_add. */
 static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 {
     if (mapping->older) mapping->older->newer = mapping->newer;
@@ -8947,7 +8949,7 @@ static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, cons
     }
 }
 
-/* Does so for all free blocks of a set that may have whole pages. */
+/* gai_block_note_pages for all free blocks of a set that may have whole pages. */
 static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter)
 {
     gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
@@ -9391,8 +9393,8 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
-/* The same for a block that grows. Pages mapped into its room belong to the block at once, even if the growth fails
-   later. The caller holds `lock`. */
+/* Adds the planned range to the growing block if it lies in its room, even if the growth fails later; else leaves it
+   free. Then tries the growth again. The caller holds `lock`. */
 static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -10309,7 +10311,7 @@ static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *
     return result;
 }
 
-/* Does the same for all other known contexts. */
+/* Waits for all known contexts that are not a device's primary one. */
 static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *primary, int devices)
 {
     CUcontext context;
