@@ -3225,9 +3225,9 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
 }
 
 /* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? The legacy stream is ordered
-   with every blocking stream of its context, both ways; two blocking streams are not. Captured work is not ordered, even
-   after its graph is gone, except between captures of a group. Contexts are compared by id: the work of a green context
-   goes on after its end, and another context may be at its address. */
+   with every blocking stream of its context, both ways; two blocking streams are not. Captured work is not ordered,
+   even after its graph is gone, except between captures of a group. Contexts are compared by id: the work of a green
+   context goes on after its end, and another context may be at its address. */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
     if (after == before) return 1;
@@ -6106,15 +6106,19 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 /* ==== PAGES ===================================================================================================== */
 /* >>pages */
 
-/* Everything here is called with `growth` held, in a scope of the pool's context; `lock` is taken for the changes of
-   state between driver calls, never around one. */
+/* Physical pages and their mappings: reserving addresses, creating, mapping and unmapping pages, fixed segments, and
+   batches of mappings that enter or leave together. An alias is a mapping in no use: its page has moved away (a stale
+   alias), or is parked there. `returning` means that a page moves back to one of its aliases.
+   The caller holds `growth` and is in a scope of the pool's context. `lock` guards the changes of state between
+   driver calls; no driver call is made while it is held. Calls map, blocks, budget, statistics. */
 
-#define GAI_PAGE_MAX (64 * GAI_MIB) /* larger handles cost less per byte, but are harder to move or give back */
+#define GAI_PAGE_MAX (64 * GAI_MIB) /* a larger handle costs less per byte, but is harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
 #define GAI_FIXED_SMALL (2 * GAI_MIB) /* PyTorch's cudaMalloc sizes (c10/core/AllocatorConfig.h): 2 MiB for requests */
-#define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, then the request rounded up to 2 MiB */
+#define GAI_FIXED_LARGE (20 * GAI_MIB) /* up to 1 MiB, 20 MiB below 10 MiB, else the request rounded up to 2 MiB */
 #define GAI_FIXED_OWN (10 * GAI_MIB)
 
+/* With on_map pages are made capable of GPUDirect RDMA too, since the callback may register them. */
 static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
 {
     CUmemAllocationProp properties;
@@ -6126,7 +6130,7 @@ static CUmemAllocationProp gai_page_properties(const galloc_pool *pool)
     return properties;
 }
 
-/* A segment that is one hole. NULL: no host memory. */
+/* Makes a segment that consists of one hole. NULL: no host memory. */
 static gai_segment *gai_segment_new(galloc_pool *pool)
 {
     gai_segment *segment = (gai_segment *)GALLOC_MALLOC(sizeof *segment);
@@ -6141,6 +6145,7 @@ static gai_segment *gai_segment_new(galloc_pool *pool)
     return NULL;
 }
 
+/* Enters a segment in the pool's list once its addresses are known. */
 static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t addr, size_t bytes)
 {
     segment->addr = addr;
@@ -6151,9 +6156,10 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
     pool->segments = segment;
 }
 
+/* Returns whether blocks of this size are never cut: max_split_size. */
 static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
 
-/* A used block of a home's is not used any more. */
+/* Counts the end of a used block in torch_stats. */
 GAI_APART
 static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
 {
@@ -6167,7 +6173,7 @@ static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
 }
 
-/* A segment is made for the streams of a home. Lock held. */
+/* Assigns a new segment to a block pool. The caller holds `lock`. */
 static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -6180,7 +6186,7 @@ static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment
     stats->num_device_alloc++;
 }
 
-/* It is given back. */
+/* Removes a segment that is given back from its block pool. */
 static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -6193,6 +6199,7 @@ static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment
     gai_block_pool_end(pool, block_pool);
 }
 
+/* Unlinks a segment and ends its descriptors. Its memory was released before, or never existed. */
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
 {
     if (segment->next) segment->next->prev = segment->prev;
@@ -6208,7 +6215,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     GALLOC_FREE(segment);
 }
 
-/* Lets the mapping be found by its addresses, or no longer. */
+/* Enters a mapping in the page map, or removes it. */
 static void gai_mapping_show(gai_mapping *mapping, int show)
 {
     const uintptr_t page = (uintptr_t)1 << GAI_PAGE_LOG2;
@@ -6222,7 +6229,7 @@ static void gai_mapping_show(gai_mapping *mapping, int show)
     }
 }
 
-/* The segment's addresses lead nowhere any more. */
+/* Removes the segment's addresses from the block map and the page map, and ends the blocks' marks. */
 static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -6240,8 +6247,8 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
     if (segment->whole) gai_mapping_show(segment->whole, 0);
 }
 
-/* A block of lost memory is the program's until it is freed, or until its address is given out again. With the lock
-   held. */
+/* Ends a used block of lost memory, whose address the driver has given out again. The block counts as freed. The
+   caller holds `lock`. */
 static void gai_block_abandon(galloc_pool *pool, gai_block *block)
 {
     if (block->kind != GAI_USED || !gai_block_acquire(block, (void *)block->addr)) return;
@@ -6254,8 +6261,9 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
-/* What the pool has lost, for all that is known, leaves these addresses: the driver gives them to somebody else. While
-   the context exists only that is lost which is noted so; anything else is on its way back to the driver. */
+/* The driver has given [addr, addr + bytes) out again. Removes the lost segments there from the maps. If the context
+   has ended, every segment there is lost; if it is alive, only those marked lost are: the others are on their way to
+   the driver. */
 static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uintptr_t addr, size_t bytes)
 {
     gai_segment *segment;
@@ -6263,7 +6271,8 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
-        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* on its way out */
+        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* being given back */
+        /* An address that comes back shows that the context has ended: all cudaMalloc segments are lost. */
         if (!segment->lost) gai_pool_lose_context(pool);
         for (block = segment->first; block; block = block->next) gai_block_abandon(pool, block);
         gai_segment_hide(pool, segment);
@@ -6271,7 +6280,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
-/* Has the pool lost memory, for all that is known? */
+/* Returns whether the pool may have lost memory by a reset of its context. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
@@ -6286,8 +6295,8 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
     return lost || *health != GAI_ALIVE;
 }
 
-/* The driver has given these addresses out. After a reset they may still be noted as those of memory that is gone, in
-   this pool or in one that has made no call since. With no pool's lock held. */
+/* The driver has given these addresses out. After a reset, any pool may still list them as addresses of lost memory,
+   even a pool that has made no call since. The caller holds no pool's lock. */
 static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
@@ -6296,8 +6305,8 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
         if (pool->mortal && gai_pool_may_have_lost(pool, &health)) gai_pool_leave_range(pool, health, addr, bytes);
 }
 
-/* Reserves addresses: twice the device's memory at once if it can be had, since address space is plentiful and one
-   range serves blocks of all sizes and streams. */
+/* Reserves an address range of twice the device's memory; if the driver refuses, a smaller one of at least
+   `at_least` bytes. Address space is plentiful, and one range serves blocks of all sizes and streams. */
 static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
 {
     size_t bytes = gai_up(gai_max(2 * pool->device_bytes, at_least), pool->granularity);
@@ -6323,7 +6332,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
     return result;
 }
 
-/* Makes sure that what is mapped there can be found. 0: no host memory. */
+/* Makes the nodes of the page map for a range. 0: no host memory. */
 static int gai_page_map_need(uintptr_t addr, size_t bytes)
 {
     const uintptr_t node = (uintptr_t)1 << gai_map_shift[1];
@@ -6333,7 +6342,7 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     return 1;
 }
 
-/* A page appears at an address; if it has no memory yet it gets it. */
+/* Maps a page at an address, and creates its physical memory first if it has none. */
 static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_t addr)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
@@ -6351,15 +6360,17 @@ static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_
     return CUDA_SUCCESS;
 }
 
-/* How far the driver let a mapping be undone. */
+/* How far the driver has undone a mapping. */
 enum gai_undone { GAI_STUCK, GAI_UNMAPPED, GAI_RELEASED };
 
-/* What a graph was to allocate that has not run, and perhaps never will, the driver does not know. */
+/* A graph's allocation node that has not run has allocated nothing: the driver rejects a free of its address. */
 static int gai_segment_never_was(const gai_segment *segment, CUresult result)
 {
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
 }
 
+/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
+   released. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     CUresult result;
@@ -6374,13 +6385,14 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     return result ? GAI_STUCK : GAI_RELEASED;
 }
 
-/* Unmaps, and releases the page when this was the last range to show it. */
+/* Unmaps a mapping, and releases the page if it has no other mapping. */
 static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
     CUresult result = CUDA_SUCCESS;
     if (mapping->segment->fixed) return gai_mapping_undo_fixed(pool, mapping);
     if (mapping->addr) result = GAI_CALL(pool, unmap, MemUnmap, ((CUdeviceptr)mapping->addr, mapping->bytes));
+    /* From here on the handle alone is left: if the release fails, a later try must not unmap again. */
     if (!result && mapping->addr) {
         mapping->addr = 0;
         page->mappings--;
@@ -6392,35 +6404,37 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
     return GAI_STUCK;
 }
 
-/* The end of a page whose memory is the device's again. With the lock held. */
+/* Ends a page whose memory was released. The caller holds `lock`. */
 static void gai_page_end(galloc_pool *pool, gai_page *page)
 {
     gai_stat_page_gone(pool, page, page->bytes, 1);
     gai_slab_give(&pool->pages, page);
 }
 
-/* What the driver would not undo is kept, and tried again later. With the lock held. */
+/* Puts a mapping that the driver did not undo into the quarantine, to be tried again later. The caller holds `lock`. */
 static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
     gai_stat_page(pool, page);
+    /* A page with a current mapping is in use, and only this alias is stuck. */
     if (!page->current && !page->stuck) pool->stats.quarantined += page->bytes;
     page->stuck = !page->current;
     mapping->next = pool->quarantine;
     pool->quarantine = mapping;
 }
 
+/* Takes a mapping off its page's list and ends its descriptor. */
 static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_mapping **at = &mapping->page->shown;
     while (*at != mapping) at = &(*at)->next_shown;
     *at = mapping->next_shown;
-    mapping->number = 0; /* memos may know it */
+    mapping->number = 0; /* invalidates memos that name this mapping */
     gai_slab_give(&pool->mappings, mapping);
 }
 
-/* What is given back to the driver's pool is still held: `reserved` does not change, not even in between. 0: it is not
-   the pool's. With the lock held. */
+/* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
+   moment. 0: the segment does not belong to that pool. The caller holds `lock`. */
 static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
 {
     gai_page *page = segment->whole->page;
@@ -6435,10 +6449,11 @@ static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
     return 1;
 }
 
-/* What has become of a mapping whose undoing was tried. With the lock held. */
+/* Books the outcome of gai_mapping_undo. The caller holds `lock`. */
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
     gai_segment *segment = mapping->segment;
+    /* Addresses that were unmapped can be used again even if the page is stuck. */
     if (mapping->block && (undone != GAI_STUCK || (!mapping->addr && !segment->fixed))) {
         gai_block_to_hole(pool, mapping->block);
         mapping->block = NULL;
@@ -6449,6 +6464,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         gai_page *page = mapping->page;
         int kept = segment->given && gai_segment_keep(pool, segment);
         gai_mapping_end(pool, mapping);
+        /* A page that is kept in the driver's pool stays in the counters; other mappings of a page may remain. */
         if (kept) gai_slab_give(&pool->pages, page);
         else if (undone == GAI_RELEASED) gai_page_end(pool, page);
         if (segment->fixed) {
@@ -6459,7 +6475,8 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
     gai_stat_cached(pool);
 }
 
-/* Mappings on their way in or out, in order of address, each with a block of its own. */
+/* Mappings that are about to be mapped or unmapped, in order of address. Each has a busy block of its own.
+   *last == NULL;  last == &first, or the `next` of the last mapping */
 typedef struct gai_batch {
     gai_mapping *first, **last;
 } gai_batch;
@@ -6478,7 +6495,7 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = &mapping->next;
 }
 
-/* The mapping's page is, or stays, elsewhere. With the lock held. */
+/* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. The caller holds `lock`. */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
     mapping->standing = 0;
@@ -6494,6 +6511,8 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     pool->old += mapping->page->current != mapping;
 }
 
+/* Makes the alias's block busy. The counters depend on whether the page is parked there (page->current == mapping),
+   which must not have changed since gai_alias_add. */
 static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
 {
     if (mapping->older) mapping->older->newer = mapping->newer;
@@ -6507,6 +6526,7 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
     pool->old -= mapping->page->current != mapping;
 }
 
+/* Unmaps the batch. A mapping that was an alias before (`standing`) stays mapped and becomes an alias again. */
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
     while (batch->first) {
@@ -6521,8 +6541,8 @@ static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller has made sure of two descriptors.
-   Lock held. */
+/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller holds `lock` and has reserved two
+   block descriptors. */
 static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
 {
     int room = hole->kind == GAI_ROOM;
@@ -6539,7 +6559,7 @@ static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t add
     return hole;
 }
 
-/* A mapping for the whole of a busy block; page: NULL for a new one. The caller has made sure of the descriptors. */
+/* Makes a mapping for all of a busy block. page: NULL for a new one. The caller has reserved the descriptors. */
 static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_page *page)
 {
     gai_mapping *mapping = (gai_mapping *)gai_slab_take(&pool->mappings);
@@ -6561,7 +6581,8 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     return mapping;
 }
 
-/* The bytes at the new address are the bytes at the old one: whoever must be waited for there must be here. */
+/* Copies marks to the block to which a page moves: the bytes are the same, so the same work must complete before
+   reuse. */
 static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *to)
 {
     const gai_mark *mark;
@@ -6573,15 +6594,19 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
     }
 }
 
-/* How a range is going to be filled: where old mappings stand, by the return of their pages; the hole in it first with
-   pages that donors give up, then with new ones. */
+/* How a planned range is filled. Pages return to their aliases in the range. The hole in the range, if there is one, is
+   filled first with donors' pages, then with new pages.
+   donors: current mappings of pages that move into the hole
+   returning_blocks: current mappings of pages that return to aliases in the range
+   moved, unconfirmed: bytes of donors' pages and of new pages;  page_bytes: size of a new page */
 typedef struct gai_fill {
-    gai_batch returning;       /* old mappings in the range, in order of address */
+    gai_batch returning;       /* aliases in the range, in order of address */
     gai_batch donors,
-        returning_blocks; /* current mappings of pages that move and that return, their blocks out of sight */
+        returning_blocks; /* their blocks are busy */
     size_t moved, unconfirmed, page_bytes;
 } gai_fill;
 
+/* Counts the marks of a batch's blocks. */
 static size_t gai_batch_marks(const gai_batch *batch)
 {
     const gai_mapping *mapping;
@@ -6590,7 +6615,7 @@ static size_t gai_batch_marks(const gai_batch *batch)
     return n;
 }
 
-/* Makes sure of all that host memory is needed for, but for marks. With the lock held. */
+/* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. The caller holds `lock`. */
 static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
 {
     size_t n = (fill->unconfirmed + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
@@ -6601,8 +6626,8 @@ static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr
            gai_page_map_need(addr, fill->moved + fill->unconfirmed) && gai_block_map_need(addr);
 }
 
-/* Lays mappings over [addr, ...) of a hole, as the filling says, each with a busy block. The caller has made sure of
-   the descriptors. With the lock held. */
+/* Covers [addr, ...) of a hole with mappings, each with a busy block: donors' pages first, then new ones. The caller
+   holds `lock` and has reserved the descriptors. */
 static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
                                const gai_fill *fill)
 {
@@ -6620,9 +6645,9 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
     }
 }
 
-/* Adds the next returning mapping, with the marks that its page has where it is now. Whoever uses a page is ordered
-   after all that used it before, so that the marks that stood here until now are implied. The caller has made sure of
-   the marks. With the lock held. */
+/* Adds the next alias of the fill to the batch, with the marks of its page's current block. They replace the alias's
+   own marks: the page's later users are ordered after its earlier ones. The caller holds `lock` and has reserved the
+   marks. */
 static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fill *fill)
 {
     gai_mapping *mapping = fill->returning.first;
@@ -6635,7 +6660,7 @@ static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fil
     gai_batch_add(batch, mapping, block);
 }
 
-/* Maps what is new in a batch: one range of addresses. */
+/* Maps the mappings of a batch that are not mapped yet. They form one range of addresses. */
 static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
 {
     CUmemAccessDesc access;
@@ -6650,6 +6675,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
         result = gai_mapping_do(pool, mapping, mapping->block->addr);
     }
     if (result || !bytes) return result;
+    /* One call gives access to all new mappings, since they are contiguous. */
     memset(&access, 0, sizeof access);
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = pool->config.device;
@@ -6657,7 +6683,8 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
     return GAI_CALL(pool, set_access, MemSetAccess, ((CUdeviceptr)addr, bytes, &access, 1));
 }
 
-/* The batch is mapped: its pages are at home there and count, its blocks are one, still busy. With the lock held. */
+/* The batch is mapped: its mappings become current, its pages count in `reserved`, and its blocks become one busy
+   block. The caller holds `lock`. */
 static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = batch->first->block;
@@ -6678,12 +6705,15 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 /* ==== CALLBACKS =================================================================================================== */
 /* >>callbacks */
 
-/* on_map and on_unmap. Called under `growth`, which is let go around the program's function. Calls pages. */
+/* The program's callbacks on_map and on_unmap, which report changes of mappings. The caller holds `growth`, which is
+   released while the program's function runs. The mappings concerned are in no free set meanwhile, and their blocks
+   are busy, so no other call can use them. Calls pages, statistics. */
 
-/* What this thread is in: then it begins no other of the kind, so that they do not go round for ever. */
-static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage; /* on_map or on_unmap; on_oom or on_reject */
+/* How many callbacks this thread is in: gai_in_mapping counts on_map and on_unmap, gai_in_shortage on_oom and
+   on_reject. A thread in a callback starts no other of the same kind, so callbacks cannot recurse. */
+static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage;
 
-/* What the thread's call has had to say so far; the callback may call galloc. */
+/* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
 typedef struct gai_saved_message {
     char text[sizeof gai_message];
     int is_new;
@@ -6704,15 +6734,16 @@ static void gai_callback_end(int *in, const gai_saved_message *saved)
     gai_message_is_new = saved->is_new;
 }
 
-/* Must galloc make do with what is mapped, since this thread is being told of mappings? */
+/* Returns whether this thread is in on_map or on_unmap: then its calls must not map or unmap. */
 static int gai_pool_is_still(const galloc_pool *pool)
 {
     return gai_in_mapping && (pool->callbacks.on_map || pool->callbacks.on_unmap);
 }
 
-/* The same, or must all stay that is mapped, since the program is being told of it? */
+/* Returns whether nothing may be unmapped: as above, or because all mappings are being reported to on_map. */
 static int gai_pool_keeps(const galloc_pool *pool) { return pool->walking || gai_pool_is_still(pool); }
 
+/* Calls `tell` for each mapping of the batch that was not mapped before as an alias. Releases `growth` meanwhile. */
 static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
                               void (*tell)(galloc_pool *pool, void *addr, size_t bytes, void *user))
 {
@@ -6729,8 +6760,8 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     pool->telling--;
 }
 
-/* What is mapped and not published yet. `growth` is let go meanwhile, so it counts as held from here on: others must
-   not take it for missing and create as much once more. */
+/* Reports a batch that is mapped and not published yet. Releases `growth` meanwhile. The pages count as held before
+   that: other threads must not create as much once more. */
 static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
 {
     const gai_mapping *mapping;
@@ -6742,7 +6773,7 @@ static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
     gai_pool_tell_all(pool, batch, pool->callbacks.on_map);
 }
 
-/* What is to be unmapped, and is out of sight. Lets `growth` go meanwhile. */
+/* Reports a batch that is about to be unmapped. Releases `growth` meanwhile. */
 static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 {
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
@@ -6751,10 +6782,10 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 /* ==== BACKENDS ==================================================================================================== */
 /* >>backends */
 
-/* Memory of cudaMalloc and of cudaMallocAsync: fixed segments and what the driver is asked for. Changed under
-   `growth`. Calls pages, callbacks. */
+/* Memory of cudaMalloc and cudaMallocAsync: fixed segments, and the driver's memory pool. The state changes under
+   `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget, statistics. */
 
-/* Makes the driver's pool: the settings are said in its terms. What of them it does not know it leaves out. */
+/* Creates the driver's memory pool, with the settings of the pool that have a counterpart there. */
 static CUresult gai_driver_pool_new(galloc_pool *pool)
 {
     static const struct { CUmemPool_attribute name; int reuse; } ways[] = {
@@ -6771,7 +6802,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in such steps, and 0 says no limit */
+    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
         properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
@@ -6788,7 +6819,7 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
 
 #define GAI_NOT_SAID SIZE_MAX
 
-/* How many bytes the driver's pool holds. */
+/* Bytes that the driver's pool holds; GAI_NOT_SAID if the driver does not tell. */
 static size_t gai_driver_pool_held(galloc_pool *pool)
 {
     cuuint64_t held = 0;
@@ -6798,7 +6829,7 @@ static size_t gai_driver_pool_held(galloc_pool *pool)
     return (size_t)held;
 }
 
-/* The same with a block that has just come from it; a guess where it does not say. */
+/* The same after an allocation of `bytes`; an estimate if the driver does not tell. */
 static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
 {
     size_t held = gai_driver_pool_held(pool);
@@ -6809,7 +6840,7 @@ static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
     return held;
 }
 
-/* Asks for it, and notes it. Called with `growth` held. */
+/* Updates `kept` and `reserved` to what the driver's pool holds. The caller holds `growth`. */
 static void gai_pool_ask_held(galloc_pool *pool)
 {
     size_t held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
@@ -6821,7 +6852,7 @@ static void gai_pool_ask_held(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* Calls the driver's pool for a stream, whose context must be current if it is a default stream. */
+/* Allocates from the driver. MemAllocFromPoolAsync needs the context of a default stream to be current. */
 static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t bytes, const gai_site *site)
 {
     gai_scope scope;
@@ -6836,6 +6867,7 @@ static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t by
     return result;
 }
 
+/* Frees memory in the driver, for the driver's pool in the order of the stream at `site`. */
 static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
     gai_scope scope;
@@ -6848,7 +6880,7 @@ static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_s
     return result;
 }
 
-/* A fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
+/* Makes a fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
 static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 {
     gai_segment *segment = gai_segment_new(pool);
@@ -6867,7 +6899,8 @@ static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
     return segment;
 }
 
-/* Fetches the memory of a fixed segment. A step that cannot be undone leaves the address in the mapping. */
+/* Allocates the memory of a fixed segment. If a later step fails and the memory cannot be freed again, its address
+   stays in the mapping. *held: what the driver's pool then holds. */
 static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site,
                                   size_t *held)
 {
@@ -6878,6 +6911,8 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     segment->whole->addr = (uintptr_t)addr;
     gai_addresses_are_new((uintptr_t)addr, segment->given ? segment->given : bytes);
     if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
+    /* The block map needs multiples of 512 bytes, the page map of 2 MiB. The growth of the driver's pool is charged
+       to the budget here, since only now it is known. */
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
              !gai_block_map_need((uintptr_t)addr))
@@ -6888,8 +6923,9 @@ static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_
     return result;
 }
 
-/* A segment of one cudaMalloc, of bytes that were taken from the budget; *block is its busy block. Of another backend:
-   of just the bytes that are `given`, which are the stream's at `site` first. */
+/* Makes a segment of one driver allocation; *block is its busy block. The bytes were taken from the budget, except
+   those of the driver's pool, which are settled afterwards. given: for a backend, the exact bytes to allocate; else
+   0. */
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given, const gai_site *site,
                                   gai_block **block)
 {
@@ -6919,12 +6955,13 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
         pool->stats.grows++;
         if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else if (segment->whole->addr) {
+        /* The allocation succeeded, a later step failed, and the memory could not be freed. */
         gai_mapping_quarantine(pool, segment->whole);
         if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else {
         if (!gai_pool_is_async(pool) || segment->of_graph) gai_budget_give(pool, bytes);
         if (gai_pool_is_async(pool))
-            site->stream->handed = gai_stream_stamp(site->stream); /* it may have been freed on it */
+            site->stream->handed = gai_stream_stamp(site->stream); /* the free may be queued on it */
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
@@ -6933,6 +6970,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     return result;
 }
 
+/* Size of a new fixed segment for a request. */
 static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 {
     if (bytes <= GAI_MIB) return GAI_FIXED_SMALL;
@@ -6942,21 +6980,25 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
 /* ==== RELEASE ===================================================================================================== */
 /* >>release */
 
-/* Which pages are spare, and how they are given back to the driver. Under `growth`. Calls pages, backends,
-   callbacks. */
+/* Spare pages: pages that lie in free blocks as a whole, or are parked. This section selects them by a page filter, for
+   a request or to be given back, and gives pages back to the driver. A page can only be given back or moved as a whole,
+   so a block's spare pages are those that lie in it with all their bytes. Slots keep their bytes from being spare until
+   their run is coalesced.
+   The caller holds `growth`; sets and blocks are changed under `lock`. Calls pages, backends, callbacks. */
 
-/* The page at an address of a pool's heap. */
-/* What is looked for in free blocks: at least `wanted` bytes of whole pages if possible, never more than `most`. To be
-   used by a request, whose stream may have to wait for recorded events; or with no request to be given back. */
+/* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
+   never more than `most`.
+   params != NULL: for this request. may_wait: its stream may wait for recorded events of others.
+   params == NULL: to be given back. No unfinished work may use the page through any of its mappings. */
 typedef struct gai_page_filter {
     const gai_params *params;
     size_t wanted, most;
     int may_wait;
-    int one_place;   /* planning: one place is looked at, not all of them */
-    uint64_t before; /* to be given back: only pages that have not been used since then, counted in frees */
+    int one_place;   /* the planner looks at one place, not at all of them */
+    uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
 } gai_page_filter;
 
-/* Is the work done that used a page at its old addresses? */
+/* Returns whether the work that used a page at its stale aliases is complete. */
 static int gai_page_is_quiet(const gai_page *page)
 {
     const gai_mapping *mapping;
@@ -6970,8 +7012,7 @@ static int gai_page_is_quiet(const gai_page *page)
     return 1;
 }
 
-/* May the page under a mapping be had? A page to be given back must be one that nothing which still runs can touch,
-   through this address or an old one. */
+/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_page_filter *filter)
 {
@@ -6984,8 +7025,8 @@ static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapp
     return 1;
 }
 
-/* The last run of whole pages in a free block that serve the page filter: at its high end, since blocks are placed at
-   the low one. Returns its length, 0 if there is none. */
+/* Finds the last run of whole pages in a free block that pass the filter. It takes the high end, since blocks are
+   placed at the low one. Returns the run's length, 0 if there is none. */
 static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_page_filter *filter,
                                     uintptr_t *begin)
 {
@@ -6995,6 +7036,7 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     while (at > block->addr && bytes < filter->wanted) {
         const gai_mapping *mapping = gai_page_at(at - 1);
         int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
+        /* A page that does not fit or pass ends a run that has begun, and is skipped before one has. */
         if (fits && bytes + mapping->bytes <= filter->most &&
             gai_mapping_is_spare(pool, mapping, block->marks, filter)) {
             if (!end) end = mapping->addr + mapping->bytes;
@@ -7008,8 +7050,8 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     return bytes;
 }
 
-/* Takes the pages of a free block's range out of sight: each gets a busy block, with the marks of its bytes. 0: no
-   host memory, nothing changed. With the lock held. */
+/* Cuts [begin, begin + bytes) out of a free block and adds its pages to the batch. Each gets a busy block, with the
+   marks of its bytes. 0: no host memory, nothing changed. The caller holds `lock`. */
 static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t begin, size_t bytes, gai_batch *batch)
 {
     uintptr_t end = begin + bytes, at;
@@ -7031,7 +7073,7 @@ static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t beg
     return 1;
 }
 
-/* The same for a page filter: what a move takes it may have to put back where it was. */
+/* The same for a page filter. A move may fail and put the pages back, so the map's nodes for that are made first. */
 static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_page_filter *filter, uintptr_t begin,
                               size_t bytes, gai_batch *batch)
 {
@@ -7039,8 +7081,8 @@ static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_pag
     return gai_block_to_batch(pool, block, begin, bytes, batch);
 }
 
-/* Takes pages out of a set's free blocks, least recently freed first, and takes them off the page filter. With the lock
-   held; 0: no host memory for all of them. */
+/* Takes pages out of a set's free blocks, least recently freed first, and reduces the filter's counts. 0: no host
+   memory for all of them. The caller holds `lock`. */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *filter, gai_batch *batch)
 {
     gai_block *block = set->oldest;
@@ -7051,7 +7093,7 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
         size_t bytes = gai_block_spare_pages(pool, block, filter, &begin);
         if (bytes) {
             enough = gai_spare_to_batch(pool, block, filter, begin, bytes, batch);
-            if (!enough) { /* one page then, and the rest when that is gone */
+            if (!enough) { /* takes one page now; the caller's next round takes the rest */
                 gai_page_filter one = *filter;
                 one.wanted = 1;
                 bytes = gai_block_spare_pages(pool, block, &one, &begin);
@@ -7059,13 +7101,14 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
             }
             filter->wanted -= gai_min(bytes, filter->wanted);
             filter->most -= bytes;
-            if (newer && newer->set != set) newer = set->oldest; /* it was merged away */
+            if (newer && newer->set != set) newer = set->oldest; /* `newer` was merged with another block */
         }
         block = newer;
     }
     return enough;
 }
 
+/* Adds a parked page to a batch and reduces the filter's counts. */
 static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_filter *filter, gai_batch *batch)
 {
     gai_alias_remove(pool, mapping);
@@ -7075,14 +7118,15 @@ static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_fi
     filter->most -= mapping->bytes;
 }
 
+/* Returns whether the alias is a parked page that passes the filter. */
 static int gai_parked_serves(const galloc_pool *pool, const gai_mapping *mapping, const gai_page_filter *filter)
 {
     return mapping->page->current == mapping && mapping->bytes <= filter->most &&
            gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter);
 }
 
-/* The parked page in a room that lies farthest behind its block, which needs it last; NULL: none serves the page
-   filter. */
+/* The parked page that lies farthest behind the start of its room: the room's block needs it last. NULL: none passes
+   the filter. */
 static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_mapping *mapping, *best = NULL;
@@ -7092,7 +7136,7 @@ static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_
     return best;
 }
 
-/* Of two lists of mappings in rooms, each with the farthest behind its block first, makes one. */
+/* Merges two lists of mappings in rooms, each sorted with the farthest first. */
 static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
 {
     gai_mapping *all = NULL, **last = &all;
@@ -7106,10 +7150,10 @@ static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
     return all;
 }
 
-#define GAI_RUNS 64 /* of 1, 2, 4 ... mappings */
+#define GAI_RUNS 64 /* sorted lists of 1, 2, 4 ... mappings */
 
-/* Parked pages in rooms, the farthest first: to look for the farthest each time would take too long where many are
-   wanted. */
+/* Sorts the parked pages in rooms, the farthest first: a merge sort, since a search for each page would be
+   quadratic. */
 static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
 {
     gai_mapping *runs[GAI_RUNS], *mapping, *all = NULL;
@@ -7129,7 +7173,7 @@ static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
     return all;
 }
 
-/* Takes parked pages, those that have waited longest first, and those in rooms last. */
+/* Takes parked pages that pass the filter, those parked longest first, and those in rooms last. */
 static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_mapping *mapping, *next;
@@ -7147,7 +7191,8 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
     }
 }
 
-/* The same over all sets: everybody's, the asking stream's own, then all others. */
+/* Takes parked pages, then pages of free blocks: of the common set, of the requesting stream's own set, then of all
+   others. */
 static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_stream *own = filter->params ? filter->params->stream : NULL, *stream;
@@ -7163,7 +7208,8 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_ba
         enough = gai_set_to_batch(pool, &block_pool->free, filter, batch);
 }
 
-/* The pages of a batch are going to be given back: their old mappings go with them. With the lock held. */
+/* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. The caller
+   holds `lock`. */
 static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 {
     gai_mapping *mapping, *last = NULL, *alias;
@@ -7177,11 +7223,12 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
             gai_alias_remove(pool, alias);
             gai_batch_add(batch, alias, alias->block);
         }
+        /* The aliases added here follow `last`; they have no aliases of their own to add. */
         if (mapping == last) break;
     }
 }
 
-/* Gives freed blocks of another backend back that no unfinished work may touch, least recently freed first, until
+/* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
    `wanted` bytes are given or there are no more. */
 static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 {
@@ -7193,7 +7240,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
     for (block = pool->common.oldest; block && given < wanted; block = newer) {
         gai_segment *segment = block->segment;
         newer = block->newer;
-        if (block->bytes != segment->bytes) continue; /* beside a used one, for its alignment */
+        if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
         gai_set_remove(block);
         block->kind = GAI_BUSY;
         segment->whole->page->current = NULL;
@@ -7204,13 +7251,14 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
     gai_batch_undo(pool, &batch);
 }
 
-/* The same, and has the driver's pool give back as much. Returns by how much less is held. */
+/* The same, and trims the driver's pool by as much. Returns by how much less is held. */
 static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 {
     size_t before, held, after;
     gai_lock_on(&pool->lock);
     before = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
+    /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
     gai_pool_return_given(pool, gai_pool_is_async(pool) ? SIZE_MAX : wanted);
     held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
     if (held != GAI_NOT_SAID) {
@@ -7224,9 +7272,10 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     return before > after ? before - after : 0;
 }
 
-/* Is the block the first of a run, or of what is left of one, whose slots are all free? */
+/* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
 static int gai_run_is_idle(const gai_block *block)
 {
+    /* A run ends before the next first slot, or before a block that is no slot. */
     if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
     do {
         if (block->kind != GAI_SLOT) return 0;
@@ -7235,7 +7284,7 @@ static int gai_run_is_idle(const gai_block *block)
     return 1;
 }
 
-/* The slots of such a run become free blocks as others are. Returns the last that they are part of. */
+/* Makes the slots of such a run ordinary free blocks. Returns the last block that contains them. */
 static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
 {
     gai_block *next = block;
@@ -7249,7 +7298,7 @@ static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Lets runs whose slots are all free be of use for other sizes. With the lock held. */
+/* Coalesces all runs whose slots are all free. The caller holds `lock`. */
 static void gai_pool_coalesce(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -7261,9 +7310,8 @@ static void gai_pool_coalesce(galloc_pool *pool)
             if (block->kind == GAI_SLOT && gai_run_is_idle(block)) block = gai_run_coalesce(pool, block);
 }
 
-/* Gives pages back that nobody uses and no unfinished work may touch, and that were not used since `before`, until
-   `wanted` bytes are given or there are no more; never more than `most`. Returns the bytes given. Lets `growth`
-   go while the program is told. */
+/* Gives back spare pages that were not used after `before`, until `wanted` bytes are given or there are no more;
+   never more than `most`. Returns the bytes given. Releases `growth` while on_unmap runs. */
 static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
 {
     gai_batch batch;
@@ -7284,6 +7332,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         gai_pool_to_batch(pool, &filter, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
+        /* Host memory may have sufficed for a part only: the loop ends when a round finds nothing. */
         some = batch.first != NULL;
         gai_pool_tell_unmap(pool, &batch);
         gai_lock_on(&pool->lock);
@@ -7306,10 +7355,13 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
 /* ==== PARKING ===================================================================================================== */
 /* >>parking */
 
-/* Pages that are free as a whole and are kept unmapped from blocks for the next growth; old mappings that are kept
-   or dropped. Under `growth`. Calls release, pages. */
+/* Parked pages, stale aliases, and the pages of a move that fails. A parked page is mapped but in no free set: its
+   block is an alias. A program that repeats itself makes the same requests in each pass. If each pass finds the heap in
+   the same state, each request is served as before, and pages return to their stale aliases without a driver call. So
+   when nothing is live, all pages are parked and later used in the order in which they were first mapped.
+   The caller holds `growth`, and `lock` for changes of state. Calls release, pages, callbacks. */
 
-/* Puts the pages of donors back where they were: the move did not happen. With the lock held. */
+/* Puts the pages of donors back into free blocks, since their move failed. The caller holds `lock`. */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
 {
     gai_block *block = NULL;
@@ -7324,6 +7376,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
         if (!block) block = mapping->block;
         else gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
+        /* Neighbouring pages become one block before that is filed. */
         if (donors->first && !donors->first->standing && donors->first->block == block->next) continue;
         gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
@@ -7331,8 +7384,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back what is more than needed: pages of up to `surplus` bytes. Returns the bytes put back. The page behind one
-   that goes is the first of its run from then on: it needs the map's nodes for the day that it is put back too. */
+/* Puts back donors' pages of up to `surplus` bytes. Returns the bytes put back. A page kept behind one that goes
+   back becomes the first of its run, so it needs map nodes in case it is put back too. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -7356,8 +7409,8 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
     return bytes;
 }
 
-/* The move has happened: the old ranges stay mapped, away from any use. They keep their marks, which say when they can
-   be unmapped; whose stream has no event yet is asked for one. With the lock held. */
+/* The move succeeded: the old ranges stay mapped as stale aliases. Their marks remain and say when they may be
+   unmapped; streams without an event for them are asked for one. The caller holds `lock`. */
 static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
 {
     while (donors->first) {
@@ -7375,7 +7428,7 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* The first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
+/* Finds the first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
 static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintptr_t *begin)
 {
     uintptr_t at = block->addr;
@@ -7386,7 +7439,7 @@ static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintp
     return at > end ? 0 : at - *begin;
 }
 
-/* Parks pages that were taken out of a free block. Returns the last one's block. Lock held. */
+/* Parks the pages of a batch. Returns the last one's block. The caller holds `lock`. */
 static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = NULL;
@@ -7401,8 +7454,7 @@ static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
-/* Takes whole pages out of a free block: they wait where they are to be used there or elsewhere. With the lock
-   held. */
+/* Parks the first run of whole pages in a free block before `end`. Returns the next block. The caller holds `lock`. */
 static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
 {
     uintptr_t begin;
@@ -7413,22 +7465,23 @@ static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t 
     return gai_batch_park(pool, &batch)->next;
 }
 
+/* Returns whether the block is a free one of this pool that contains the mapping. */
 static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *mapping, const gai_block *block)
 {
     return block && gai_load_pointer(&block->pool) == pool && block->kind == GAI_FREE &&
            block->addr <= mapping->addr && block->addr + block->bytes >= mapping->addr + mapping->bytes;
 }
 
-/* The same for what a block with room has left: the pages wait there for the next one, whose room takes them in, those
-   that it will need last for others first. The free block is looked up once: the next page is before the one that was
-   cut out of it. */
+/* Parks the pages of a freed block that had room, for the next block there. It goes from high to low addresses:
+   other requests take parked pages in that order, so the start of the room lasts longest. Each next page lies in the
+   free block before the one just cut out. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_block *block = NULL;
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
         gai_batch batch;
-        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or none is here */
+        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or there is none */
         end = mapping->addr;
         if (!block) block = gai_block_before(end);
         gai_batch_start(&batch);
@@ -7439,7 +7492,7 @@ static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end
     }
 }
 
-/* Merges the blocks of a set with free neighbours of other sets, whoever gave those up. */
+/* Merges the blocks of a set with free neighbours of other sets, whichever streams freed those. */
 static void gai_set_join(galloc_pool *pool, gai_set *set)
 {
     gai_block *block, *newer;
@@ -7449,16 +7502,16 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
         if (block->kind == GAI_SLOT) continue;
         while (first->prev && first->prev->kind == GAI_FREE) first = first->prev;
         while (last->next && last->next->kind == GAI_FREE) last = last->next;
-        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's merge with none */
+        if (first == last || !gai_block_partner(pool, block, 1)) continue; /* a graph's blocks never merge */
+        /* The blocks from `first` to `last` may all merge with this one, so the loop goes on behind them. */
         while (newer && newer->addr >= first->addr && newer->addr <= last->addr) newer = newer->newer;
         gai_set_remove(block);
         (void)gai_block_file(pool, block, 1);
     }
 }
 
-/* Under pressure free neighbours of different streams are put together, since whoever takes them now will wait
-   anyway. Those with the marks of one stream are together already, so that one stream's set can be left out: the
-   largest. What has no marks merges with all in any case. */
+/* Merges free neighbours of different streams when memory is short: the next user waits anyway. Neighbours with
+   marks of one stream are merged already, so one stream's set, the largest, can be left out. */
 static void gai_pool_join(galloc_pool *pool)
 {
     const gai_set *largest = &pool->mixed;
@@ -7471,11 +7524,9 @@ static void gai_pool_join(galloc_pool *pool)
         if (largest != &stream->free) gai_set_join(pool, &stream->free);
 }
 
-/* A program that repeats itself goes through the same requests again and again. If it finds the heap each time as it
-   was the time before, each request is served as it was then, and pages that had to move come back to old mappings:
-   no call into the driver is left. So when nothing is live, pages are parked: taken out of the bins, to be used again
-   in the order in which they were mapped first. Each time a page is taken up again costs a plan, so it is not done for
-   its own sake: not again once it has been done some times in a row with no page mapped in between, until one is. */
+/* Returns whether pages are to be parked: nothing is live, and either pages were mapped since the last time, or
+   fewer than `patience` times in a row have passed without. Each return of a parked page costs a plan, hence the
+   limit. */
 static int gai_pool_should_park(galloc_pool *pool)
 {
     const gai_parking *parking = &pool->parking;
@@ -7483,7 +7534,7 @@ static int gai_pool_should_park(galloc_pool *pool)
     return (parking->mapped || parking->calm < parking->patience) && !gai_pool_live(pool);
 }
 
-/* Parks all pages that are free as a whole. Streams that have not marked what they freed last are asked to. */
+/* Parks all pages that are free as a whole. Streams with frees that have no mark yet are asked for one. */
 static void gai_pool_park(galloc_pool *pool)
 {
     gai_parking *parking = &pool->parking;
@@ -7500,13 +7551,14 @@ static void gai_pool_park(galloc_pool *pool)
     }
     for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
         if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
+    /* Parking had stopped, and then pages were mapped: the next time it stops after twice as many quiet passes. */
     if (parking->mapped && parking->calm >= parking->patience) parking->patience *= 2;
     parking->calm = parking->mapped ? 0 : parking->calm + 1;
     parking->mapped = 0;
 }
 
-/* Lets parked pages between two addresses be free blocks again, of which streams may have parts by the marks of their
-   bytes; but not those in rooms. */
+/* Makes parked pages that overlap [begin, end) free blocks again, except those in rooms. Requests may then take
+   parts of a page. */
 static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
     gai_mapping *mapping, *newer;
@@ -7522,15 +7574,15 @@ static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
     }
 }
 
-/* Old mappings and addresses in all that are kept, in parts of the memory held, and how many mappings at most, unless
-   there are many pages. More spare no more calls, and each costs some host memory, and some time in every plan. */
+/* Limits of what is kept: bytes of stale aliases and reserved addresses as multiples of the memory held, and the
+   number of stale aliases, unless there are many pages. More would not save more driver calls; each alias costs host
+   memory and planning time. */
 #define GAI_OLD_KEPT 8
 #define GAI_OLD_MAX 2048
 #define GAI_ADDRESSES_KEPT 12
 
-/* Unmaps old ranges between two addresses until no more than `keep` bytes and `most` ranges are left, those first that
-   were left first; where the work that used them is not known to be done they stay. Never waits. Lets `growth` go
-   while the program is told. */
+/* Unmaps stale aliases that overlap [begin, end), oldest first, until at most `keep` bytes and `most` aliases remain
+   in the pool. Aliases with unfinished work stay. Never waits. Releases `growth` while on_unmap runs. */
 static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
@@ -7541,6 +7593,7 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
     for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
         newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
+        /* Parked pages are no stale aliases, and marks that remain after the pruning are of unfinished work. */
         if (mapping->page->current == mapping || mapping->block->marks) continue;
         if (mapping->addr >= end || mapping->addr + mapping->bytes <= begin) continue;
         gai_alias_remove(pool, mapping);
@@ -7551,10 +7604,11 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
     gai_batch_undo(pool, &batch);
 }
 
+/* Drops the stale aliases beyond the limits. */
 static void gai_pool_limit_old(galloc_pool *pool)
 {
-    /* A program that repeats itself comes back to all of them in turn: with a few less than it needs, each would go
-       just before it is wanted, pass after pass. How many it needs grows with its pages. */
+    /* A program that repeats itself uses all its aliases in turn. With a few too few kept, each would be dropped
+       just before its use, in every pass. The number it needs grows with the number of pages. */
     size_t held, pages = 0;
     int i;
     gai_lock_on(&pool->lock);
@@ -7565,7 +7619,7 @@ static void gai_pool_limit_old(galloc_pool *pool)
                       gai_max(GAI_OLD_MAX, pages + pages / 2));
 }
 
-/* Tries again what the driver refused to undo. */
+/* Tries again to undo the mappings in the quarantine. */
 static void gai_pool_retry(galloc_pool *pool)
 {
     gai_batch batch;
@@ -7586,6 +7640,7 @@ static int gai_segment_is_used(const gai_segment *segment)
     return block != NULL;
 }
 
+/* Ends the lost segments that have no used block. */
 static void gai_pool_sweep_lost(galloc_pool *pool)
 {
     gai_segment *segment, *next;
@@ -7605,35 +7660,40 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 /* ==== TORCH ===================================================================================================== */
 /* >>torch */
 
-/* What PyTorch's caching allocator does (c10/cuda/CUDACachingAllocator.cpp), as far as it is another thing than
-   galloc's own: how requests are rounded, and with like:pytorch how blocks are chosen, cut, collected. */
+/* Rounding of requests for all pools, and, for like:pytorch, how blocks are chosen, cut and collected as in PyTorch's
+   caching allocator (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and
+   one kind of request, small or large, and a free block stays in its block pool's set.
+   Sets and counters are guarded by `lock`; the functions that give segments back are called under `growth`. Calls
+   bins, pages, callbacks, release. */
 
-#define GAI_TORCH_SMALL GAI_MIB  /* requests up to here, rounded, get small segments */
-#define GAI_TORCH_REMAINS GAI_MIB /* no more than this stays with a block of a large segment */
+#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
+#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
 
 #define GAI_SLOT_DIVISIONS 8
 
-/* Classes between two powers of two. With more than there are bins, two of them would share one. */
+/* The number of slot classes between two powers of two. More than GAI_COLUMNS would put two classes into one bin. */
 static size_t gai_slot_divisions(const galloc_config *config)
 {
     unsigned divisions = config->roundup_power2_divisions[0];
     return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
 }
 
-/* Bytes that are held for a request: between two powers of two in so many steps as are set for its size. */
+/* Bytes to allocate for a request: sizes between two powers of two are rounded up to the configured number of steps. */
 static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
     size_t divisions;
     int at;
     if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_up(bytes, GAI_UNIT);
+    /* roundup_power2_divisions has an entry for each power of two from 1 MiB on. The first one also serves smaller
+       sizes, and strategy:heuristic may change it (tuning.divisions). */
     at = gai_log2(bytes) - 20;
     divisions = pool->config.roundup_power2_divisions[at < 1 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
     if (pool->pooled && bytes <= GAI_SLOT_MOST) divisions = gai_slot_divisions(&pool->config);
     return gai_up_by_steps(bytes, divisions);
 }
 
-/* Up to here rounding is to 512 bytes only. */
+/* The largest size that is rounded to 512 bytes only. */
 static size_t gai_rounded_plainly(const galloc_pool *pool)
 {
     size_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
@@ -7646,7 +7706,7 @@ static size_t gai_rounded_plainly(const galloc_pool *pool)
     return plain;
 }
 
-/* What follows of the settings for rounding. */
+/* Derives `plain` and `special` from the settings. */
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
     pool->plain = gai_rounded_plainly(pool);
@@ -7656,15 +7716,15 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
                                                     : 0;
 }
 
-/* The largest block that a stream cache may have; with several streams that is 2 MiB. Where streams are not looked at,
-   a stream cache is asked about any size: it alone knows whether its stream was retired. */
+/* The largest block that a stream cache may hold; with several streams that is 2 MiB. With stream_check:off a stream
+   cache is asked about any size, since only it records that its stream was retired. */
 static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
     return pool->config.stream_check ? gai_max(pool->config.lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
 
-/* May a request take the block, which is the smallest that it fits in? Blocks of max_split_size and more are kept for
-   requests of that size and more, and these take one only if it is hardly larger. */
+/* Returns whether a request may take the smallest block that it fits in. Blocks of max_split_size and more are kept
+   for requests of that size and more, and these take a block only if it is hardly larger. */
 static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, size_t bytes)
 {
     size_t rounding = pool->config.max_non_split_rounding;
@@ -7673,8 +7733,8 @@ static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, 
     return block->bytes < bytes || block->bytes - bytes < rounding;
 }
 
-/* The smallest block in which the request has a place, of equals the one with the lowest address: that of PyTorch's
-   trees. Whole bins are looked through. */
+/* Finds the smallest block in which the request fits, among equals the one with the lowest address: PyTorch's order.
+   It looks at every block of a bin. */
 static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const gai_params *params)
 {
     gai_bin bin = gai_bin_of(params->bytes);
@@ -7689,16 +7749,18 @@ static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const ga
     return best;
 }
 
-/* Bytes that the request gets of a block, from its place to where the block is cut, if it is. */
+/* Bytes that the request gets of a block, from its place on: to where the block is cut, or to the end. */
 static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at,
                                  const gai_params *params)
 {
     size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
+    /* Blocks of small segments are cut down to 512 bytes. */
     if (params->small) return remains >= GAI_UNIT ? params->bytes : all;
     return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
 
-/* The smallest segment that is free as a whole, of no stream any more, and of no graph; its work is done. */
+/* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
+   graph any more. */
 static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_params *params)
 {
     const gai_block_pool *block_pool;
@@ -7713,7 +7775,7 @@ static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_para
     return best;
 }
 
-/* A free segment moves. Lock held. */
+/* Moves a free segment to another block pool. The caller holds `lock`. */
 static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     gai_block_pool *before = segment->block_pool;
@@ -7725,7 +7787,8 @@ static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_
     (void)gai_block_file(pool, segment->first, 0);
 }
 
-/* Has somebody who is not at home there used free memory, so that to ask whether he has done might gain it? */
+/* Returns whether free memory waits for a stream outside its block pool, and an event is recorded that may show it
+   done. */
 static int gai_pool_awaits(const galloc_pool *pool)
 {
     const gai_stream *stream = pool->mixed.oldest ? pool->streams : NULL;
@@ -7733,7 +7796,7 @@ static int gai_pool_awaits(const galloc_pool *pool)
     return stream != NULL;
 }
 
-/* A block is the program's. */
+/* Counts a block that becomes used in torch_stats. */
 static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -7746,6 +7809,7 @@ static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
 }
 
+/* Counts a wait for all streams, which PyTorch does before it gives its cache back. */
 static void gai_torch_count_wait(galloc_pool *pool)
 {
     gai_lock_on(&pool->lock);
@@ -7759,7 +7823,7 @@ static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, 
     else gai_torch_subtract(stat, small, before - now);
 }
 
-/* A used block has changed its size. */
+/* Counts the new size of a used block in torch_stats. */
 static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -7774,24 +7838,25 @@ static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, s
 
 /* ---- collecting ---- */
 
-/* Time is counted in searches: so long has a free segment not been wanted. */
+/* The age of a free segment: searches since its last block was freed. PyTorch measures time in the same way. */
 static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
 {
     return (double)(pool->searches[0] - segment->searches);
 }
 
-/* Large segments that are free as a whole are collected, but for those of graphs. */
+/* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */
 static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
 {
     return !block_pool->small && !block_pool->captured;
 }
 
+/* Ages of the segments that can be collected: their sum and their number. */
 typedef struct gai_ages {
     double sum;
     size_t count;
 } gai_ages;
 
-/* The ages of what can be collected. */
+/* Adds up the ages of the segments that can be collected. */
 static gai_ages gai_pool_ages(const galloc_pool *pool)
 {
     gai_ages ages = {0, 0};
@@ -7808,14 +7873,14 @@ static gai_ages gai_pool_ages(const galloc_pool *pool)
     return ages;
 }
 
-/* Takes a free segment out of sight, to be given back; 0: no host memory. Lock held. */
+/* Adds a free segment to a batch to be given back. 0: no host memory. The caller holds `lock`. */
 static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
 {
     return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
 }
 
-/* Takes all that is as old as the mean or older. It does not stop when that is enough, so that it is not soon needed
-   again. Returns the bytes taken. Lock held. */
+/* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
+   again soon. Returns the bytes taken. The caller holds `lock`. */
 static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
 {
     double least = ages->sum / (double)ages->count;
@@ -7837,7 +7902,7 @@ static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batc
     return taken;
 }
 
-/* Gives old segments back until `wanted` bytes are, if so many can be had. */
+/* Gives old segments back until `wanted` bytes are given or there are no more. */
 static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
@@ -7854,8 +7919,8 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
     gai_batch_undo(pool, &batch);
 }
 
-/* The smallest segment of a home that is free as a whole, has no less than `bytes`, and whose work is done; with
-   `largest` the largest that has no less. */
+/* Finds the smallest segment of a block pool that is free as a whole, has at least `bytes`, and whose work is done;
+   with `largest`, the largest such segment. */
 static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
 {
     gai_block *best = NULL, *block;
@@ -7866,8 +7931,8 @@ static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t 
     return best;
 }
 
-/* Gives segments of max_split_size and more back, which requests below that size cannot use: one that has the bytes
-   wanted, or else the largest one after the other. */
+/* Gives back segments of max_split_size and more, which smaller requests cannot use: one of at least `bytes`, or
+   else the largest ones until `bytes` are given. */
 static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
 {
     gai_batch batch;
@@ -7893,11 +7958,13 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
 /* ==== USERS ======================================================================================================= */
 /* >>users */
 
-/* Calls that are in a pool, which keep it from ending; handles of pools; resets of its context. Lock-free, by
-   pool->users. Calls streams. */
+/* Calls that are in a pool keep it from ending. pool->users counts them without a lock; the call that ends a pool sets
+   GAI_ENDED there, after which no other call comes in, and waits until it is the only user. This section also looks up
+   handles of pools and detects a reset of the pool's context.
+   gai_pool_enter takes `growth`; the rest takes no lock for longer than a change of state. Calls streams, parking. */
 
-/* The call, 1 or GAI_PASSING, is in whatever pool this is now, which does not end before it is out. 0: there is
-   none. */
+/* Counts a call (1 or GAI_PASSING) as a user of the pool that is at this address now. The pool does not end before
+   the call goes out. 0: there is no pool. */
 static int gai_pool_come_in(galloc_pool *pool, uint64_t call)
 {
     uint64_t users = gai_load(&pool->users);
@@ -7924,10 +7991,11 @@ static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
                     (const void *)handle);
 }
 
-/* From the program's handle to the pool, in which the call is from then on. */
+/* Looks up a handle and pins its pool. The handle is compared, never dereferenced. */
 static cudaError_t gai_pool_find(galloc_pool **pool)
 {
     galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    /* A handle is an address within the pool, a different one for each pool that was made in this memory. */
     while (at && (uintptr_t)*pool - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
     if (at && gai_pool_pin(at)) {
         int same = at->handle == *pool;
@@ -7938,8 +8006,8 @@ static cudaError_t gai_pool_find(galloc_pool **pool)
     return gai_pool_is_gone(*pool);
 }
 
-/* After cudaDeviceReset the primary context is another one at the same address. Pages and mappings survive that; what
-   cudaMalloc gave does not. */
+/* After cudaDeviceReset the primary context is a new one at the same address. Pages and their mappings survive a
+   reset; memory of cudaMalloc does not. */
 static cudaError_t gai_pool_check_context(galloc_pool *pool)
 {
     CUcontext context = NULL;
@@ -7957,14 +8025,15 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
     }
     gai_lock_on(&pool->lock);
     pool->context_id = id;
+    /* A sticky error ends with the context that had it. */
     gai_store(&pool->broken, 0);
     gai_pool_lose_context(pool);
     gai_lock_off(&pool->lock);
     return cudaSuccess;
 }
 
-/* With the growth lock held, makes the pool's context current, and has all stream caches show what they hold. On
-   failure neither is so, and the lock is let go. */
+/* Makes the pool's context current, empties all stream caches, and ends lost segments, dead streams and ended
+   graphs. The caller holds `growth`; on failure it is released and the context is unchanged. */
 static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 {
     CUresult result;
@@ -7998,32 +8067,33 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 /* ==== COLLECTION ================================================================================================== */
 /* >>collection */
 
-/* Idle memory that is given back for gc_threshold and gc_age. Under `growth`. Calls release. */
+/* Gives idle pages back: above gc_threshold, and after gc_age without use. It takes the pages that were unused for
+   longest and that no unfinished work can touch, so no thread or stream waits. Fixed segments are left alone, since
+   cudaFree waits for the device. The caller holds `growth`; the collector's state is guarded by `lock`. Calls
+   release, events, users. */
 
-/* Above gc_threshold, or after gc_age with no use, free pages are given back, those first that were not used for
-   longest, if nothing that still runs can touch them: nobody waits and no stream is held up. Fixed segments are left
-   alone, since cudaFree waits for the device.
-   Age: a free notes its number in the pages that it was in, and now and then it is noted how many frees there had been
-   at what time. What was used last before a sample that is gc_age old is that old itself.
-   Threshold: down to a little less than where it begins. It rests for some frees then, and for longer each time that
-   half of what it gave back was soon created again: so a program that breathes is not made to pay for each breath. */
-#define GAI_COLLECT_BELOW 16 /* down to a 16th below gc_threshold */
+/* Age: each free stores its number in the pages of its block, and samples record how many frees there were at what
+   time. A page last used before a sample that is gc_age old is that old itself.
+   Threshold: a collection stops a little below gc_threshold. Then collection rests for some frees: for twice as many
+   if half of the bytes that it gave back were soon created again, for half as many after 10 s without a change. So a
+   program whose use of memory oscillates does not pay in each cycle. */
+#define GAI_COLLECT_BELOW 16 /* collect to a 16th below gc_threshold */
 #define GAI_COLLECT_SOON 10000000000u /* 10 s */
 #define GAI_REST_LEAST 64
 #define GAI_REST_MOST ((uint64_t)1 << 20)
-#define GAI_SAMPLE_LEAST 1000000u /* 1 ms from one sample to the next */
+#define GAI_SAMPLE_LEAST 1000000u /* at least 1 ms between samples */
 #define GAI_STRIDE_MOST 16
 
 static int gai_pool_has_age(const galloc_pool *pool) { return pool->config.gc_age != UINT64_MAX; }
 
-/* What may be held before collection begins. */
+/* Bytes that may be held before collection begins. */
 static size_t gai_pool_threshold(const galloc_pool *pool)
 {
     if (!pool->collects || !(pool->config.gc_threshold > 0)) return SIZE_MAX;
     return (size_t)(pool->config.gc_threshold * (double)gai_pool_capacity(pool));
 }
 
-/* Bytes held above what is left by a collection, when one is due. Lock held. */
+/* Bytes that a collection for gc_threshold has to give back, 0 if none is due. The caller holds `lock`. */
 static size_t gai_pool_excess(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, begin = gai_pool_threshold(pool);
@@ -8031,7 +8101,8 @@ static size_t gai_pool_excess(const galloc_pool *pool)
     return held - (begin - begin / GAI_COLLECT_BELOW);
 }
 
-/* Notes the time, and returns the number of the last free that is known to be gc_age old. Lock held. */
+/* Takes a sample if it is time for one. Returns the number of the last free that is known to be gc_age old. The
+   caller holds `lock`. */
 static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8042,6 +8113,7 @@ static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
         const gai_sample *sample = &collector->samples[i];
         if (now >= sample->ns && now - sample->ns >= age && sample->frees > aged) aged = sample->frees;
     }
+    /* Half of the samples span gc_age, so one that old is still there when it is needed. */
     if (!collector->sampled || now - last->ns >= age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST) {
         gai_sample *next = &collector->samples[collector->sampled++ % GAI_SAMPLES];
         next->frees = pool->clock;
@@ -8052,10 +8124,11 @@ static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 
 static void gai_page_list(gai_page *page, gai_page **list)
 {
-    page->next_unused = *list; /* in use, it is free for this */
+    page->next_unused = *list; /* free while the page is in use */
     *list = page;
 }
 
+/* Lists the spare pages of one set's blocks. */
 static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter,
                                gai_page **list)
 {
@@ -8071,7 +8144,7 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
     }
 }
 
-/* The pages that may be given back, in no order. Lock held. */
+/* Lists the pages that may be given back, unsorted. The caller holds `lock`. */
 static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_page *list = NULL;
@@ -8086,7 +8159,7 @@ static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_fil
     return list;
 }
 
-/* By their last use, the oldest first: lists of one, two, four ... pages that are merged as they come. */
+/* Merges two lists of pages, each sorted by last use, the oldest first. */
 static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
 {
     gai_page *merged = NULL, **at = &merged;
@@ -8100,6 +8173,7 @@ static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
     return merged;
 }
 
+/* Merge sort by last use; sorted[i] has 2^i pages or none. */
 static gai_page *gai_pages_sort(gai_page *list)
 {
     gai_page *sorted[64] = {NULL}, *all = NULL;
@@ -8118,8 +8192,8 @@ static gai_page *gai_pages_sort(gai_page *list)
     return all;
 }
 
-/* Gives back up to `excess` bytes of the pages that were not used for longest, but leaves `leave` bytes of spare
-   pages: those can move to where they are wanted. */
+/* Gives back up to `excess` bytes of pages, those unused for longest first, but keeps `leave` bytes of spare pages,
+   which can move to a request. */
 static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t leave)
 {
     gai_page_filter filter;
@@ -8133,6 +8207,8 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     gai_lock_on(&pool->lock);
     list = gai_pages_sort(gai_pool_list_spare(pool, &filter));
     for (page = list; page; page = page->next_unused) spare += page->bytes;
+    /* Pages are chosen up to `spare` and `excess`, but at least one if `spare` allows it; `before` is the last one's
+       use. */
     spare = gai_left(spare, leave);
     for (page = list; page && chosen + page->bytes <= spare; page = page->next_unused) {
         if (chosen && chosen + page->bytes > excess) break;
@@ -8143,11 +8219,11 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     return chosen ? gai_pool_release_within(pool, chosen, chosen, before) : 0;
 }
 
-/* How long it rests after a collection above the threshold. Lock held. */
+/* Sets how long collection for gc_threshold rests. The caller holds `lock`. */
 static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
-    uint64_t rest = GAI_STRIDE_MOST; /* what was free is perhaps not known to be done with yet */
+    uint64_t rest = GAI_STRIDE_MOST; /* nothing was given: perhaps events have not completed yet */
     if (given) {
         int late = now - collector->ns >= GAI_COLLECT_SOON;
         int soon = collector->collected && collector->created >= collector->collected / 2;
@@ -8163,9 +8239,9 @@ static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
     collector->rest = pool->clock + rest;
 }
 
-/* Has streams record an event at their next call: one stream alone never does, and then nothing is known to be done
-   with. Not the legacy stream, where that makes blocking streams wait for each other, unless there is no other. Lock
-   held. */
+/* Asks streams to record an event at their next call, since a lone stream never records one by itself. The legacy
+   stream is asked only if it is the only one: an event there makes blocking streams wait for each other. The caller
+   holds `lock`. */
 static void gai_pool_ask_streams(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -8174,8 +8250,8 @@ static void gai_pool_ask_streams(galloc_pool *pool)
             gai_stream_ask(stream);
 }
 
-/* Gives back what is due; `leave`: bytes that are about to be asked for. Never waits. With `growth` held, in the pool's
-   scope. */
+/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. The caller holds
+   `growth` and is in the pool's scope. */
 static void gai_pool_collect(galloc_pool *pool, size_t leave)
 {
     gai_collector *collector = &pool->collector;
@@ -8187,6 +8263,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     aged = gai_pool_aged(pool, now);
     if (aged > collector->aged || gai_pool_excess(pool)) gai_pool_ask_streams(pool);
     gai_lock_off(&pool->lock);
+    /* First all pages that are gc_age old, then as many others as gc_threshold demands. */
     if (aged > collector->aged) old = gai_pool_release_within(pool, SIZE_MAX, SIZE_MAX, aged);
     gai_lock_on(&pool->lock);
     if (aged > collector->aged) collector->aged = aged;
@@ -8200,7 +8277,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_lock_off(&pool->lock);
 }
 
-/* The next look: soon if a sample was taken late. Lock held. */
+/* Sets the clock of the next look; the next free, if a sample was taken late. The caller holds `lock`. */
 static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8211,12 +8288,12 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
     collector->look = pool->clock + collector->stride;
 }
 
-/* With the growth lock held, which is let go. */
+/* Collects what is due. The caller holds `growth`, which is released. */
 static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
     if (gai_pool_enter_locked(pool, &scope)) {
-        gai_message_is_new = 0; /* the free has succeeded all the same */
+        gai_message_is_new = 0; /* the free has succeeded nevertheless */
         return;
     }
     gai_pool_collect(pool, 0);
@@ -8227,8 +8304,8 @@ static void gai_pool_collect_due(galloc_pool *pool)
     gai_lock_off(&pool->growth);
 }
 
-/* A free has come to the pool, and it is time to look whether something is due. Where another thread has the growth
-   lock, nobody waits for it. The free is over: the pool may have ended. */
+/* Looks whether a collection is due; called after a free that reached the pool. It does not wait for `growth` if
+   another thread holds it. The pool may have ended, since the free is over. */
 GAI_APART
 static void gai_pool_tend(galloc_pool *pool)
 {
@@ -8246,45 +8323,50 @@ static void gai_pool_tend(galloc_pool *pool)
 /* ==== SEARCH ====================================================================================================== */
 /* >>search */
 
-/* Which free block serves a request. Under the pool's lock. Calls bins, marks, take. */
+/* Finds the free block that serves a request, and takes it. A gai_job carries one allocation through this and all
+   later sections. The caller holds the pool's `lock` unless stated otherwise. Calls bins, marks, take, torch,
+   parking. */
 
-/* One allocation, or the growth of a block where it stands, on its way through the heap. */
+/* One allocation, or the growth of a block in place, on its way through the heap.
+   grows != NULL: params.bytes is what the growth still lacks, see gai_job_look. */
 typedef struct gai_job {
     galloc_pool *pool;
-    gai_params params;      /* of a growth: what it lacks, see gai_job_look */
+    gai_params params;
     gai_site site;
-    gai_block *got;     /* from here on a new job is cleared */
-    void *grows;        /* the block that is to become grow_to bytes long where it stands; NULL: an allocation */
+    gai_block *got;     /* a new job is zero from here on */
+    void *grows;        /* the block that is to become grow_to bytes long in place; NULL: an allocation */
     size_t grow_to;
-    int frugal;         /* create no more than the overhead allows */
-    int thrifty;        /* and leave some of that for times when more is live than ever before */
-    int may_wait;       /* pages may come from streams that the asking one then waits for */
-    int waited;         /* waits were queued for it */
-    int grown;          /* times that pages were created or moved for it */
-    int searched;       /* like:pytorch: its searches count as one */
-    int asked;          /* and it has been asked who has done with what */
-    cudaError_t error;  /* set: the end, whatever was not tried yet */
-    CUresult refusal;    /* the driver's answer when it refused memory */
+    int frugal;         /* create pages only within the overhead */
+    int thrifty;        /* and leave a part of the overhead for a new peak of live bytes */
+    int may_wait;       /* the stream may be made to wait for others' pages */
+    int waited;         /* waits for other streams' events were queued for it */
+    int grown;          /* how often pages were created or moved for it */
+    int searched;       /* like:pytorch: its searches were counted (as one) */
+    int asked;          /* like:pytorch: events were queried for it */
+    cudaError_t error;  /* set: the job ends, whatever steps remain */
+    CUresult refusal;   /* the driver's result when it refused memory */
     const char *who;
-    uint64_t waited_ns; /* on the host, for events, where that is limited */
-    const char *left_out; /* why the step of the ladder that is under way was not taken */
-    int rejected;       /* refused with no more tried than costs nothing */
-    int reported;       /* it was refused for want of memory, and there is a report */
+    uint64_t waited_ns; /* time spent in waits on the host, with wait_limit_ms */
+    const char *left_out; /* why the current step of the ladder was not taken */
+    int rejected;       /* refused after only the steps that cost nothing */
+    int reported;       /* it failed for lack of memory, and a report was made */
 } gai_job;
 
 static int gai_job_is_done(const gai_job *job) { return job->got || job->error; }
 
-/* What a search may look at, from cheap to costly. */
+/* What a search looks at, from cheap to costly. */
 enum gai_reach {
-    GAI_REACH_OWN, /* the stream's own blocks, everybody's, and those of streams that CUDA keeps in order with it */
+    GAI_REACH_OWN, /* the stream's own set, the common set, and the sets of streams that CUDA keeps in order with it */
     GAI_REACH_ALL  /* any part of any block whose marks allow it */
 };
 
+/* The result of a search: a free block, and the address in it where the request is placed. at == 0: none. */
 typedef struct gai_found {
     gai_block *block;
     uintptr_t at;
 } gai_found;
 
+/* Replaces the result if the block is better. */
 static void gai_found_add(gai_found *best, gai_block *block, uintptr_t at)
 {
     if (!block || !at || !gai_is_better(block, best->block)) return;
@@ -8298,13 +8380,13 @@ static void gai_found_in_set(gai_found *best, const gai_set *set, const gai_para
     if (block) gai_found_add(best, block, gai_place(block->addr, block->addr + block->bytes, params));
 }
 
-/* The best of what the stream state may have at once, where every block that is large enough will do. */
+/* Finds the smallest block that the stream may take at once, where every block that is large enough will do. */
 static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
     gai_block *best = stream ? gai_set_find_plain(&stream->free, bin, bytes) : NULL, *block;
     const gai_stream *other;
-    if (best && best->bytes == bytes) return best; /* none can be better */
+    if (best && best->bytes == bytes) return best; /* an exact fit */
     block = gai_set_find_plain(&pool->common, bin, bytes);
     if (block && gai_is_better(block, best)) best = block;
     if (!stream || !stream->blocking) return best;
@@ -8316,7 +8398,7 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
     return best;
 }
 
-/* A slot that the stream state may have at once; the one that was freed last. */
+/* Finds a slot that the stream may take at once: the one that was freed last. */
 static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t bytes)
 {
     gai_bin bin = gai_bin_of(bytes);
@@ -8329,6 +8411,7 @@ static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t by
     return block;
 }
 
+/* Searches the sets of GAI_REACH_OWN. No mark needs to be looked at: all blocks there may be used at once. */
 static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
 {
     gai_found best = {NULL, 0};
@@ -8353,14 +8436,16 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
     return best;
 }
 
-#define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are looked at one by one */
+#define GAI_SCAN 256 /* blocks of a set, oldest first, whose marks are checked */
 
+/* Returns whether the block's size and kind suit the request. */
 static int gai_block_is_for(const gai_block *block, const gai_params *params)
 {
     if (block->kind == GAI_SLOT) return params->slot && block->bytes == params->bytes;
     return block->bytes >= params->bytes;
 }
 
+/* Searches a set for a block of which the marks allow some part. */
 static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const gai_set *set, const gai_params *params,
                                int may_wait)
 {
@@ -8370,6 +8455,7 @@ static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const g
         if (gai_block_is_for(block, params)) gai_found_add(best, block, gai_block_place(pool, block, params, may_wait));
 }
 
+/* Searches as GAI_REACH_ALL does. may_wait: marks with a recorded event count as allowed. */
 static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int may_wait)
 {
     gai_found best = gai_find_own(pool, params);
@@ -8387,11 +8473,11 @@ static void gai_job_took(gai_job *job, gai_block *block)
     if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
-/* A run: so many slots, and no more bytes. Measured: docs/design.md. */
+/* Limits of a run: number of slots and bytes. Measured: docs/design.md. */
 #define GAI_RUN_SLOTS 16
 #define GAI_RUN_BYTES GAI_MIB
 
-/* How many slots are cut at once from `at` on; host memory for them is made sure of. 0: there is none. */
+/* The number of slots to cut at once from `at` on. It reserves the host memory for them. 0: there is none. */
 static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
 {
     size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
@@ -8405,8 +8491,8 @@ static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t 
     return (size_t)gai_block_need(pool, block, at, bytes);
 }
 
-/* Gives a slot to the program: a free one, or the first of a run that is cut out of a free block. NULL: no host
-   memory, nothing changed. */
+/* Allocates a slot: a free one, or the first of a run that is cut out of a free block. NULL: no host memory, nothing
+   changed. */
 static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
     size_t i, n;
@@ -8420,18 +8506,20 @@ static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t a
         slot->slot = GAI_RUN_SLOT;
         (void)gai_block_file(pool, slot, 0);
     }
+    /* The slots of a new run do not count as freed: there is nothing to coalesce yet. */
     pool->freed_slots = freed_slots;
     block->slot = GAI_RUN_SLOT | GAI_RUN_FIRST;
     gai_block_assign(pool, block, params->stream, params->requested, params->tag);
     return block;
 }
 
-/* Where there are blocks that are never cut: the request gets all of one, if it may have it. What was made for it just
-   now it may; if the alignment wants that, cut. */
+/* Takes a block where max_split_size is set: an oversize request gets all of the block, if the block may serve it. A
+   block just made for this job always may, and is cut if alignment requires it. */
 static void gai_job_take_uncut(gai_job *job, gai_found found)
 {
     galloc_pool *pool = job->pool;
     gai_params params = job->params;
+    /* job->grown: the block was made for this job. */
     if (!job->grown && !gai_block_may_serve(pool, found.block, params.bytes)) return;
     if (gai_pool_is_oversize(pool, params.bytes)) {
         uintptr_t at;
@@ -8446,6 +8534,7 @@ static void gai_job_take_uncut(gai_job *job, gai_found found)
     else gai_job_took(job, gai_block_take(pool, found.block, found.at, &params));
 }
 
+/* Takes the block that a search found, if it found one. */
 static void gai_job_take(gai_job *job, gai_found found)
 {
     if (!found.block) return;
@@ -8455,7 +8544,7 @@ static void gai_job_take(gai_job *job, gai_found found)
     else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->params));
 }
 
-/* The same in a home, cut as it is the way there. */
+/* Takes a block of a block pool, cut as PyTorch does. */
 static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
 {
     gai_params params = job->params;
@@ -8464,20 +8553,22 @@ static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
     gai_job_took(job, params.just_ready ? block : gai_block_take(job->pool, block, at, &params));
 }
 
-/* Looks at home; first it is asked who has done with what comes from there, which is for later steps. Lock held. */
+/* Searches the stream's block pool. Before events were queried it finds nothing if a query may free more: that is a
+   later step. The caller holds `lock`. */
 static void gai_job_search_block_pool(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block;
     if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->params.small]++;
     job->searched = 1;
+    /* PyTorch queries its events before it searches. */
     if (!job->asked && gai_pool_awaits(pool)) return;
     block = gai_block_pool_find(gai_block_pool_of(pool, job->params.stream, job->params.small), &job->params);
     if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
 }
 
-/* Is the whole mapping in a free block that can give up its page? The block, or NULL. In a program that repeats itself
-   the block mostly begins where it did the last time. */
+/* Returns the free block that contains the mapping and can give up its page, or NULL. `within` guesses where the
+   block begins: in a program that repeats itself mostly where it did before. */
 static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mapping, const gai_page_filter *filter)
 {
     gai_block *block = gai_block_at(mapping->within);
@@ -8487,8 +8578,8 @@ static gai_block *gai_mapping_donor(const galloc_pool *pool, gai_mapping *mappin
     return gai_mapping_is_spare(pool, mapping, block->marks, filter) ? block : NULL;
 }
 
-/* The free block that would give up the page of an old mapping, or the one over which it is parked, or NULL. What is
-   in free blocks was noted, unless this is about one place only. */
+/* Returns the free block that can give up the page of an alias, or the alias block over which the page is parked, or
+   NULL. Pages in free blocks were noted before (gai_set_note_pages), except when only one place is considered. */
 static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const gai_page_filter *filter)
 {
     gai_mapping *current = page->current;
@@ -8506,30 +8597,34 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 /* ==== GROW IN PLACE =============================================================================================== */
 /* >>behind */
 
-/* What lies behind a block that is to grow, and whether the block may have it. Under the pool's lock. Calls
-   search. */
+/* Growth in place: examines the blocks that follow a used block, and takes them if its stream may use them. The search
+   reports the worst obstacle, from which the ladder chooses a step: pages fill holes, waits remove marks, and busy
+   memory outside the block's room ends the growth.
+   The section also has the search functions of a job, which the ladder calls after each step. The caller holds the
+   pool's `lock`. Calls search, take, marks. */
 
-/* What stands between a block and the length that it is to have; each is worse than those before it. */
+/* The worst obstacle between a block and its new end; each is worse than those before it. */
 enum gai_obstacle {
-    GAI_OBSTACLE_NONE,   /* nothing */
-    GAI_OBSTACLE_HOLE,   /* holes, or old mappings whose pages may be had, beside free memory that may be had */
-    GAI_OBSTACLE_MARKED, /* memory that another stream has not done with */
-    GAI_OBSTACLE_BUSY, /* old mappings of pages, what the driver would not unmap, what a stream cache holds, or slots */
-    GAI_OBSTACLE_SHUT  /* a used block, the room of one, the end of the segment */
+    GAI_OBSTACLE_NONE,   /* all is free memory that the stream may use */
+    GAI_OBSTACLE_HOLE,   /* holes, or own aliases whose pages can return; the rest is free memory */
+    GAI_OBSTACLE_MARKED, /* free memory that another stream's work may still use */
+    GAI_OBSTACLE_BUSY, /* other aliases, quarantined mappings, blocks in a stream cache, or slots */
+    GAI_OBSTACLE_SHUT  /* a used block, another block's room, or the end of the segment */
 };
 
+/* What follows a block that grows, up to its new end. */
 typedef struct gai_growth_range {
-    gai_block *block; /* that grows */
-    uintptr_t end;    /* that it is to have */
-    gai_block *hole;  /* the next to fill, in the room perhaps an old mapping: the block's own room last, so that a
-                         failure before leaves it alone */
-    gai_mark mark;    /* the first that stands in the way */
-    int foreign;        /* something in the way is neither the block's nor in its room */
+    gai_block *block; /* the block that grows */
+    uintptr_t end;    /* its new end */
+    gai_block *hole;  /* the next to fill: a hole, or in the block's own room an alias. Holes outside the room come
+                         first, so that a failure leaves the room alone */
+    gai_mark mark;    /* the first mark that is an obstacle */
+    int foreign;        /* an obstacle lies outside the block and its room */
 } gai_growth_range;
 
-/* The first mark over [begin, end) that keeps the job's stream from these bytes; a wait that was queued for the job
-   itself counts, and marks that say whose a block is, `holder`'s, do not. Who it names is asked for an event. Lock
-   held. */
+/* Returns the first mark over [begin, end) that the job's stream must wait for, and asks its stream for an event.
+   Marks that a queued wait of the job covers are skipped, and marks of `holder`, which only say which graph owns the
+   block. */
 static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark, const gai_stream *holder,
                                         uintptr_t begin, uintptr_t end)
 {
@@ -8543,6 +8638,7 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
     return NULL;
 }
 
+/* Notes the first mark in the way. */
 static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *entry, const gai_mark *mark, int foreign)
 {
     if (*entry < GAI_OBSTACLE_MARKED) range->mark = *mark;
@@ -8550,7 +8646,7 @@ static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *en
     range->foreign |= foreign;
 }
 
-/* Is the page of an old mapping in the room to be had there, with no call into the driver? */
+/* Returns whether the page of an alias in the room can return to it without a driver call. */
 static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growth_range *range)
 {
     gai_page_filter filter;
@@ -8564,14 +8660,15 @@ static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growt
     return holder && (holder->addr < range->block->addr || holder->addr >= range->end);
 }
 
-/* Notes what is to be filled next: what is not in the block's room before that, which is filled from its start on. */
+/* Notes a hole or alias to fill, if it comes before the one noted: holes outside the room first, then the room from
+   its start on. */
 static enum gai_obstacle gai_growth_range_fill(gai_growth_range *range, gai_block *piece, enum gai_obstacle entry)
 {
     if (!range->hole || (piece->kind == GAI_HOLE && range->hole->kind != GAI_HOLE)) range->hole = piece;
     return entry < GAI_OBSTACLE_HOLE ? GAI_OBSTACLE_HOLE : entry;
 }
 
-/* One block behind that which grows: makes the way worse, or leaves it. */
+/* Examines one block behind the growing one. Returns the worse of its obstacle and the one so far. */
 static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_growth_range *range,
                                          enum gai_obstacle entry)
 {
@@ -8588,6 +8685,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
         job->params.bytes += end - piece->addr;
         return gai_growth_range_fill(range, piece, entry);
     case GAI_ALIAS:
+        /* All other aliases are obstacles; gai_job_clear_behind drops them where it can. */
         if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, entry);
         range->foreign |= !own;
         return GAI_OBSTACLE_BUSY;
@@ -8602,7 +8700,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
     }
 }
 
-/* Looks at all that the block must have to be as long as it is to be, and notes what it lacks. Lock held. */
+/* Examines all blocks up to the new end, and sets params.bytes to the bytes of holes there. The caller holds `lock`. */
 static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8612,11 +8710,13 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
     if (!block) return GAI_OBSTACLE_SHUT;
+    /* In its own room a block grows by whole pages. */
     if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
     range->block = block;
     range->end = block->addr + bytes;
     job->params.bytes = 0;
     job->params.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
+    /* The bytes beyond the requested ones were free memory before, and may have marks. */
     mark = gai_job_obstacle(job, block->marks, block->stream && block->stream->capture ? block->stream : NULL,
                             block->addr + block->requested, gai_min(range->end, block->addr + block->bytes));
     if (mark) gai_growth_range_note(range, &entry, mark, 0);
@@ -8627,7 +8727,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : entry;
 }
 
-/* Host memory for taking all of an open growth range at once. Lock held. */
+/* Reserves the host memory for taking all of a growth range without obstacles. The caller holds `lock`. */
 static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *range)
 {
     const gai_block *last = range->block;
@@ -8635,8 +8735,8 @@ static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *rang
     return last == range->block || gai_block_need(pool, last, last->addr, range->end - last->addr);
 }
 
-/* The block becomes as long as it is to be: all behind it is free, and its stream may have it. The marks come along.
-   Lock held. */
+/* Extends the block to its new end: all behind it is free memory that its stream may use. The marks come along. The
+   caller holds `lock`. */
 static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8646,6 +8746,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for growing a block");
         return;
     }
+    /* Another thread may free the block while this one looked behind it. */
     if (!gai_block_claim(pool, job->grows)) {
         job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is freed while it is to grow", job->grows);
         return;
@@ -8657,6 +8758,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
         gai_block_absorb(pool, block, piece);
         gai_stat_used(pool, bytes, 0);
     }
+    /* A block of another size is no slot any more. */
     if (block->bytes != before) block->slot = 0;
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
@@ -8666,13 +8768,14 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     job->got = block;
 }
 
+/* The error of a growth whose addresses are taken. */
 static cudaError_t gai_job_say_not_there(const gai_job *job)
 {
     return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", job->grows,
                     job->grow_to);
 }
 
-/* Lock held. */
+/* Tries the growth in place. The caller holds `lock`. */
 static void gai_job_search_behind(gai_job *job)
 {
     gai_growth_range range;
@@ -8681,7 +8784,8 @@ static void gai_job_search_behind(gai_job *job)
     if (entry == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
 }
 
-/* With the lock held. A block with room to grow never comes out of the bins: its room must follow it. */
+/* Searches once for what the job needs. A block with room never comes from the bins, since its room must follow it.
+   The caller holds `lock`. */
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
@@ -8694,6 +8798,7 @@ static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
                                              : gai_find_all(job->pool, &job->params, 0));
 }
 
+/* Searches once; takes `lock` itself. Returns whether the job is done. */
 static int gai_job_search(gai_job *job, enum gai_reach reach)
 {
     gai_lock_on(&job->pool->lock);
@@ -8705,10 +8810,12 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
 /* ==== WAITS ======================================================================================================= */
 /* >>waits */
 
-/* Waits of one stream for another one's marks, queued by galloc (rule 4c). Under `growth`, waits are queued with no
-   lock that others want. Calls events, search. */
+/* Waits that galloc queues on one stream for events of another (reuse:wait). A wait is noted per pair of streams, with
+   the epoch of the event: from then on all frees of the other stream stamped so or less may be reused at once.
+   The caller holds `growth`, so recorded events stay recorded; `lock` guards the notes, and is not held around
+   driver calls. Calls events, search, behind. */
 
-/* The note of what `stream` waits for on `on`, made if there is none; NULL: no host memory. Lock held. */
+/* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. The caller holds `lock`. */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
 {
     gai_wait *wait = stream->waits;
@@ -8722,8 +8829,7 @@ static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_s
     return wait;
 }
 
-/* Queues one wait: first the wait, then the note that it is queued, or a third call could rely on a wait that is not
-   there yet. Recorded events stay recorded while `growth` is held. */
+/* Queues one wait, then notes it: if the note came first, another call could rely on a wait that is not queued yet. */
 static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
 {
     galloc_pool *pool = job->pool;
@@ -8751,8 +8857,8 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     return CUDA_SUCCESS;
 }
 
-/* Has the asking stream wait for every mark of the block just taken; if that fails the block goes back with all of
-   them. */
+/* Makes the job's stream wait for every mark of the block just taken. On failure the block becomes free again, with
+   all its marks. */
 static void gai_job_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8772,12 +8878,12 @@ static void gai_job_wait(gai_job *job)
     (void)gai_block_file(pool, job->got, 0);
     gai_lock_off(&pool->lock);
     job->got = NULL;
-    if (result == CUDA_ERROR_NOT_READY) return; /* coarse marks asked for more than is recorded: the ladder goes on */
+    if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for one of the marks: the ladder goes on */
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
     gai_pool_note(pool, result);
 }
 
-/* Has the asking stream wait for the donors' marks before their pages move: if that fails nothing has happened. */
+/* Makes the job's stream wait for the donors' marks before their pages move. On failure nothing has changed. */
 static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
 {
     galloc_pool *pool = job->pool;
@@ -8796,8 +8902,8 @@ static CUresult gai_job_wait_for_donors(gai_job *job, const gai_batch *donors)
     return result;
 }
 
-/* Has the stream of a growing block wait for what stands in its way, one mark after the other; then the block takes
-   it. Nothing changes before. */
+/* Makes the stream of a growing block wait for one mark after the other, then extends the block. Nothing changes
+   before that. */
 static void gai_job_wait_behind(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8811,7 +8917,7 @@ static void gai_job_wait_behind(gai_job *job)
         gai_lock_off(&pool->lock);
         if (entry != GAI_OBSTACLE_MARKED) return;
         result = gai_job_wait_for(job, &range.mark);
-        if (result == CUDA_ERROR_NOT_READY) return; /* no event stands for it yet */
+        if (result == CUDA_ERROR_NOT_READY) return; /* no event is recorded for it yet */
         if (result) break;
     }
     job->error = gai_driver_failed(result, "cuStreamWaitEvent");
@@ -8821,34 +8927,47 @@ static void gai_job_wait_behind(gai_job *job)
 /* ==== PLANNER ===================================================================================================== */
 /* >>planner */
 
-/* Where pages that lie in free blocks move to: plans of address ranges. Under the pool's lock and `growth`.
-   Calls search, release, parking. */
+/* Plans where pages move to, and how large new pages are. A plan is an address range to fill. A run is here a sequence
+   of neighbouring holes and aliases (not of slots); a window is the part of a run that is considered for a plan. The
+   plan predictor expects the plan that followed the same plan the last time, so that a program that repeats itself
+   needs no search.
+   The caller holds `growth` and `lock`. Calls search, release, parking, collection, budget. */
 
-/* Where pages go: into [begin, end), so that [at, until) becomes free together with the free blocks beside it. There
-   are old mappings in it, whose pages can come back, and at most one hole. */
+/* A plan, here with both free blocks beside the range:
+     | left   | alias | hole | alias |   right |
+          at  begin                  end  until
+   [begin, end) is filled with pages; then [at, until) is free, and the requested block is taken there. The range has
+   aliases, whose pages can return, and at most one hole.
+   left == NULL or left->addr <= at < begin == left->addr + left->bytes
+   right == NULL or end == right->addr < until <= right->addr + right->bytes
+   alias == sum of the aliases' bytes,  newest == the highest number of their mappings
+   gai_plan_fresh == bytes of the hole that are to be filled
+   Growth in place: [begin, end) is the next hole or alias behind the block, and `until` is the block's new end. */
 typedef struct gai_plan {
     gai_block *left, *right;
-    gai_block *held; /* free blocks behind a block that grows, out of sight; linked by next_bin */
+    gai_block *held; /* free blocks behind a growing block, made busy; linked by next_bin */
     gai_block *first, *hole;
     uintptr_t begin, end, at, until;
-    size_t alias;     /* bytes of old mappings */
-    uint64_t newest; /* number of the newest of them */
+    size_t alias;
+    uint64_t newest;
 } gai_plan;
 
 static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->alias; }
 
-/* May the block be part of the answer as it is? */
+/* Returns whether the block is free and the stream may use all of it at once. */
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_params *params)
 {
     if (!block || block->kind != GAI_FREE) return 0;
     return block->set == &pool->common || (params->stream && block->set == &params->stream->free);
 }
 
+/* Returns whether the block is a hole or an alias outside rooms: a part of a run. */
 static int gai_block_is_unused(const gai_block *block)
 {
     return block && (block->kind == GAI_HOLE || (block->kind == GAI_ALIAS && !block->room));
 }
 
+/* Notes the block in its whole pages that have an alias to return to: those with more than one mapping. */
 static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
 {
     uintptr_t begin, at;
@@ -8862,7 +8981,7 @@ static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, cons
     }
 }
 
-/* Notes for every page that could come back to an old mapping which free block it is in. */
+/* gai_block_note_pages for all free blocks of a set that may have whole pages. */
 static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, const gai_page_filter *filter)
 {
     gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
@@ -8873,14 +8992,19 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* A run of holes and old mappings, and the part of it, from `first` to `last`, that is being considered. */
+/* A window: the part from `first` to `last` of a run of holes and aliases. It is extended at its end and shrunk at its
+   start, so that all windows of a run are tried in one pass.
+   last == NULL: it is empty;  hole == its only hole or NULL;  alias == bytes of its aliases
+   page->taken: an alias of this page is in the window */
 typedef struct gai_window {
-    gai_block *left; /* the free block before the run, if the answer begins there */
+    gai_block *left; /* the free block before the run, if the requested range begins there */
     gai_block *first, *last, *hole;
-    const gai_block *newest; /* of the old mappings in it; NULL: to be found out */
+    const gai_block *newest; /* the newest of its aliases; NULL: not known */
     size_t alias;
 } gai_window;
 
+/* Extends a window by one block. 0: the block is neither a hole nor an alias whose page can return, or a second
+   hole. */
 static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block *block, const gai_page_filter *filter)
 {
     if (!gai_block_is_unused(block)) return 0;
@@ -8900,6 +9024,7 @@ static int gai_window_add(const galloc_pool *pool, gai_window *window, gai_block
     return 1;
 }
 
+/* Shrinks a window by its first block, whose page may then be used elsewhere in the window. */
 static void gai_window_drop_first(gai_window *window)
 {
     gai_block *block = window->first;
@@ -8913,7 +9038,7 @@ static void gai_window_drop_first(gai_window *window)
     window->first = block->next;
 }
 
-/* Is a page of the window in this free block, which is to be part of the answer itself? */
+/* Returns whether the free block holds a page of the window: then it cannot be part of the requested range itself. */
 static int gai_window_needs(const gai_window *window, const gai_block *holder)
 {
     const gai_block *block = window->first;
@@ -8923,6 +9048,7 @@ static int gai_window_needs(const gai_window *window, const gai_block *holder)
     }
 }
 
+/* Returns the highest number of the window's aliases; 0 if it has none. */
 static uint64_t gai_window_newest(gai_window *window)
 {
     const gai_block *block = window->first, *newest = window->newest;
@@ -8932,7 +9058,7 @@ static uint64_t gai_window_newest(gai_window *window)
     return newest ? newest->alias->number : 0;
 }
 
-/* What the window would be as a plan, but for `newest`: 0 if it does not do. */
+/* Makes a plan of the window, without `newest`. 0: the window does not suffice. */
 static int gai_window_plan(const galloc_pool *pool, gai_window *window, const gai_params *params, uintptr_t at,
                            gai_plan *plan)
 {
@@ -8940,10 +9066,13 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     uintptr_t needed = at + params->bytes, last_end = last->addr + last->bytes;
     memset(plan, 0, sizeof *plan);
     plan->begin = first->addr;
+    /* The range begins in the free block before the run, or in the run's first block. */
     if (at < first->addr) plan->left = window->left;
     else if (first->kind == GAI_HOLE) plan->begin = gai_down(at, pool->granularity);
     if (needed <= first->addr) return 0;
     plan->end = last_end;
+    /* The range ends in the free block behind the window, or in the window. New pages need not fill a hole to its
+       end. */
     if (last_end < needed) {
         plan->right = last->next;
         if (params->room || !gai_block_is_own(pool, plan->right, params) || gai_window_needs(window, plan->right))
@@ -8952,6 +9081,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     } else if (last->kind == GAI_HOLE) {
         plan->end = gai_up(needed, pool->granularity);
     }
+    /* A room lies in holes and aliases only. */
     if (params->room && at + params->room > last_end) return 0;
     plan->first = window->first;
     plan->hole = window->hole;
@@ -8961,10 +9091,9 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     return 1;
 }
 
-/* Is plan `a` better than `b`? The one that needs fewer new bytes is. With none needed it is the one
-   whose newest mapping is the oldest: that is what was chosen before there were newer ones, and what is to be chosen
-   the next time. Then the one with fewer pages that come back, then the lowest address, which takes the free block
-   beside it in; for long-lived blocks the highest. */
+/* Returns whether plan a is better than b: fewer new bytes; for long-lived blocks then the highest address. With no
+   new bytes, then the older `newest`: aliases that did not exist in the last pass must not change the choice. Then
+   fewer aliases, then the lowest address. */
 static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, const gai_plan *b)
 {
     size_t unconfirmed_a = gai_plan_fresh(a), unconfirmed_b = gai_plan_fresh(b);
@@ -8976,7 +9105,8 @@ static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, 
     return a->at < b->at;
 }
 
-/* Extends the window until it holds what is wanted from `at` on, if it can, and considers it. */
+/* Extends the window, if possible, until it holds the requested bytes from `at` on, and compares its plan with the
+   best. */
 static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_t at, const gai_page_filter *filter,
                            gai_plan *best)
 {
@@ -8994,6 +9124,7 @@ static void gai_window_clear(gai_window *window)
     while (window->last) gai_window_drop_first(window);
 }
 
+/* Tries all windows of one run: first from the free block before it, then from each block of the run. */
 static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_params *params = filter->params;
@@ -9017,7 +9148,7 @@ static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai
 
 static int gai_block_starts_run(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
-/* With the lock held. */
+/* Finds the best plan over all runs. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_stream *stream;
@@ -9025,6 +9156,8 @@ static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_p
     gai_mapping *mapping;
     memset(best, 0, sizeof *best);
     pool->plans++;
+    /* First notes for each page which free block holds it; page->looked == pool->plans says that the note is of this
+       plan. */
     gai_set_note_pages(pool, &pool->common, filter);
     gai_set_note_pages(pool, &pool->mixed, filter);
     for (stream = pool->streams; stream; stream = stream->next) gai_set_note_pages(pool, &stream->free, filter);
@@ -9035,15 +9168,16 @@ static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_p
     return best->first != NULL;
 }
 
-/* Rooms of one length stand side by side from their segment's start on, so that a room is found again where one was. */
+/* Rounds up to a room's place. Rooms of one length are aligned from their segment's start, so a new room finds an
+   old one's place. */
 static uintptr_t gai_room_up(const gai_segment *segment, uintptr_t addr, const gai_params *params)
 {
     size_t unit = gai_up(params->room, params->alignment);
     return segment->addr + (addr - segment->addr + unit - 1) / unit * unit;
 }
 
-/* Is all from `at` in a block on, as far as the room goes, holes and old mappings that suit it? Mappings are no longer
-   than what is asked for: who grows by a little does not get much. Adds up the bytes of pages that are there. */
+/* Returns whether [at, at + room) consists of holes and aliases that suit a room. An alias must not be longer than
+   the request: a block that grows by little must not get much. *there: bytes of pages parked there. */
 static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_params *params, size_t *there)
 {
     uintptr_t end = at + params->room;
@@ -9057,7 +9191,7 @@ static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_par
     return block && block->addr == end;
 }
 
-/* Considers a room from `at` on, in a hole or at an old mapping. */
+/* Considers a room from `at` on, which lies in a hole or at an alias. */
 static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
                          gai_plan *best, size_t *most)
 {
@@ -9071,6 +9205,7 @@ static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at
     memset(&window, 0, sizeof window);
     memset(&plan, 0, sizeof plan);
     window.first = block;
+    /* Only the bytes requested now are filled; the rest of the room stays as it is until the block grows. */
     params.room = 0;
     empty.params = &params;
     empty.one_place = 1;
@@ -9082,7 +9217,7 @@ static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at
     *most = there;
 }
 
-/* A place for a room: where one was whose pages are there still, if there is one. With the lock held. */
+/* Finds a place for a room: preferably one where pages of an earlier room are parked. */
 static int gai_plan_room(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     gai_block *hole;
@@ -9109,10 +9244,11 @@ static int gai_memo_is(const gai_memo *a, const gai_memo *b)
     return a->number == b->number && a->at == b->at && a->bytes == b->bytes;
 }
 
-/* Adds a plan, and finds out what is to be expected after it. */
+/* Adds a plan to the predictor, and finds the plan to expect next. */
 static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai_memo *memo)
 {
     uint64_t oldest = plan_predictor->written > GAI_MEMOS ? plan_predictor->written - GAI_MEMOS : 0;
+    /* As expected: the memo after it is expected next. Otherwise the latest equal memo is searched. */
     if (plan_predictor->next < plan_predictor->written &&
         gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next), memo)) {
         plan_predictor->next++;
@@ -9126,7 +9262,7 @@ static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai
     *gai_plan_predictor_memo(plan_predictor, plan_predictor->written++) = *memo;
 }
 
-/* Makes a plan of a memo, if old mappings alone would serve there again. */
+/* Makes a plan of a memo, if aliases alone suffice there again. */
 static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
                             gai_plan *plan)
 {
@@ -9136,6 +9272,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     window.first = memo->first->block;
     if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
     if (memo->bytes != params->bytes || gai_up(memo->at, params->alignment) != memo->at) return 0;
+    /* The plan began in the free block before the run: it must be free again, and reach as far down. */
     if (memo->at < window.first->addr) {
         window.left = window.first->prev;
         if (!gai_block_is_own(pool, window.left, params) || memo->at < window.left->addr) return 0;
@@ -9145,9 +9282,9 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     return plan->first && !gai_plan_fresh(plan);
 }
 
-#define GAI_TRUST 8 /* times in a row that a search came to what was expected */
+#define GAI_TRUST 8 /* correct predictions in a row before the search is skipped */
 
-/* What a program that repeats itself did the last time is found with no search. With the lock held. */
+/* Makes the predicted plan without a search, once predictions are trusted. */
 static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *plan)
 {
     gai_plan_predictor *plan_predictor = &pool->plan_predictor;
@@ -9162,7 +9299,7 @@ static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *
     return found;
 }
 
-/* The part of the hole that is to be filled. */
+/* Where the part of the hole begins that is to be filled. */
 static uintptr_t gai_plan_fill_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
 
 static int gai_plan_ends_in_hole(const gai_plan *plan)
@@ -9170,7 +9307,7 @@ static int gai_plan_ends_in_hole(const gai_plan *plan)
     return plan->hole && plan->end <= plan->hole->addr + plan->hole->bytes;
 }
 
-#define GAI_OVERHEAD_SPARED 0.02 /* left alone below the peak: what was enough there is enough here. Saves 0.3 % */
+#define GAI_OVERHEAD_SPARED 0.02 /* spared below the peak of live bytes, for a new peak. Saves 0.3 % */
 
 /* Bytes that may be created before pages are moved instead. Above gc_threshold none. */
 static size_t gai_job_allowance(const gai_job *job)
@@ -9184,27 +9321,28 @@ static size_t gai_job_allowance(const gai_job *job)
     return gai_min(gai_pool_headroom(pool), most > held ? (size_t)(most - held) : 0);
 }
 
-/* Pages grow with the heap, so that their number does not; but only a page that is free as a whole can move, so that
-   they are half of what may still be created, between an eighth of the overhead and twice the overhead (a 16th at most)
-   as parts of the heap. Where every page counts, under a limit or with hardly any overhead, they are 1/1024 of it.
-   Small heaps take a few MiB at a time, very large pages are for heaps that leave room for several of them. `growth`
-   says it instead. */
+/* The size of new pages, a power of two. Large pages keep their number small as the heap grows; but only a page that
+   is free as a whole can move, so a page is at most half of what may still be created. */
 static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowance)
 {
     double held = (double)(pool->stats.reserved.current + more), overhead = pool->tuning.overhead;
     int frugal = gai_pool_capacity(pool) < pool->device_bytes || overhead < GAI_OVERHEAD_FRUGAL;
     size_t finest = (size_t)(held / 1024), coarsest = finest, wish;
+    /* config.growth sets the size. Else, under a limit or with hardly any overhead, every page counts: 1/1024 of the
+       heap. */
     if (pool->tuning.growth) return gai_max(pool->tuning.growth, pool->granularity);
+    /* Otherwise between overhead / 8 and min(2 * overhead, 1/16) of the heap; small heaps grow by a few MiB. */
     if (!frugal) {
         finest = gai_max((size_t)(held * overhead / 8), gai_min((size_t)held / 8, 8 * GAI_MIB));
         coarsest = (size_t)(held * (overhead < 1.0 / 32 ? overhead * 2 : 1.0 / 16));
     }
     wish = gai_max(finest, gai_min(coarsest, allowance / 2));
+    /* Pages above GAI_PAGE_MAX need an allowance for several of them. */
     wish = gai_min(wish, gai_max(GAI_PAGE_MAX, gai_min(allowance / 3, 4 * GAI_PAGE_MAX)));
     return gai_power_below(gai_max(wish, pool->granularity));
 }
 
-/* Whole pages rather than a small one at the end, while the hole and the limit allow it. */
+/* Rounds the new bytes up to whole pages, if the hole and `most` allow it. */
 static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
 {
     uintptr_t begin = gai_plan_fill_begin(plan), hole_end = plan->hole->addr + plan->hole->bytes;
@@ -9212,7 +9350,7 @@ static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
     if (bytes <= hole_end - begin && bytes <= most) plan->end = begin + bytes;
 }
 
-/* Takes the free blocks that the plan counts on out of sight: nobody else gets them, and their pages do not move. */
+/* Makes the plan's free blocks busy: no other call takes them, and their pages do not move. */
 static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
 {
     gai_block *piece = grows ? grows->next : NULL;
@@ -9229,6 +9367,7 @@ static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
     if (plan->right) plan->right->kind = GAI_BUSY;
 }
 
+/* Makes the plan's blocks free again. */
 static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
 {
     if (plan->left) (void)gai_block_file(pool, plan->left, 0);
@@ -9240,8 +9379,7 @@ static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
     }
 }
 
-/* One block of the new pages and the free blocks that the plan counts on, before any other neighbour can have
-   them. */
+/* Merges the new pages with `left` and `right`, before any other neighbour can. */
 static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *block)
 {
     block->kind = GAI_FREE;
@@ -9258,11 +9396,13 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
 /* ==== GROWTH ====================================================================================================== */
 /* >>growth */
 
-/* Carries a plan out, creates pages, asks the driver for fixed segments. Under `growth`; the driver is called with
-   the pool's lock let go. Calls planner, waits, pages, budget. */
+/* Carries a plan out: moves and creates pages, or allocates fixed segments. All decisions are made and all host
+   memory is reserved first (gai_job_prepare), so that afterwards only the driver can refuse. If it does, every step
+   is undone. The caller holds `growth`; `lock` is not held around driver calls. Calls planner, waits, backends,
+   budget. */
 
-/* The pages are there: the answer is cut from what has become free, before that merges with blocks whose marks are not
-   the answer's business. Lock held. */
+/* Takes the requested block from the planned range. It is cut before the range merges with neighbours, whose marks
+   it need not wait for. The caller holds `lock`. */
 static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9270,6 +9410,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
     job->params.bytes = plan->until - plan->at;
+    /* Inserted without merging, so that the job takes its block out of just this one. */
     gai_marks_prune(pool, &found.block->marks);
     gai_set_insert(gai_set_of(pool, found.block->marks), found.block);
     gai_job_take(job, found);
@@ -9279,11 +9420,13 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         if (job->got) job->got = found.block;
     }
     if (job->got) gai_block_keep_room(pool, job->got, job->params.room);
+    /* Whole pages that are left over behind the block are parked: the next request may need them elsewhere. */
     if (job->got && !job->params.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
         (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
-/* The same for a block that grows. What was mapped into its room is the block's at once, whatever comes. Lock held. */
+/* Adds the planned range to the growing block if it lies in its room, even if the growth fails later; else leaves it
+   free. Then tries the growth again. The caller holds `lock`. */
 static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9301,7 +9444,7 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
     gai_job_search_behind(job);
 }
 
-/* The driver said no: for want of memory, and the ladder goes on, or for another reason, and that is the end. */
+/* Notes the driver's result. Out of memory lets the ladder go on; any other error ends the job. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
     job->refusal = result;
@@ -9311,7 +9454,8 @@ static void gai_job_refused(gai_job *job, CUresult result, const char *function)
     job->error = gai_driver_failed(result, function);
 }
 
-/* Plans to fill the next hole behind a block that grows. 0: pages are not what it lacks. Lock held. */
+/* Plans to fill the next hole behind a block that grows. 0: its obstacle is not a lack of pages. The caller holds
+   `lock`. */
 static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 {
     gai_growth_range range;
@@ -9331,7 +9475,7 @@ static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
     return 1;
 }
 
-/* The driver has no addresses. Blocks that are free or become so need none, but no step leads to a room. */
+/* Notes that the driver has no more addresses. Only a request with room fails for it: no later step finds a room. */
 static void gai_job_lacks_addresses(gai_job *job, CUresult result)
 {
     gai_job_refused(job, result, "cuMemAddressReserve");
@@ -9340,7 +9484,8 @@ static void gai_job_lacks_addresses(gai_job *job, CUresult result)
                           job->params.room);
 }
 
-/* More addresses: when many are kept already those of old mappings, of half of them and then of all; else new ones. */
+/* Finds more addresses: if many are reserved, by dropping half of the stale aliases, then all; else by a new
+   reservation. */
 static CUresult gai_job_find_addresses(gai_job *job, int tries)
 {
     galloc_pool *pool = job->pool;
@@ -9352,8 +9497,8 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
     return gai_segment_reserve(pool, gai_up(space, pool->granularity));
 }
 
-/* Finds the best place, and addresses when there is none: for that it lets the lock go, which it is called with. 0:
-   there is none, the job has the reason. */
+/* Finds the best plan, and reserves addresses if there is none; `lock` is released meanwhile. 0: no plan, the job
+   has the reason. The caller holds `lock`. */
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
@@ -9378,16 +9523,15 @@ static int gai_job_plan(gai_job *job, gai_plan *plan)
     return found;
 }
 
-/* A free block, in a set, that does not merge yet. */
+/* Puts a free block into its set without merging it. */
 static void gai_block_set_aside(galloc_pool *pool, gai_block *block)
 {
     block->kind = GAI_FREE;
     gai_set_insert(gai_set_of(pool, block->marks), block);
 }
 
-/* Cuts the pages that are taken out of a free block, which is in no set any more; what is left of it is free. It does
-   not merge with its neighbours yet, since they may be to lend pages themselves. The caller has made sure of what it
-   takes. */
+/* Cuts the pages marked `taken` out of a free block that is in no set. The rest is free, but does not merge yet: its
+   neighbours may give pages too. The caller has reserved the host memory. */
 static void gai_block_give_pages(galloc_pool *pool, gai_block *block, gai_batch *returning_blocks)
 {
     uintptr_t at = block->addr;
@@ -9412,7 +9556,7 @@ static void gai_block_give_pages(galloc_pool *pool, gai_block *block, gai_batch 
     gai_block_set_aside(pool, block);
 }
 
-/* Makes sure of what lending pages of a block takes. */
+/* Reserves the host memory for gai_block_give_pages. 0: there is none. */
 static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
 {
     size_t n = 0;
@@ -9427,8 +9571,7 @@ static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
     return gai_slab_has(&pool->blocks, 2 * n) && gai_slab_has(&pool->marks, 2 * n * gai_marks_count(block->marks));
 }
 
-/* Takes the page of a returning mapping out of where it is now, with all others there that are taken. 0: no host
-   memory. */
+/* Takes a returning page out of its current place, with all other pages marked `taken` there. 0: no host memory. */
 static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
 {
     gai_block *holder = page->holder;
@@ -9445,7 +9588,7 @@ static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
     return 1;
 }
 
-/* What lending pages has left of blocks merges with its neighbours again. */
+/* Merges the rests of the blocks that gave pages with their neighbours. */
 static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_blocks)
 {
     const gai_mapping *donor;
@@ -9462,8 +9605,8 @@ static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_bl
     }
 }
 
-/* Takes the old mappings in the planned range, and the pages that are to come back to them, out of sight. 0: no host
-   memory. With the lock held. */
+/* Takes the aliases in the planned range, and the pages that return to them, out of their lists and sets. 0: no host
+   memory. The caller holds `lock`. */
 static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fill)
 {
     gai_block *block;
@@ -9475,6 +9618,7 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
         ready &= gai_block_map_need(block->addr);
         gai_alias_remove(pool, mapping);
         mapping->standing = 1;
+        /* A parked page is in place already; any other one must be taken from where it is. */
         mapping->page->taken = mapping->page->current != mapping;
         gai_batch_add(&fill->returning, mapping, block);
     }
@@ -9485,12 +9629,9 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
     return ready;
 }
 
-/* Decides how the hole in the planned range is filled: with new pages as far as the overhead allows, then with pages
-   moved from free blocks, and if those do not suffice with new ones after all. Where the place is given nothing from
-   the bins could serve: there what is held comes first. All of what fills a room is the block's: pages larger than was
-   asked for only where nothing new can be had. `exact`: the device has just refused to give as much, so that what is
-   held comes first too. 0: the limit does not allow it. With the lock held, the plan's blocks
-   out of sight. */
+/* Decides how the hole in the planned range is filled, and how far. exact: the device has just refused new pages, so
+   that spare pages come first. 0: the limit does not allow it. The caller holds `lock`, and the plan's blocks are
+   busy. */
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9502,6 +9643,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     if (!bytes) return 1;
     filter.params = &job->params;
     filter.wanted = bytes;
+    /* New pages come first, as far as the overhead allows; moved pages cover the rest. In a room or behind a block,
+       where no free block could serve instead, moved pages come first. */
     if (!room && !job->grows && !exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     filter.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
@@ -9509,11 +9652,13 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     fill->moved = filter.most = room ? bytes : most;
     if (filter.wanted) gai_pool_to_batch(pool, &filter, &fill->donors);
     fill->moved -= filter.most;
+    /* All pages of a room are its block's, so larger pages than requested move there only if no new ones can be had. */
     if (room && (exact || bytes > fill->moved + headroom)) {
         filter.most = most - fill->moved;
         gai_pool_to_batch(pool, &filter, &fill->donors);
         fill->moved = most - filter.most;
     }
+    /* Pages come whole: the donors may have given more than is needed. */
     if (fill->moved > bytes) fill->moved -= gai_donors_trim(pool, &fill->donors, fill->moved - bytes);
     fits = bytes <= fill->moved + (job->frugal ? allowance : headroom);
     if (open && !fill->moved && !exact && !room)
@@ -9525,6 +9670,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     return fits;
 }
 
+/* Adds a plan that aliases alone fill to the plan predictor. */
 static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
 {
     gai_memo memo;
@@ -9535,7 +9681,7 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
     gai_plan_predictor_add(&pool->plan_predictor, &memo);
 }
 
-/* First with what is to be left alone left alone, then without. */
+/* Chooses without the spared part of the overhead (thrifty), then with it. */
 static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     uintptr_t end = plan->end, until = plan->until;
@@ -9552,8 +9698,8 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, i
     return gai_job_choose(job, plan, fill, exact);
 }
 
-/* What taking the answer will need: other threads may use some of it up meanwhile, a lone one does not fail late. The
-   marks of pages that come are copied, and the answer is cut out at both ends. */
+/* Reserves the host memory for taking the block later: the marks of pages that move are copied, and the block is cut
+   at both ends. Other threads may use some of it meanwhile, but a lone thread does not fail late. */
 static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill)
 {
     galloc_pool *pool = job->pool;
@@ -9567,7 +9713,7 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill
            gai_block_map_need(plan->at) && gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
 }
 
-/* Lays mappings over the planned range, in order of address. The caller has made sure of all descriptors. */
+/* Covers the planned range with mappings, in order of address. The caller has reserved all descriptors. */
 static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_fill *fill)
 {
     uintptr_t hole = plan->hole ? plan->hole->addr : plan->end;
@@ -9577,8 +9723,8 @@ static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_p
     while (fill->returning.first) gai_batch_add_returning(pool, batch, fill);
 }
 
-/* Everything that is decided or needs host memory: afterwards only the driver can refuse. With the lock held; 0 if
-   growth is not possible (the job may have an error). */
+/* Makes all decisions and reserves all host memory; afterwards only the driver can refuse. 0: growth is not possible
+   (the job may have an error). The caller holds `lock`. */
 static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9594,7 +9740,8 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
         if (!fetched || !gai_job_need(job, plan, fill)) {
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
-        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool of the device was faster */
+        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool took it first */
+            /* Only plans that aliases alone fill can be repeated as they are. */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
             gai_batch_over_plan(pool, batch, plan, fill);
             return 1;
@@ -9607,7 +9754,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
     return 0;
 }
 
-/* Adds pages to the best place, in whole pages of the heap's page size, or if `exact` just what is needed. */
+/* Adds pages at the best place: whole pages of the heap's page size, or with `exact` just the bytes needed. */
 static CUresult gai_job_grow_expandable(gai_job *job, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9621,6 +9768,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     ready = gai_job_prepare(job, &plan, &fill, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!ready) return CUDA_SUCCESS;
+    /* The bytes of a growing block may be used by its stream at once, so waits come before the pages. */
     if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &fill.donors);
     if (result) function = "cuStreamWaitEvent";
     else result = gai_batch_map(pool, &batch);
@@ -9635,6 +9783,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
         gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += fill.unconfirmed != 0;
         pool->parking.mapped += fill.unconfirmed || fill.moved;
+        /* The pool had to grow: no mark is left out until the mark predictor is trusted again. */
         if (fill.unconfirmed || fill.moved) pool->mark_predictor.agreed = 0;
         if (!job->grows) job->grown += fill.unconfirmed || fill.moved || fill.returning_blocks.first;
         gai_donors_leave(pool, &fill.returning_blocks);
@@ -9644,11 +9793,12 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, function);
+    /* A new block's waits come after the pages: the block is not used before this call returns. */
     if (job->got && job->may_wait && !job->grows) gai_job_wait(job);
     return result;
 }
 
-/* The job's place in a segment that was just made for it. With the lock held. */
+/* Takes the job's block from a segment that was just made for it. The caller holds `lock`. */
 static void gai_job_take_fixed(gai_job *job, gai_block *block)
 {
     gai_found found;
@@ -9658,8 +9808,8 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
     gai_job_take(job, found);
 }
 
-/* The same for what cudaMallocAsync gave in the order of the job's stream, which may still work with what was there
-   before: should the job have no host memory to take it, that is marked. */
+/* The same for memory of cudaMallocAsync, which work queued on the job's stream may still use. If the job has no
+   host memory to take it, the block gets a mark of that stream. */
 static void gai_job_take_given(gai_job *job, gai_block *block)
 {
     gai_stream *stream = job->params.stream;
@@ -9671,7 +9821,7 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
     (void)gai_block_file(job->pool, block, 0);
 }
 
-/* Promises a job a mark, or takes the promise back. 0: no host memory. With the lock held. */
+/* Promises a job a mark. 0: no host memory. The caller holds `lock`. */
 static int gai_pool_promise_mark(galloc_pool *pool)
 {
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -9686,6 +9836,7 @@ static void gai_pool_unpromise_mark(galloc_pool *pool)
     pool->promised_jobs--;
 }
 
+/* Makes a fixed segment of cudaMalloc for the job: of the usual size, or of the least size if that is refused. */
 static void gai_job_grow_fixed(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9708,8 +9859,8 @@ static void gai_job_grow_fixed(gai_job *job)
     gai_job_refused(job, result, "cuMemAlloc");
 }
 
-/* Takes the bytes from the budget. What comes from the driver's pool may be held already: then it is seen afterwards
-   how much more is. */
+/* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
+   checked, and gai_segment_fixed settles the budget afterwards. */
 static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
     size_t kept;
@@ -9720,8 +9871,7 @@ static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *sit
     return gai_left(bytes, kept) <= gai_pool_headroom(pool);
 }
 
-/* Asks the driver for a block: for as many bytes as the program did, so that a memory checker knows where it ends. What
-   the driver's pool keeps may serve, and is held already. */
+/* Allocates one block from the driver: exactly the bytes requested, so that a memory checker knows where it ends. */
 static void gai_job_grow_given(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9748,16 +9898,19 @@ static void gai_job_grow_given(gai_job *job)
 /* ==== LADDER ====================================================================================================== */
 /* >>ladder */
 
-/* Running out: the steps, each followed by another search. Under `growth`. Calls growth, waits, collection. */
+/* The steps of the ladder, which a job climbs when nothing at hand fits; after each, the job searches again. Each
+   gai_step_ function returns whether the job is done: it has a block, or an error that ends it. If a step is not taken,
+   left_out says why.
+   The caller holds `growth`. Calls growth, waits, behind, search, collection, parking. */
 
-/* Says why a step is not taken; returns what the step does. */
+/* Notes why a step is not taken. Returns the step's result. */
 static int gai_job_leave_out(gai_job *job, const char *why)
 {
     job->left_out = why;
     return 0;
 }
 
-/* What stands in the way of a block that grows, seen by itself. */
+/* gai_job_look for a caller that does not hold `lock`. */
 static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range *range)
 {
     enum gai_obstacle entry;
@@ -9767,8 +9920,8 @@ static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range 
     return entry;
 }
 
-/* Old mappings behind a block that grows go, if their pages are not to be had there, and parked pages there are free
-   blocks again. */
+/* Unmaps the stale aliases behind a growing block whose pages cannot return there, and makes parked pages there free
+   blocks. */
 static void gai_job_clear_behind(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9781,8 +9934,8 @@ static void gai_job_clear_behind(gai_job *job)
     gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
 }
 
-/* A block that grows may have several holes before it, and fills one after the other. What fills one may be the page
-   that was to come back to the next. */
+/* Grows the pool. A growing block may need several holes filled, one after the other: filling one may use up the
+   page that was to return to the next. */
 static int gai_step_grow(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9796,13 +9949,14 @@ static int gai_step_grow(gai_job *job)
     do {
         grown = job->grown;
         if (job->grows) gai_job_clear_behind(job);
+        /* The device refused whole pages of the heap's size: a second try asks for just the bytes needed. */
         if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
             (void)gai_job_grow_expandable(job, 1);
     } while (job->grows && job->grown > grown && !gai_job_is_done(job));
     return gai_job_is_done(job);
 }
 
-/* The same within the overhead: with pages moved rather than created. */
+/* The same within the overhead: pages are moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
     int done;
@@ -9813,21 +9967,23 @@ static int gai_step_grow_within(gai_job *job)
     return done;
 }
 
-/* What is captured comes to run some day, perhaps elsewhere and more than once: no wait of now is of use to it. */
+/* Returns whether the job's stream is captured. Captured work runs later, perhaps elsewhere and more than once, so
+   waiting now does not help it. */
 static int gai_job_is_captured(const gai_job *job) { return job->params.stream && job->params.stream->capture_id; }
 
 /* ---- the order that is captured ---- */
 
-/* The stream state's newest position that the other stream state does not follow yet; NULL: it does, or cannot by any
-   graph. */
+/* The newest graph position of `stream` that `other` does not follow yet. NULL: it follows all of them, or the graph
+   cannot order the two. */
 static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
     const gai_position *position = stream->positions;
+    /* Only streams of one capture are ordered by its graph; one that no mark names has freed nothing of use. */
     if (stream == other || stream->capture != other->capture || !stream->uses || !position) return NULL;
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
 
-/* Could it be of use to know what comes before what? With the lock held. */
+/* Returns whether the order of the graph may make free memory usable. The caller holds `lock`. */
 static int gai_job_may_follow(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
@@ -9839,13 +9995,15 @@ static int gai_job_may_follow(const gai_job *job)
     return 0;
 }
 
-/* Notes as waits up to where the stream follows others of its capture: the graph will have it wait. Lock held. */
+/* Notes, as waits, up to which position the job's stream follows the other streams of its capture: the graph will
+   order them so. The caller holds `lock`. */
 static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
     gai_stream *stream, *own = job->params.stream;
     for (stream = own->capture ? job->pool->streams : NULL; stream; stream = stream->next) {
         const gai_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
+        /* Up to the newest position that the walk reached. */
         while (position && !gai_walk_covers(walk, position)) position = position->older;
         if (!position || position->epoch <= gai_stream_waited(own, stream)) continue;
         wait = gai_stream_wait_on(job->pool, own, stream);
@@ -9853,9 +10011,8 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
     }
 }
 
-/* What other streams of the same capture freed before a point that this one comes after, by the graph: asked for only
-   here, where nothing at hand fits. What cannot be found out, for want of host memory or whatever the driver says, is
-   not followed. */
+/* Finds memory that other streams of the same capture freed before a position that this stream follows in the graph.
+   The graph is walked only here, where nothing at hand fits. Whatever cannot be found out counts as not followed. */
 static int gai_step_follow(gai_job *job)
 {
     gai_walk *walk;
@@ -9876,11 +10033,11 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* To look at all runs takes time for each block that there is: at a miss it is not done before a part as many slots
-   have become free. */
+/* Looking at all runs of slots takes time for each block. At a miss it is done once at least 1/16 as many slots have
+   become free as there are blocks. */
 #define GAI_COALESCE_PART 16
 
-/* What other streams have done with, if the pool may know; and runs of slots that are all free. */
+/* Completes other streams' marks whose events are done, coalesces runs of slots, and retries what failed before. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
@@ -9896,7 +10053,7 @@ static int gai_step_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* What has not been used for long goes before new pages come. */
+/* Gives back idle pages before new ones are created. */
 static int gai_step_collect(gai_job *job)
 {
     if (!job->pool->collects) return gai_job_leave_out(job, "neither gc_threshold nor gc_age is in effect");
@@ -9904,7 +10061,7 @@ static int gai_step_collect(gai_job *job)
     return 0;
 }
 
-/* Parts of parked pages. */
+/* Makes parked pages free blocks, so that the request may take parts of them. */
 static int gai_step_unpark(gai_job *job)
 {
     if (job->grows || job->params.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
@@ -9914,18 +10071,19 @@ static int gai_step_unpark(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* May the asking stream be made to wait? Never the legacy stream: every blocking stream would wait along. */
+/* Returns whether the job's stream may be made to wait. The legacy stream never is: every blocking stream would wait
+   with it. */
 static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
     if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->params.stream || job->params.just_ready) return 0;
-    if (pool->config.backend) return 0; /* it is not galloc that gives it to the next */
+    if (pool->config.backend) return 0; /* the driver, not galloc, decides who gets freed memory */
     if (job->params.stream->handle == CU_STREAM_LEGACY) return 0;
     return !gai_job_is_captured(job);
 }
 
-/* Where the addresses behind a block are not to be had, no page helps, and nobody is made to wait for the sake of a
-   place. The block's own bytes and room it gets in any case. */
+/* Ends a growth whose addresses are taken: no page helps there, and no stream is made to wait for memory outside the
+   block's own bytes and room. For those two it waits. */
 static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
@@ -9942,21 +10100,22 @@ static int gai_step_addresses(gai_job *job)
     return gai_job_is_done(job);
 }
 
-/* Where waits are limited, one that nobody can end is not begun. */
+/* Returns whether waits are limited: then no wait is begun that cannot be ended. */
 static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->config.wait_limit_ms != UINT64_MAX; }
 
-/* Gives back pages of small free blocks, as many as the limit leaves missing, and takes new ones in one piece. When
-   it is the device that has no more, all of them. */
+/* Gives back spare pages and creates new ones in one piece: as many bytes as the limit lacks, or all if the device
+   has refused. */
 static int gai_step_recycle(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     size_t wanted = SIZE_MAX, space = gai_up(job->params.bytes, pool->granularity) + pool->granularity;
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
-    if (!pool->config.expandable_segments) { /* cuMemFree waits */
+    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
+    /* The driver refused nothing, so it is the limit: it lacks only the bytes above the headroom. */
     if (!job->refusal) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->params.bytes > gai_pool_capacity(pool)) return 0;
@@ -9972,7 +10131,8 @@ static const char *gai_job_why_no_wait(const gai_job *job)
     return job->params.stream ? "the legacy stream is never made to wait" : "no stream asks";
 }
 
-/* Memory that another stream has not done with: by a block as it is, then by pages moved from several. */
+/* Makes the stream wait for memory that another stream still uses: a block as it is, or else pages moved from
+   several blocks. */
 static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9995,9 +10155,11 @@ static int gai_step_wait(gai_job *job)
     return done;
 }
 
-/* A wait that the program did not ask for is a last resort while there is hardly anything to be saved by it. */
+/* While the pool holds less than 1/64 of its capacity, a wait would save little memory: it is left for a last
+   resort. */
 #define GAI_WAIT_FRACTION 64
 
+/* gai_step_wait at its earlier place on the ladder, before the pool grows to its limit. */
 static int gai_step_wait_early(gai_job *job)
 {
     const galloc_pool *pool = job->pool;
@@ -10005,8 +10167,8 @@ static int gai_step_wait_early(gai_job *job)
     return gai_job_leave_out(job, "the pool is small");
 }
 
-/* The stream to wait for first: of those with events out, the one that holds most, and of equals the one whose event
-   is oldest. *event is its oldest event; NULL: none is out. */
+/* Chooses the stream to wait for on the host: of those with pending events, the one with most free memory, and of
+   equals the one with the oldest event. *event is its oldest event. */
 static gai_stream *gai_pool_best_stream(galloc_pool *pool, gai_event **event)
 {
     gai_stream *stream, *best = NULL;
@@ -10024,8 +10186,8 @@ static gai_stream *gai_pool_best_stream(galloc_pool *pool, gai_event **event)
 
 #define GAI_MS ((uint64_t)1000000) /* nanoseconds */
 
-/* Waits for an event as long as the job may still wait. The driver has no wait that ends: so it is asked again and
-   again, with longer and longer rests, which are no longer than a millisecond. CUDA_ERROR_NOT_READY: the time is up. */
+/* Waits for an event within wait_limit_ms. The driver has no wait with a time limit, so the event is queried again
+   and again, after pauses of up to a millisecond. CUDA_ERROR_NOT_READY: the time is up. */
 static CUresult gai_job_poll_event(gai_job *job, const gai_event *event)
 {
     uint64_t most = job->pool->config.wait_limit_ms * GAI_MS, before = job->waited_ns, began = GALLOC_CLOCK();
@@ -10045,8 +10207,8 @@ static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
     return GAI_CALL(job->pool, event_synchronize, EventSynchronize, (event->event));
 }
 
-/* Has the host wait for one event after another until something fits. What has been waited for is complete whether or
-   not the driver says so again: each turn leaves one event less. */
+/* Waits on the host for one event after another until something fits. An event waited for counts as complete, even
+   if a query says otherwise later: so each turn leaves one event less. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10061,6 +10223,7 @@ static int gai_step_wait_host(gai_job *job)
             return 1;
         }
         gai_lock_on(&pool->lock);
+        /* Complete, whatever a later query of the event returns: so each turn leaves one event less. */
         if (!result) gai_stream_complete(stream, event->epoch);
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
@@ -10075,11 +10238,13 @@ static int gai_step_wait_host(gai_job *job)
 /* ==== DEVICE WAIT ================================================================================================= */
 /* >>devicewait */
 
-/* Waits for whole contexts and devices, and what they prove. No lock that a fast path wants is held meanwhile.
-   Calls events, streams. */
+/* Waits on the host for all work of a context or device, after which all frees before it are complete, marked or not. A
+   wait first ends the current epoch of each stream it covers, and completes that epoch afterwards: frees made meanwhile
+   belong to the next one.
+   The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, ladder. */
 
-/* Gives back what the driver would not take the last time. What it does not know went with its context; where that has
-   ended it is not asked, as the address may be the program's by now. */
+/* Frees the fence, pinned host memory that the driver refused to free before. A fence that the driver does not know
+   went with its context. If the context has ended, the driver is not asked: the address may be the program's by now. */
 static CUresult gai_fence_drop(galloc_pool *pool)
 {
     enum gai_health health;
@@ -10093,14 +10258,14 @@ static CUresult gai_fence_drop(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* Waits for all work of the current context's device. cuCtxSynchronize would break any capture that is under way, in
-   any thread and mode. Giving pinned host memory back waits as well, needs no device memory, and harms no capture
-   (measured: docs/design.md). What the driver would not take back goes the next time, but says nothing then: it may be
-   another context's. */
+/* Waits for all work of the current context's device: cuMemFreeHost waits, needs no device memory, and harms no
+   capture (measured: docs/design.md), whereas cuCtxSynchronize would invalidate any capture under way. A fence that
+   is not freed is tried again next time, without counting as a wait: it may be another context's. */
 static CUresult gai_device_wait(galloc_pool *pool)
 {
     void *fence = NULL;
     CUresult result = gai_fence_drop(pool);
+    /* The fence's context is noted, in case the driver refuses to free the fence. */
     if (!result) result = gai_cu.CtxGetCurrent(&pool->fence_context);
     if (!result) result = gai_cu.CtxGetId(pool->fence_context, &pool->fence_context_id);
     if (!result) result = GAI_CALL(pool, host_alloc, MemHostAlloc, (&fence, GAI_UNIT, 0));
@@ -10110,14 +10275,14 @@ static CUresult gai_device_wait(galloc_pool *pool)
     return result;
 }
 
-/* Does a wait for all that is queued in a context prove anything about what was freed on the stream state's stream? A
-   graph may be launched later. */
+/* Returns whether a wait for the context completes the stream's frees. It does not for a captured stream: its graph
+   may be launched later. */
 static int gai_stream_is_of(const gai_stream *stream, CUcontext context, unsigned long long context_id)
 {
     return stream->context == context && stream->context_id == context_id && gai_stream_is_plain(stream);
 }
 
-/* Waits for everything queued in a context; then all that was freed on its streams is complete, marked or not. */
+/* Waits for all work queued in a context, and completes all frees on its streams, marked or not. */
 static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned long long context_id)
 {
     gai_scope scope;
@@ -10129,6 +10294,7 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     if (result) return result;
     gai_lock_on(&pool->lock);
     for (stream = pool->streams; stream; stream = stream->next)
+        /* Frees made during the wait get the next epoch: the wait proves nothing about them. */
         if (gai_stream_is_of(stream, context, context_id)) stream->waited_for = stream->epoch++;
     gai_lock_off(&pool->lock);
     result = gai_device_wait(pool);
@@ -10141,12 +10307,13 @@ static CUresult gai_context_wait(galloc_pool *pool, CUcontext context, unsigned 
     return CUDA_SUCCESS;
 }
 
-/* Is something that was freed on the stream state's stream not known to be complete? */
+/* Returns whether some free on the stream is not known to be complete. */
 static int gai_stream_has_more(const gai_stream *stream)
 {
     return (stream->uses && stream->freed > stream->done) || stream->handed > stream->done;
 }
 
+/* Returns whether the stream's marks are incomplete, so that a wait for its context is due. */
 static int gai_stream_is_incomplete(galloc_pool *pool, const gai_stream *stream)
 {
     int incomplete;
@@ -10166,7 +10333,7 @@ static CUresult gai_device_wait_in(galloc_pool *pool, CUcontext context)
     return result;
 }
 
-/* Waits for all work of a device's primary context, if that is in use; *context says which it is. */
+/* Waits for all work of a device's primary context, if it is active. *context: the context, or NULL. */
 static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *context)
 {
     unsigned int flags = 0;
@@ -10181,7 +10348,7 @@ static CUresult gai_primary_wait(galloc_pool *pool, CUdevice device, CUcontext *
     return result;
 }
 
-/* The same for all other contexts that are known. */
+/* Waits for all known contexts that are not a device's primary one. */
 static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *primary, int devices)
 {
     CUcontext context;
@@ -10200,14 +10367,14 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
     return result;
 }
 
-/* Only a wait for all devices completes what was freed there: on streams that nobody can name, or in a context that has
-   ended. */
+/* Returns whether only a wait for all devices completes the stream's frees: those of unknown streams, and those in a
+   context that has ended. */
 static int gai_stream_is_astray(const gai_stream *stream)
 {
     return gai_stream_is_unknown(stream) || (stream->ended && gai_stream_is_plain(stream));
 }
 
-/* For what was freed on streams that nobody vouches for or can name: they may have been of any context. */
+/* Completes the orphans and the frees of such streams. Any context may have them, so all known ones are waited for. */
 static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -10227,13 +10394,12 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* CUDA may tell of a graph's end a little after its last launch, or the call that destroyed it: so often is it looked
-   for, with nothing but others let run in between, and before a pool is said to be in use. */
+/* CUDA may report a graph's end a little after its last launch or the call that destroyed it. So the report is
+   looked for this many times, with yields in between; more often before a pool is reported to be in use. */
 #define GAI_GRAPH_LOOKS GAI_LATCH_YIELDS
 #define GAI_GRAPH_LOOKS_LAST (GAI_LATCH_YIELDS + 64)
 
-/* Waits for what is queued in a context that captured stream states of the pool have, if that is another than `last`.
-   */
+/* Waits for the context of a captured stream state, unless it is that of `last`. */
 static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, const gai_stream *last)
 {
     enum gai_health health;
@@ -10244,7 +10410,8 @@ static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, co
     return result ? result : gai_device_wait_in(pool, stream->context);
 }
 
-/* The same for all of them, and the pool's own. With `growth` held: stream states stay. */
+/* Waits for the pool's own context and those of all captured stream states. The caller holds `growth`, so stream
+   states stay. */
 static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -10260,8 +10427,8 @@ static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
     return result;
 }
 
-/* Waits for launches of graphs that have been destroyed, and for word of it. 1: no memory is a graph's any more. In the
-   pool's scope. */
+/* Waits for launches of destroyed graphs, and for CUDA's report of their end. 1: no graph owns memory any more. The
+   caller is in the pool's scope. */
 static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *result)
 {
     unsigned round;
@@ -10277,7 +10444,7 @@ static int gai_pool_await_graphs(galloc_pool *pool, unsigned looks, CUresult *re
     return !captured;
 }
 
-/* Waits for the device, in every context that freed something, and lets everybody have the result. */
+/* Waits for every context with incomplete frees, so that all free memory becomes usable by any stream. */
 static CUresult gai_pool_wait(galloc_pool *pool)
 {
     CUresult result = CUDA_SUCCESS;
@@ -10285,6 +10452,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     int orphans;
     (void)gai_pool_await_graphs(pool, GAI_GRAPH_LOOKS, &result);
     gai_lock_on(&pool->lock);
+    /* Gathered before the wait: unconfirmed blocks of now are orphans, later ones are not. */
     orphans = gai_pool_gather_orphans(pool);
     for (stream = pool->streams; stream; stream = stream->next) {
         if (!gai_stream_is_astray(stream) || !gai_stream_has_more(stream)) continue;
@@ -10305,7 +10473,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     return result;
 }
 
-/* May the job wait for all that a device has queued, however long that takes? If not, why is noted. */
+/* Returns whether the job may wait for a device, however long that takes. If not, left_out says why. */
 static int gai_job_can_wait_for_devices(gai_job *job)
 {
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
@@ -10313,6 +10481,7 @@ static int gai_job_can_wait_for_devices(gai_job *job)
     return 1;
 }
 
+/* Waits for all devices and contexts that have frees of the pool, and searches once more. */
 static int gai_step_wait_device(gai_job *job)
 {
     CUresult result;
@@ -11038,8 +11207,8 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* ==== HEURISTIC =================================================================================================== */
 /* >>heuristic */
 
-/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and the
-   pool's lock. May call parking and all sections before it. */
+/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and
+   the pool's lock. May call parking and all sections before it. */
 
 /* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
    bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
