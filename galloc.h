@@ -1,9 +1,10 @@
 /* galloc.h - v0.1.0 - a caching allocator for CUDA device memory, in one C header - MIT-0 or public domain
 
-   It hands out device memory at the price of a look-up instead of a call into the driver, reuses what was freed in
-   the order of your streams, maps physical pages into one address range per pool so that memory of any size serves
-   any other, and tells you what it is doing. C99, C++11, CUDA C++; gcc, clang, nvcc, 64 bits; written for MSVC too, and
-   not tested there; CUDA 12.0 or later and nothing else.
+   galloc serves device memory from a heap of its own, so that most calls do not enter the driver. It reuses freed
+   memory in the order of your streams. It maps physical pages into one address range per pool and remaps free pages to
+   the addresses that need them, so that memory of any size serves any other. Counters and reports show its state.
+   Languages: C99, C++11, CUDA C++, 64 bits. Compilers: gcc, clang, nvcc; the code for MSVC has never been compiled.
+   galloc needs CUDA 12.0 or later and nothing else.
 
    DO THIS
      In one file:                                       In all others:
@@ -13,270 +14,229 @@
        float *p;
        if (galloc_malloc((void **)&p, bytes, stream) == cudaSuccess) {
            my_kernel<<<grid, block, 0, stream>>>(p);
-           galloc_free(p, stream);               // at once: later work on the stream may reuse it, others may not yet
+           galloc_free(p, stream);               // does not wait; later work on the same stream may reuse the memory
        }
 
-     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 -lpthread. libcuda need not be linked:
-     its functions are fetched from the runtime.
+     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 also -lpthread; libcuda is not needed.
 
    DOES NOT
-     - touch device memory, ever: descriptions are kept on the host
-     - change the current device, or leave an error for cudaGetLastError
+     - access device memory: all bookkeeping is on the host
+     - change the current device, or the error that cudaGetLastError returns
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
-     GALLOC_STATIC        off    every file             all functions are static: no names for the linker. Each file
-                                                        that calls them must define GALLOC_IMPLEMENTATION then, and has
-                                                        a heap of its own, with its own limits: what one file has
-                                                        allocated another one cannot free
-     GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
-                                                        with locks held: they must not call galloc, nor CUDA
-     GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held.
-                                                        At run time: galloc_set_log
-     GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
-     GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
+     GALLOC_STATIC        off    every file             All functions are static. Each file that calls them must also
+                                                        define GALLOC_IMPLEMENTATION, and has a heap and limits of
+                                                        its own: memory of one file cannot be freed in another
+     GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block.
+                                                        Define both or neither. Called with locks held: they must
+                                                        call neither galloc nor CUDA
+     GALLOC_LOG(text)     stderr implementation         Gets one line for each call that fails; no lock is held.
+                                                        galloc_set_log sets a function at run time
+     GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
+     GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
 
    STEP BY STEP
-     1  galloc_malloc / galloc_free: from the default pool of the stream's device, made on first use.
-     2  galloc_malloc_growable for a block that will grow, galloc_resize to make it longer where it stands. Any block
-        may be resized, but one without such room may be told cudaErrorNotSupported: then copy it to a new one.
-     3  galloc_pool_create with a galloc_config (change what galloc_config_default() returns) for a pool of your own:
-        another limit, another device, a heap that can be given back as a whole. galloc_pool_malloc takes from it, and
-        galloc_alloc whatever a galloc_request describes; galloc_free and galloc_resize find the pool by themselves.
-     4  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
-     5  galloc_pool_stats and galloc_pool_streams while it runs, for the pool of galloc_pool_default or your own;
-        galloc_pool_trim when somebody else needs the memory. galloc_pointer_info for an address.
-     6  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
-     Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
+     1  galloc_malloc and galloc_free use the default pool of the stream's device. The first call creates it.
+     2  galloc_malloc_growable allocates a block that galloc_resize can grow in place. galloc_resize takes any block,
+        but without reserved addresses it may return cudaErrorNotSupported; then copy the contents to a new block.
+     3  galloc_pool_create makes a pool of your own: for another limit, another device, or a heap that ends as a whole.
+        Start from galloc_config_default(). galloc_pool_malloc allocates from that pool; galloc_alloc takes a
+        galloc_request with all parameters. galloc_free and galloc_resize find the pool of a block themselves.
+     4  galloc_pool_reserve creates memory in advance, so that later allocations need no driver call.
+     5  galloc_pool_stats and galloc_pool_streams show the state of a pool (galloc_pool_default gives the default pool).
+        galloc_pointer_info describes an address. galloc_pool_trim gives free memory back to the device.
+     6  Call galloc_stream_retire before cudaStreamDestroy. Call galloc_shutdown at the end if you want to find leaks.
+     The variable GALLOC_CONF sets the default pools' settings: GALLOC_CONF=memory_limit:20G,growth:64M ./program
 
    ON STREAMS
-     Order follows the free: the stream named in galloc_free is the one whose work so far may still use the memory.
-     Then
-       - later work on the same stream may have it at once. Nothing is recorded, nobody waits;
-       - work on another stream may have it when the freeing stream's work is known to be done (reuse:completed), or
-         when the other stream already waits for that work by a wait of galloc's (reuse:followed), or by such a wait
-         queued for it (reuse:wait): that is done when memory has run out, and before pages are created beyond the
-         `overhead` once the pool holds a 64th of what it may. The legacy stream and the blocking streams of its context
-         may have each other's memory at once, as CUDA keeps them in order.
-     Use by further streams is said by galloc_free_after or galloc_record_stream.
-     The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
-     after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
-     yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
-     more, and when a busy stream has given everything back. In a program that repeats itself those are left out from
-     which nobody learnt anything the last time, until a stream's share of half of the heap is freed; but not where the
-     device cannot be waited for instead: with a wait_limit_ms, and while there are graphs that have used the pool. On
-     the legacy stream only when somebody waits for it, since an event there makes all blocking streams wait for each
-     other.
-     Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
-     cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
-     A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
-     A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
-     Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
-     one is current, and is refused as CUDA refuses it. Wait for the work in a green context before you destroy it:
-     galloc takes that work for done afterwards.
-     Streams of any context may be used, also of one beside the primary one of its device (cuCtxCreate). galloc knows
-     such a context from the first allocation on one of its streams on. Before that nothing may be freed there, unless
-     all streams are retired: by a handle that came back in a context that is not known, a free is not seen to be that
-     of another stream, and the memory is not waited for there. While a context is destroyed or a device reset, no
-     other thread is in a call of galloc that may touch it.
-     Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
+     Free a block on the stream that used it last: all work queued on that stream before galloc_free may still use the
+     block, and galloc reuses the memory only in an order that is safe for this work:
+       - Later work on the same stream may reuse the memory at once. No event is recorded and nothing waits.
+       - Work on another stream may reuse it when the earlier work is known to be complete (reuse:completed); when a
+         wait that galloc queued already orders that stream after the earlier work (reuse:followed); or after galloc
+         queues such a wait (reuse:wait), which it does only when memory is short (ON RUNNING OUT).
+       - The legacy stream and the blocking streams of its context share freed memory at once, since CUDA orders them.
+     Several streams: if more than one stream uses a block, name them all. Free it with galloc_free_after, or call
+     galloc_record_stream for each further stream before galloc_free.
+     New memory: memory from galloc_malloc is ready for work queued on that stream after the call, and for work ordered
+     after such work. cudaMemcpy right after galloc_malloc on a non-blocking stream is a race: cudaMemcpy runs on the
+     legacy stream, which is not ordered after yours. Use cudaMemcpyAsync on the same stream.
+     Destroyed streams: you may destroy a stream whose freed blocks are still cached: galloc identifies streams by id,
+     because CUDA reuses handles. Call galloc_stream_retire before; otherwise galloc finds the memory that the stream
+     freed last only when memory runs out. The call is necessary with stream_check:off (ON THREADS), and for a stream
+     that galloc_record_stream named for a block not yet freed.
+     Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
+     streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
+     Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the
+     free), and only when a second stream is in use: about one event per 2 MiB freed. An event on the legacy stream
+     makes all blocking streams wait for each other, so galloc records one there only when a stream must wait for it.
+     Contexts: streams of any context of the device may be used. galloc learns of a context other than the primary one
+     at the first allocation on one of its streams. Before that, free nothing on its streams, unless all streams are
+     retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
+     context is destroyed or a device is reset, no other thread may be inside a galloc call that may use it. Before you
+     destroy a green context wait for its work, which galloc then takes for complete.
+     Programmatic dependent launch orders less than a stream does: end such a chain before you free what it uses.
 
    ON MEMORY
-     Sizes are rounded up to 512 bytes. Free blocks are kept in bins at most 3.1 % apart, found in constant time, cut
-     to size, and merged with their neighbours when they are freed. Each pool has one range of addresses for all sizes
-     and streams, into which physical pages of 2 MiB to 256 MiB are mapped where they complete the best free place.
-     When what is held would exceed the peak of live bytes by more than `overhead`, pages that lie wholly inside free
-     blocks are mapped to where memory is needed instead of new ones being created: no copy is made and nobody waits.
-     The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
-     repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
-     about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
-     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.026 and 0.6 s, 0.02 (the
-     default) 1.028 and 0.4 s, 0.05 1.053 and 0.3 s, 0.2 1.084 and 0.2 s (bench/results/sim-overhead.csv). Under a
-     memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
-     the middle.
-     Each stream has a cache of up to lane_bytes in front of all that: what was freed last on the stream serves requests
-     of just that size, with no lock. It is emptied at the first request that it cannot serve.
-     strategy:heuristic sets overhead, growth, lane_bytes and roundup_power2_divisions (of sizes below 2 MiB) from what
-     it sees at misses: more overhead once pages that moved or were created have cost more than the memory is worth,
-     larger pages while a program only grows, none to spare when memory runs short, larger caches where that would have
-     spared half of the misses, rounding where that would and costs next to nothing. It starts with what is given,
-     decides a few times in a run, and says why (galloc_pool_decisions); galloc_pool_freeze ends it. A program that
-     needs nothing else runs as with strategy:caching.
-     strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
-     4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
-     for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
-     before more is created or anything is given back. Not so blocks with room, alignment or a long lifetime.
-     With expandable_segments:False, or where the device has no virtual memory management, segments of
-     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
-     request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
-     roundup_power2_divisions rounds requests further than to 512 bytes, so that those of similar size get equal blocks;
-     not those with room to grow, nor what galloc_resize makes of a block.
-     galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
-     for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
-     these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
-     memory itself is kept. When such a block is freed its pages stay mapped. The next block with the same max_bytes
-     is placed there once the work on them is known to be done, and grows into them with no call into the driver.
+     A pool keeps freed memory for later requests and gives it back only as ON LIMITS AND COLLECTION says. Sizes are
+     rounded up to 512 bytes. Free neighbours merge. Each pool has one address range for all sizes and streams. Physical
+     pages of 2 MiB to 256 MiB are mapped into it.
+     Moving pages: when the memory held would exceed the peak of live bytes by more than `overhead`, galloc remaps pages
+     that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
+     mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
+     time, soon makes no driver calls. The first move of a page costs about 50 us of host time, and so does the creation
+     of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3 s of driver
+     time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s (bench/results/sim-overhead.csv). Under a
+     memory_limit pages are small, so that nearly all of it can be used.
+     Stream cache: each stream has a cache of up to lane_bytes of recently freed blocks. It serves requests of exactly
+     their sizes, without the pool's lock. The first request that it cannot serve empties it.
+     Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
+     block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
+     memory. Blocks with room are multiples of 2 MiB and can grow until memory runs out. When one is freed its pages
+     stay mapped; the next block with the same max_bytes reuses them once the work that used them is complete.
+     Rounding: roundup_power2_divisions rounds requests, except those with room and galloc_resize, up to fewer distinct
+     sizes.
+     strategy:pooled is for programs with few sizes. It rounds requests of up to 1 MiB to size classes (512 bytes apart
+     up to 4 KiB, then eight per power of two, or as roundup_power2_divisions says) and keeps a freed block for its
+     class. Blocks with room, alignment above 512 or GALLOC_LIFETIME_LONG are exempt.
+     strategy:heuristic adapts overhead, growth, lane_bytes and roundup_power2_divisions (below 2 MiB) to the program:
+     more overhead once moving and creating pages has cost more than the memory is worth, larger pages while the program
+     only grows, larger caches or coarser rounding where that saves misses. galloc_pool_decisions gives its few changes
+     with reasons; galloc_pool_freeze stops it.
+     Fixed segments: they replace pages with expandable_segments:False, or where the device has no virtual memory
+     management: cudaMalloc segments of 2 MiB for requests up to 1 MiB, of 20 MiB (large_segment_size) below 10 MiB,
+     otherwise of the request rounded up to 2 MiB. Blocks of max_split_size and more are never split there.
 
    ON LIMITS AND COLLECTION
-     A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
-     device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
-     driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
-     let several pools grow. (Of other backends' memory the driver alone knows how it rounds.) A pool that device_limit
-     or a full device stops gets what other pools of the device do not use; as the last step their freed memory is
-     waited for. `growth` sets the size of the pages that are created; less than that is left by a limit, it is used in
-     smaller ones.
-     galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
-     where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
-     a 16th less is held; and with gc_age what was not used for so long goes. By pages, whatever was in them, if no work
-     can touch them any more, and never those of graphs that can still run. It waits for nothing and holds no stream up;
-     it costs some driver time, in calls that miss and in frees that the fronts do not take, in few of these.
-     Above gc_threshold pages move rather than that new ones are created. Where half of what was collected is created
-     again within 10 s collection rests, each time for twice as many frees. For both, streams record an event now and
-     then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
-     behind that calls nothing any more stays, and so it does while the fronts serve all that is called (small blocks of
-     few sizes; stats:exact has no fronts). Fixed segments are not collected, as cudaFree waits.
-     docs/tuning.md says which setting helps when, with measurements.
+     Set memory_limit to bound a pool, device_limit to bound all pools of a device together: a pool never holds more
+     than the least of memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of the
+     device's pools leaves. Bytes are charged to every limit before the driver call, so concurrent growth never exceeds
+     one (ON BACKENDS has the exception). A pool that device_limit or a full device stops gets unused memory of the
+     device's other pools; as the last step it waits for memory that they have freed. `growth` sets the size of new
+     pages; close to a limit they are smaller.
+     galloc returns cached memory to the device when memory runs out, in galloc_pool_trim and galloc_pool_sync_point,
+     and by collection. Collection returns whole pages that no work and no launchable graph can still use:
+       - gc_threshold: when more than this fraction of the limit is held, the longest idle pages are returned, until
+         1/16 less than the threshold is held; above the threshold pages move rather than new ones are created.
+       - gc_age: pages that have been idle for this time are returned.
+     Collection waits for nothing, and pauses when the program soon needs the memory again. It runs in calls that no
+     stream cache serves, since galloc has no thread: a program that makes no such calls keeps its memory. Fixed
+     segments are not collected, since cudaFree waits. docs/tuning.md says which setting helps when.
 
    LIKE PYTORCH
-     A pool with like:pytorch holds what PyTorch's caching allocator would hold for the same calls: requests of up to
-     1 MiB and larger ones have segments apart, each segment is one stream's, the smallest block that fits is taken, is
-     cut at its low end, and of a large segment up to 1 MiB stays with it. galloc_pool_torch_stats has the counters.
-     PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
-     segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
-     collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
-     after each, so that what the wait sets free is found. At last other pools of the device are asked. With
-     wait_limit_ms, whatever it is, none of what waits is done. Other than there
-       - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
-         that one's work is done. So it is with record_stream, also there;
-       - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
-       - a graph's segments are its own; those of a group (galloc_graph_begin) are found again by the same stream;
-       - galloc_pool_reserve makes a segment for the first stream that needs one of its kind.
-     reuse and stats have no effect, the streams' caches are not used, and calls take the pool's lock. With
-     expandable_segments:True it is galloc's own heap, with PyTorch's rounding.
+     like:pytorch makes a pool hold what PyTorch's caching allocator holds for the same calls: the same segments,
+     splitting, best fit, settings, collection and order when memory runs out. Its defaults are
+     expandable_segments:False and reuse:none. galloc_pool_torch_stats has PyTorch's counters.
+     garbage_collection_threshold needs a limit. Any wait_limit_ms disables all steps that wait. Differences:
+       - A block that is freed on another stream returns to its own stream once the freeing stream's work is complete.
+         PyTorch does so only with record_stream.
+       - Free segments of a stream that was retired and forgotten serve the next stream that lacks memory.
+       - A captured graph has segments of its own. Those of a group (galloc_graph_begin) are shared per stream.
+       - Before a request fails, other pools of the device are asked for memory.
+     `reuse` and `stats` have no effect, there is no stream cache, and every call takes the pool's lock. With
+     expandable_segments:True the heap is galloc's own, with PyTorch's rounding.
 
    ON BACKENDS
-     backend:cudaMalloc and backend:cudaMallocAsync have the driver serve each allocation instead, behind the same
-     functions, limits and counters. They are for finding errors, and to compare with: no call is served by a cache.
-     cudaMalloc: each block is a cudaMalloc of just the bytes asked for, so that compute-sanitizer sees where it ends.
-     What is freed, on legacy too, gets an event and is given to cudaFree once that is complete, by a later allocation
-     or trim. cudaFree waits for the device, so these wait. In a capture each allocation is a new one, and is the
-     graph's as ON GRAPHS says.
-     cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
-     driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
-     (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
-     counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
-     and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
-     that is not freed there is the program's to free after the graph has run, or when it never will: on one stream, for
-     which the driver has it back at once, as nobody was recorded for it, and before the graph is destroyed. (A capture
-     that fails destroys it: its addresses are somebody else's then.) Freed, it is not there for another launch. On the
-     legacy stream nothing can be allocated, nor what a graph has left be freed, while a blocking stream is captured
-     (cudaErrorStreamCaptureImplicit).
-     With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
-     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+     The other backends are for debugging and comparison: the driver serves each allocation, and galloc caches nothing.
+     backend:cudaMalloc makes one cudaMalloc of the exact size per block, so that compute-sanitizer sees where it ends.
+     A freed block gets an event, also on the legacy stream. Once that is complete a later allocation or trim frees the
+     block by cudaFree, which waits for the device. A captured allocation is a new block of the graph (ON GRAPHS).
+     backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
+     allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
+     release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
+     free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded. In a
+     capture, allocations and frees are graph nodes. A block that is not freed in the capture must be freed on one
+     stream after the graph has run (or when it never will) and before the graph is destroyed; then no launch can use it
+     any more. (A failed capture destroys its graph.) While a blocking stream is captured, allocations on the legacy
+     stream, and frees of a graph's blocks there, return cudaErrorStreamCaptureImplicit. With both backends a block
+     grows only within its max_bytes, which is memory, in steps of 512 bytes. galloc_pool_reserve, and with
+     cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
    ON GRAPHS
-     Allocate and free on a stream that is being captured as on any other; nothing need be announced. A graph uses the
-     captured addresses at each launch. So memory that is allocated or freed on a captured stream belongs to the graph
-     of that capture, and nobody else gets it as long as the graph can be launched:
-       - An allocation on a captured stream gets memory that its graph owns, free memory that no queued work can still
-         use, or new pages. It waits for nothing and records no event. When these do not suffice it fails; the capture
-         stays valid.
+     Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
+     addresses at each launch, and nobody else gets it until the graph can no longer be launched.
+       - An allocation in a capture gets memory that the graph owns, free memory that no queued work can still use, or
+         new pages. It neither waits nor records an event. If that does not suffice it fails; the capture stays valid.
        - A block that is freed on a captured stream, or was recorded for one (galloc_free_after, galloc_record_stream),
-         belongs to the graph once it is freed. Later captured work of the same stream may get it at once. Captured work
-         of another stream may get it if the graph orders that work after the free (reuse:followed): its stream waited
-         for an event recorded after the free, or joined the capture by such a wait. Other captured work never gets it.
-         A block that was in use before the capture is not reused in the capture either: when that use ends is not
-         known.
-       - A result is a block that was allocated in a capture and not freed there. The program holds it until it is
-         freed; then it is the graph's again, since each launch writes to it. Freed on a stream outside the capture, it
-         counts as used by the stream that it was allocated for and by the streams that it was recorded for.
-       - An input is a block that a graph uses and did not allocate. Either record it for the captured stream during the
-         capture (galloc_record_stream), and free it after the capture has ended: freed earlier, it may be given to
-         later captured work of the graph, which would overwrite it. Or free it after the graph is gone.
-       - The memory comes back when the graph, its instances and clones, the graphs that it is a child of, and all their
-         launches are gone. galloc learns that from a cudaUserObject which the graph holds. A capture that fails gives
-         its memory back as well. If it was into a graph that existed before (cudaStreamBeginCaptureToGraph), CUDA
-         destroys that graph too, and only instances and copies of it keep its memory. An instance that is updated
-         (cudaGraphExecUpdate), or in which a child graph is set (cudaGraphExecChildGraphNodeSetParams), keeps the new
-         graph's memory from then on; the old graph's is let go once earlier launches are done. A child graph node or
-         conditional node that is destroyed lets go of the memory of the graph in it; other nodes let go of nothing.
-       - Instances, clones and children of one graph use the same memory: no two of them may run at once. The addresses
-         in nodes that the program adds or sets itself are unknown to galloc: those blocks are inputs.
-     Only galloc_graph_begin, galloc_graph_end and galloc_graph_release let graphs share memory, and give it back before
-     they are destroyed. A graph cannot be launched on a captured stream: CUDA returns
-     cudaErrorStreamCaptureUnsupported, and the capture is lost. Add the graph as a child (cudaGraphAddChildGraphNode).
-     Each call on a captured stream asks CUDA for the stream's position in the graph. A program can set it back: by
-     another capture into the same graph (cudaStreamBeginCaptureToGraph), or by cudaStreamUpdateCaptureDependencies. The
-     stream then gets what it freed before only if its new position comes after the old one in the graph. galloc looks
-     at up to 512 nodes before the new position; a search that ends without an answer counts as yes. The body of a
-     conditional node is a graph of its own in all this.
-     No call of galloc's ends a capture or draws a stream into one, in whatever thread and capture mode. The exception
-     is a capture that another thread begins during the call: on the stream that the call was given, or, if the call was
-     given the legacy stream or a block that was recorded for it, on a blocking stream. A free on a stream whose capture
-     was invalidated succeeds. With stream_check:off nothing may be captured. During a capture galloc knows the streams
-     in it by their handles: destroy none of them before the capture has ended.
-     Calls of galloc on captured streams read the graph under construction: threads that capture into one graph must
-     take turns with these calls, as CUDA demands for all calls on one graph (CUDA Runtime API, "Graph object thread
-     safety").
-     galloc_stats.graph_bytes is the free memory that graphs own. galloc_pool_trim, galloc_pool_destroy and
-     galloc_shutdown leave it alone, and a pool cannot be destroyed while graphs own memory of it. A program that
-     unloads the code of galloc must destroy its graphs before.
+         belongs to the graph once it is freed. Later captured work of the same stream may reuse it at once. Captured
+         work of another stream may reuse it if the graph orders that work after the free (reuse:followed): its stream
+         waited for an event recorded after the free, or joined the capture by such a wait. Other captured work never
+         gets it. A block that was in use before the capture is not reused in the capture either: when that use ends is
+         not known.
+       - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
+         it; then it belongs to the graph again, since each launch writes to it. If it is freed outside the capture, it
+         counts as used by the stream that it was allocated for and by its recorded streams.
+       - An input is a block that a graph uses but did not allocate. Either call galloc_record_stream for the captured
+         stream during the capture, and free the block after the capture has ended (an earlier free may give it to later
+         captured work, which would overwrite it). Or free it after the graph is gone.
+       - The memory returns to the pool when the graph, its instances, its clones, its parent graphs and all their
+         launches are gone. A failed capture returns its memory too; if it was a capture into an existing graph
+         (cudaStreamBeginCaptureToGraph), CUDA destroys that graph, and only its instances and clones keep memory.
+       - After cudaGraphExecUpdate or cudaGraphExecChildGraphNodeSetParams an instance keeps the new graph's memory; the
+         old graph's is released when earlier launches are done. Destroying a child graph node or a conditional node
+         releases the memory of the graph inside; destroying other nodes releases nothing.
+       - Instances, clones and children of one graph use the same memory: no two may run at once. Addresses in nodes
+         that the program adds or changes itself are unknown to galloc: those blocks are inputs.
+     Sharing: graphs captured between galloc_graph_begin and galloc_graph_end share memory; galloc_graph_release returns
+     it.
+     Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
+     (CUDA Runtime API, "Graph object thread safety"). Do not destroy a stream during its capture. With stream_check:off
+     nothing may be captured. If the program moves a captured stream to another position of the graph (by
+     cudaStreamUpdateCaptureDependencies or a second capture into the graph), the stream reuses its earlier frees only
+     if the new position comes after the old one. A conditional node's body is a graph of its own.
+     No galloc call ends a capture or adds a stream to one, in any thread and capture mode. The exception is a capture
+     that another thread begins during the call: on the stream of the call, or, if the call names the legacy stream or a
+     block recorded for it, on a blocking stream. A free on a stream whose capture was invalidated succeeds.
+     galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves it alone, and
+     galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
-     When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
-     create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
-     memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
-     limit; give free pages back and map them in one piece; have other pools of the device give theirs back; have the
-     stream wait all the same; wait on the host for one freed piece after the other, then for the device; give back all
-     that is cached, of other pools too, and try once more; ask the program (on_oom, see galloc_pool_set_callbacks), and
-     if it says so begin anew, max_retries times at most. Each is followed by a search. Then cudaErrorMemoryAllocation,
-     with a message of one line that says what was asked for, live, held, and what stood in the way. galloc_oom_report
-     has all the figures: whose free memory is and why it did not serve, what each step gained, what else the device
-     holds; galloc_report_text puts them into words, with what would help.
-     A wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end. wait_limit_ms
-     bounds it, for one allocation in all, but for other threads' turn in the driver: then events are looked at until
-     the time is up, to a millisecond or two, and what nobody can end is left out. That is the wait for the device, so
-     that what streams freed last and have no event for is out of reach while they live; giving back fixed segments,
-     since cudaFree waits; and forgetting streams that were never retired, which galloc_pool_trim does.
-     throw_on_cudamalloc_oom takes only those steps that wait for nothing and give nothing back.
+     A request that no free block fits takes these steps, with a new search after each; when all have failed it returns
+     cudaErrorMemoryAllocation:
+       1  use memory of other streams whose work is complete; collect (gc_threshold)
+       2  move or create pages within `overhead`
+       3  make the stream wait for memory that other streams freed (reuse:wait), if the pool holds 1/64 of its limit
+       4  create pages up to the limit; return free pages and create others; take unused memory of other pools
+       5  make the stream wait, whatever the pool holds
+       6  wait on the host for events, one by one, then for the device; return everything cached, of other pools too
+       7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
+     The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
+     streams keep free memory, what each step gained, what else the device holds. galloc_report_text adds advice.
+     Host waits: a host wait is a wait for your own queued work, and other threads that need the driver for this pool
+     wait too. If that work depends on what one of these threads does next, the wait is a deadlock. wait_limit_ms bounds
+     the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
+     galloc polls events, and leaves out waits that it cannot bound: for the device, so memory that a live stream freed
+     after its last event is out of reach; and cudaFree of fixed segments. throw_on_cudamalloc_oom fails a request
+     instead of any step that waits, queues a wait or returns memory.
 
    ON THREADS
-     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
-     stream (its front), by exact size, and given out again there without a lock that others share. All else takes the
-     pool's lock, held for short and never around a driver call; growing has another, so that threads served from the
-     cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
-     grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
-     child of a fork gets cudaErrorInitializationError.
-     A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
-     handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
-     looks; where the program sees several devices, not always that at the current context. It is a promise: nothing
-     is captured while galloc is in use; each stream is retired (galloc_stream_retire) before it is destroyed, the
-     default streams before cudaDeviceReset; of one device the default streams of one context only are named; and what
-     was allocated on a default stream is freed on no other device's. A promise that is broken is a race, or a call on
-     a stream that is gone.
+     Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
+     that cache. All other calls take the pool's lock, which is never held around a driver call: while a thread creates
+     pages, others go on. The child process of a fork gets cudaErrorInitializationError.
+     stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
+     streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
+     cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
+     (galloc_stream_retire) before it is destroyed, the default streams before cudaDeviceReset; on each device the
+     program uses the default streams of one context only; and a block that was allocated on a default stream is not
+     freed on another device's. A broken promise is a race, or a call on a destroyed stream.
 
    ON LIFETIMES
-     A handle of a pool or a galloc_graph is looked up, never dereferenced. Once its pool or group has ended every call
-     with it returns cudaErrorInvalidResourceHandle, also where another one has taken its place since, and also while
-     another thread ends it. (The handle of a pool comes again after some hundred thousand pools.) An address of an
-     ended pool is foreign. What a pool has of host memory serves the pools that are made later, and goes at
-     galloc_shutdown.
-     A library that contains galloc can be unloaded while threads live that have used it; its pools should end before,
-     since nobody gives back what they hold. Static destructors and functions of atexit may call galloc. When the code
-     is unloaded, and when a thread ends, galloc calls nothing of CUDA. Graphs that used its pools must be gone before
-     it is unloaded: they call it at their end.
+     A pool lives until galloc_pool_destroy, which fails while blocks of it are in use or graphs own its memory. Calls
+     with the handle of an ended pool or group return cudaErrorInvalidResourceHandle, also while another thread ends it.
+     An address of an ended pool is foreign. Its host memory serves later pools; galloc_shutdown frees it.
+     Unloading: a library that contains galloc can be unloaded while threads that used it still live. Before, destroy
+     its pools, which otherwise keep their memory, and all graphs that used them: CUDA calls galloc's code when a graph
+     ends. Static destructors and atexit functions may call galloc. galloc makes no CUDA call at unload or at a thread's
+     end.
 
    ERRORS AND LOGGING
-     Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
-     has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after
-     which the context is lost (an illegal address, say) makes its pools refuse until cudaDeviceReset. After a reset
-     pages live on, cudaMalloc segments do not; galloc follows by itself, also where only streams of other contexts use
-     the pool. What was used in such segments may be freed, or not: once the driver gives its addresses out again, to
-     whatever pool, they are the new block's, and the old one counts as freed. Nothing is asked of a context that does
-     not tell its id: calls that depend on it return the driver's error. Once the driver has shut down, frees succeed
-     and do nothing.
+     All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
+     words, and the log gets one line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...).
+     Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
+     cudaDeviceReset, which galloc detects. Pages survive the reset, cudaMalloc segments do not. A block in such a
+     segment may be freed; once the driver hands out its addresses again they belong to the new block, and the old one
+     counts as freed. Once the driver has shut down, frees succeed and do nothing.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
@@ -286,9 +246,8 @@
      >>outofmemory >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report
      >>check >>pools >>threadcache >>public
 
-   Each section of the implementation calls only those before it. The words and the invariants stand above the
-   private structs; galloc_pool_check computes them. The licence is at the end of the file. */
-
+   Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
+   galloc_pool_check computes the invariants. The licence is at the end of the file. */
 #ifndef GALLOC_H
 #define GALLOC_H
 
