@@ -63,14 +63,15 @@
      after such work. cudaMemcpy right after galloc_malloc on a non-blocking stream is a race: cudaMemcpy runs on the
      legacy stream, which is not ordered after yours. Use cudaMemcpyAsync on the same stream.
      Destroyed streams: you may destroy a stream whose freed blocks are still cached: galloc identifies streams by id,
-     because CUDA reuses handles. Call galloc_stream_retire before; otherwise galloc finds the memory that the stream
-     freed last only when memory runs out. The call is necessary with stream_check:off (ON THREADS), and for a stream
+     because CUDA reuses handles. Call galloc_stream_retire first; otherwise galloc finds the memory that the stream
+     freed last only when memory runs out. The call is required with stream_check:off (ON THREADS), and for a stream
      that galloc_record_stream named for a block not yet freed.
      Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
      streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
      Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the
      free), and only when a second stream is in use: about one event per 2 MiB freed. An event on the legacy stream
-     makes all blocking streams wait for each other, so galloc records one there only when a stream must wait for it.
+     makes all blocking streams wait for each other, so galloc records one there only when another stream needs the
+     memory.
      Contexts: streams of any context of the device may be used. galloc learns of a context other than the primary one
      at the first allocation on one of its streams. Before that, free nothing on its streams, unless all streams are
      retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
@@ -85,18 +86,17 @@
      Moving pages: when the memory held would exceed the peak of live bytes by more than `overhead`, galloc remaps pages
      that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
      mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
-     time, soon makes no driver calls. The first move of a page costs about 50 us of host time, and so does the creation
-     of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3 s of driver
-     time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s (bench/results/sim-overhead.csv). Under a
-     memory_limit pages are small, so that nearly all of it can be used.
+     time, soon makes no driver calls for pages. The first move of a page costs about 50 us of host time, and so does
+     the creation of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3
+     s of driver time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s
+     (bench/results/sim-overhead.csv). Under a memory_limit pages are small, so that nearly all of it can be used.
      Stream cache: each stream has a cache of up to lane_bytes of recently freed blocks. It serves requests of exactly
      their sizes, without the pool's lock. The first request that it cannot serve empties it.
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
      block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
      memory. Blocks with room are multiples of 2 MiB and can grow until memory runs out. When one is freed its pages
      stay mapped; the next block with the same max_bytes reuses them once the work that used them is complete.
-     Rounding: roundup_power2_divisions rounds requests, except those with room and galloc_resize, up to fewer distinct
-     sizes.
+     Rounding: roundup_power2_divisions rounds requests, except those with room and galloc_resize, to fewer sizes.
      strategy:pooled is for programs with few sizes. It rounds requests of up to 1 MiB to size classes (512 bytes apart
      up to 4 KiB, then eight per power of two, or as roundup_power2_divisions says) and keeps a freed block for its
      class. Blocks with room, alignment above 512 or GALLOC_LIFETIME_LONG are exempt.
@@ -155,7 +155,7 @@
 
    ON GRAPHS
      Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
-     addresses at each launch, and nobody else gets it until the graph can no longer be launched.
+     addresses at each launch; no other work gets it until the graph can no longer be launched.
        - An allocation in a capture gets memory that the graph owns, free memory that no queued work can still use, or
          new pages. It neither waits nor records an event. If that does not suffice it fails; the capture stays valid.
        - A block that is freed on a captured stream, or was recorded for one (galloc_free_after, galloc_record_stream),
@@ -198,7 +198,7 @@
        2  move or create pages within `overhead`
        3  make the stream wait for memory that other streams freed (reuse:wait), if the pool holds 1/64 of its limit
        4  create pages up to the limit; return free pages and create others; take unused memory of other pools
-       5  make the stream wait, whatever the pool holds
+       5  make the stream wait, also in a smaller pool
        6  wait on the host for events, one by one, then for the device; return everything cached, of other pools too
        7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
      The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
@@ -213,7 +213,7 @@
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
      that cache. All other calls take the pool's lock, which is never held around a driver call: while a thread creates
-     pages, others go on. The child process of a fork gets cudaErrorInitializationError.
+     pages, others that need none go on. The child process of a fork gets cudaErrorInitializationError.
      stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
      streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
      cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
@@ -227,8 +227,7 @@
      An address of an ended pool is foreign. Its host memory serves later pools; galloc_shutdown frees it.
      Unloading: a library that contains galloc can be unloaded while threads that used it still live. Before, destroy
      its pools, which otherwise keep their memory, and all graphs that used them: CUDA calls galloc's code when a graph
-     ends. Static destructors and atexit functions may call galloc. galloc makes no CUDA call at unload or at a thread's
-     end.
+     ends. Static destructors and atexit functions may call galloc. At unload and thread end galloc calls no CUDA.
 
    ERRORS AND LOGGING
      All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
