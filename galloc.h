@@ -145,13 +145,14 @@
      backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
-     free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded. In a
-     capture, allocations and frees are graph nodes. A block that is not freed in the capture must be freed on one
-     stream after the graph has run (or when it never will) and before the graph is destroyed; then no launch can use it
-     any more. (A failed capture destroys its graph.) While a blocking stream is captured, allocations on the legacy
-     stream, and frees of a graph's blocks there, return cudaErrorStreamCaptureImplicit. With both backends a block
-     grows only within its max_bytes, which is memory, in steps of 512 bytes. galloc_pool_reserve, and with
-     cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+     free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
+     Captures with cudaMallocAsync: allocations and frees are graph nodes. A block that is not freed in the capture must
+     be freed on one stream after the graph has run (or when it never will) and before the graph is destroyed; then no
+     launch can use it any more. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream
+     is captured, allocations on the legacy stream, and frees of a graph's blocks there, return
+     cudaErrorStreamCaptureImplicit.
+     With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
+     bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
    ON GRAPHS
      Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
@@ -178,8 +179,7 @@
          releases the memory of the graph inside; destroying other nodes releases nothing.
        - Instances, clones and children of one graph use the same memory: no two may run at once. Addresses in nodes
          that the program adds or changes itself are unknown to galloc: those blocks are inputs.
-     Sharing: graphs captured between galloc_graph_begin and galloc_graph_end share memory; galloc_graph_release returns
-     it.
+     Sharing: graphs captured between galloc_graph_begin and galloc_graph_end share memory, until galloc_graph_release.
      Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
      (CUDA Runtime API, "Graph object thread safety"). Do not destroy a stream during its capture. With stream_check:off
      nothing may be captured. If the program moves a captured stream to another position of the graph (by
@@ -206,8 +206,8 @@
      Host waits: a host wait is a wait for your own queued work, and other threads that need the driver for this pool
      wait too. If that work depends on what one of these threads does next, the wait is a deadlock. wait_limit_ms bounds
      the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
-     galloc polls events, and leaves out waits that it cannot bound: for the device, so memory that a live stream freed
-     after its last event is out of reach; and cudaFree of fixed segments. throw_on_cudamalloc_oom fails a request
+     galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device
+     (so memory that a live stream freed after its last event is out of reach). throw_on_cudamalloc_oom fails a request
      instead of any step that waits, queues a wait or returns memory.
 
    ON THREADS
@@ -510,8 +510,8 @@ typedef struct galloc_stats {
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
     uint64_t failures;     /* failed allocations */
-    uint64_t rejections;   /* failed allocations that took no step of ON RUNNING OUT: with throw_on_cudamalloc_oom, or
-                              of more bytes than the pool may ever hold */
+    uint64_t rejections;   /* of the failures, those refused at once: with throw_on_cudamalloc_oom, or for more bytes
+                              than the pool may ever hold */
     uint64_t hits;         /* allocations that created and moved no page */
     uint64_t grows;        /* times that pages or segments were created */
     uint64_t splits, merges; /* blocks split and merged */
