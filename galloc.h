@@ -1,9 +1,10 @@
 /* galloc.h - v0.1.0 - a caching allocator for CUDA device memory, in one C header - MIT-0 or public domain
 
-   It hands out device memory at the price of a look-up instead of a call into the driver, reuses what was freed in
-   the order of your streams, maps physical pages into one address range per pool so that memory of any size serves
-   any other, and tells you what it is doing. C99, C++11, CUDA C++; gcc, clang, nvcc, 64 bits; written for MSVC too, and
-   not tested there; CUDA 12.0 or later and nothing else.
+   galloc serves device memory from a heap of its own, so that most calls do not enter the driver. It reuses freed
+   memory in the order of your streams. It maps physical pages into one address range per pool and remaps free pages to
+   the addresses that need them, so that memory of any size serves any other. Counters and reports show its state.
+   Languages: C99, C++11, CUDA C++, 64 bits. Compilers: gcc, clang, nvcc; the code for MSVC has never been compiled.
+   galloc needs CUDA 12.0 or later and nothing else.
 
    DO THIS
      In one file:                                       In all others:
@@ -13,271 +14,228 @@
        float *p;
        if (galloc_malloc((void **)&p, bytes, stream) == cudaSuccess) {
            my_kernel<<<grid, block, 0, stream>>>(p);
-           galloc_free(p, stream);               // at once: later work on the stream may reuse it, others may not yet
+           galloc_free(p, stream);               // does not wait; later work on the same stream may reuse the memory
        }
 
-     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 -lpthread. libcuda need not be linked:
-     its functions are fetched from the runtime.
+     Link the CUDA runtime (-lcudart, or nvcc), and with a glibc older than 2.34 also -lpthread; libcuda is not needed.
 
    DOES NOT
-     - touch device memory, ever: descriptions are kept on the host
-     - change the current device, or leave an error for cudaGetLastError
+     - access device memory: all bookkeeping is on the host
+     - change the current device, or the error that cudaGetLastError returns
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
-     GALLOC_STATIC        off    every file             all functions are static: no names for the linker. Each file
-                                                        that calls them must define GALLOC_IMPLEMENTATION then, and has
-                                                        a heap of its own, with its own limits: what one file has
-                                                        allocated another one cannot free
-     GALLOC_MALLOC, _FREE malloc implementation         host memory, some 300 bytes a block; both or neither. Called
-                                                        with locks held: they must not call galloc, nor CUDA
-     GALLOC_LOG(text)     stderr implementation         one line for each call that fails; called with no lock held.
-                                                        At run time: galloc_set_log
-     GALLOC_CLOCK()       system implementation         nanoseconds, uint64_t, of a clock that never goes back
-     GALLOC_ASSERT(c)     none   implementation         internal checks; they cost nothing when it is not defined
+     GALLOC_STATIC        off    every file             All functions are static. Each file that calls them must also
+                                                        define GALLOC_IMPLEMENTATION, and has a heap and limits of
+                                                        its own: memory of one file cannot be freed in another
+     GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block.
+                                                        Define both or neither. Called with locks held: they must
+                                                        call neither galloc nor CUDA
+     GALLOC_LOG(text)     stderr implementation         Gets one line for each call that fails; no lock is held.
+                                                        galloc_set_log sets a function at run time
+     GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
+     GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
 
    STEP BY STEP
-     1  galloc_malloc / galloc_free: from the default pool of the stream's device, made on first use.
-     2  galloc_malloc_growable for a block that will grow, galloc_resize to make it longer where it stands. Any block
-        may be resized, but one without such room may be told cudaErrorNotSupported: then copy it to a new one.
-     3  galloc_pool_create with a galloc_config (change what galloc_config_default() returns) for a pool of your own:
-        another limit, another device, a heap that can be given back as a whole. galloc_pool_malloc takes from it, and
-        galloc_alloc whatever a galloc_request describes; galloc_free and galloc_resize find the pool by themselves.
-     4  galloc_pool_reserve before the work begins, so that nothing has to ask the driver later.
-     5  galloc_pool_stats and galloc_pool_streams while it runs, for the pool of galloc_pool_default or your own;
-        galloc_pool_trim when somebody else needs the memory. galloc_pointer_info for an address.
-     6  galloc_stream_retire before cudaStreamDestroy; galloc_shutdown at the end, if you like to know of leaks.
-     Without changing the program: GALLOC_CONF=memory_limit:20G,expandable_segments:True ./program
+     1  galloc_malloc and galloc_free use the default pool of the stream's device. The first call creates it.
+     2  galloc_malloc_growable allocates a block that galloc_resize can grow in place. galloc_resize takes any block,
+        but without reserved addresses it may return cudaErrorNotSupported; then copy the contents to a new block.
+     3  galloc_pool_create makes a pool of your own: for another limit, another device, or a heap that ends as a whole.
+        Start from galloc_config_default(). galloc_pool_malloc allocates from that pool; galloc_alloc takes a
+        galloc_request with all parameters. galloc_free and galloc_resize find the pool of a block themselves.
+     4  galloc_pool_reserve creates memory in advance, so that later allocations need no driver call.
+     5  galloc_pool_stats and galloc_pool_streams show the state of a pool (galloc_pool_default gives the default pool).
+        galloc_pointer_info describes an address. galloc_pool_trim gives free memory back to the device.
+     6  Call galloc_stream_retire before cudaStreamDestroy. Call galloc_shutdown at the end if you want to find leaks.
+     The variable GALLOC_CONF sets the default pools' settings: GALLOC_CONF=memory_limit:20G,growth:64M ./program
 
    ON STREAMS
-     Order follows the free: the stream named in galloc_free is the one whose work so far may still use the memory.
-     Then
-       - later work on the same stream may have it at once. Nothing is recorded, nobody waits;
-       - work on another stream may have it when the freeing stream's work is known to be done (reuse:completed), or
-         when the other stream already waits for that work by a wait of galloc's (reuse:followed), or by such a wait
-         queued for it (reuse:wait): that is done when memory has run out, and before pages are created beyond the
-         `overhead` once the pool holds a 64th of what it may. The legacy stream and the blocking streams of its context
-         may have each other's memory at once, as CUDA keeps them in order.
-     Use by further streams is said by galloc_free_after or galloc_record_stream.
-     The memory that galloc_malloc gives for a stream is good on that stream from this point on. A cudaMemcpy right
-     after it, on a non-blocking stream's memory, is a race: it runs on the legacy stream, which is not ordered after
-     yours. An event is recorded only by calls that were given the stream (and for galloc_record_stream, at the free),
-     only when a second stream is in use: once for 2 MiB freed, or the stream's share of a 128th of the heap if that is
-     more, and when a busy stream has given everything back. In a program that repeats itself those are left out from
-     which nobody learnt anything the last time, until a stream's share of half of the heap is freed; but not where the
-     device cannot be waited for instead: with a wait_limit_ms, and while there are graphs that have used the pool. On
-     the legacy stream only when somebody waits for it, since an event there makes all blocking streams wait for each
-     other.
-     Switch reuse:wait off where streams talk by other means than events (NCCL kernels on two streams,
-     cuStreamWaitValue, kernels that spin): a wait that the program did not ask for can then be a deadlock.
-     A stream is known by its id and context, never by its handle, which CUDA hands out again after cudaStreamDestroy.
-     A stream that dies unannounced leaves up to so much that is found again only when memory runs out.
-     Streams of a green context are used as those of any context of the device; cudaStreamPerThread has no meaning while
-     one is current, and is refused as CUDA refuses it. The work of a green context goes on after it is destroyed. So
-     what was freed on streams of a context that has ended comes back only when galloc waits for the device: when memory
-     runs out, and on galloc_pool_trim. A reset of the pool's device needs no such wait.
-     Streams of any context may be used, also of one beside the primary one of its device (cuCtxCreate). galloc knows
-     such a context from the first allocation on one of its streams on. Before that nothing may be freed there, unless
-     all streams are retired: by a handle that came back in a context that is not known, a free is not seen to be that
-     of another stream, and the memory is not waited for there. While a context is destroyed or a device reset, no
-     other thread is in a call of galloc that may touch it.
-     Programmatic dependent launch orders less than streams do: end such a chain before you free what it uses.
+     Free a block on the stream that used it last: all work queued on that stream before galloc_free may still use the
+     block, and galloc reuses the memory only in an order that is safe for this work:
+       - Later work on the same stream may reuse the memory at once. No event is recorded and nothing waits.
+       - Work on another stream may reuse it when the earlier work is known to be complete (reuse:completed); when a
+         wait that galloc queued already orders that stream after the earlier work (reuse:followed); or after galloc
+         queues such a wait (reuse:wait), which it does only when memory is short (ON RUNNING OUT).
+       - The legacy stream and the blocking streams of its context share freed memory at once, since CUDA orders them.
+     Several streams: if more than one stream uses a block, name them all. Free it with galloc_free_after, or call
+     galloc_record_stream for each further stream before galloc_free.
+     New memory: memory from galloc_malloc is ready for work queued on that stream after the call, and for work ordered
+     after such work. cudaMemcpy right after galloc_malloc on a non-blocking stream is a race: cudaMemcpy runs on the
+     legacy stream, which is not ordered after yours. Use cudaMemcpyAsync on the same stream.
+     Destroyed streams: you may destroy a stream whose freed blocks are still cached: galloc identifies streams by id,
+     because CUDA reuses handles. Call galloc_stream_retire first; otherwise galloc finds the memory that the stream
+     freed last only when memory runs out. The call is required with stream_check:off (ON THREADS), and for a stream
+     that galloc_record_stream named for a block not yet freed.
+     Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
+     streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
+     Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the
+     free), and only when a second stream is in use: about one event per 2 MiB freed. An event on the legacy stream
+     makes all blocking streams wait for each other, so galloc records one there only when another stream needs the
+     memory.
+     Contexts: streams of any context of the device may be used. galloc learns of a context other than the primary one
+     at the first allocation on one of its streams. Before that, free nothing on its streams, unless all streams are
+     retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
+     context is destroyed or a device is reset, no other thread may be inside a galloc call that may use it. The work of
+     a green context goes on after its end: what was freed on streams of a context that has ended is reused only after
+     a wait for the device (when memory runs out, galloc_pool_trim). A reset of the pool's device needs no such wait.
+     Programmatic dependent launch orders less than a stream does: end such a chain before you free what it uses.
 
    ON MEMORY
-     Sizes are rounded up to 512 bytes. Free blocks are kept in bins at most 3.1 % apart, found in constant time, cut
-     to size, and merged with their neighbours when they are freed. Each pool has one range of addresses for all sizes
-     and streams, into which physical pages of 2 MiB to 256 MiB are mapped where they complete the best free place.
-     When what is held would exceed the peak of live bytes by more than `overhead`, pages that lie wholly inside free
-     blocks are mapped to where memory is needed instead of new ones being created: no copy is made and nobody waits.
-     The old addresses stay mapped, so that pages can come back to them with no call into the driver: a program that
-     repeats itself, and ends each time with nothing live, soon runs with none. Moving a page for the first time costs
-     about 50 us of host time, creating one about as much. Memory held over memory live, both at their peaks, and the
-     driver's time, over ten traces of real programs: overhead:0 1.008 and 2.3 s, 0.01 1.026 and 0.6 s, 0.02 (the
-     default) 1.028 and 0.4 s, 0.05 1.053 and 0.3 s, 0.2 1.084 and 0.2 s (bench/results/sim-overhead.csv). Under a
-     memory_limit pages are small, so that nearly all of it can be used. Pages are given back one by one, also out of
-     the middle.
-     Each stream has a cache of up to lane_bytes in front of all that: what was freed last on the stream serves requests
-     of just that size, with no lock. It is emptied at the first request that it cannot serve.
-     strategy:heuristic sets overhead, growth, lane_bytes and roundup_power2_divisions (of sizes below 2 MiB) from what
-     it sees at misses: more overhead once pages that moved or were created have cost more than the memory is worth,
-     larger pages while a program only grows, none to spare when memory runs short, larger caches where that would have
-     spared half of the misses, rounding where that would and costs next to nothing. It starts with what is given,
-     decides a few times in a run, and says why (galloc_pool_decisions); galloc_pool_freeze ends it. A program that
-     needs nothing else runs as with strategy:caching.
-     strategy:pooled is for programs with few sizes: requests up to 1 MiB are rounded to classes (512 bytes apart up to
-     4 KiB, then eight between two powers of two, or as roundup_power2_divisions says), and a block of a class is kept
-     for that class when it is freed. Blocks are cut 16 at a time, up to 1 MiB; when all of them are free, they merge
-     before more is created or anything is given back. Not so blocks with room, alignment or a long lifetime.
-     With expandable_segments:False, or where the device has no virtual memory management, segments of
-     cudaMalloc take their place: 2 MiB for requests up to 1 MiB, 20 MiB (large_segment_size) below 10 MiB, else the
-     request, rounded up to 2 MiB. There, blocks of max_split_size and more are never cut.
-     roundup_power2_divisions rounds requests further than to 512 bytes, so that those of similar size get equal blocks;
-     not those with room to grow, nor what galloc_resize makes of a block.
-     galloc_resize grows a block where it stands, into free memory that follows it and into addresses without memory,
-     for which pages move or are created as for an allocation. galloc_malloc_growable (galloc_request.max_bytes) keeps
-     these addresses for the block, so that it always can; such blocks are multiples of 2 MiB. In fixed segments the
-     memory itself is kept. When such a block is freed its pages stay mapped. The next block with the same max_bytes
-     is placed there once the work on them is known to be done, and grows into them with no call into the driver.
+     A pool keeps freed memory for later requests and gives it back only as ON LIMITS AND COLLECTION says. Sizes are
+     rounded up to 512 bytes. Free neighbours merge. Each pool has one address range for all sizes and streams. Physical
+     pages of 2 MiB to 256 MiB are mapped into it.
+     Moving pages: when the memory held would exceed the peak of live bytes by more than `overhead`, galloc remaps pages
+     that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
+     mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
+     time, soon makes no driver calls for pages. The first move of a page costs about 50 us of host time, and so does
+     the creation of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3
+     s of driver time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s
+     (bench/results/sim-overhead.csv). Under a memory_limit pages are small, so that nearly all of it can be used.
+     Stream cache: each stream has a cache of up to lane_bytes of recently freed blocks. It serves requests of exactly
+     their sizes, without the pool's lock. The first request that it cannot serve empties it.
+     Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
+     block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
+     memory. Blocks with room are multiples of 2 MiB and can grow until memory runs out. When one is freed its pages
+     stay mapped; the next block with the same max_bytes reuses them once the work that used them is complete.
+     Rounding: roundup_power2_divisions rounds requests, except those with room and galloc_resize, to fewer sizes.
+     strategy:pooled is for programs with few sizes. It rounds requests of up to 1 MiB to size classes (512 bytes apart
+     up to 4 KiB, then eight per power of two, or as roundup_power2_divisions says) and keeps a freed block for its
+     class. Blocks with room, alignment above 512 or GALLOC_LIFETIME_LONG are exempt.
+     strategy:heuristic adapts overhead and growth to the program: more overhead once moving and creating pages has cost
+     more than the memory is worth, larger pages while the program only grows. galloc_pool_decisions gives its few
+     changes with reasons; galloc_pool_freeze stops it.
+     Fixed segments: they replace pages with expandable_segments:False, or where the device has no virtual memory
+     management: cudaMalloc segments of 2 MiB for requests up to 1 MiB, of 20 MiB (large_segment_size) below 10 MiB,
+     otherwise of the request rounded up to 2 MiB. Blocks of max_split_size and more are never split there.
 
    ON LIMITS AND COLLECTION
-     A pool never holds more than the least of memory_limit, per_process_memory_fraction of the device, and what its
-     device's pools leave of device_limit, of which the lowest that any of them names counts. What is asked of the
-     driver is taken off all of them first, so that none is passed for a moment, not by rounding and not by threads that
-     let several pools grow. (Of other backends' memory the driver alone knows how it rounds.) A pool that device_limit
-     or a full device stops gets what other pools of the device do not use; as the last step their freed memory is
-     waited for. `growth` sets the size of the pages that are created; less than that is left by a limit, it is used in
-     smaller ones.
-     galloc keeps what is freed. It gives it back when memory runs out, on galloc_pool_trim, galloc_pool_sync_point, and
-     where asked to by collection: when more than gc_threshold is held, pages that were not used for longest go until
-     a 16th less is held; and with gc_age what was not used for so long goes. By pages, whatever was in them, if no work
-     can touch them any more, and never those of graphs that can still run. It waits for nothing and holds no stream up;
-     it costs some driver time, in calls that miss and in frees that the fronts do not take, in few of these.
-     Above gc_threshold pages move rather than that new ones are created. Where half of what was collected is created
-     again within 10 s collection rests, each time for twice as many frees. For both, streams record an event now and
-     then, the legacy one only if it is the pool's one stream. galloc has no thread of its own: what a program leaves
-     behind that calls nothing any more stays, and so it does while the fronts serve all that is called (small blocks of
-     few sizes; stats:exact has no fronts). Fixed segments are not collected, as cudaFree waits.
-     docs/tuning.md says which setting helps when, with measurements.
+     Set memory_limit to bound a pool, device_limit to bound all pools of a device together: a pool never holds more
+     than the least of memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of the
+     device's pools leaves. Bytes are charged to every limit before the driver call, so concurrent growth never exceeds
+     one (ON BACKENDS has the exception). A pool that device_limit or a full device stops gets unused memory of the
+     device's other pools; as the last step it waits for memory that they have freed. `growth` sets the size of new
+     pages; close to a limit they are smaller.
+     galloc returns cached memory to the device when memory runs out, in galloc_pool_trim and galloc_pool_sync_point,
+     and by collection. Collection returns whole pages that no work and no launchable graph can still use:
+       - gc_threshold: when more than this fraction of the limit is held, the longest idle pages are returned, until
+         1/16 less than the threshold is held; above the threshold pages move rather than new ones are created.
+       - gc_age: pages that have been idle for this time are returned.
+     Collection waits for nothing, and pauses when the program soon needs the memory again. It runs in calls that no
+     stream cache serves, since galloc has no thread: a program that makes no such calls keeps its memory. Fixed
+     segments are not collected, since cudaFree waits. docs/tuning.md says which setting helps when.
 
    LIKE PYTORCH
-     A pool with like:pytorch holds what PyTorch's caching allocator would hold for the same calls: requests of up to
-     1 MiB and larger ones have segments apart, each segment is one stream's, the smallest block that fits is taken, is
-     cut at its low end, and of a large segment up to 1 MiB stays with it. galloc_pool_torch_stats has the counters.
-     PyTorch's settings mean what they mean there: garbage_collection_threshold works only with a limit, counts
-     segments' ages in searches, and takes whole large ones. Running out, PyTorch's order is kept: look who is done,
-     collect, a new segment, give oversize ones back, wait for all streams, give back all that is cached; with a search
-     after each, so that what the wait sets free is found. At last other pools of the device are asked. With
-     wait_limit_ms, whatever it is, none of what waits is done. Other than there
-       - order follows the free: freed on another stream than its own, a block goes back to its own, but not before
-         that one's work is done. So it is with record_stream, also there;
-       - when a stream has been retired and forgotten, whoever lacks memory next takes over its free segments;
-       - a graph's segments are its own; those of a group (galloc_graph_begin) are found again by the same stream;
-       - galloc_pool_reserve makes a segment for the first stream that needs one of its kind.
-     reuse and stats have no effect, the streams' caches are not used, and calls take the pool's lock. With
-     expandable_segments:True it is galloc's own heap, with PyTorch's rounding.
+     like:pytorch makes a pool hold what PyTorch's caching allocator holds for the same calls: the same segments,
+     splitting, best fit, settings, collection and order when memory runs out. Its defaults are
+     expandable_segments:False and reuse:none. galloc_pool_torch_stats has PyTorch's counters.
+     garbage_collection_threshold needs a limit. Any wait_limit_ms disables all steps that wait. Differences:
+       - A block that is freed on another stream returns to its own stream once the freeing stream's work is complete.
+         PyTorch does so only with record_stream.
+       - Free segments of a stream that was retired and forgotten serve the next stream that lacks memory.
+       - A captured graph has segments of its own. Those of a group (galloc_graph_begin) are shared per stream.
+       - Before a request fails, other pools of the device are asked for memory.
+     `reuse` and `stats` have no effect, there is no stream cache, and every call takes the pool's lock. With
+     expandable_segments:True the heap is galloc's own, with PyTorch's rounding.
 
    ON BACKENDS
-     backend:cudaMalloc and backend:cudaMallocAsync have the driver serve each allocation instead, behind the same
-     functions, limits and counters. They are for finding errors, and to compare with: no call is served by a cache.
-     cudaMalloc: each block is a cudaMalloc of just the bytes asked for, so that compute-sanitizer sees where it ends.
-     What is freed, on legacy too, gets an event and is given to cudaFree once that is complete, by a later allocation
-     or trim. cudaFree waits for the device, so these wait. In a capture each allocation is a new one, and is the
-     graph's as ON GRAPHS says.
-     cudaMallocAsync: a pool of the driver's. A block that only the freeing stream has used, and was allocated for, the
-     driver has back at the free; others when all who used them have done so. `reuse` is said in the driver's terms
-     (opportunistic, event dependencies, internal dependencies), and so is release_threshold. What the driver keeps is
-     counted as held and free, as it was at the last allocation or trim. device_limit is looked at when it has grown,
-     and can be passed until it is trimmed for that. In a capture allocations and frees are nodes of the graph; a block
-     that is not freed there is the program's to free after the graph has run, or when it never will: on one stream, for
-     which the driver has it back at once, as nobody was recorded for it, and before the graph is destroyed. (A capture
-     that fails destroys it: its addresses are somebody else's then.) Freed, it is not there for another launch. On the
-     legacy stream nothing can be allocated, nor what a graph has left be freed, while a blocking stream is captured
-     (cudaErrorStreamCaptureImplicit).
-     With both a block can be resized only within what was asked for; room to grow is memory, in steps of 512 bytes.
-     galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
+     The other backends are for debugging and comparison: the driver serves each allocation, and galloc caches nothing.
+     backend:cudaMalloc makes one cudaMalloc of the exact size per block, so that compute-sanitizer sees where it ends.
+     A freed block gets an event, also on the legacy stream. Once that is complete a later allocation or trim frees the
+     block by cudaFree, which waits for the device. A captured allocation is a new block of the graph (ON GRAPHS).
+     backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
+     allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
+     release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
+     free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
+     Captures with cudaMallocAsync: allocations and frees are graph nodes. A block that is not freed in the capture must
+     be freed on one stream after the graph has run (or when it never will) and before the graph is destroyed; then no
+     launch can use it any more. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream
+     is captured, allocations on the legacy stream, and frees of a graph's blocks there, return
+     cudaErrorStreamCaptureImplicit.
+     With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
+     bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
    ON GRAPHS
-     Allocate and free on a stream that is being captured as on any other; nothing need be announced. A graph uses the
-     captured addresses at each launch. So memory that is allocated or freed on a captured stream belongs to the graph
-     of that capture, and nobody else gets it as long as the graph can be launched:
-       - An allocation on a captured stream gets memory that its graph owns, free memory that no queued work can still
-         use, or new pages. It waits for nothing and records no event. When these do not suffice it fails; the capture
-         stays valid.
+     Allocate and free on a captured stream as on any other; the memory then belongs to the graph, which uses the same
+     addresses at each launch; no other work gets it until the graph can no longer be launched.
+       - An allocation in a capture gets memory that the graph owns, free memory that no queued work can still use, or
+         new pages. It neither waits nor records an event. If that does not suffice it fails; the capture stays valid.
        - A block that is freed on a captured stream, or was recorded for one (galloc_free_after, galloc_record_stream),
-         belongs to the graph once it is freed. Later captured work of the same stream may get it at once. Captured work
-         of another stream may get it if the graph orders that work after the free (reuse:followed): its stream waited
-         for an event recorded after the free, or joined the capture by such a wait. Other captured work never gets it.
-         A block that was in use before the capture is not reused in the capture either: when that use ends is not
-         known.
-       - A result is a block that was allocated in a capture and not freed there. The program holds it until it is
-         freed; then it is the graph's again, since each launch writes to it. Freed on a stream outside the capture, it
-         counts as used by the stream that it was allocated for and by the streams that it was recorded for.
-       - An input is a block that a graph uses and did not allocate. Either record it for the captured stream during the
-         capture (galloc_record_stream), and free it after the capture has ended: freed earlier, it may be given to
-         later captured work of the graph, which would overwrite it. Or free it after the graph is gone.
-       - The memory comes back when the graph, its instances and clones, the graphs that it is a child of, and all their
-         launches are gone. galloc learns that from a cudaUserObject which the graph holds. A capture that fails gives
-         its memory back as well. If it was into a graph that existed before (cudaStreamBeginCaptureToGraph), CUDA
-         destroys that graph too, and only instances and copies of it keep its memory. An instance that is updated
-         (cudaGraphExecUpdate), or in which a child graph is set (cudaGraphExecChildGraphNodeSetParams), keeps the new
-         graph's memory from then on; the old graph's is let go once earlier launches are done. A child graph node or
-         conditional node that is destroyed lets go of the memory of the graph in it; other nodes let go of nothing.
-       - Instances, clones and children of one graph use the same memory: no two of them may run at once. The addresses
-         in nodes that the program adds or sets itself are unknown to galloc: those blocks are inputs.
-     Only galloc_graph_begin, galloc_graph_end and galloc_graph_release let graphs share memory, and give it back before
-     they are destroyed. A graph cannot be launched on a captured stream: CUDA returns
-     cudaErrorStreamCaptureUnsupported, and the capture is lost. Add the graph as a child (cudaGraphAddChildGraphNode).
-     Each call on a captured stream asks CUDA for the stream's position in the graph. A program can set it back: by
-     another capture into the same graph (cudaStreamBeginCaptureToGraph), or by cudaStreamUpdateCaptureDependencies. The
-     stream then gets what it freed before only if its new position comes after the old one in the graph. galloc looks
-     at up to 512 nodes before the new position; a search that ends without an answer counts as yes. The body of a
-     conditional node is a graph of its own in all this.
-     No call of galloc's ends a capture or draws a stream into one, in whatever thread and capture mode. The exception
-     is a capture that another thread begins during the call: on the stream that the call was given, or, if the call was
-     given the legacy stream or a block that was recorded for it, on a blocking stream. A free on a stream whose capture
-     was invalidated succeeds. With stream_check:off nothing may be captured. During a capture galloc knows the streams
-     in it by their handles: destroy none of them before the capture has ended.
-     Calls of galloc on captured streams read the graph under construction: threads that capture into one graph must
-     take turns with these calls, as CUDA demands for all calls on one graph (CUDA Runtime API, "Graph object thread
-     safety").
-     galloc_stats.graph_bytes is the free memory that graphs own. galloc_pool_trim, galloc_pool_destroy and
-     galloc_shutdown leave it alone, and a pool cannot be destroyed while graphs own memory of it. A program that
-     unloads the code of galloc must destroy its graphs before.
+         belongs to the graph once it is freed. Later captured work of the same stream may reuse it at once. Captured
+         work of another stream may reuse it if the graph orders that work after the free (reuse:followed): its stream
+         waited for an event recorded after the free, or joined the capture by such a wait. Other captured work never
+         gets it. A block that was in use before the capture is not reused in the capture either: when that use ends is
+         not known.
+       - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
+         it; then it belongs to the graph again, since each launch writes to it. If it is freed outside the capture, it
+         counts as used by the stream that it was allocated for and by its recorded streams.
+       - An input is a block that a graph uses but did not allocate. Either call galloc_record_stream for the captured
+         stream during the capture, and free the block after the capture has ended (an earlier free may give it to later
+         captured work, which would overwrite it). Or free it after the graph is gone.
+       - The memory returns to the pool when the graph, its instances, its clones, its parent graphs and all their
+         launches are gone. A failed capture returns its memory too; if it was a capture into an existing graph
+         (cudaStreamBeginCaptureToGraph), CUDA destroys that graph, and only its instances and clones keep memory.
+       - After cudaGraphExecUpdate or cudaGraphExecChildGraphNodeSetParams an instance keeps the new graph's memory; the
+         old graph's is released when earlier launches are done. Destroying a child graph node or a conditional node
+         releases the memory of the graph inside; destroying other nodes releases nothing.
+       - Instances, clones and children of one graph use the same memory: no two may run at once. Addresses in nodes
+         that the program adds or changes itself are unknown to galloc: those blocks are inputs.
+     Sharing: graphs captured between galloc_graph_begin and galloc_graph_end share memory, until galloc_graph_release.
+     Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
+     (CUDA Runtime API, "Graph object thread safety"). Do not destroy a stream during its capture. With stream_check:off
+     nothing may be captured. If the program moves a captured stream to another position of the graph (by
+     cudaStreamUpdateCaptureDependencies or a second capture into the graph), the stream reuses its earlier frees only
+     if the new position comes after the old one. A conditional node's body is a graph of its own.
+     No galloc call ends a capture or adds a stream to one, in any thread and capture mode. The exception is a capture
+     that another thread begins during the call: on the stream of the call, or, if the call names the legacy stream or a
+     block recorded for it, on a blocking stream. A free on a stream whose capture was invalidated succeeds.
+     galloc_stats.graph_bytes counts the free memory that graphs own. galloc_pool_trim leaves it alone, and
+     galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
-     When nothing at hand fits, one after the other, until something does: take what other streams have finished with;
-     create pages, or move them, as the overhead allows; take parts of pages that nobody needs; have the stream wait for
-     memory that others freed (reuse:wait), if the pool holds a 64th of what it may; create pages up to the pool's
-     limit; give free pages back and map them in one piece; have other pools of the device give theirs back; have the
-     stream wait all the same; wait on the host for one freed piece after the other, then for the device; give back all
-     that is cached, of other pools too, and try once more; ask the program (on_oom, see galloc_pool_set_callbacks), and
-     if it says so begin anew, max_retries times at most. Each is followed by a search. Then cudaErrorMemoryAllocation,
-     with a message of one line that says what was asked for, live, held, and what stood in the way. galloc_oom_report
-     has all the figures: whose free memory is and why it did not serve, what each step gained, what else the device
-     holds; galloc_report_text puts them into words, with what would help.
-     A wait on the host is a wait for your own queued work, and other threads that need the driver for this pool wait
-     along: if that work waits for something that one of them does after its allocation, it does not end. wait_limit_ms
-     bounds it, for one allocation in all, but for other threads' turn in the driver: then events are looked at until
-     the time is up, to a millisecond or two, and what nobody can end is left out. That is the wait for the device, so
-     that what streams freed last and have no event for is out of reach while they live; giving back fixed segments,
-     since cudaFree waits; and forgetting streams that were never retired, which galloc_pool_trim does.
-     throw_on_cudamalloc_oom takes only those steps that wait for nothing and give nothing back.
+     A request that no free block fits takes these steps, with a new search after each; when all have failed it returns
+     cudaErrorMemoryAllocation:
+       1  use memory of other streams whose work is complete; collect (gc_threshold)
+       2  move or create pages within `overhead`
+       3  make the stream wait for memory that other streams freed (reuse:wait), if the pool holds 1/64 of its limit
+       4  create pages up to the limit; return free pages and create others; take unused memory of other pools
+       5  make the stream wait, also in a smaller pool
+       6  wait on the host for events, one by one, then for the device; return everything cached, of other pools too
+       7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
+     The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
+     streams keep free memory, what each step gained, what else the device holds. galloc_report_text adds advice.
+     Host waits: a host wait is a wait for your own queued work, and other threads that need the driver for this pool
+     wait too. If that work depends on what one of these threads does next, the wait is a deadlock. wait_limit_ms bounds
+     the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
+     galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device
+     (so memory that a live stream freed after its last event is out of reach). throw_on_cudamalloc_oom fails a request
+     instead of any step that waits, queues a wait or returns memory.
 
    ON THREADS
-     Any thread may call anything, on any stream. What was freed on a stream last is kept in a small cache of that
-     stream (its front), by exact size, and given out again there without a lock that others share. All else takes the
-     pool's lock, held for short and never around a driver call; growing has another, so that threads served from the
-     cache go on while one maps pages, and threads that miss together grow once. When memory is short, and when the pool
-     grows, the fronts are emptied for everybody; so is that of a thread's own default stream when the thread ends. The
-     child of a fork gets cudaErrorInitializationError.
-     A call served by a front asks CUDA two things about its stream: whether it is being captured, and its id, since
-     handles come back (for the default streams: which context is current, and its id). stream_check:off drops these
-     looks; where the program sees several devices, not always that at the current context. It is a promise: nothing
-     is captured while galloc is in use; each stream is retired (galloc_stream_retire) before it is destroyed, the
-     default streams before cudaDeviceReset; of one device the default streams of one context only are named; and what
-     was allocated on a default stream is freed on no other device's. A promise that is broken is a race, or a call on
-     a stream that is gone.
+     Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
+     that cache. All other calls take the pool's lock, which is never held around a driver call: while a thread creates
+     pages, others that need none go on. The child process of a fork gets cudaErrorInitializationError.
+     stream_check: each call asks CUDA whether its stream is being captured, and for the stream's id (on default
+     streams: for the current context), since CUDA reuses handles. stream_check:off skips that in calls that a stream
+     cache serves. It is a promise: nothing is captured while galloc is in use; each stream is retired
+     (galloc_stream_retire) before it is destroyed, the default streams before cudaDeviceReset; on each device the
+     program uses the default streams of one context only; and a block that was allocated on a default stream is not
+     freed on another device's. A broken promise is a race, or a call on a destroyed stream.
 
    ON LIFETIMES
-     A handle of a pool or a galloc_graph is looked up, never dereferenced. Once its pool or group has ended every call
-     with it returns cudaErrorInvalidResourceHandle, also where another one has taken its place since, and also while
-     another thread ends it. (The handle of a pool comes again after some hundred thousand pools.) An address of an
-     ended pool is foreign. What a pool has of host memory serves the pools that are made later, and goes at
-     galloc_shutdown.
-     A library that contains galloc can be unloaded while threads live that have used it; its pools should end before,
-     since nobody gives back what they hold. Static destructors and functions of atexit may call galloc. When the code
-     is unloaded, and when a thread ends, galloc calls nothing of CUDA. Graphs that used its pools must be gone before
-     it is unloaded: they call it at their end.
+     A pool lives until galloc_pool_destroy, which fails while blocks of it are in use or graphs own its memory. Calls
+     with the handle of an ended pool or group return cudaErrorInvalidResourceHandle, also while another thread ends it.
+     An address of an ended pool is foreign. Its host memory serves later pools; galloc_shutdown frees it.
+     Unloading: a library that contains galloc can be unloaded while threads that used it still live. Before, destroy
+     its pools, which otherwise keep their memory, and all graphs that used them: CUDA calls galloc's code when a graph
+     ends. Static destructors and atexit functions may call galloc. At unload and thread end galloc calls no CUDA.
 
    ERRORS AND LOGGING
-     Functions return cudaError_t, so that your check macro serves. What failed changed nothing. galloc_last_message
-     has it in words, and so has one line of the log (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...). An error after
-     which the context is lost (an illegal address, say) makes its pools refuse until cudaDeviceReset. After a reset
-     pages live on, cudaMalloc segments do not; galloc follows by itself, also where only streams of other contexts use
-     the pool. What was used in such segments may be freed, or not: once the driver gives its addresses out again, to
-     whatever pool, they are the new block's, and the old one counts as freed. Nothing is asked of a context that does
-     not tell its id: calls that depend on it return the driver's error. Once the driver has shut down, frees succeed
-     and do nothing.
+     All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
+     words, and the log gets one line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...).
+     Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
+     cudaDeviceReset, which galloc detects. Pages survive the reset, cudaMalloc segments do not. A block in such a
+     segment may be freed; once the driver hands out its addresses again they belong to the new block, and the old one
+     counts as freed. Once the driver has shut down, frees succeed and do nothing.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
@@ -287,14 +245,14 @@
      >>outofmemory >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report
      >>check >>pools >>threadcache >>public
 
-   Each section of the implementation calls only those before it. The words and the invariants stand above the
-   private structs; galloc_pool_check computes them. The licence is at the end of the file. */
+   Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
+   galloc_pool_check computes the invariants. The licence is at the end of the file. */
 
 #ifndef GALLOC_H
 #define GALLOC_H
 
 #if defined(__cplusplus)
-extern "C++" { /* whatever this is included in; CUDA's headers have templates */
+extern "C++" { /* also inside an extern "C" block of the including file; CUDA's headers contain templates */
 #endif
 
 #include <stddef.h>
@@ -304,6 +262,8 @@ extern "C++" { /* whatever this is included in; CUDA's headers have templates */
 
 /* ==== CONFIG ==================================================================================================== */
 /* >>config */
+
+/* The version, the requirements, and the linkage of the public functions. Calls nothing. */
 
 #define GALLOC_VERSION_MAJOR 0
 #define GALLOC_VERSION_MINOR 1
@@ -334,9 +294,9 @@ extern "C++" { /* whatever this is included in; CUDA's headers have templates */
 #define GALLOC_API static
 #endif
 
-/* Stream 0 means what it means in the file that includes this: the per-thread default stream where that file is
-   compiled for it (nvcc --default-stream per-thread), else the legacy one. CUDA's own headers rename in the same way,
-   so files compiled either way share a pool. */
+/* Stream 0 means what it means in the including file: the per-thread default stream if that file is compiled for it
+   (nvcc --default-stream per-thread), otherwise the legacy stream. CUDA's own headers rename functions in the same way,
+   so that files compiled either way can share a pool. */
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define galloc_malloc galloc_malloc_ptsz
 #define galloc_malloc_growable galloc_malloc_growable_ptsz
@@ -354,149 +314,159 @@ extern "C++" { /* whatever this is included in; CUDA's headers have templates */
 /* ==== TYPES ===================================================================================================== */
 /* >>types */
 
+/* The public types: settings, requests, counters and reports. Sizes are in bytes and times in nanoseconds, unless a
+   member says otherwise. */
+
 /* A heap on one device: its settings, its limit, its memory. Opaque. */
 typedef struct galloc_pool galloc_pool;
 
-/* Captured graphs that share memory of a pool; see ON GRAPHS. Opaque. */
+/* A group of captured graphs that share memory of a pool; see ON GRAPHS. Opaque. */
 typedef struct galloc_graph galloc_graph;
 
-/* What reuse of memory between streams may rest on; see ON STREAMS. The same stream is always allowed. */
+/* Ways in which a stream may reuse memory that another stream freed; see ON STREAMS. Reuse on the same stream is always
+   allowed. */
 enum {
-    GALLOC_REUSE_COMPLETED = 1, /* the freeing stream has done its work: seen by polling, no effect on any stream */
-    GALLOC_REUSE_FOLLOWED = 2,  /* the asking stream already waits for that work, by a wait that galloc queued, or by
-                                   the graph that both are captured into */
-    GALLOC_REUSE_WAIT = 4       /* under pressure galloc makes the asking stream wait for that work */
+    GALLOC_REUSE_COMPLETED = 1, /* the freeing stream's work is known to be complete: galloc polls events */
+    GALLOC_REUSE_FOLLOWED = 2,  /* the requesting stream is already ordered after that work, by a wait that galloc
+                                   queued, or in the graph that both streams are captured into */
+    GALLOC_REUSE_WAIT = 4       /* when memory is short, galloc makes the requesting stream wait for that work */
 };
 
-/* Where a pool's memory comes from. */
+/* The source of a pool's memory; see ON BACKENDS. */
 enum {
     GALLOC_BACKEND_NATIVE = 0,           /* galloc's own heap */
-    GALLOC_BACKEND_CUDA_MALLOC = 1,      /* each allocation is one cudaMalloc: slow, and memory checkers see it */
-    GALLOC_BACKEND_CUDA_MALLOC_ASYNC = 2 /* the driver's stream-ordered pool, behind the same functions and limits */
+    GALLOC_BACKEND_CUDA_MALLOC = 1,      /* one cudaMalloc per block: slow; for memory checkers */
+    GALLOC_BACKEND_CUDA_MALLOC_ASYNC = 2 /* a memory pool of the driver */
 };
 
-/* How the native heap serves. */
+/* How the native heap places blocks; see ON MEMORY. */
 enum {
-    GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, cut and merged */
-    GALLOC_STRATEGY_POOLED = 1,   /* small blocks of a few sizes, kept as they are cut: for programs with few sizes */
-    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching; what it sets itself is in ON MEMORY */
+    GALLOC_STRATEGY_CACHING = 0,  /* blocks of any size, split and merged */
+    GALLOC_STRATEGY_POOLED = 1,   /* requests up to 1 MiB get blocks of a few sizes, which are kept for their size */
+    GALLOC_STRATEGY_HEURISTIC = 2 /* as caching, and some settings adapt to the program */
 };
 
 /* Whose rules the native heap follows. */
 enum {
     GALLOC_LIKE_GALLOC = 0,
-    GALLOC_LIKE_PYTORCH = 1 /* PyTorch's segments, splitting, collection: the same memory held; see LIKE PYTORCH */
+    GALLOC_LIKE_PYTORCH = 1 /* those of PyTorch's caching allocator; see LIKE PYTORCH */
 };
 
-/* How much is logged: GALLOC_CONF=log:off, error, info or debug; see galloc_set_log. */
+/* How much the process logs: GALLOC_CONF=log:off, error, info or debug; see galloc_set_log. */
 enum {
     GALLOC_LOG_OFF = 0,
-    GALLOC_LOG_ERROR = 1, /* a line for each call that fails. Of lines that differ only in numbers the first, the 10th,
-                             the 100th and so on are logged, and one a second: "(and 89 more like it)" */
-    GALLOC_LOG_INFO = 2,  /* (default) and what strategy:heuristic decides, and settings that have no effect */
-    GALLOC_LOG_DEBUG = 3  /* the same, and every repeat */
+    GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
+                             10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
+                             more like it)" */
+    GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
+    GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
 };
 
 #define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
-#define GALLOC_CONFIG_TEXT 2048 /* bytes for galloc_config_print */
+#define GALLOC_CONFIG_TEXT 2048 /* bytes that suffice for galloc_config_print */
 
-/* Settings of a pool. Start from galloc_config_default() and change members: 0 is a value like any other. Each member
-   but `device` is the key of the same name in GALLOC_CONF (stats_exact: stats), see galloc_config_parse. */
+/* Settings of a pool. Start from galloc_config_default() and change members: a zero is a value, not the default. Each
+   member except `device` is the key of the same name in GALLOC_CONF (stats_exact: stats); see galloc_config_parse. */
 typedef struct galloc_config {
-    int device;              /* ordinal; -1 (default): the current device */
-    int like;                /* GALLOC_LIKE_...; in a text it must come first, and changes other settings' defaults */
+    int device;              /* ordinal of the device; -1 (default): the current device */
+    int like;                /* GALLOC_LIKE_...; in a text it must come first, since it changes the defaults of other
+                                settings */
     int backend;             /* GALLOC_BACKEND_... */
     int strategy;            /* GALLOC_STRATEGY_... */
-    int expandable_segments; /* 1 (default): pages mapped into one address range; 0: segments of cudaMalloc */
+    int expandable_segments; /* 1 (default): pages are mapped into one address range; 0: fixed segments of cudaMalloc */
     int reuse;               /* GALLOC_REUSE_... or-ed together; default: all three */
-    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: a promise; see ON THREADS. What
-                                no front serves asks all the same */
-    int stats_exact;         /* 1: peaks in galloc_stats are exact, for which every call takes the pool's lock; 0
-                                (default): they may miss what the streams' caches give out again between two looks.
-                                In a text: stats:exact, stats:fast */
-    size_t memory_limit;     /* bytes that the pool may hold at most; default SIZE_MAX: as much as the device has */
-    double per_process_memory_fraction; /* the same as a fraction of the device's memory, 0 .. 1 (default); the lower
-                                           of the two counts */
-    size_t device_limit;     /* bytes that all pools of the device may hold together: the lowest that any of them
-                                names; default SIZE_MAX */
-    double overhead;         /* memory held may exceed the peak of live bytes by this fraction before pages are moved
-                                instead of created; 0 .. 100, default 0.02. See ON MEMORY for what it costs */
-    size_t growth;           /* bytes of a page that is created, 2 MiB .. 1 GiB, a power of two; 0 (default): by the
-                                size of the heap. The overhead may be exceeded by as much; see ON LIMITS AND
-                                COLLECTION, as for device_limit, gc_threshold and gc_age */
-    size_t lane_bytes;       /* bytes that the cache of each stream holds, at most, for requests of just the same sizes;
-                                0 .. 64 MiB, default 1 MiB. Once a second stream is in use a cache with more than that
-                                in it takes no further block, and holds 2 MiB at most, whatever this is */
-    size_t large_segment_size; /* fixed segments for requests above 1 MiB and below 10 MiB: more than 10 MiB, rounded up
-                                  to 2 MiB; default 20 MiB */
-    size_t max_split_size;   /* fixed segments: blocks of this size and more are never cut, and are kept for requests of
-                                this size and more; at least large_segment_size; default SIZE_MAX: all are cut */
-    size_t max_non_split_rounding; /* such a request takes a block that is larger by less than this; at least
-                                      large_segment_size; 0 (default): as large_segment_size */
-    unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* powers of two. Between two powers of two, sizes are rounded
-                                up to so many steps; 0 (default) or 1: to 512 bytes only. [0] is for sizes below 2 MiB,
-                                [i] for those from 2^i MiB, [15] from 32 GiB on */
-    double gc_threshold;     /* collection begins when more than this fraction of what the pool may hold is held; 0
-                                (default): never; below 1. In a text also garbage_collection_threshold */
-    uint64_t gc_age;         /* free memory that was idle for so many nanoseconds, whole milliseconds, is collected;
-                                UINT64_MAX (default): none. In a text with a unit: 500ms, 30s, 5m */
-    size_t release_threshold; /* bytes that galloc_pool_sync_point leaves the pool; default SIZE_MAX: all */
-    uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host for memory, 0: none; default
-                                UINT64_MAX: as long as it takes. See ON RUNNING OUT */
-    uint64_t max_retries;    /* rounds that a callback on_oom can ask for, for one allocation; default 8 */
-    int throw_on_cudamalloc_oom; /* 1: a request for which pages would have to be created beyond the limit, or the
-                                    device's memory, fails at once: nothing is waited for or given back, and on_oom is
-                                    not asked; default 0 */
-    int gpu_direct_rdma;     /* 1: pages are made capable of GPUDirect RDMA, where the device has that
-                                (galloc_pool_config then says 1); default 0: only while on_map is set. Memory of
-                                cudaMalloc is capable of it anyhow */
+    int stream_check;        /* 1 (default): every call asks CUDA about its stream; 0: calls that a stream cache serves
+                                do not, which requires a promise; see ON THREADS */
+    int stats_exact;         /* 1: peaks in galloc_stats are exact, and every call takes the pool's lock; 0
+                                (default): peaks may miss blocks that the stream caches reuse. In a text:
+                                stats:exact, stats:fast */
+    size_t memory_limit;     /* the most that the pool may hold; SIZE_MAX (default): the device's memory */
+    double per_process_memory_fraction; /* the same as a fraction of the device's memory, 0 .. 1 (default); the lower of
+                                           the two limits counts */
+    size_t device_limit;     /* the most that all pools of the device may hold together; the lowest that any pool names
+                                counts; SIZE_MAX (default): none */
+    double overhead;         /* the memory held may exceed the peak of live bytes by this fraction before pages move
+                                instead of being created; 0 .. 100, default 0.02; see ON MEMORY */
+    size_t growth;           /* size of new pages: a power of two, 2 MiB .. 1 GiB; 0 (default): chosen by the size of
+                                the heap. The memory held may exceed `overhead` by one such page */
+    size_t lane_bytes;       /* the most that each stream's cache holds, 0 .. 64 MiB, default 1 MiB. Once a second
+                                stream is in use, a cache takes no block while it holds more than this, and never holds
+                                more than 2 MiB */
+    size_t large_segment_size; /* fixed segments: size of a segment for requests above 1 MiB and below 10 MiB; more than
+                                  10 MiB, rounded up to 2 MiB; default 20 MiB */
+    size_t max_split_size;   /* fixed segments: blocks of this size and more are not split, and serve only requests of
+                                this size and more; at least large_segment_size; SIZE_MAX (default): all blocks are
+                                split */
+    size_t max_non_split_rounding; /* such a block may exceed its request by less than this; at least
+                                      large_segment_size; 0 (default): large_segment_size */
+    unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* sizes are rounded up to this many steps between two powers
+                                                            of two; a power of two; 0 (default) or 1: to 512 bytes only.
+                                                            [0] is for sizes below 2 MiB, [i] for sizes from 2^i MiB,
+                                                            [15] from 32 GiB */
+    double gc_threshold;     /* idle pages are collected when the pool holds more than this fraction of its limit; below
+                                1; 0 (default): never. In a text also garbage_collection_threshold */
+    uint64_t gc_age;         /* pages that have been idle for this many nanoseconds (whole milliseconds) are collected;
+                                UINT64_MAX (default): never. In a text with a unit: 500ms, 30s, 5m */
+    size_t release_threshold; /* bytes that galloc_pool_sync_point leaves in the pool; SIZE_MAX (default): all */
+    uint64_t wait_limit_ms;  /* milliseconds that one allocation may wait on the host, at most 10^9; 0: it never waits;
+                                UINT64_MAX (default): no bound; see ON RUNNING OUT */
+    uint64_t max_retries;    /* how often on_oom can ask for another attempt, for one allocation; 0 .. 1000, default
+                                8 */
+    int throw_on_cudamalloc_oom; /* 1: a request that needs new pages beyond the limit or the device's memory fails
+                                    at once: galloc neither waits nor returns memory, and does not call on_oom;
+                                    default 0 */
+    int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
+                                (default): only pages that are created while on_map is set. Memory of cudaMalloc always
+                                does */
 } galloc_config;
 
-/* How long a block is going to live: long-lived blocks are placed apart from the others (at the far end of a free
-   block), so that they do not stand between blocks that come and go. A hint: it changes no guarantee. */
+/* Expected lifetime of a block. Long-lived blocks are placed at the far end of a free block, apart from short-lived
+   ones. A hint: it changes no guarantee. */
 enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
 
-/* One request in full, for galloc_alloc. All members zero but `bytes` asks for what galloc_malloc gives. */
+/* One request with all parameters, for galloc_alloc. With all members except `bytes` and `stream` zero, galloc_alloc
+   does what galloc_malloc does. */
 typedef struct galloc_request {
-    size_t bytes;        /* 0: success with NULL */
-    size_t max_bytes;    /* room to grow: addresses up to here are kept for galloc_resize; less than bytes counts as
-                            bytes; 0: none */
-    size_t alignment;    /* a power of two, 1 .. 2^55; 0: 512 */
+    size_t bytes;        /* size; 0: success with NULL */
+    size_t max_bytes;    /* the size up to which galloc_resize can grow the block; less than `bytes` counts as `bytes`;
+                            0: no room is reserved */
+    size_t alignment;    /* a power of two, 1 .. 2^55 bytes; 0: 512 */
     cudaStream_t stream; /* the stream that uses the memory first */
     galloc_pool *pool;   /* NULL: the default pool of the stream's device */
-    uint32_t tag;        /* any number of the program's; galloc_pointer_info gives it back */
+    uint32_t tag;        /* any number; galloc_pointer_info returns it */
     int lifetime;        /* GALLOC_LIFETIME_... */
 } galloc_request;
 
 typedef enum galloc_state {
-    GALLOC_STATE_FOREIGN, /* not galloc's, or an address without memory */
+    GALLOC_STATE_FOREIGN, /* not in galloc's memory */
     GALLOC_STATE_USED,    /* inside a block that the program holds */
-    GALLOC_STATE_FREE     /* inside memory that galloc keeps for later */
+    GALLOC_STATE_FREE     /* inside free memory that galloc keeps */
 } galloc_state;
 
-/* What galloc_pointer_info knows of an address. */
+/* Description of an address; see galloc_pointer_info. */
 typedef struct galloc_pointer {
     galloc_pool *pool;
-    void *base;                   /* start of the block that holds the address */
-    size_t requested;             /* bytes asked for; 0 for free memory */
-    size_t usable;                /* bytes that may be used: requested, rounded up to 512, or with room to 2 MiB; with
-                                     other backends what the driver was asked for */
-    size_t room;                  /* bytes up to which the addresses are the block's; at least `usable` */
-    unsigned long long stream_id; /* of the stream it was allocated for, or freed on (cudaStreamGetId); 0: legacy, or
-                                     one that was being captured, which cannot be asked */
-    unsigned long long capture_id; /* of a capture (cudaStreamGetCaptureInfo) whose graph owns it; 0: none does */
+    void *base;                   /* start of the block that contains the address */
+    size_t requested;             /* bytes that were requested; 0 for free memory */
+    size_t usable;                /* bytes that may be used: requested, rounded up to 512 or, with room, to 2 MiB; with
+                                     other backends the bytes asked of the driver */
+    size_t room;                  /* bytes of addresses (in fixed segments: of memory) that belong to the block, its
+                                     room included; at least `usable` */
+    unsigned long long stream_id; /* cudaStreamGetId of the stream that it was allocated for or freed on; 0: the legacy
+                                     stream, or a captured stream, whose id cannot be asked */
+    unsigned long long capture_id; /* the capture (cudaStreamGetCaptureInfo) whose graph owns the block; 0: none */
     int device;
-    uint32_t tag;
+    uint32_t tag;                 /* galloc_request.tag */
     galloc_state state;
 } galloc_pointer;
 
-/* A quantity over time: now, the highest since the last reset, and all increases since the last reset added up. */
+/* A quantity over time. */
 typedef struct galloc_stat {
-    size_t current, peak, total;
+    size_t current, peak, total; /* now; highest since the last reset; sum of all increases since then */
 } galloc_stat;
 
-/* Calls into the driver by kind: those that get something done, or may wait. Looks at a stream, its context or its
-   capture are none. */
+/* Driver calls that galloc counts and times, by kind. Queries of a stream, its context or its capture are not
+   counted. */
 #define GALLOC_DRIVER_CALLS(X)                                                                                         \
     X(reserve, "cuMemAddressReserve") X(unreserve, "cuMemAddressFree") X(create, "cuMemCreate")                        \
     X(release, "cuMemRelease") X(map, "cuMemMap") X(unmap, "cuMemUnmap") X(set_access, "cuMemSetAccess")               \
@@ -509,479 +479,491 @@ typedef struct galloc_stat {
     X(pool_free, "cuMemFreeAsync")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
-/* A number for each kind of call. */
+/* One number for each kind of driver call. */
 typedef struct galloc_driver {
     GALLOC_DRIVER_CALLS(GAI_CALL_FIELD)
 } galloc_driver;
 
-/* Pages of one size: how many, and their bytes together. */
+/* The pages of one size class. */
 typedef struct galloc_pages {
-    size_t count, bytes;
+    size_t count, bytes; /* number of pages, and their total size */
 } galloc_pages;
 
 #define GALLOC_PAGE_SIZES 16
 
-/* Counters of a pool; reading them costs its lock and a look at each stream's front, at old mappings and the largest
-   free blocks. Bytes satisfy, at any moment:
+/* Counters of a pool; see galloc_pool_stats. Bytes satisfy, at any moment:
      live <= allocated,  allocated + cached == reserved,  the bytes of all `pages` added up == reserved
    and while no call is under way:
      free_bytes + quarantined == cached
-   Peaks of live, allocated, cached and blocks are exact while one stream is in use, but for what a block that goes out
-   again takes more of its 512 bytes. With several they may miss what their fronts held at the time and gave out again
-   before the pool looked. With stats_exact (stats:exact) they are exact: then every call takes the lock.
-   The numbers about calls into the driver are exact, each by itself; one that is under way in another thread may be
-   in one of them and not yet in the next. Measuring its time costs a call that is counted two reads of the system's
-   clock, some 50 ns together; the cheapest of these calls takes 0.2 us, those that make a page 50 us. */
+   With stats:exact the peaks of live, allocated, cached and blocks are exact. With stats:fast they are exact while one
+   stream is in use, except for the rounding of blocks that its cache reuses; with several streams they can miss blocks
+   that the stream caches reused between two updates.
+   Each driver counter is exact by itself. A call that is under way in another thread may be in one counter and not yet
+   in the next. Measuring a driver call takes two reads of the system's clock, about 50 ns; the cheapest of these calls
+   takes 0.2 us, a call that makes a page 50 us. */
 typedef struct galloc_stats {
-    galloc_stat live;      /* bytes that the program asked for and has not freed */
-    galloc_stat allocated; /* the same, rounded as they are held */
+    galloc_stat live;      /* bytes that the program requested and has not freed */
+    galloc_stat allocated; /* the same after rounding */
     galloc_stat reserved;  /* bytes of physical memory that the pool holds */
-    galloc_stat cached;    /* held, but in no used block */
-    galloc_stat blocks;    /* used blocks, a count */
+    galloc_stat cached;    /* bytes held that are in no used block */
+    galloc_stat blocks;    /* number of used blocks */
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
-    uint64_t failures;     /* allocations that failed */
-    uint64_t rejections;   /* of those, refused at once: throw_on_cudamalloc_oom, or more than the pool may ever hold */
-    uint64_t hits;         /* allocations for which no page was created or moved */
+    uint64_t failures;     /* failed allocations */
+    uint64_t rejections;   /* of the failures, those refused at once: with throw_on_cudamalloc_oom, or for more bytes
+                              than the pool may ever hold */
+    uint64_t hits;         /* allocations that created and moved no page */
     uint64_t grows;        /* times that pages or segments were created */
-    uint64_t splits, merges;
-    uint64_t marks;        /* events recorded at a position of a stream */
-    uint64_t waits;        /* waits queued between streams */
+    uint64_t splits, merges; /* blocks split and merged */
+    uint64_t marks;        /* events recorded in streams */
+    uint64_t waits;        /* waits queued in streams for other streams' work */
     uint64_t moves;        /* pages moved to other addresses */
-    uint64_t moved_bytes;  /* bytes of those pages */
-    uint64_t collections;  /* times that pages were given back for gc_threshold or gc_age */
-    uint64_t collected_bytes; /* bytes of those pages */
-    size_t leaving;        /* bytes of addresses that pages have left and that are still mapped */
+    uint64_t moved_bytes;  /* their total size */
+    uint64_t collections;  /* times that gc_threshold or gc_age returned pages to the device */
+    uint64_t collected_bytes; /* the total size of these pages */
+    size_t leaving;        /* bytes of stale aliases: addresses that are still mapped after their page moved */
     size_t addresses;      /* bytes of address space reserved */
-    size_t quarantined;    /* bytes that a failing driver call would not give back; tried again by trim */
-    size_t graph_bytes;    /* bytes of free blocks that are captured graphs' own; see ON GRAPHS. Those that several
-                              streams freed are looked at one by one */
-    size_t graphs;         /* captures whose graphs, or instances of them, exist and have used the pool */
+    size_t quarantined;    /* bytes that the driver failed to take back; galloc_pool_trim tries again */
+    size_t graph_bytes;    /* bytes of free blocks that captured graphs own; see ON GRAPHS */
+    size_t graphs;         /* captures that used the pool and whose graphs or instances still exist */
     size_t free_bytes;     /* bytes of free blocks */
-    size_t largest_free;   /* bytes of the largest free block, or up to 3.1 % less; in fronts nothing has merged */
-    double external_fragmentation; /* 1 - largest_free / free_bytes: 0 when all that is free is in one piece, or none
-                                      is. Pages that move make large blocks of small ones all the same */
-    double internal_fragmentation; /* allocated / live: what rounding costs; 1 when nothing is live */
-    galloc_pages pages[GALLOC_PAGE_SIZES]; /* physical pages (in fixed segments: the segments) that the pool holds now:
-                                              [i] those of 2 MiB << i and more, less than twice that; the last: all
-                                              that are larger, too. With other backends: the blocks, [0] also those
-                                              that are smaller, and the bytes that the driver's pool keeps */
-    galloc_driver driver;                  /* calls made, by kind */
-    galloc_driver driver_ns;               /* host time spent in them, nanoseconds */
-    galloc_driver driver_longest_ns;       /* the longest single one */
+    size_t largest_free;   /* size of the largest free block, or up to 3.1 % less; blocks in stream caches count
+                              unmerged */
+    double external_fragmentation; /* 1 - largest_free / free_bytes; 0: the free memory is one block, or there is none.
+                                      Moving pages makes large blocks of small ones all the same */
+    double internal_fragmentation; /* allocated / live, the cost of rounding; 1 when nothing is live */
+    galloc_pages pages[GALLOC_PAGE_SIZES]; /* the physical pages (or fixed segments) held: [i] counts those of at least
+                                              2 MiB << i and less than twice that, the last also all larger ones. With
+                                              other backends: the blocks, [0] also smaller ones, and the bytes that the
+                                              driver's pool keeps */
+    galloc_driver driver;  /* number of driver calls, by kind */
+    galloc_driver driver_ns; /* host time spent in them, nanoseconds */
+    galloc_driver driver_longest_ns; /* time of the longest call of each kind, nanoseconds */
 } galloc_stats;
 
-/* A quantity of a pool with like:pytorch, of blocks of all requests, and of those up to 1 MiB and above it, which are
-   kept apart there. */
+/* A quantity of a pool with like:pytorch: for all requests, for those up to 1 MiB, and for larger ones. */
 typedef struct galloc_torch_stat {
     galloc_stat all, small_pool, large_pool;
 } galloc_torch_stat;
 
-/* What torch.cuda.memory_stats tells, under the same names, as far as a pool with like:pytorch and fixed segments has
-   it. Differences: requested_bytes falls with allocated_bytes, at the free; `total` is PyTorch's `allocated`, and
-   `freed` is total - current. At any moment
+/* The counters of torch.cuda.memory_stats that a pool with like:pytorch and fixed segments has, under the same names.
+   Differences: requested_bytes falls together with allocated_bytes, at the free; `total` is PyTorch's `allocated`; and
+   PyTorch's `freed` is total - current. At any moment
      allocated_bytes + inactive_split_bytes <= reserved_bytes,  allocated_bytes <= active_bytes
    and the same for counts. */
 typedef struct galloc_torch_stats {
-    galloc_torch_stat allocation;     /* used blocks, a count */
-    galloc_torch_stat segment;        /* segments held, a count */
-    galloc_torch_stat active;         /* used blocks, and free ones that another stream may still use */
-    galloc_torch_stat inactive_split; /* free blocks that are not a whole segment, a count */
+    galloc_torch_stat allocation;     /* number of used blocks */
+    galloc_torch_stat segment;        /* number of segments held */
+    galloc_torch_stat active;         /* number of used blocks and of free blocks that another stream may still use */
+    galloc_torch_stat inactive_split; /* number of free blocks that are not a whole segment */
     galloc_torch_stat allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes;
-    galloc_torch_stat requested_bytes; /* of used blocks, as they were asked for */
-    galloc_stat oversize_allocations;  /* used blocks of max_split_size and more */
+    galloc_torch_stat requested_bytes; /* of used blocks, before rounding */
+    galloc_stat oversize_allocations; /* number of used blocks of max_split_size and more */
     galloc_stat oversize_segments;
-    uint64_t num_alloc_retries;    /* times that all that is cached was given back for a request */
-    uint64_t num_ooms;             /* requests that failed for want of memory */
-    uint64_t num_sync_all_streams; /* times that all streams were waited for */
-    uint64_t num_device_alloc;     /* segments made */
-    uint64_t num_device_free;      /* segments given back */
+    uint64_t num_alloc_retries;       /* times that all cached segments were returned for a request */
+    uint64_t num_ooms;                /* requests that failed because memory ran out */
+    uint64_t num_sync_all_streams;    /* times that galloc waited for all streams */
+    uint64_t num_device_alloc;        /* segments created */
+    uint64_t num_device_free;         /* segments returned */
 } galloc_torch_stats;
 
-#define GALLOC_DECISIONS 32 /* that a pool makes at most */
+#define GALLOC_DECISIONS 32 /* the most decisions of one pool */
 
 /* One change of settings by strategy:heuristic. */
 typedef struct galloc_decision {
-    double overhead;    /* in effect from then on */
+    double overhead;    /* in effect from this decision on */
     size_t growth;      /* likewise; 0: auto */
     size_t live, held;  /* bytes at that time */
     const char *reason; /* a text that is never freed */
 } galloc_decision;
 
-/* What a pool knows of one stream. */
+/* The state of one stream in a pool. */
 typedef struct galloc_stream_stats {
     unsigned long long stream_id;  /* cudaStreamGetId; 0: a legacy stream */
-    unsigned long long context_id; /* cuCtxGetId: tells the legacy streams of several devices apart */
-    size_t stranded;               /* free bytes that other streams may not have yet, since this stream's work with them
-                                      is not known to be done. Bytes that several streams used count for each */
-    size_t unmarked;               /* bytes freed on it since the last event was recorded on it: nobody else gets these,
-                                      not even by waiting, before there is another */
+    unsigned long long context_id; /* cuCtxGetId: distinguishes the legacy streams of several devices */
+    size_t stranded;               /* free bytes that other streams cannot reuse yet, since this stream's work with them
+                                      is not known to be complete. Bytes that several streams used count for each */
+    size_t unmarked;               /* bytes freed on the stream since the last event recorded on it: until the next
+                                      event no other stream can reuse them, not even by a wait */
 } galloc_stream_stats;
 
 #define GALLOC_REPORT_STREAMS 8
 #define GALLOC_REPORT_STEPS 15
-#define GALLOC_REPORT_TEXT 8192 /* bytes for galloc_report_text */
+#define GALLOC_REPORT_TEXT 8192 /* bytes that suffice for galloc_report_text */
 
-/* Free bytes that only the work of one stream keeps from the one that asked. */
+/* Free bytes that the requesting stream cannot have because of the work of one other stream alone. */
 typedef struct galloc_stranded {
-    unsigned long long stream_id, context_id; /* as in galloc_stream_stats; both 0: nobody knows which streams */
+    unsigned long long stream_id, context_id;  /* as in galloc_stream_stats; both 0: the streams are not known */
     size_t bytes;
 } galloc_stranded;
 
 /* One step of ON RUNNING OUT. */
 typedef struct galloc_step {
     const char *name;
-    const char *left_out; /* why it was not taken, in words; NULL: it was */
-    size_t gained;        /* bytes that it made free for the stream that asked, or gave back to the device */
+    const char *left_out;  /* why the step was left out, in words; NULL: it was taken */
+    size_t gained;         /* bytes that it made available to the requesting stream or returned to the device */
 } galloc_step;
 
-/* An allocation (or the growth of a block) that was refused for want of memory: what was there at that moment, seen
-   by the stream that asked. Of the pool, in bytes:
+/* The state of pool and device when an allocation (or the growth of a block) failed because memory ran out, as seen by
+   the requesting stream. Bytes of the pool:
      live + rounding + cached == held
      usable + stranded + graph_bytes + quarantined + busy == cached
      the bytes of streams[] and more_stranded added up == stranded
      usable_in_pages <= usable,  largest_usable <= usable
      held + room <= limit, or held > limit and room == 0; equal but for a device_limit that pools share
-   Of the device, if device_known:
-     held + others_held + outside + device_free == device_total, but for what changes while it is read */
+   Bytes of the device, if device_known:
+     held + others_held + outside + device_free == device_total, but for changes while it is read */
 typedef struct galloc_report {
-    galloc_pool *pool; /* the pool that refused; of use while it exists */
+    galloc_pool *pool;       /* the pool; valid as long as the pool exists */
     int device;
-    char cause[112]; /* what stood in the way at last */
-    size_t asked;    /* bytes; of a growth, those that were missing */
-    size_t rounded;  /* as they would be held */
-    unsigned long long stream_id; /* that asked; 0: legacy, captured, or none (galloc_pool_reserve) */
-    int captured;    /* that stream was being captured */
-    int grows;       /* it was for a block where it stands */
-    int rejected;    /* it was refused at once, see galloc_stats.rejections */
-    unsigned rounds; /* that on_oom asked for */
+    char cause[112];         /* the last obstacle, in words */
+    size_t asked;            /* bytes requested; for a growth, the bytes that were missing */
+    size_t rounded;          /* the same after rounding */
+    unsigned long long stream_id; /* the requesting stream; 0: legacy, captured, or none (galloc_pool_reserve) */
+    int captured;            /* 1: that stream was being captured */
+    int grows;               /* 1: the request was to grow a block in place */
+    int rejected;            /* 1: the request failed at once; see galloc_stats.rejections */
+    unsigned rounds;         /* how often on_oom asked for another attempt */
 
-    size_t live;     /* bytes that the program had */
-    size_t rounding; /* by which used blocks were larger than that */
-    size_t cached;   /* held, and in no used block */
+    size_t live;             /* bytes that the program had requested */
+    size_t rounding;         /* bytes by which used blocks were larger */
+    size_t cached;           /* bytes held that were in no used block */
     size_t held;
 
-    size_t usable;          /* free, and the stream might have had it, had it been in one piece */
-    size_t usable_in_pages; /* the part of it that cannot move: beside used blocks in their pages; all of it in fixed
-                               segments */
-    size_t stranded;        /* free, but the work of other streams is not known to be done */
-    size_t graph_bytes;     /* free, but captured graphs' own */
-    size_t quarantined;     /* what the driver refused to take back */
-    size_t busy;            /* on the way: being mapped or given back by other calls */
-    size_t largest_usable;  /* bytes of the largest piece of `usable` */
-    size_t largest_possible; /* that largest, or what could be had about now by moving pages and creating new ones */
-    double fragmentation;    /* galloc_stats.external_fragmentation: of all free blocks, whosever they were */
+    size_t usable;           /* free bytes that the stream could have used, had they been in one piece */
+    size_t usable_in_pages;  /* the part of `usable` that cannot move, since used blocks lie in the same pages; in fixed
+                                segments all of it */
+    size_t stranded;         /* free bytes whose earlier work on other streams was not known to be complete */
+    size_t graph_bytes;      /* free bytes that captured graphs owned */
+    size_t quarantined;      /* bytes that the driver failed to take back */
+    size_t busy;             /* bytes that other calls were mapping or returning */
+    size_t largest_usable;   /* size of the largest piece of `usable` */
+    size_t largest_possible; /* about the largest block that was possible by moving and creating pages */
+    double fragmentation;    /* galloc_stats.external_fragmentation at that time, over the free blocks of all streams */
 
-    galloc_stranded streams[GALLOC_REPORT_STREAMS]; /* those that strand most, the most first; 0 bytes: no more */
-    size_t more_streams, more_stranded;             /* how many others, and their bytes */
+    galloc_stranded streams[GALLOC_REPORT_STREAMS]; /* streams that strand most bytes, in descending order; then 0
+                                                       bytes */
+    size_t more_streams, more_stranded; /* the number of further such streams, and their bytes */
 
-    size_t limit; /* what the pool may hold: the least of its limits and of the device's memory */
-    size_t room;  /* how much more it may get from the driver, had the driver it */
-    int device_known;
+    size_t limit;            /* the most that the pool may hold: the least of its limits and the device's memory */
+    size_t room;             /* bytes that the limits still left, whether or not the driver had them */
+    int device_known;        /* 1: the figures of the device are valid */
     size_t device_total, device_free;
-    size_t other_pools, others_held, others_cached; /* galloc's other pools on the device */
-    size_t outside; /* held by others: other processes, CUDA itself, what the program has from cudaMalloc */
+    size_t other_pools, others_held, others_cached; /* galloc's other pools of the device: their number, their bytes */
+    size_t outside;          /* bytes held outside galloc: by other processes, by CUDA, by the program's own
+                                cudaMalloc */
 
-    int backend, expandable_segments, reuse; /* settings of the pool that bear on it */
+    int backend, expandable_segments, reuse; /* settings of the pool that matter here */
     uint64_t wait_limit_ms;
-    int steps_taken; /* 0: none, for it could not have helped */
-    galloc_step steps[GALLOC_REPORT_STEPS]; /* in order; what each gained in all rounds; after the last the name is
-                                               NULL */
+    int steps_taken;         /* 0: no step was taken, since none could have helped */
+    galloc_step steps[GALLOC_REPORT_STEPS]; /* in order, with the gains of all rounds; the end has name NULL */
 } galloc_report;
 
-/* Functions of the program's that a pool calls; see galloc_pool_set_callbacks. Each may be NULL. */
+/* Functions of the program that a pool calls; see galloc_pool_set_callbacks. Each may be NULL. */
 typedef struct galloc_callbacks {
     int (*on_oom)(const galloc_report *report, void *user);
     void (*on_reject)(const galloc_report *report, void *user);
     void (*on_map)(galloc_pool *pool, void *addr, size_t bytes, void *user);
     void (*on_unmap)(galloc_pool *pool, void *addr, size_t bytes, void *user);
-    void *user; /* what they get as their last argument */
+    void *user; /* the last argument of each */
 } galloc_callbacks;
 
 /* ==== API ======================================================================================================= */
 /* >>api */
 
-/* Unless a function says otherwise:
-     Returns  cudaSuccess, or cudaErrorInvalidValue for an argument out of its range, cudaErrorInvalidResourceHandle
-              for a pool or graph that has ended, cudaErrorInitializationError in a child made by fork, and whatever
-              error the driver gave. A failure changes nothing, writes one line to
-              GALLOC_LOG and keeps it for galloc_last_message. The runtime's last error is left as it was.
-     Streams  may be captured (see ON GRAPHS), except for galloc_resize (cudaErrorNotSupported), galloc_stream_retire
-              and galloc_graph_release (cudaErrorStreamCaptureUnsupported)
-     Threads  may be called from any thread at any time.
-     Device   never waits for the device and never touches its memory. */
+/* The public functions. Unless a function says otherwise:
+     Returns  cudaSuccess; cudaErrorInvalidValue for an argument out of range; cudaErrorInvalidResourceHandle for a pool
+              or group that has ended; cudaErrorInitializationError in the child of a fork; otherwise the driver's
+              error. A call that fails changes nothing, writes one line to GALLOC_LOG, and keeps it for
+              galloc_last_message. The runtime's last error stays as it was.
+     Streams  may be captured (ON GRAPHS), except with galloc_resize (cudaErrorNotSupported), galloc_stream_retire and
+              galloc_graph_release (cudaErrorStreamCaptureUnsupported). Stream 0 is the legacy or the per-thread default
+              stream, as in the calling file. cudaStreamPerThread is refused while a green context is current, as in
+              CUDA.
+     Threads  may be called by any thread at any time.
+     Device   does not wait for the device. With backend:cudaMalloc, allocations may wait, as cudaFree does. */
 
-/* Allocates `bytes` bytes of device memory, aligned to 512, for work on `stream`, from the default pool of the
-   stream's device (for the default streams: of the current device). The memory may be used by work queued on `stream`
-   after this call, and by work that is ordered after such a point of `stream`. Its contents are undefined.
-     ptr      receives the address; NULL if bytes is 0, and after every failure
+/* Allocates `bytes` bytes of device memory for `stream`, from the default pool of the stream's device (for the default
+   streams: of the current device). Work queued on `stream` after this call, and work that is ordered after such work,
+   may use the memory. Its contents are undefined.
+     ptr      receives the address, aligned to 512 bytes; NULL if bytes is 0, and after every failure
      bytes    0 .. SIZE_MAX; more than the device can hold fails
-     Returns  also cudaErrorMemoryAllocation: nothing cached fits and the device, or the pool's limit, has no more;
-              cudaErrorStreamCaptureInvalidated when the stream's capture has been invalidated
-     Device   waits for the device only when memory has run out, and then for just what it needs; not in a capture */
+     Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
+              cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
+     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
-/* Gives memory back. Work queued on `stream` before this call may still be using it: it is reused by later work of
-   the same stream at once, by others when it is known to be safe (see ON STREAMS).
-     ptr      from any of the allocating functions; NULL does nothing
-     stream   any stream of any device; all work that uses the memory must be ordered before this point of it
-     Returns  also cudaErrorInvalidDevicePointer for an address that is not the start of a used block: the message
-              says whether it is foreign, inside a block, or freed already
-     Host     needs no memory, but for a stream that the pool has not seen before; if there is none for that either,
-              it waits for that stream instead. One that is being captured cannot be waited for: then it returns
-              cudaErrorMemoryAllocation, or what the driver said, and the block is still used */
+/* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
+   memory at once, other streams when that is safe (ON STREAMS).
+     ptr      from any allocating function; NULL does nothing
+     stream   any stream of any device; all work that uses the block must be ordered before this point of the stream
+     Returns  also cudaErrorInvalidDevicePointer: `ptr` is not the start of a used block. The message says whether it is
+              foreign, inside a block, or already freed
+     Device   does not wait. Only if the host has no memory for a stream that the pool has not seen before, it waits for
+              that stream; if that stream is being captured, it returns cudaErrorMemoryAllocation or the driver's error
+              instead, and the block stays used */
 GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream);
 
-/* The same for memory that several streams use: it is reused after the work queued so far on each of them.
-     streams  n streams, 1 <= n; may repeat
-     Returns  also cudaErrorMemoryAllocation when the host has no memory to note the streams: the block is
-              still used */
+/* Frees a block that several streams use: it is reused after the work queued so far on each of them.
+     streams  array of n streams, n >= 1; a stream may occur more than once
+     Returns  as galloc_free; also cudaErrorMemoryAllocation: no host memory to note the streams; the block is still
+              used */
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n);
 
-/* The general form, of which the other allocating functions are shorthands.
-     request  what is wanted; see galloc_request. Read during the call only */
+/* Allocates with all parameters; the other allocating functions are shorthands of this one.
+     request  see galloc_request; read during the call only
+     Returns  as galloc_malloc
+     Device   as galloc_malloc */
 GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
 
-/* galloc_malloc with room to grow: the addresses behind the block, up to max_bytes, are kept for it, so that
-   galloc_resize can always make it that long where it stands, until memory runs out. What is not yet in use costs
-   addresses, not memory (in fixed segments it costs memory). For growing vectors and key/value caches. The same as
-   galloc_alloc with galloc_request.max_bytes, which with galloc_request.pool takes it from a pool of one's own.
+/* Allocates a block with room to grow, for growing vectors and key/value caches: galloc keeps the addresses behind the
+   block up to max_bytes, so that galloc_resize can grow it in place until memory runs out. Unused room takes addresses,
+   not memory (in fixed segments it takes memory). galloc_alloc does the same with galloc_request.max_bytes, also for a
+   pool of your own.
      bytes      as for galloc_malloc; rounded up to 2 MiB
-     max_bytes  the length it may have to reach, rounded up to 2 MiB; less than bytes counts as bytes
-     Returns    as galloc_malloc does; also cudaErrorMemoryAllocation when there are no addresses for max_bytes */
+     max_bytes  the largest size that the block may reach, rounded up to 2 MiB; less than `bytes` counts as `bytes`
+     Returns    as galloc_malloc; cudaErrorMemoryAllocation also if there are no addresses for max_bytes
+     Device     as galloc_malloc */
 GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
 
-/* Grows or shrinks a block where it stands, keeping its contents; nothing is copied. It grows into what follows it, be
-   that free memory, as one piece or several, or addresses without memory, for which pages are moved or created as for
-   an allocation; under pressure its stream may be made to wait for the memory (reuse:wait). A block with room
-   (galloc_malloc_growable) finds these addresses free in any case, grows within them in steps of 2 MiB, and keeps its
-   memory when it is made smaller; any other gives back what is cut off, as galloc_free does. New bytes may be used by
-   work queued on `stream` after this call; what they contain is undefined, also where the block had them before.
+/* Grows or shrinks a block in place. The contents up to the smaller size stay; nothing is copied. A block grows into
+   free memory that follows it and into unused addresses, for which pages move or are created as for an allocation; when
+   memory is short, the stream may be made to wait for other streams (reuse:wait). A block with room always finds its
+   addresses free; it grows in steps of 2 MiB, and keeps its memory when it shrinks. Any other block gives back the end
+   that is cut off, as by galloc_free. Work queued on `stream` after this call may use the new bytes; their contents are
+   undefined, even if the block had them before.
+     ptr      start of a used block
      bytes    the new size, at least 1
-     stream   as for galloc_free when shrinking, as for galloc_malloc when growing
-     Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported when the block cannot grow where it stands, and
-              instead of cudaErrorStreamCaptureUnsupported for a stream that is being captured;
-              cudaErrorMemoryAllocation when the addresses are there but no memory is, or the host has none. The block
-              is as it was then, its room included; a room may have got its memory already
-     Threads  one call at a time for a block
-     Device   waits for it only when memory has run out, or when the block has shrunk on another stream, whose work
-              has not been done, and reuse:wait is off */
+     stream   shrinking: as for galloc_free; growing: as for galloc_malloc; it must not be captured
+     Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported: the block cannot grow at these addresses, or
+              the stream is being captured; cudaErrorMemoryAllocation: the addresses are free, but device memory or
+              host memory has run out. After an error the block and its room are as before, but the room may have got
+              some of its memory already
+     Threads  one call at a time for each block
+     Device   waits only when memory has run out, or when the block was shrunk on another stream whose work is not
+              complete and reuse:wait is off */
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 
-/* Says that `stream` uses the block too. When the block is freed, whatever that stream has been given until then
-   counts as use: nobody is given the memory, the freeing stream included, before that work is done or waited for.
+/* Notes that `stream` uses a block too. When the block is freed, all work queued on `stream` until then counts as use:
+   no stream, the freeing stream included, gets the memory before that work is complete or waited for.
      ptr      start of a used block
-     stream   must live until the block is freed, or be retired before it is destroyed. While it is being captured the
-              capture's graph is meant; what it does otherwise must be said by a call before or after the capture
+     stream   must live until the block is freed, or be retired before it is destroyed. For a stream that is being
+              captured, the use is that of the capture's graph; its other work needs a call before or after the capture
      Returns  also cudaErrorInvalidDevicePointer, cudaErrorMemoryAllocation (host), cudaErrorStreamCaptureInvalidated */
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
-/* Say this before cudaStreamDestroy: all that was freed on the stream becomes available to others as soon as its work
-   is done, and galloc forgets the stream. A program that does not say it stays correct; what such a stream freed last,
-   two MiB, or its share of a 128th of the heap (of half of it in a program that repeats itself), is found again only
-   when memory runs out, or after a thousand such streams. A stream that is given to galloc again counts as not retired.
-   It is retired in all pools, or after an error in none; give it no work meanwhile.
-     Returns  also cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream is captured */
+/* Announces cudaStreamDestroy: memory freed on the stream becomes available to other streams as soon as the stream's
+   work is complete, and galloc forgets the stream. Queue no work on it between this call and cudaStreamDestroy. Without
+   this call reuse is still safe, but the memory that the stream freed last is found only when memory runs out, or after
+   a thousand such streams: up to 2 MiB, or the stream's share of 1/128 of the heap if that is more (of half of the heap
+   in a program that repeats itself). A stream that is passed to galloc again counts as not retired.
+     stream   not captured. It is retired in all pools, or after an error in none
+     Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
 
-/* Graphs that share memory. Captures of `stream` from here to galloc_graph_end, one after the other or the one that is
-   under way, and of the streams that they fork to, are of one group: what is freed in one of them may be reused in the
-   next. So hundreds of graphs, say one for each batch size, need the memory of the largest. It is a promise: each
-   launch of a graph of the group comes after the launch before, in the order of streams, so that no two ever run at
-   once; and none relies on what another one left in memory that was freed in its capture. What is not freed in its
-   capture, a result, no other graph of the group is given until the program has freed it; nor an input that was
-   recorded. Captured after that, they may write to it. So may those that were captured before the graph of a result,
-   having been given the same memory first: their launches come after all use of the result, and end it.
-     graph    the group; where it holds NULL, a new one is made
-     pool     captured allocations from this pool only; NULL: the group's, of a new group the default pool of the
-              stream's device
-     stream   not the legacy one. It must live until galloc_graph_end
-     Returns  also cudaErrorNotPermitted when the group has begun already, or another one with this stream or capture;
-              cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated,
-              cudaErrorMemoryAllocation (host); *graph is left as it was then */
+/* Begins a group of captured graphs that share memory, so that a hundred graphs (one for each batch size, say) need the
+   memory of the largest. Captures of `stream` until galloc_graph_end, one after the other or the one that is under way,
+   and of the streams that they fork to, belong to the group: memory that one capture frees, later captures may reuse.
+   The program promises that
+     - each launch of a graph of the group is ordered after the previous one, so that no two run at once;
+     - no graph relies on what another one left in memory that was freed in the other one's capture.
+   A result (a block that is not freed in its capture) and a recorded input are not given to other captures of the group
+   until the program has freed them. Graphs captured after that may write to them. So may graphs that were captured
+   before a result's graph and freed the same memory: launch them only after all use of the result.
+     graph    the group; if it holds NULL, a new group is made
+     pool     the pool for captured allocations; NULL: the group's, for a new group the default pool of the stream's
+              device
+     stream   not the legacy stream; it must live until galloc_graph_end
+     Returns  also cudaErrorNotPermitted: the group has begun already, or another one has with this stream or capture;
+              cudaErrorNotSupported with backend:cudaMallocAsync; cudaErrorStreamCaptureInvalidated;
+              cudaErrorMemoryAllocation (host). After an error *graph is as before */
 GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
 
-/* Captures that begin from now on are not the group's; call it after the last one has ended. Its memory stays the
-   group's.
-     Returns  also cudaErrorNotPermitted when the group has not begun */
+/* Ends the capturing of a group: later captures do not belong to it. Call it after the last capture has ended. The
+   group keeps its memory.
+     Returns  also cudaErrorNotPermitted: the group has not begun */
 GALLOC_API cudaError_t galloc_graph_end(galloc_graph *graph);
 
-/* Gives the memory of a group back to the pool, and ends the group: `graph` is of no use any more. The promise: its
-   graphs are not launched again, and all their launches come before this point of `stream`, as work comes before a
-   free. So the graphs need not be destroyed, and the work need not be done. A group that is never released keeps the
-   memory of each of its graphs until that is gone, and ends with its pool.
-     stream   not one that is being captured
-     Returns  also cudaErrorNotPermitted before galloc_graph_end, cudaErrorMemoryAllocation (host): then nothing has
-              changed
-     Device   never waits for it; takes time in proportion to the pool's blocks */
+/* Returns the memory of a group to its pool and ends the group; `graph` is invalid afterwards. The program promises
+   that the group's graphs are not launched again, and that all their launches are ordered before this point of
+   `stream`, as work is before galloc_free. The graphs may still exist, and their work may still run. The memory of a
+   group that is never released returns when its graphs are gone; the group then ends with its pool.
+     stream   not captured
+     Returns  also cudaErrorNotPermitted before galloc_graph_end; cudaErrorMemoryAllocation (host), nothing has changed
+     Device   does not wait; takes time in proportion to the pool's blocks */
 GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t stream);
 
-/* The settings that a pool has when nobody says otherwise. */
+/* Returns the default settings. */
 GALLOC_API galloc_config galloc_config_default(void);
 
-/* Changes settings by a text of key:value pairs with commas between, the language of the variable GALLOC_CONF. Its keys
-   are the members of galloc_config, which says what they mean, and these names of PyTorch's for them: any size with _mb
-   behind its name, then in MiB, and garbage_collection_threshold.
-     bytes       a number, or one with K, M or G behind it; `none` where it is a limit that can be absent (SIZE_MAX),
-                 `auto` where galloc can choose (0)
-     fractions   0.02, with up to six digits that count
+/* Changes settings by a text of key:value pairs, separated by commas; GALLOC_CONF has the same syntax. The keys are the
+   members of galloc_config; PyTorch's garbage_collection_threshold and any size's key with _mb appended (in MiB) are
+   accepted too.
+     bytes       a number, or one with K, M or G; `none` for a limit that may be absent (SIZE_MAX); `auto` where galloc
+                 chooses (0)
+     fractions   such as 0.02; digits after the sixth behind the point do not count
      switches    True or False; stream_check: on or off; stats: exact or fast
-     times       a whole number with ms, s, m or h behind it, or none; wait_limit_ms: a plain number, or none
-     reuse       none, or of completed, followed, wait joined by '+'
-     roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: from 256 MiB and below, from 512 MiB,
-                                from 1 GiB on
-       log         off, error, info or debug: how much the process logs (GALLOC_LOG_...); in the variable only
-   release_lock_on_cudamalloc is accepted and changes nothing: no lock that a fast path wants is ever held there.
-   Strict: anything else is an error and then nothing is changed.
-     message  receives what is wrong, where, and what would be right; on success, which settings of the text have no
-              effect beside others, else "". NULL with size 0 if it is not wanted */
+     times       a whole number with ms, s, m or h, or none; wait_limit_ms: a plain number, or none
+     reuse       none, or completed, followed, wait joined by '+'
+     roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: below 512 MiB, from 512 MiB, from 1 GiB
+     log         off, error, info or debug: what the process logs (GALLOC_LOG_...); only in GALLOC_CONF
+   release_lock_on_cudamalloc is accepted without effect. Anything else is an error, and then no setting changes.
+     message  receives what is wrong, where, and what would be right; on success the settings of the text that have no
+              effect beside others, else "". NULL with size 0 if it is not wanted
+     size     bytes at `message` */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
 
-/* Writes all settings but `device` as a text that galloc_config_parse takes, each key once.
-     text     receives it, ended by 0
-     size     bytes there; GALLOC_CONFIG_TEXT suffices always
-     Returns  also cudaErrorInvalidValue when it does not fit; `text` is "" then */
+/* Writes all settings except `device` as a text that galloc_config_parse accepts, each key once.
+     text     receives the text, terminated by 0
+     size     bytes at `text`; GALLOC_CONFIG_TEXT always suffices
+     Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size);
 
-/* Makes a pool.
+/* Creates a pool.
+     pool     receives the pool; NULL after a failure
      config   NULL: the defaults, for the current device
-     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host or address space). *pool is NULL on
-              failure */
+     Returns  also cudaErrorInvalidDevice, cudaErrorMemoryAllocation (host memory or address space) */
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config);
 
-/* Ends a pool and gives its memory back.
-     Returns  also cudaErrorNotPermitted when blocks of it are still used, or graphs own some of its memory, for
-              default pools, in a callback for a pool that a call is in, and in on_map or on_unmap for one that has
-              either and holds memory; and whatever error the driver gave when it would not take something back: the
-              pool goes on
-     Threads  no other thread should be using this pool: calls that are in it are waited for, later ones fail
-     Device   waits for it; calls that do not concern this pool go on meanwhile */
+/* Destroys a pool and returns its memory to the device.
+     Returns  also cudaErrorNotPermitted: blocks of the pool are still used, or graphs own memory of it; it is a default
+              pool; the call comes from a callback while another call is in the pool; or it comes from on_map or
+              on_unmap and the pool has one of these callbacks and holds memory. After a driver's error the pool
+              still exists
+     Threads  no other thread should use this pool: the call waits for calls in the pool, and later calls fail
+     Device   waits for the device; calls on other pools go on meanwhile */
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 
-/* The pool from which galloc_malloc serves a device; made on first use with the settings in the environment variable
-   GALLOC_CONF. When that begins with like:pytorch, the variable PYTORCH_CUDA_ALLOC_CONF is read first (or, where it is
-   not set, PYTORCH_ALLOC_CONF); what it says of pinned host memory, of addresses reserved by class and of reuse in
-   captures is left out.
+/* Gives the default pool of a device: the pool of galloc_malloc. The first use creates it, with the settings of the
+   environment variable GALLOC_CONF. If that begins with like:pytorch, galloc first reads PYTORCH_CUDA_ALLOC_CONF (or,
+   if that is not set, PYTORCH_ALLOC_CONF), except its settings on pinned host memory, on addresses reserved by class,
+   and on reuse in captures.
+     pool     receives the pool
      device   ordinal; -1: the current device
-     Returns  also cudaErrorInvalidDevice, cudaErrorInvalidValue for a GALLOC_CONF that is not understood */
+     Returns  also cudaErrorInvalidDevice; cudaErrorInvalidValue: GALLOC_CONF is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 
-/* galloc_malloc from a pool of one's own. The stream may belong to another device than the pool: the program sees to
-   it that that device may access the memory. */
+/* Allocates from a pool of your own; all else as galloc_malloc. If the stream belongs to another device than the pool,
+   the program must enable that device's access to the memory. */
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
-/* Makes sure that `bytes` can be allocated, in one piece or in several and on any stream, without asking the driver.
-     Returns  also cudaErrorMemoryAllocation, cudaErrorNotSupported with other backends */
+/* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call. With
+   like:pytorch it makes a segment for the first stream that needs one of its kind.
+     Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
+     Device   as galloc_malloc */
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
-/* Gives free memory back to the device until the pool holds no more than `keep_bytes`, or nothing more can go. Pages
-   go one by one, also out of the middle of segments; those freed least recently go first.
-     released  receives how many bytes went, also after a failure; NULL if it is not wanted
-     Device   waits for it if what is already known to be unused does not suffice */
+/* Returns free memory to the device until the pool holds at most `keep_bytes`, or nothing more can go. Single pages go,
+   also from the middle of segments, the longest unused first.
+     released  receives the bytes returned, also after a failure; NULL if it is not wanted
+     Device    waits for the device if the memory known to be unused does not suffice */
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
 
-/* Says that the program has synchronised here: with the device, or with all streams that freed memory of the pool. What
-   is known to be unused goes back to the device until the pool holds no more than its release_threshold, as cudaMemPool
-   does it when the program synchronises. With the default threshold nothing goes.
-     released  receives how many bytes went, also after a failure; NULL if it is not wanted
-     Device   does not wait for work that is known to be unfinished, and leaves alone what that uses. Of what no event
-              stands for (one stream alone records none) it is not known: for that it waits for the device as
-              galloc_pool_trim does, which takes no time once the program has synchronised with it */
+/* Tells galloc that the program has synchronised with the device, or with all streams that freed memory of the pool.
+   Memory known to be unused returns to the device until the pool holds at most its release_threshold, as with a
+   cudaMemPool. With the default threshold nothing is returned.
+     released  receives the bytes returned, also after a failure; NULL if it is not wanted
+     Device    does not wait for work that an event shows to be unfinished, and keeps the memory of such work. Work
+               without an event (a single stream records none) is waited for as in galloc_pool_trim, which takes no time
+               after a synchronisation */
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released);
 
-/* Has the pool call functions of the program's. They are called by the thread whose call led there, with no lock of
-   galloc's held, so that they may call galloc themselves, for this pool too; not this function. They must return (no
-   longjmp, no exception), and leave the current device as it was.
-     on_oom     an allocation would fail: all of ON RUNNING OUT has been tried. If it frees something, or has reason to
-                try again, it returns 1, and all begins anew; max_retries times at most for one allocation. 0: it fails.
-                Not called for what the pool could never hold, nor for allocations in a callback
-     on_reject  an allocation was refused at once (galloc_stats.rejections), but in on_oom or on_reject
-     on_map     [addr, addr + bytes) has memory from now on, none of which has been handed out yet; to register it
-                with a network, say. The pool's device is current. Pages that move appear at a second address. Those
-                created while on_map is set can be used for GPUDirect RDMA, where the device has that; those of before
-                only with gpu_direct_rdma
-     on_unmap   the same range loses its memory when this returns; no work that used it is left. Ranges come and go as
-                wholes. Memory that cudaDeviceReset took is not told of
-     In on_map and on_unmap galloc serves from what the pool has, without mapping or unmapping anything.
-   With on_map all that is mapped already is told of now, before this returns; the pool gives nothing back meanwhile.
+/* Sets functions that the pool calls. They run in the thread whose call leads to them, with no lock of galloc held.
+   They may call galloc, also for this pool, but not this function. They must return (no longjmp, no exception) and
+   leave the current device as it was.
+     on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
+                after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. Not called
+                for requests that exceed what the pool may ever hold, nor for allocations within a callback
+     on_reject  an allocation has failed at once (galloc_stats.rejections); not called within on_oom or on_reject
+     on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
+                library, say. The pool's device is current. A page that moves appears at a second address. Pages that
+                are created while on_map is set support GPUDirect RDMA if the device does, earlier ones only with
+                gpu_direct_rdma
+     on_unmap   the same range loses its memory when this returns; no work uses it any more. A range is unmapped as a
+                whole, as it was mapped. Memory lost by cudaDeviceReset is not reported
+   Within on_map and on_unmap galloc serves requests from the memory of the pool, without mapping or unmapping anything.
+   With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
+   meanwhile.
      callbacks  copied; NULL: none from now on
-     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way, in any thread; cudaErrorNotSupported
+     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way in any thread; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
-/* Reads the report of this thread's last allocation (or growth of a block) that failed.
-     Returns  also cudaErrorNotReady when none did, or it did for another reason than want of device memory */
+/* Reads the report of the calling thread's last failed allocation (or growth of a block).
+     Returns  also cudaErrorNotReady: none has failed, or the last one failed for another reason than device memory */
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 
-/* Writes a report in words, with what would help, in some 30 lines.
-     text     receives it, ended by 0
-     size     bytes there; GALLOC_REPORT_TEXT suffices always
-     Returns  also cudaErrorInvalidValue when it does not fit; `text` is "" then */
+/* Writes a report as a text of about 30 lines, with advice.
+     text     receives the text, terminated by 0
+     size     bytes at `text`; GALLOC_REPORT_TEXT always suffices
+     Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
-/* The settings in effect: `device` is an ordinal, expandable_segments is 0 where the device cannot do it and with other
-   backends, for which stats_exact is 1. With strategy:heuristic overhead, growth, lane_bytes and
-   roundup_power2_divisions[0] are what the pool has decided on last. */
+/* Reads the settings in effect: `device` is an ordinal; expandable_segments is 0 where the device does not support it,
+   and with other backends, for which stats_exact is 1. With strategy:heuristic, overhead and growth
+   are those of the last decision. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
-/* What strategy:heuristic has decided so far, each with its reason; each was also one line for GALLOC_LOG, unless the
-   same call had an error to tell of.
+/* Reads the decisions of strategy:heuristic with their reasons. Each was also logged as one line, unless the same call
+   logged an error.
      array    receives the first `n` decisions, in order; may be NULL when n is 0
-     count    receives how many there are, at most GALLOC_DECISIONS; NULL if it is not wanted */
+     count    receives their number, at most GALLOC_DECISIONS; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count);
 
-/* Ends strategy:heuristic: the pool keeps the settings in effect, and its strategy is caching. What galloc_pool_config
-   then gives, and galloc_config_print writes, makes other pools behave like it. Does nothing with another strategy. */
+/* Ends strategy:heuristic: the pool keeps the settings in effect and continues as strategy:caching. galloc_pool_config
+   then gives settings, and galloc_config_print writes them, with which other pools behave alike. Does nothing with
+   another strategy. */
 GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool);
 
-/* Reads the counters; sets peaks to the current values, and totals, counts and times to zero. */
+/* Reads the counters. Takes the pool's lock, and time in proportion to the streams, the stale aliases and the free
+   blocks of graphs.
+   galloc_pool_stats_reset sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
-/* Reads the counters that PyTorch's users know; galloc_pool_stats_reset resets these as well.
-     Returns  also cudaErrorNotSupported for a pool that is not like:pytorch with expandable_segments:False */
+/* Reads the counters of torch.cuda.memory_stats; galloc_pool_stats_reset resets these as well.
+     Returns  also cudaErrorNotSupported: the pool is not like:pytorch with expandable_segments:False */
 GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats);
 
-/* Reads what the pool knows of each stream that has allocated or freed and is not forgotten yet; what streams did while
-   they were captured is not among it (see galloc_stats.graph_bytes). The driver is not asked: what is done and has not
-   been noticed so far counts as unfinished (galloc_pool_trim(pool, SIZE_MAX, NULL) notices, and gives nothing back).
-   Streams that follow this one by themselves, or wait for it already, may have some of what is stranded. Takes time in
-   proportion to the free blocks that are stranded, with the pool's lock held.
+/* Reads the state of each stream that has allocated or freed and is not forgotten. Work in captures is not included
+   (see galloc_stats.graph_bytes). The driver is not asked: work whose end galloc has not noticed counts as unfinished
+   (galloc_pool_trim(pool, SIZE_MAX, NULL) notices it, and returns no memory). Streams that are ordered after a stream
+   may still have some of its stranded bytes. Takes time in proportion to the stranded free blocks, with the pool's lock
+   held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
-     count    receives how many streams there are, which may be more than n; NULL if it is not wanted */
+     count    receives the number of streams, which may exceed n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
 
-/* Walks the whole heap and returns how many of its invariants (they stand above the private structs) do not hold: 0
-   is healthy. -1 for a pool that is NULL or has ended, and in a forked child. For tests and debugging: takes time in
-   proportion to the number of blocks. */
+/* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks.
+     Returns  the number of violated invariants, 0 for a healthy heap; -1 for a pool that is NULL or has ended, and in
+              the child of a fork */
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
 
-/* What is known of an address. Any address may be asked at any time: for one that is not galloc's the state is
-   GALLOC_STATE_FOREIGN and the call succeeds. */
+/* Describes any address, at any time. For an address outside galloc's memory it returns cudaSuccess, with the state
+   GALLOC_STATE_FOREIGN. */
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
 
-/* Destroys the default pools, and forgets everything; afterwards galloc may be used again from the beginning.
-     Returns  cudaErrorNotPermitted when blocks are still used, graphs own memory, or pools of one's own still exist;
-              what is unused is given back all the same
+/* Destroys the default pools and all other state; afterwards galloc may be used again from the beginning.
+     Returns  cudaErrorNotPermitted: blocks are still used, graphs own memory, or a pool of your own still exists;
+              unused memory is returned all the same
      Threads  no other thread may be inside galloc
-     Device   waits for it */
+     Device   waits for the device */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
-/* This thread's last error in words, the name of the function that failed first; "" if there was none. Valid until the
-   thread's next error. */
+/* Returns the calling thread's last error in words, with the name of the function that failed; "" if there was none.
+   The text is valid until the thread's next error. */
 GALLOC_API const char *galloc_last_message(void);
 
-/* Has every line that is logged given to a function of the program's, in place of GALLOC_LOG: one setting for the
-   process, which lasts until it is changed. GALLOC_CONF=log:... says how much is logged, and is read with the first
-   line.
-     call   called with no lock held, by the thread whose call logs; level is GALLOC_LOG_ERROR or GALLOC_LOG_INFO, text
-            is good during the call. It may call galloc: calls that fail there return their errors and are not logged.
-            Another thread may still be in it when it has just been replaced. NULL: GALLOC_LOG again
+/* Sends all log lines of the process to a function of the program, in place of GALLOC_LOG. GALLOC_CONF=log:... sets how
+   much is logged; it is read with the first line.
+     call   called by the thread whose call logs, with no lock held; level is GALLOC_LOG_ERROR or GALLOC_LOG_INFO, text
+            is valid during the call. It may call galloc: calls that fail there return their errors and are not logged.
+            Another thread may still be in a function that has just been replaced. NULL: GALLOC_LOG again
      user   its last argument */
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user);
 
 #ifdef __cplusplus
-/* As cudaMalloc has it: float *p; galloc_malloc(&p, bytes, stream). */
+/* Typed variants, as CUDA has for cudaMalloc: float *p; galloc_malloc(&p, bytes, stream). */
 template <class T> static inline cudaError_t galloc_malloc(T **ptr, size_t bytes, cudaStream_t stream)
 {
     void *p = NULL;
