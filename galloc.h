@@ -900,8 +900,8 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
 /* Reads the settings in effect: `device` is an ordinal; expandable_segments is 0 where the device does not support it,
-   and with other backends, for which stats_exact is 1. With strategy:heuristic, overhead and growth
-   are those of the last decision. */
+   and with other backends, for which stats_exact is 1. With strategy:heuristic, overhead and growth are
+   those of the last decision. */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* Reads the decisions of strategy:heuristic with their reasons. Each was also logged as one line, unless the same call
