@@ -2132,6 +2132,8 @@ struct galloc_graph {
    graph, are noted in `waits` as if it did. A used block that was given to it has a mark of it over all its bytes.
    Unknown streams: waits == NULL */
 struct gai_stream {
+    gai_cache cache; /* begins a cache line, as the stream state does */
+    void *memory;    /* the allocation that contains it; the members from `next` on are cleared for the next use */
     gai_stream *next, *next_indexed;
     unsigned long long capture_id; /* of a captured stream; 0: plain; GAI_UNKNOWN_STREAMS: of the unknown streams */
     gai_capture *capture; /* the same, while its graph may be launched */
@@ -2168,10 +2170,8 @@ struct gai_stream {
     gai_block_pool *block_pool[2]; /* for large and for small requests; NULL: none so far */
     gai_position *positions; /* captured; the newest first */
     gai_position here;   /* captured: its position at its last call; n > GAI_POSITION_NODES: not known */
-    gai_cache cache;
     gai_set free;
     unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
-    void *memory; /* the allocation that contains it; it begins at a cache line there */
 };
 
 /* Unused descriptors of one kind; chunks stay until the pool ends. */
@@ -5275,8 +5275,7 @@ static gai_stream *gai_stream_unused(galloc_pool *pool)
     gai_stream *stream = pool->unused_streams;
     if (!stream) return gai_stream_create();
     pool->unused_streams = stream->next;
-    memset(stream, 0, offsetof(gai_stream, cache));
-    memset(&stream->free, 0, sizeof stream->free);
+    memset((char *)stream + offsetof(gai_stream, next), 0, sizeof *stream - offsetof(gai_stream, next));
     return stream;
 }
 

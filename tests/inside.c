@@ -258,17 +258,15 @@ static void inside_drain_to(gai_slab *slab, size_t spare)
 
 static void inside_drain(gai_slab *slab) { inside_drain_to(slab, 0); }
 
-void inside_drain_blocks(galloc_pool *handle)
-{
-    galloc_pool *pool = inside_pool(handle);
-    inside_drain(&pool->blocks);
-    inside_drain(&pool->marks);
-}
+void inside_drain_blocks(galloc_pool *handle) { inside_drain(&inside_pool(handle)->blocks); }
+
+void inside_drain_marks(galloc_pool *handle) { inside_drain(&inside_pool(handle)->marks); }
 
 void inside_drain_all(galloc_pool *handle)
 {
     galloc_pool *pool = inside_pool(handle);
     inside_drain_blocks(handle);
+    inside_drain_marks(handle);
     inside_drain(&pool->pages);
     inside_drain(&pool->mappings);
     inside_drain(&pool->events);

@@ -105,6 +105,7 @@ int inside_segment_is_lost(const void *ptr);                /* a reset took it *
 
 /* Takes all host memory for descriptors that nobody was promised: of blocks and marks, or of all. */
 void inside_drain_blocks(galloc_pool *pool);
+void inside_drain_marks(galloc_pool *pool);
 void inside_drain_all(galloc_pool *pool);
 int inside_leave_marks(galloc_pool *pool, size_t spare); /* after a drain: so many can be taken */
 

@@ -1361,6 +1361,7 @@ TEST(growing_needs_no_host_memory_late)
         note(&r);
         galloc_pointer info = info_of(r.p);
         inside_drain_blocks(r.pool);
+        inside_drain_marks(r.pool);
         sim_fail_malloc(1, 1);
         EXPECT_EQ(galloc_resize(r.p, MOST - 512, r.s), cudaErrorMemoryAllocation);
         sim_fail_malloc(0, 0);
