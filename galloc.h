@@ -1846,7 +1846,7 @@ static void gai_scope_leave(gai_scope *scope)
                      which work comes after it
    group             captures that share memory (galloc_graph)
    unknown streams   the stream state of streams that used memory before it was freed in a capture, and that cannot be
-                     identified (galloc_pool.outside)
+                     identified (galloc_pool.unknown_streams)
    free set          free blocks with marks of one stream state, of several (mixed), or without marks (common)
    block pool        like:pytorch: the segments for small, or for large, requests of one stream, or of one stream in the
                      captures of a group. Its free blocks are in its own set, or in `mixed` while another stream may
@@ -1952,7 +1952,7 @@ typedef struct gai_mapping {
     size_t bytes;
     uintptr_t within; /* a hint: where the free block began in which it was found last; or 0 */
     uint64_t number; /* mappings are numbered as they are made */
-    int standing;    /* in a batch: it was a stale alias before, and is again if the batch is undone */
+    int was_mapped;    /* in a batch: it was a stale alias before, and is again if the batch is undone */
 } gai_mapping;
 
 /* bytes == sum of the blocks' bytes;  first->addr == addr */
@@ -2125,7 +2125,7 @@ struct galloc_graph {
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
    epoch > positions->epoch > positions->older->epoch > ... > done;  positions != NULL: capture != NULL
    uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind
-   (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->outside);  plain: capture_id == 0, capture == NULL
+   (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->unknown_streams);  plain: capture_id == 0, capture == NULL
    Captured, or the unknown streams: asked != 0, so its stream cache is closed and empty;  due == 0;  recorded == NULL,
    idle == NULL.  Captured: done == 0 while capture != NULL, done + 1 == epoch afterwards: its marks complete when the
    capture is forgotten, none does before. It queues no waits; the streams that it follows in its own capture, by the
@@ -2283,7 +2283,7 @@ static gai_budget gai_budgets[GAI_DEVICES];
 
 /* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine
    taken == the same + pages on their way in, which are charged to the budget before the driver call
-   stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  old == number of those that are not parked
+   stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  stale == number of those that are not parked
    cudaMallocAsync: stats.reserved.current includes `kept`, what the driver's pool holds beyond galloc's blocks
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
@@ -2314,8 +2314,8 @@ struct galloc_pool {
     int lost; /* segments that are lost */
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has been here */
     int collects; /* pages record their use, for gc_threshold or gc_age */
-    int unfronted;    /* no stream cache may be used: stats_exact, torch, or while the pool ends */
-    int mortal;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
+    int caches_off;    /* no stream cache may be used: stats_exact, torch, or while the pool ends */
+    int lost_on_reset;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
     int torch;        /* like:pytorch with fixed segments: each has a block pool */
     int pooled;       /* strategy:pooled: small requests have slots */
     int sorts;        /* torch or pooled: not every free block merges with its neighbours */
@@ -2346,7 +2346,7 @@ struct galloc_pool {
     gai_block *holes;     /* linked by next_bin, prev_bin */
     gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
     size_t parked;        /* bytes of parked pages */
-    size_t old;           /* stale aliases */
+    size_t stale;         /* number of stale aliases */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_parking parking;
     gai_collector collector;
@@ -2356,7 +2356,7 @@ struct galloc_pool {
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
-    gai_stream outside;             /* the unknown streams; in `streams` once it is needed */
+    gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
     gai_set common, mixed;
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either suffices to read them */
@@ -4727,7 +4727,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
 /* Opens the stream cache for calls that bypass the pool, or shuts it, and sets its bounds. */
 static GAI_INLINE void gai_cache_set(const galloc_pool *pool, gai_stream *stream)
 {
-    int shut = pool->driver_gone | pool->lost | pool->unfronted | stream->retired | stream->asked;
+    int shut = pool->driver_gone | pool->lost | pool->caches_off | stream->retired | stream->asked;
     uint64_t open = shut || pool->broken ? 0 : stream->life;
     size_t most = gai_cache_bound(pool, stream);
     if (stream->cache.open != open || stream->cache.most != most) gai_cache_change(pool, stream, open, most);
@@ -5221,12 +5221,12 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 /* The stream state for work on unknown streams. Such work is complete once all known contexts have been waited for. */
 static gai_stream *gai_pool_unknown_streams(galloc_pool *pool)
 {
-    if (!pool->outside.life) {
-        pool->outside.capture_id = GAI_UNKNOWN_STREAMS;
-        pool->outside.asked = 1;
-        gai_stream_link(pool, &pool->outside);
+    if (!pool->unknown_streams.life) {
+        pool->unknown_streams.capture_id = GAI_UNKNOWN_STREAMS;
+        pool->unknown_streams.asked = 1;
+        gai_stream_link(pool, &pool->unknown_streams);
     }
-    return &pool->outside;
+    return &pool->unknown_streams;
 }
 
 /* Looks a stream up by its id, or within a capture by the capture's id and the key of the handle. A handle alone does
@@ -6283,7 +6283,8 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
     galloc_pool *pool = NULL;
     enum gai_health health;
     while ((pool = gai_pool_visit(pool)) != NULL)
-        if (pool->mortal && gai_pool_may_have_lost(pool, &health)) gai_pool_leave_range(pool, health, addr, bytes);
+        if (pool->lost_on_reset && gai_pool_may_have_lost(pool, &health))
+            gai_pool_leave_range(pool, health, addr, bytes);
 }
 
 /* Reserves an address range of twice the device's memory; if the driver refuses, a smaller one of at least
@@ -6479,7 +6480,7 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
 /* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. The caller holds `lock`. */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
-    mapping->standing = 0;
+    mapping->was_mapped = 0;
     mapping->block->kind = GAI_ALIAS;
     mapping->block->alias = mapping;
     mapping->newer = NULL;
@@ -6489,7 +6490,7 @@ static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
     pool->newest_alias = mapping;
     if (mapping->page->current == mapping) pool->parked += mapping->bytes;
     else pool->stats.leaving += mapping->bytes;
-    pool->old += mapping->page->current != mapping;
+    pool->stale += mapping->page->current != mapping;
 }
 
 /* Makes the alias's block busy. The counters depend on whether the page is parked there (page->current == mapping),
@@ -6504,19 +6505,19 @@ static void gai_alias_remove(galloc_pool *pool, gai_mapping *mapping)
     mapping->block->alias = NULL;
     if (mapping->page->current == mapping) pool->parked -= mapping->bytes;
     else pool->stats.leaving -= mapping->bytes;
-    pool->old -= mapping->page->current != mapping;
+    pool->stale -= mapping->page->current != mapping;
 }
 
-/* Unmaps the batch. A mapping that was an alias before (`standing`) stays mapped and becomes an alias again. */
+/* Unmaps the batch. A mapping that was an alias before (`was_mapped`) stays mapped and becomes an alias again. */
 static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
 {
     while (batch->first) {
         gai_mapping *mapping = batch->first;
         enum gai_undone undone = GAI_STUCK;
         batch->first = mapping->next;
-        if (!mapping->standing) undone = gai_mapping_undo(pool, mapping);
+        if (!mapping->was_mapped) undone = gai_mapping_undo(pool, mapping);
         gai_lock_on(&pool->lock);
-        if (mapping->standing) gai_alias_add(pool, mapping);
+        if (mapping->was_mapped) gai_alias_add(pool, mapping);
         else gai_mapping_settle(pool, mapping, undone);
         gai_lock_off(&pool->lock);
     }
@@ -6555,7 +6556,7 @@ static gai_mapping *gai_mapping_new(galloc_pool *pool, gai_block *block, gai_pag
     mapping->block = NULL;
     mapping->addr = mapping->within = 0;
     mapping->bytes = page->bytes;
-    mapping->standing = 0;
+    mapping->was_mapped = 0;
     mapping->number = ++pool->numbers;
     mapping->next_shown = page->shown;
     page->shown = mapping;
@@ -6584,7 +6585,7 @@ typedef struct gai_fill {
     gai_batch returning;       /* aliases in the range, in order of address */
     gai_batch donors,
         returning_blocks; /* their blocks are busy */
-    size_t moved, unconfirmed, page_bytes;
+    size_t moved, new_bytes, page_bytes;
 } gai_fill;
 
 /* Counts the marks of a batch's blocks. */
@@ -6599,12 +6600,12 @@ static size_t gai_batch_marks(const gai_batch *batch)
 /* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. The caller holds `lock`. */
 static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
 {
-    size_t n = (fill->unconfirmed + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
+    size_t n = (fill->new_bytes + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
     const gai_mapping *donor;
     for (donor = fill->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
            gai_slab_need(&pool->blocks, n + moved + 6) &&
-           gai_page_map_need(addr, fill->moved + fill->unconfirmed) && gai_block_map_need(addr);
+           gai_page_map_need(addr, fill->moved + fill->new_bytes) && gai_block_map_need(addr);
 }
 
 /* Covers [addr, ...) of a hole with mappings, each with a busy block: donors' pages first, then new ones. The caller
@@ -6613,7 +6614,7 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
                                const gai_fill *fill)
 {
     const gai_mapping *donor = fill->donors.first;
-    size_t left = fill->moved + fill->unconfirmed;
+    size_t left = fill->moved + fill->new_bytes;
     gai_block *block = gai_hole_cut(pool, hole, addr, left);
     while (left) {
         size_t bytes = donor ? donor->bytes : gai_min(fill->page_bytes, left);
@@ -6650,7 +6651,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
     uintptr_t addr = 0;
     size_t bytes = 0;
     for (mapping = batch->first; mapping && !result; mapping = mapping->next) {
-        if (mapping->standing) continue;
+        if (mapping->was_mapped) continue;
         if (!bytes) addr = mapping->block->addr;
         bytes += mapping->bytes;
         result = gai_mapping_do(pool, mapping, mapping->block->addr);
@@ -6673,7 +6674,7 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
     for (mapping = batch->first; mapping; mapping = mapping->next) {
         gai_page *page = mapping->page;
         gai_mapping_show(mapping, 1);
-        mapping->standing = 0;
+        mapping->was_mapped = 0;
         page->current = mapping;
         gai_stat_page(pool, page);
         if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
@@ -6735,7 +6736,7 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     gai_lock_off(&pool->growth);
     gai_callback_begin(&gai_in_mapping, &saved);
     for (mapping = batch->first; mapping; mapping = mapping->next)
-        if (!mapping->standing && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
+        if (!mapping->was_mapped && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
     gai_callback_end(&gai_in_mapping, &saved);
     gai_lock_on(&pool->growth);
     pool->telling--;
@@ -7093,7 +7094,7 @@ static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *fi
 static void gai_parked_take(galloc_pool *pool, gai_mapping *mapping, gai_page_filter *filter, gai_batch *batch)
 {
     gai_alias_remove(pool, mapping);
-    mapping->standing = 1;
+    mapping->was_mapped = 1;
     gai_batch_add(batch, mapping, mapping->block);
     filter->wanted -= gai_min(mapping->bytes, filter->wanted);
     filter->most -= mapping->bytes;
@@ -7196,7 +7197,7 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     gai_mapping *mapping, *last = NULL, *alias;
     for (mapping = batch->first; mapping; mapping = mapping->next) last = mapping;
     for (mapping = batch->first; mapping; mapping = mapping->next) {
-        mapping->standing = 0;
+        mapping->was_mapped = 0;
         gai_mapping_show(mapping, 0);
         mapping->page->current = NULL;
         for (alias = mapping->page->shown; alias; alias = alias->next_shown) {
@@ -7349,7 +7350,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     while (donors->first) {
         gai_mapping *mapping = donors->first;
         donors->first = mapping->next;
-        if (mapping->standing) {
+        if (mapping->was_mapped) {
             gai_alias_add(pool, mapping);
             continue;
         }
@@ -7358,7 +7359,7 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
         else gai_block_absorb(pool, block, mapping->block);
         mapping->block = NULL;
         /* Neighbouring pages become one block before that is filed. */
-        if (donors->first && !donors->first->standing && donors->first->block == block->next) continue;
+        if (donors->first && !donors->first->was_mapped && donors->first->block == block->next) continue;
         gai_block_show(block);
         (void)gai_block_file(pool, block, 0);
         block = NULL;
@@ -7558,20 +7559,20 @@ static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 /* Limits of what is kept: bytes of stale aliases and reserved addresses as multiples of the memory held, and the
    number of stale aliases, unless there are many pages. More would not save more driver calls; each alias costs host
    memory and planning time. */
-#define GAI_OLD_KEPT 8
-#define GAI_OLD_MAX 2048
+#define GAI_STALE_KEPT 8
+#define GAI_STALE_MAX 2048
 #define GAI_ADDRESSES_KEPT 12
 
 /* Unmaps stale aliases that overlap [begin, end), oldest first, until at most `keep` bytes and `most` aliases remain
    in the pool. Aliases with unfinished work stay. Never waits. Releases `growth` while on_unmap runs. */
-static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
+static void gai_pool_drop_stale(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
     gai_mapping *mapping, *newer;
     if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->old > most); mapping = newer) {
+    for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->stale > most); mapping = newer) {
         newer = mapping->newer;
         gai_marks_prune(pool, &mapping->block->marks);
         /* Parked pages are no stale aliases, and marks that remain after the pruning are of unfinished work. */
@@ -7586,7 +7587,7 @@ static void gai_pool_drop_old(galloc_pool *pool, uintptr_t begin, uintptr_t end,
 }
 
 /* Drops the stale aliases beyond the limits. */
-static void gai_pool_limit_old(galloc_pool *pool)
+static void gai_pool_limit_stale(galloc_pool *pool)
 {
     /* A program that repeats itself uses all its aliases in turn. With a few too few kept, each would be dropped
        just before its use, in every pass. The number it needs grows with the number of pages. */
@@ -7596,8 +7597,8 @@ static void gai_pool_limit_old(galloc_pool *pool)
     held = pool->stats.reserved.current;
     for (i = 0; i < GALLOC_PAGE_SIZES; i++) pages += pool->stats.pages[i].count;
     gai_lock_off(&pool->lock);
-    gai_pool_drop_old(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_OLD_KEPT ? SIZE_MAX : GAI_OLD_KEPT * held,
-                      gai_max(GAI_OLD_MAX, pages + pages / 2));
+    gai_pool_drop_stale(pool, 0, UINTPTR_MAX, held > SIZE_MAX / GAI_STALE_KEPT ? SIZE_MAX : GAI_STALE_KEPT * held,
+                      gai_max(GAI_STALE_MAX, pages + pages / 2));
 }
 
 /* Tries again to undo the mappings in the quarantine. */
@@ -7742,7 +7743,7 @@ static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block
 
 /* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
    graph any more. */
-static gai_block *gai_pool_find_homeless(const galloc_pool *pool, const gai_params *params)
+static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_params *params)
 {
     const gai_block_pool *block_pool;
     gai_block *best = NULL, *block;
@@ -8620,10 +8621,11 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
 }
 
 /* Notes the first mark in the way. */
-static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *entry, const gai_mark *mark, int foreign)
+static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *obstacle, const gai_mark *mark,
+                                  int foreign)
 {
-    if (*entry < GAI_OBSTACLE_MARKED) range->mark = *mark;
-    if (*entry < GAI_OBSTACLE_MARKED) *entry = GAI_OBSTACLE_MARKED;
+    if (*obstacle < GAI_OBSTACLE_MARKED) range->mark = *mark;
+    if (*obstacle < GAI_OBSTACLE_MARKED) *obstacle = GAI_OBSTACLE_MARKED;
     range->foreign |= foreign;
 }
 
@@ -8643,15 +8645,15 @@ static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growt
 
 /* Notes a hole or alias to fill, if it comes before the one noted: holes outside the room first, then the room from
    its start on. */
-static enum gai_obstacle gai_growth_range_fill(gai_growth_range *range, gai_block *piece, enum gai_obstacle entry)
+static enum gai_obstacle gai_growth_range_fill(gai_growth_range *range, gai_block *piece, enum gai_obstacle obstacle)
 {
     if (!range->hole || (piece->kind == GAI_HOLE && range->hole->kind != GAI_HOLE)) range->hole = piece;
-    return entry < GAI_OBSTACLE_HOLE ? GAI_OBSTACLE_HOLE : entry;
+    return obstacle < GAI_OBSTACLE_HOLE ? GAI_OBSTACLE_HOLE : obstacle;
 }
 
 /* Examines one block behind the growing one. Returns the worse of its obstacle and the one so far. */
 static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_growth_range *range,
-                                         enum gai_obstacle entry)
+                                         enum gai_obstacle obstacle)
 {
     uintptr_t end = gai_min(range->end, piece->addr + piece->bytes);
     int own = piece->addr - range->block->addr < range->block->room;
@@ -8659,15 +8661,15 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
     switch (piece->kind) {
     case GAI_FREE:
         mark = gai_job_obstacle(job, piece->marks, NULL, piece->addr, end);
-        if (mark) gai_growth_range_note(range, &entry, mark, 1);
-        return entry;
+        if (mark) gai_growth_range_note(range, &obstacle, mark, 1);
+        return obstacle;
     case GAI_HOLE:
     case GAI_ROOM:
         job->params.bytes += end - piece->addr;
-        return gai_growth_range_fill(range, piece, entry);
+        return gai_growth_range_fill(range, piece, obstacle);
     case GAI_ALIAS:
         /* All other aliases are obstacles; gai_job_clear_behind drops them where it can. */
-        if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, entry);
+        if (own && gai_job_returns(job, piece, range)) return gai_growth_range_fill(range, piece, obstacle);
         range->foreign |= !own;
         return GAI_OBSTACLE_BUSY;
     case GAI_SLOT:
@@ -8686,7 +8688,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = gai_block_used(pool, job->grows), *piece;
-    enum gai_obstacle entry = GAI_OBSTACLE_NONE;
+    enum gai_obstacle obstacle = GAI_OBSTACLE_NONE;
     size_t bytes = gai_up(job->grow_to, GAI_UNIT);
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
@@ -8700,12 +8702,12 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     /* The bytes beyond the requested ones were free memory before, and may have marks. */
     mark = gai_job_obstacle(job, block->marks, block->stream && block->stream->capture ? block->stream : NULL,
                             block->addr + block->requested, gai_min(range->end, block->addr + block->bytes));
-    if (mark) gai_growth_range_note(range, &entry, mark, 0);
+    if (mark) gai_growth_range_note(range, &obstacle, mark, 0);
     for (piece = block->next; piece && piece->addr < range->end; piece = piece->next) {
-        entry = gai_job_look_at(job, piece, range, entry);
-        if (entry == GAI_OBSTACLE_SHUT) return entry;
+        obstacle = gai_job_look_at(job, piece, range, obstacle);
+        if (obstacle == GAI_OBSTACLE_SHUT) return obstacle;
     }
-    return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : entry;
+    return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : obstacle;
 }
 
 /* Reserves the host memory for taking all of a growth range without obstacles. The caller holds `lock`. */
@@ -8760,9 +8762,9 @@ static cudaError_t gai_job_say_not_there(const gai_job *job)
 static void gai_job_search_behind(gai_job *job)
 {
     gai_growth_range range;
-    enum gai_obstacle entry = gai_job_look(job, &range);
-    if (entry == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
-    if (entry == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
+    enum gai_obstacle obstacle = gai_job_look(job, &range);
+    if (obstacle == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
+    if (obstacle == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
 }
 
 /* Searches once for what the job needs. A block with room never comes from the bins, since its room must follow it.
@@ -8891,12 +8893,12 @@ static void gai_job_wait_behind(gai_job *job)
     CUresult result;
     for (;;) {
         gai_growth_range range;
-        enum gai_obstacle entry;
+        enum gai_obstacle obstacle;
         gai_lock_on(&pool->lock);
-        entry = gai_job_look(job, &range);
-        if (entry == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
+        obstacle = gai_job_look(job, &range);
+        if (obstacle == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
         gai_lock_off(&pool->lock);
-        if (entry != GAI_OBSTACLE_MARKED) return;
+        if (obstacle != GAI_OBSTACLE_MARKED) return;
         result = gai_job_wait_for(job, &range.mark);
         if (result == CUDA_ERROR_NOT_READY) return; /* no event is recorded for it yet */
         if (result) break;
@@ -8922,7 +8924,7 @@ static void gai_job_wait_behind(gai_job *job)
    left == NULL or left->addr <= at < begin == left->addr + left->bytes
    right == NULL or end == right->addr < until <= right->addr + right->bytes
    alias == sum of the aliases' bytes,  newest == the highest number of their mappings
-   gai_plan_fresh == bytes of the hole that are to be filled
+   gai_plan_created == bytes of the hole that are to be filled
    Growth in place: [begin, end) is the next hole or alias behind the block, and `until` is the block's new end. */
 typedef struct gai_plan {
     gai_block *left, *right;
@@ -8933,7 +8935,7 @@ typedef struct gai_plan {
     uint64_t newest;
 } gai_plan;
 
-static size_t gai_plan_fresh(const gai_plan *plan) { return plan->end - plan->begin - plan->alias; }
+static size_t gai_plan_created(const gai_plan *plan) { return plan->end - plan->begin - plan->alias; }
 
 /* Returns whether the block is free and the stream may use all of it at once. */
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_params *params)
@@ -9077,11 +9079,11 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
    fewer aliases, then the lowest address. */
 static int gai_plan_is_better(const gai_page_filter *filter, const gai_plan *a, const gai_plan *b)
 {
-    size_t unconfirmed_a = gai_plan_fresh(a), unconfirmed_b = gai_plan_fresh(b);
+    size_t new_a = gai_plan_created(a), new_b = gai_plan_created(b);
     if (!b->first) return 1;
-    if (unconfirmed_a != unconfirmed_b) return unconfirmed_a < unconfirmed_b;
+    if (new_a != new_b) return new_a < new_b;
     if (filter->params->far) return a->at > b->at;
-    if (!unconfirmed_a && a->newest != b->newest) return a->newest < b->newest;
+    if (!new_a && a->newest != b->newest) return a->newest < b->newest;
     if (a->alias != b->alias) return a->alias < b->alias;
     return a->at < b->at;
 }
@@ -9095,7 +9097,7 @@ static void gai_window_try(const galloc_pool *pool, gai_window *window, uintptr_
     while (!window->last || window->last->addr + window->last->bytes < at + filter->params->bytes)
         if (!gai_window_add(pool, window, window->last ? window->last->next : window->first, filter)) break;
     if (!window->last || !gai_window_plan(pool, window, filter->params, at, &plan)) return;
-    if (best->first && gai_plan_fresh(&plan) > gai_plan_fresh(best)) return;
+    if (best->first && gai_plan_created(&plan) > gai_plan_created(best)) return;
     plan.newest = gai_window_newest(window);
     if (gai_plan_is_better(filter, &plan, best)) *best = plan;
 }
@@ -9106,7 +9108,7 @@ static void gai_window_clear(gai_window *window)
 }
 
 /* Tries all windows of one run: first from the free block before it, then from each block of the run. */
-static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
+static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_params *params = filter->params;
     gai_window window;
@@ -9127,7 +9129,7 @@ static void gai_plan_in_run(const galloc_pool *pool, gai_block *first, const gai
     }
 }
 
-static int gai_block_starts_run(const gai_block *block) { return !gai_block_is_unused(block->prev); }
+static int gai_block_starts_gap(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
 /* Finds the best plan over all runs. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
@@ -9143,9 +9145,9 @@ static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_p
     gai_set_note_pages(pool, &pool->mixed, filter);
     for (stream = pool->streams; stream; stream = stream->next) gai_set_note_pages(pool, &stream->free, filter);
     for (hole = pool->holes; hole; hole = hole->next_bin)
-        if (gai_block_starts_run(hole)) gai_plan_in_run(pool, hole, filter, best);
+        if (gai_block_starts_gap(hole)) gai_plan_in_gap(pool, hole, filter, best);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
-        if (gai_block_starts_run(mapping->block)) gai_plan_in_run(pool, mapping->block, filter, best);
+        if (gai_block_starts_gap(mapping->block)) gai_plan_in_gap(pool, mapping->block, filter, best);
     return best->first != NULL;
 }
 
@@ -9260,7 +9262,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     }
     gai_window_try(pool, &window, memo->at, filter, plan);
     gai_window_clear(&window);
-    return plan->first && !gai_plan_fresh(plan);
+    return plan->first && !gai_plan_created(plan);
 }
 
 #define GAI_TRUST 8 /* correct predictions in a row before the search is skipped */
@@ -9472,7 +9474,7 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
     galloc_pool *pool = job->pool;
     size_t space = gai_max(job->params.bytes, job->params.room) + gai_max(job->params.alignment, pool->granularity);
     if (tries < 2 && pool->stats.addresses / GAI_ADDRESSES_KEPT > pool->stats.reserved.current) {
-        gai_pool_drop_old(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2, tries ? 0 : GAI_OLD_MAX);
+        gai_pool_drop_stale(pool, 0, UINTPTR_MAX, tries ? 0 : pool->stats.leaving / 2, tries ? 0 : GAI_STALE_MAX);
         return CUDA_SUCCESS;
     }
     return gai_segment_reserve(pool, gai_up(space, pool->granularity));
@@ -9559,7 +9561,7 @@ static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
     if (holder->kind == GAI_ALIAS) {
         page->taken = 0;
         gai_alias_remove(pool, page->current);
-        page->current->standing = 1;
+        page->current->was_mapped = 1;
         gai_batch_add(&fill->returning_blocks, page->current, holder);
         return 1;
     }
@@ -9598,7 +9600,7 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
         if (!mapping) continue;
         ready &= gai_block_map_need(block->addr);
         gai_alias_remove(pool, mapping);
-        mapping->standing = 1;
+        mapping->was_mapped = 1;
         /* A parked page is in place already; any other one must be taken from where it is. */
         mapping->page->taken = mapping->page->current != mapping;
         gai_batch_add(&fill->returning, mapping, block);
@@ -9617,7 +9619,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
 {
     galloc_pool *pool = job->pool;
     gai_page_filter filter;
-    size_t bytes = gai_plan_fresh(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
+    size_t bytes = gai_plan_created(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
     int fits;
     int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     fill->page_bytes = gai_page_size(pool, bytes, allowance);
@@ -9644,9 +9646,9 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     fits = bytes <= fill->moved + (job->frugal ? allowance : headroom);
     if (open && !fill->moved && !exact && !room)
         gai_plan_round(plan, fill->page_bytes, pool->tuning.growth ? headroom : allowance);
-    bytes = gai_plan_fresh(plan);
-    fill->unconfirmed = bytes - gai_min(bytes, fill->moved);
-    plan->end += fill->moved + fill->unconfirmed - bytes;
+    bytes = gai_plan_created(plan);
+    fill->new_bytes = bytes - gai_min(bytes, fill->moved);
+    plan->end += fill->moved + fill->new_bytes - bytes;
     if (job->params.room) plan->until = plan->end;
     return fits;
 }
@@ -9672,7 +9674,7 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, i
     if (chosen || !job->thrifty) return chosen;
     gai_donors_restore(job->pool, &fill->donors);
     gai_batch_start(&fill->donors);
-    fill->moved = fill->unconfirmed = 0;
+    fill->moved = fill->new_bytes = 0;
     plan->end = end;
     plan->until = until;
     job->thrifty = 0;
@@ -9714,14 +9716,14 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
     gai_batch_start(&fill->donors);
     gai_batch_start(&fill->returning_blocks);
     gai_batch_start(&fill->returning);
-    fill->moved = fill->unconfirmed = 0;
+    fill->moved = fill->new_bytes = 0;
     if (!gai_job_plan(job, plan)) return 0;
     fetched = gai_plan_fetch(pool, plan, fill);
     if (!fetched || gai_job_choose_within(job, plan, fill, exact)) {
         if (!fetched || !gai_job_need(job, plan, fill)) {
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
-        } else if (gai_budget_take(pool, fill->unconfirmed)) { /* else another pool took it first */
+        } else if (gai_budget_take(pool, fill->new_bytes)) { /* else another pool took it first */
             /* Only plans that aliases alone fill can be repeated as they are. */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
             gai_batch_over_plan(pool, batch, plan, fill);
@@ -9762,11 +9764,11 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
         gai_plan_let_go(pool, &plan);
     } else {
         gai_block *block = gai_batch_publish(pool, &batch);
-        pool->stats.grows += fill.unconfirmed != 0;
-        pool->parking.mapped += fill.unconfirmed || fill.moved;
+        pool->stats.grows += fill.new_bytes != 0;
+        pool->parking.mapped += fill.new_bytes || fill.moved;
         /* The pool had to grow: no mark is left out until the mark predictor is trusted again. */
-        if (fill.unconfirmed || fill.moved) pool->mark_predictor.agreed = 0;
-        if (!job->grows) job->grown += fill.unconfirmed || fill.moved || fill.returning_blocks.first;
+        if (fill.new_bytes || fill.moved) pool->mark_predictor.agreed = 0;
+        if (!job->grows) job->grown += fill.new_bytes || fill.moved || fill.returning_blocks.first;
         gai_donors_leave(pool, &fill.returning_blocks);
         gai_donors_leave(pool, &fill.donors);
         if (job->grows) gai_job_take_behind(job, &plan, block);
@@ -9894,11 +9896,11 @@ static int gai_job_leave_out(gai_job *job, const char *why)
 /* gai_job_look for a caller that does not hold `lock`. */
 static enum gai_obstacle gai_job_obstacle_behind(gai_job *job, gai_growth_range *range)
 {
-    enum gai_obstacle entry;
+    enum gai_obstacle obstacle;
     gai_lock_on(&job->pool->lock);
-    entry = gai_job_look(job, range);
+    obstacle = gai_job_look(job, range);
     gai_lock_off(&job->pool->lock);
-    return entry;
+    return obstacle;
 }
 
 /* Unmaps the stale aliases behind a growing block whose pages cannot return there, and makes parked pages there free
@@ -9912,7 +9914,7 @@ static void gai_job_clear_behind(gai_job *job)
     gai_lock_on(&pool->lock);
     gai_pool_unpark(pool, begin, begin + job->grow_to);
     gai_lock_off(&pool->lock);
-    gai_pool_drop_old(pool, begin, begin + job->grow_to, 0, 0);
+    gai_pool_drop_stale(pool, begin, begin + job->grow_to, 0, 0);
 }
 
 /* Grows the pool. A growing block may need several holes filled, one after the other: filling one may use up the
@@ -10025,7 +10027,7 @@ static int gai_step_poll(gai_job *job)
     gai_pool_sweep_lost(job->pool);
     if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->config.backend || job->pool->oldest_alias)
         gai_pool_poll(job->pool);
-    gai_pool_limit_old(job->pool);
+    gai_pool_limit_stale(job->pool);
     if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
     gai_lock_on(&job->pool->lock);
     if (job->pool->freed_slots > job->pool->stats.blocks.current / GAI_COALESCE_PART) gai_pool_coalesce(job->pool);
@@ -10068,15 +10070,15 @@ static int gai_job_can_wait(const gai_job *job)
 static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
-    enum gai_obstacle entry;
+    enum gai_obstacle obstacle;
     if (!job->grows) return gai_job_leave_out(job, "no block is to grow");
-    entry = gai_job_obstacle_behind(job, &range);
-    if (entry == GAI_OBSTACLE_SHUT || (entry > GAI_OBSTACLE_HOLE && range.foreign))
+    obstacle = gai_job_obstacle_behind(job, &range);
+    if (obstacle == GAI_OBSTACLE_SHUT || (obstacle > GAI_OBSTACLE_HOLE && range.foreign))
         job->error = gai_job_say_not_there(job);
-    else if (entry == GAI_OBSTACLE_BUSY)
+    else if (obstacle == GAI_OBSTACLE_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
                               "of the block at %p", job->grows);
-    else if (entry == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
+    else if (obstacle == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
         gai_job_wait_behind(job);
     return gai_job_is_done(job);
 }
@@ -10208,7 +10210,7 @@ static int gai_step_wait_host(gai_job *job)
         if (!result) gai_stream_complete(stream, event->epoch);
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
-        gai_pool_limit_old(pool);
+        gai_pool_limit_stale(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
         job->left_out = NULL;
         if (result) return gai_job_leave_out(job, "wait_limit_ms was over");
@@ -10350,7 +10352,7 @@ static CUresult gai_known_contexts_wait(galloc_pool *pool, const CUcontext *prim
 
 /* Returns whether only a wait for all devices completes the stream's frees: those of unknown streams, and those in a
    context that has ended. */
-static int gai_stream_is_astray(const gai_stream *stream)
+static int gai_stream_needs_all_devices(const gai_stream *stream)
 {
     return gai_stream_is_unknown(stream) || (stream->ended && gai_stream_is_plain(stream));
 }
@@ -10369,7 +10371,7 @@ static CUresult gai_pool_wait_for_orphans(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     gai_pool_file_orphans(pool);
     for (stream = pool->streams; stream; stream = stream->next)
-        if (gai_stream_is_astray(stream)) gai_stream_complete(stream, stream->waited_for);
+        if (gai_stream_needs_all_devices(stream)) gai_stream_complete(stream, stream->waited_for);
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
     return CUDA_SUCCESS;
@@ -10436,7 +10438,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
     /* Gathered before the wait: unconfirmed blocks of now are orphans, later ones are not. */
     orphans = gai_pool_gather_orphans(pool);
     for (stream = pool->streams; stream; stream = stream->next) {
-        if (!gai_stream_is_astray(stream) || !gai_stream_has_more(stream)) continue;
+        if (!gai_stream_needs_all_devices(stream) || !gai_stream_has_more(stream)) continue;
         stream->waited_for = stream->epoch++;
         orphans = 1;
     }
@@ -10450,7 +10452,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
         if (waited) result = waited;
     }
     gai_pool_poll(pool);
-    gai_pool_limit_old(pool);
+    gai_pool_limit_stale(pool);
     return result;
 }
 
@@ -10587,7 +10589,7 @@ static int gai_step_torch_adopt(gai_job *job)
     gai_block *block;
     if (!stream || stream->capture_id) return 0;
     gai_lock_on(&pool->lock);
-    block = gai_pool_find_homeless(pool, &job->params);
+    block = gai_pool_find_ownerless(pool, &job->params);
     if (block && !gai_block_may_serve(pool, block, job->params.bytes)) block = NULL;
     block_pool = block ? gai_block_pool_for(pool, stream, job->params.small) : NULL;
     if (block_pool) {
@@ -11500,7 +11502,7 @@ static cudaError_t gai_job_do(gai_job *job)
     gai_lock_on(&pool->lock);
     job->params.stream = gai_stream_hold(pool, &job->site);
     if (job->params.stream) {
-        if (pool->mortal && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
+        if (pool->lost_on_reset && !job->site.own_context) job->error = gai_pool_look_for_reset(pool);
         if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
         if (!job->error) gai_job_count(job);
         done = gai_job_is_done(job);
@@ -13656,7 +13658,7 @@ static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
     for (wait = stream->waits; wait; wait = wait->next)
         broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != stream->capture_id &&
                                                      !(gai_stream_is_plain(wait->on) && gai_stream_is_plain(stream)));
-    return broken + (other == NULL && stream != &pool->outside);
+    return broken + (other == NULL && stream != &pool->unknown_streams);
 }
 
 static int gai_check_positions(const gai_stream *stream)
@@ -13679,11 +13681,11 @@ static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
     if (gai_stream_is_plain(stream)) return (stream->capture != NULL) + (stream->positions != NULL);
     while (capture && capture != stream->capture) capture = capture->next;
     return !stream->asked + (cache->blocks + cache->unconfirmed_blocks != 0) + stream->due +
-           gai_check_positions(stream) + (stream == &pool->outside && stream->waits != NULL) +
+           gai_check_positions(stream) + (stream == &pool->unknown_streams && stream->waits != NULL) +
            (stream->recorded != NULL || stream->idle != NULL) +
-           (gai_stream_is_unknown(stream) != (stream == &pool->outside)) +
+           (gai_stream_is_unknown(stream) != (stream == &pool->unknown_streams)) +
            (stream->capture && (!capture || capture->id != stream->capture_id || stream->done)) +
-           (stream != &pool->outside && !stream->capture && stream->done + 1 != stream->epoch);
+           (stream != &pool->unknown_streams && !stream->capture && stream->done + 1 != stream->epoch);
 }
 
 typedef struct gai_census {
@@ -14027,7 +14029,7 @@ static int gai_check_pool(galloc_pool *pool)
                   mapping->block->bytes != mapping->bytes || mapping->page->mappings < 1 || !mapping->page->current ||
                   mapping->block->alias != mapping || mapping->page->taken;
     }
-    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->old;
+    broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -14095,9 +14097,9 @@ static void gai_pool_choose_route(galloc_pool *pool)
     pool->oversize = fixed && config->max_split_size != SIZE_MAX;
     pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
     pool->sorts = pool->torch || pool->pooled;
-    pool->mortal = !config->expandable_segments;
+    pool->lost_on_reset = !config->expandable_segments;
     gai_pool_choose_rounding(pool);
-    pool->unfronted = pool->torch || config->stats_exact;
+    pool->caches_off = pool->torch || config->stats_exact;
     pool->mixed.counted = pool->torch;
 }
 
@@ -14504,7 +14506,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
     gai_pool_poll(pool);
-    gai_pool_limit_old(pool);
+    gai_pool_limit_stale(pool);
     for (round = 0; round < 2; round++) {
         size_t gone = 0;
         held = gai_pool_held(pool);
@@ -14667,7 +14669,7 @@ static void gai_pool_end_route(galloc_pool *pool, int shut)
 {
     gai_stream *stream;
     gai_lock_on(&pool->lock);
-    pool->unfronted = (pool->unfronted & 1) | shut << 1;
+    pool->caches_off = (pool->caches_off & 1) | shut << 1;
     pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_ENDS) | (shut ? GAI_ROUTE_ENDS : 0);
     for (stream = pool->streams; stream; stream = stream->next) gai_cache_set(pool, stream);
     if (shut) gai_pool_flush(pool);
@@ -15153,7 +15155,7 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     size_t at = gai_entry_at(site->handle, context, key), probes;
     gai_entry *entry = &gai_entries[at ^ site->life % GAI_ENTRY_PROBES];
     if (!site->life || site->capture || site->broken || pool->config.backend) return;
-    if (pool->mortal && !site->own_context) return;
+    if (pool->lost_on_reset && !site->own_context) return;
     for (probes = GAI_ENTRY_PROBES; probes-- > 0;)
         if (gai_entries[at ^ probes].generation != generation) entry = &gai_entries[at ^ probes];
     for (probes = 0; probes < GAI_ENTRY_PROBES; probes++)

@@ -182,7 +182,7 @@ int inside_remembers(cudaStream_t stream, const galloc_pool *pool) { return gai_
 size_t inside_most_blocks(void) { return GAI_CACHE_BLOCKS; }
 size_t inside_most_fresh_blocks(void) { return GAI_UNCONFIRMED_BLOCKS; }
 size_t inside_streams_kept(void) { return GAI_STREAMS_KEPT; }
-size_t inside_most_old_mappings(void) { return GAI_OLD_MAX; }
+size_t inside_most_old_mappings(void) { return GAI_STALE_MAX; }
 
 /* ---- what else a pool has ---------------------------------------------------------------------------------------- */
 
@@ -193,7 +193,7 @@ void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collecto
 CUmemoryPool inside_driver_pool(galloc_pool *pool) { return inside_pool(pool)->driver_pool; }
 size_t inside_headroom(galloc_pool *pool) { return gai_pool_headroom(inside_pool(pool)); }
 size_t inside_parked(galloc_pool *pool) { return inside_pool(pool)->parked; }
-size_t inside_old_mappings(galloc_pool *pool) { return inside_pool(pool)->old; }
+size_t inside_old_mappings(galloc_pool *pool) { return inside_pool(pool)->stale; }
 uint64_t inside_plans(galloc_pool *pool) { return inside_pool(pool)->plans; }
 
 size_t inside_captures(galloc_pool *pool)
