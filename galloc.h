@@ -428,7 +428,7 @@ enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
    does what galloc_malloc does. */
 typedef struct galloc_request {
     size_t bytes;        /* size; 0: success with NULL */
-    size_t max_bytes;    /* the size up to which galloc_resize can grow the block; less than `bytes` counts as `bytes`;
+    size_t max_bytes;    /* the size up to which galloc_resize can surely grow the block; less than `bytes` counts as `bytes`;
                             0: no room is reserved */
     size_t alignment;    /* a power of two, 1 .. 2^55 bytes; 0: 512 */
     cudaStream_t stream; /* the stream that uses the memory first */
@@ -721,7 +721,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
    not memory (in fixed segments it takes memory). galloc_alloc does the same with galloc_request.max_bytes, also for a
    pool of your own.
      bytes      as for galloc_malloc; rounded up to 2 MiB
-     max_bytes  the largest size that the block may reach, rounded up to 2 MiB; less than `bytes` counts as `bytes`
+     max_bytes  bytes that the block can reach for certain, rounded up to 2 MiB; less than `bytes` counts as `bytes`
      Returns    as galloc_malloc; cudaErrorMemoryAllocation also if there are no addresses for max_bytes
      Device     as galloc_malloc */
 GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
@@ -10795,8 +10795,10 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
         (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
-    else
+    else if (pool->config.memory_limit <= pool->device_bytes)
         (void)snprintf(text, size, "the pool's memory_limit is %zu", pool->config.memory_limit);
+    else
+        (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     left = gai_min(own, gai_left(limit, held));
     if (!pool->config.backend && bytes <= left && gai_up(bytes, pool->granularity) > left) {
         size_t length = strlen(text);
@@ -12428,7 +12430,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     gai_lock_off(&pool->marking);
     if (!taken) return cudaSuccess;
     if (!graph) return gai_graph_is_gone(handle);
-    return gai_fail(cudaErrorNotPermitted, "the graph has begun, or the stream with another one");
+    return gai_fail(cudaErrorNotPermitted, "the group has begun already, or the stream with another group");
 }
 
 /* Creates a group and begins it. */
@@ -12540,7 +12542,7 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
     if (held) gai_stream_release(pool, held, site);
     gai_lock_off(&pool->lock);
     if (!graph) return gai_graph_is_gone(handle);
-    if (begun) return gai_fail(cudaErrorNotPermitted, "end the graph first");
+    if (begun) return gai_fail(cudaErrorNotPermitted, "call galloc_graph_end first");
     if (!stream) return gai_stream_refused(site);
     GALLOC_FREE(graph);
     return cudaSuccess;
@@ -12754,6 +12756,8 @@ static double gai_key_fraction(const galloc_config *config, const gai_key *key)
     return *(const double *)(const void *)((const char *)config + key->at);
 }
 
+#define GAI_DIVISIONS_MOST (1u << 30) /* of roundup_power2_divisions */
+
 /* Returns whether the setting is in its range. */
 static int gai_key_is_right(const galloc_config *config, const gai_key *key)
 {
@@ -12767,7 +12771,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     if (key->form == GAI_ROUNDING) {
         for (i = 0; i < GALLOC_DIVISIONS; i++) {
             unsigned divisions = config->roundup_power2_divisions[i];
-            if (divisions && !gai_is_power_of_two(divisions)) return 0;
+            if (divisions > GAI_DIVISIONS_MOST || (divisions && !gai_is_power_of_two(divisions))) return 0;
         }
         return 1;
     }
@@ -12923,7 +12927,7 @@ static int gai_parse_division(gai_text pair, unsigned *divisions, int *next)
     gai_text boundary;
     uint64_t mib = 0, n = 0;
     int from = *next, i;
-    if (!gai_text_cut(&pair, ':', &boundary) || !gai_parse_number(pair, 1u << 30, &n)) return 0;
+    if (!gai_text_cut(&pair, ':', &boundary) || !gai_parse_number(pair, GAI_DIVISIONS_MOST, &n)) return 0;
     if (!gai_text_is(boundary, ">")) {
         if (!gai_parse_number(boundary, (uint64_t)1 << 40, &mib) || !gai_is_power_of_two((size_t)mib)) return 0;
         from = gai_log2(mib);
@@ -12943,7 +12947,7 @@ static int gai_parse_divisions(gai_text text, unsigned *divisions)
     int i, next = 0, more = 1;
     gai_text pair;
     for (i = 0; i < GALLOC_DIVISIONS; i++) divisions[i] = 0;
-    if (gai_parse_number(text, 1u << 30, &n)) {
+    if (gai_parse_number(text, GAI_DIVISIONS_MOST, &n)) {
         for (i = 0; i < GALLOC_DIVISIONS; i++) divisions[i] = (unsigned)n;
         return 1;
     }
@@ -13552,6 +13556,11 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
     if (report->quarantined)
         gai_print(string, "- the driver would not take back %zu bytes: galloc_pool_trim tries it again\n",
                   report->quarantined);
+    if (report->rejected && report->rounded <= report->limit)
+        gai_print(string, "- throw_on_cudamalloc_oom is on: the request neither waited nor gave memory back\n");
+    if (report->rounding >= lacks)
+        gai_print(string, "- used blocks are %zu bytes larger than requested: one with room keeps its memory when it "
+                         "shrinks; free it and allocate it again\n", report->rounding);
 }
 
 static void gai_report_advise_device(gai_string *string, const galloc_report *report)
@@ -14606,7 +14615,7 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     bytes = gai_pool_captured(pool);
     gai_lock_off(&pool->lock);
-    return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them first", bytes,
+    return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them and their instances first", bytes,
                     pool->config.device);
 }
 

@@ -40,6 +40,7 @@ int main(void)
     printf("the pool was asked %d times, added memory %d time, holds %zu bytes\n", (int)stats.mallocs, (int)stats.grows,
            stats.reserved.current);
 
+    galloc_stream_retire(stream); /* before its end: so what it freed last is known to other streams */
     cudaStreamDestroy(stream);
     error = galloc_shutdown(); /* gives all memory back; at the end of a program it may be left out */
     printf("shut down: %s\n", cudaGetErrorString(error));

@@ -80,6 +80,7 @@ int main(void)
     galloc_free(v.data, stream);
     galloc_free(plain.data, stream);
     galloc_free(neighbour, stream);
+    galloc_stream_retire(stream);
     cudaStreamDestroy(stream);
     error = galloc_shutdown();
     printf("shut down: %s\n", cudaGetErrorString(error));

@@ -84,6 +84,7 @@ int main(void)
     if (say("released:") || end_all(exec)) return 1;
 
     CHECK(cudaStreamSynchronize(stream));
+    CHECK(galloc_stream_retire(stream));
     CHECK(cudaStreamDestroy(stream));
     CHECK(galloc_shutdown());
     return 0;

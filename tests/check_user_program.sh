@@ -131,7 +131,7 @@ run race
 is 1 "a program with races that ends well otherwise"
 prints "end of main" "a program with races runs to its end"
 says "race: in cudaMemsetAsync: operation" "a race is told"
-says "and 9 more of it)" "repeats are told once"
+says "and 9 more like it)" "repeats are told once"
 says "SIM_FINDINGS=ignore" "there is a hint what to do"
 [ "$(grep -c "^sim:   race" "$work/err")" -le 2 ]
 verdict $? "repeats are folded"

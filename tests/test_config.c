@@ -673,4 +673,22 @@ TEST(pytorchs_variable_has_1023_characters_at_most)
     }
 }
 
+/* What a pool takes can be printed and read again. */
+TEST(divisions_that_no_text_can_say_are_refused)
+{
+    begin();
+    galloc_config config = galloc_config_default(), read = config;
+    galloc_pool *pool = NULL;
+    char text[GALLOC_CONFIG_TEXT];
+    config.roundup_power2_divisions[3] = 1u << 31;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
+    config.roundup_power2_divisions[3] = 1u << 30;
+    OK(galloc_pool_create(&pool, &config));
+    OK(galloc_config_print(&config, text, sizeof text));
+    OK(galloc_config_parse(&read, text, NULL, 0));
+    EXPECT_EQ(read.roundup_power2_divisions[3], 1u << 30);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -1174,6 +1174,49 @@ TEST(advice_names_pools_that_share_a_limit)
     finish();
 }
 
+TEST(the_report_advises_against_what_refused_at_once)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(64));
+    galloc_report report;
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(64), s);
+    put(s, p, MIB(64), 1);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), t), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT(says(&report, "- throw_on_cudamalloc_oom is on"));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(80), t), cudaErrorMemoryAllocation); /* nothing would help that */
+    OK(galloc_oom_report(&report));
+    EXPECT(!says(&report, "- throw_on_cudamalloc_oom is on"));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+TEST(the_report_tells_of_shrunk_blocks_that_keep_their_memory)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    galloc_report report;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    galloc_request request = {.bytes = MIB(48), .max_bytes = MIB(48), .pool = pool, .stream = s};
+    void *p = NULL, *q = NULL;
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_resize(p, 100, s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(40), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT(says(&report, "larger than requested"));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(the_largest_possible_block_is_possible)
 {
     for (int fixed = 0; fixed < 2; fixed++) {

@@ -112,6 +112,24 @@ TEST(the_lowest_limit_counts)
     finish();
 }
 
+TEST(a_full_device_is_named)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    for (int i = 0; i < 3; i++) {
+        config.memory_limit = i == 1 ? GIB(2) : SIZE_MAX;
+        config.device_limit = i == 2 ? GIB(2) : SIZE_MAX;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, GIB(1), s);
+        expect_no_memory(pool, MIB(2), s);
+        EXPECT(strstr(galloc_last_message(), "the device has 1073741824") != NULL);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+    }
+    finish();
+}
+
 /* ---- the limit that pools share ---------------------------------------------------------------------------------- */
 
 TEST(pools_of_a_device_share_its_limit)

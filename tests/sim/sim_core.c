@@ -104,8 +104,10 @@ void sm_find(sim_kind kind, const char *format, ...) {
     }
     sm.findings[kind]++;
     sm.findings[SIM_ANY]++;
-    if (sm.user) sm_user_found(text);
-    if (sm.nfindings < 100) sm.finding[sm.nfindings++] = need(strdup(text));
+    if (sm.user && sm_user_found(text)) return;
+    if (sm.nfindings == 100) return;
+    sm.alike[sm.nfindings] = 1;
+    sm.finding[sm.nfindings++] = need(strdup(text));
 }
 
 long sim_findings(sim_kind kind) {

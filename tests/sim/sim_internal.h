@@ -494,6 +494,7 @@ typedef struct sm_state {
     size_t malloc_live;
     long findings[SIM_KINDS];
     char *finding[100];
+    long alike[100]; /* a program's: findings that differ in operations' numbers only count here */
     int nfindings;
 } sm_state;
 
@@ -529,7 +530,7 @@ int sm_device_reset(void);
 
 /* sim_user.c */
 void sm_user_start(void);
-void sm_user_found(const char *text);
+bool sm_user_found(const char *text);
 
 /* sim_ledger.c */
 void sm_clock_drop(sm_clock *c);

@@ -67,12 +67,6 @@ static sim_options options(void) {
 
 /* ---- what was found --------------------------------------------------------------------------------------------- */
 
-/* A program may crash, or end by _exit: the first finding is told at once. */
-void sm_user_found(const char *text) {
-    if (findings == FINDINGS_IGNORE || sm.findings[SIM_ANY] != 1 || getpid() != owner) return;
-    fprintf(stderr, "sim: found: %s\n", text);
-}
-
 /* Are two findings the same but for the numbers of operations? */
 static bool alike(const char *a, const char *b) {
     static const char word[] = "operation ";
@@ -87,29 +81,28 @@ static bool alike(const char *a, const char *b) {
     return *a == *b;
 }
 
-static long count_alike(int i) {
-    long n = 0;
-    for (int k = 0; k < sm.nfindings; k++) {
-        if (!alike(sm.finding[i], sm.finding[k])) continue;
-        if (k < i) return 0;
-        n++;
+/* A program may crash, or end by _exit: the first finding is told at once. Is it like one that is noted? */
+bool sm_user_found(const char *text) {
+    if (findings != FINDINGS_IGNORE && sm.findings[SIM_ANY] == 1 && getpid() == owner)
+        fprintf(stderr, "sim: found: %s\n", text);
+    for (int i = 0; i < sm.nfindings; i++) {
+        if (!alike(sm.finding[i], text)) continue;
+        sm.alike[i]++;
+        return true;
     }
-    return n;
+    return false;
 }
 
 static void print_findings(void) {
-    long told = 0, shown = 0, all = sm.findings[SIM_ANY];
+    long told = 0, all = sm.findings[SIM_ANY];
     fprintf(stderr, "sim: %ld finding%s on the simulated device:\n", all, all == 1 ? "" : "s");
-    for (int i = 0; i < sm.nfindings && shown < TOLD; i++) {
-        long n = count_alike(i);
-        if (!n) continue;
+    for (int i = 0; i < sm.nfindings && i < TOLD; i++) {
         fprintf(stderr, "sim:   %s", sm.finding[i]);
-        if (n > 1) fprintf(stderr, " (and %ld more of it)", n - 1);
+        if (sm.alike[i] > 1) fprintf(stderr, " (and %ld more like it)", sm.alike[i] - 1);
         fputc('\n', stderr);
-        told += n;
-        shown++;
+        told += sm.alike[i];
     }
-    if (told < all) fprintf(stderr, "sim:   and %ld more\n", all - told);
+    if (told < all) fprintf(stderr, "sim:   and %ld others\n", all - told);
     fprintf(stderr, "sim: SIM_SEED=%llu has the same order of events again; SIM_FINDINGS=print keeps the exit status, "
             "SIM_FINDINGS=ignore says nothing; docs/simulated-device.md explains\n", (unsigned long long)sm.opt.seed);
 }
