@@ -31,7 +31,7 @@
      GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block.
                                                         Define both or neither. Called with locks held: they must
                                                         call neither galloc nor CUDA
-     GALLOC_LOG(text)     stderr implementation         Gets one line for each call that fails; no lock is held.
+     GALLOC_LOG(text)     stderr implementation         Gets each line of the log; no lock is held.
                                                         galloc_set_log sets a function at run time
      GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
@@ -69,9 +69,10 @@
      Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
      streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
      Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the
-     free), and only when a second stream is in use: about one event per 2 MiB freed. An event on the legacy stream
-     makes all blocking streams wait for each other, so galloc records one there only when another stream needs the
-     memory.
+     free). A lone stream gets one only on demand (collection, moved pages, a freed block with room,
+     galloc_stream_retire), each of several streams about one per 2 MiB freed, or per its share of 1/128 of the heap if
+     that is more. An event on the legacy stream makes all blocking streams wait for each other, so galloc records one
+     there only on demand, mostly because another stream needs the memory.
      Contexts: streams of any context of the device may be used. galloc learns of a context other than the primary one
      at the first allocation on one of its streams. Before that, free nothing on its streams, unless all streams are
      retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
@@ -83,7 +84,7 @@
    ON MEMORY
      A pool keeps freed memory for later requests and gives it back only as ON LIMITS AND COLLECTION says. Sizes are
      rounded up to 512 bytes. Free neighbours merge. Each pool has one address range for all sizes and streams. Physical
-     pages of 2 MiB to 256 MiB are mapped into it.
+     pages of 2 MiB to 256 MiB (with `growth`: 1 GiB) are mapped into it.
      Moving pages: when the memory held would exceed the peak of live bytes by more than `overhead`, galloc remaps pages
      that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
      mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
@@ -91,7 +92,7 @@
      the creation of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3
      s of driver time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s
      (bench/results/sim-overhead.csv). Under a memory_limit pages are small, so that nearly all of it can be used.
-     Stream cache: each stream has a cache of up to lane_bytes of recently freed blocks. It serves requests of exactly
+     Stream cache: each stream has a cache of recently freed blocks, of size lane_bytes. It serves requests of exactly
      their sizes, without the pool's lock. The first request that it cannot serve empties it.
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
      block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
@@ -121,8 +122,8 @@
          1/16 less than the threshold is held; above the threshold pages move rather than new ones are created.
        - gc_age: pages that have been idle for this time are returned.
      Collection waits for nothing, and pauses when the program soon needs the memory again. It runs in calls that no
-     stream cache serves, since galloc has no thread: a program that makes no such calls keeps its memory. Fixed
-     segments are not collected, since cudaFree waits. docs/tuning.md says which setting helps when.
+     stream cache serves, since galloc has no thread: a program that makes no such calls keeps its memory. Only
+     like:pytorch collects fixed segments, since cudaFree waits. docs/tuning.md says which setting helps when.
 
    LIKE PYTORCH
      like:pytorch makes a pool hold what PyTorch's caching allocator holds for the same calls: the same segments,
@@ -139,9 +140,9 @@
 
    ON BACKENDS
      The other backends are for debugging and comparison: the driver serves each allocation, and galloc caches nothing.
-     backend:cudaMalloc makes one cudaMalloc of the exact size per block, so that compute-sanitizer sees where it ends.
-     A freed block gets an event, also on the legacy stream. Once that is complete a later allocation or trim frees the
-     block by cudaFree, which waits for the device. A captured allocation is a new block of the graph (ON GRAPHS).
+     backend:cudaMalloc makes one cudaMalloc of the requested size per block (more with room or alignment above 512),
+     which suits memory checkers. A freed block gets an event, also on the legacy stream. After that a later allocation
+     or trim frees it by cudaFree, which waits for the device. A captured allocation is a new block of the graph.
      backend:cudaMallocAsync uses a memory pool of the driver. A block that only the freeing stream used, and was
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
@@ -192,14 +193,14 @@
      galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
-     A request that no free block fits takes these steps, with a new search after each; when all have failed it returns
+     A request that no free block fits takes these steps until one of them serves it; when all have failed it returns
      cudaErrorMemoryAllocation:
        1  use memory of other streams whose work is complete; collect (gc_threshold)
        2  move or create pages within `overhead`
        3  make the stream wait for memory that other streams freed (reuse:wait), if the pool holds 1/64 of its limit
        4  create pages up to the limit; return free pages and create others; take unused memory of other pools
        5  make the stream wait, also in a smaller pool
-       6  wait on the host for events, one by one, then for the device; return everything cached, of other pools too
+       6  wait on the host for events, one by one, then for the device; return free pages again, also of other pools
        7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
      The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
      streams keep free memory, what each step gained, what else the device holds. galloc_report_text adds advice.
@@ -208,7 +209,7 @@
      the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
      galloc polls events, and leaves out what it cannot bound: cudaFree of fixed segments, and waiting for the device
      (so memory that a live stream freed after its last event is out of reach). throw_on_cudamalloc_oom fails a request
-     instead of any step that waits, queues a wait or returns memory.
+     instead of any step that waits, queues a wait or returns memory; other backends still free blocks in the driver.
 
    ON THREADS
      Any thread may call any function at any time, on any stream. Calls that a stream cache serves take only the lock of
@@ -231,7 +232,7 @@
 
    ERRORS AND LOGGING
      All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
-     words, and the log gets one line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...).
+     words, and the log gets a line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...); repeated lines are folded.
      Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
      cudaDeviceReset, which galloc detects. Pages survive the reset, cudaMalloc segments do not. A block in such a
      segment may be freed; once the driver hands out its addresses again they belong to the new block, and the old one
@@ -389,9 +390,10 @@ typedef struct galloc_config {
                                 instead of being created; 0 .. 100, default 0.02; see ON MEMORY */
     size_t growth;           /* size of new pages: a power of two, 2 MiB .. 1 GiB; 0 (default): chosen by the size of
                                 the heap. The memory held may exceed `overhead` by one such page */
-    size_t lane_bytes;       /* the most that each stream's cache holds, 0 .. 64 MiB, default 1 MiB. Once a second
-                                stream is in use, a cache takes no block while it holds more than this, and never holds
-                                more than 2 MiB */
+    size_t lane_bytes;       /* the size of each stream's cache, 0 .. 64 MiB, default 1 MiB; 0: no cache. The cache of a
+                                lone stream, or of the legacy stream, never holds more, nor more than 1/256 of the
+                                device's memory. Once a second stream is in use, a cache takes no block while it holds
+                                more than this, and gains none beyond 2 MiB */
     size_t large_segment_size; /* fixed segments: size of a segment for requests above 1 MiB and below 10 MiB; more than
                                   10 MiB, rounded up to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are not split, and serve only requests of
@@ -414,7 +416,7 @@ typedef struct galloc_config {
                                 8 */
     int throw_on_cudamalloc_oom; /* 1: a request that needs new pages beyond the limit or the device's memory fails
                                     at once: galloc neither waits nor returns memory, and does not call on_oom;
-                                    default 0 */
+                                    default 0. Other backends still free blocks in the driver, and cudaFree waits */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -600,7 +602,7 @@ typedef struct galloc_stranded {
 /* One step of ON RUNNING OUT. */
 typedef struct galloc_step {
     const char *name;
-    const char *left_out;  /* why the step was left out, in words; NULL: it was taken */
+    const char *left_out;  /* why the step was left out, in words; NULL: it was taken, or there was nothing to do */
     size_t gained;         /* bytes that it made available to the requesting stream or returned to the device */
 } galloc_step;
 
@@ -674,14 +676,16 @@ typedef struct galloc_callbacks {
 /* The public functions. Unless a function says otherwise:
      Returns  cudaSuccess; cudaErrorInvalidValue for an argument out of range; cudaErrorInvalidResourceHandle for a pool
               or group that has ended; cudaErrorInitializationError in the child of a fork; otherwise the driver's
-              error. A call that fails changes nothing, writes one line to GALLOC_LOG, and keeps it for
-              galloc_last_message. The runtime's last error stays as it was.
+              error. A call that fails changes nothing, keeps its error for galloc_last_message, and sends it to the
+              log (GALLOC_LOG_ERROR: repeated lines are folded; GALLOC_LOG_OFF: no line). The runtime's last error
+              stays as it was.
      Streams  may be captured (ON GRAPHS), except with galloc_resize (cudaErrorNotSupported), galloc_stream_retire and
               galloc_graph_release (cudaErrorStreamCaptureUnsupported). Stream 0 is the legacy or the per-thread default
               stream, as in the calling file. cudaStreamPerThread is refused while a green context is current, as in
               CUDA.
      Threads  may be called by any thread at any time.
-     Device   does not wait for the device. With backend:cudaMalloc, allocations may wait, as cudaFree does. */
+     Device   does not wait for the device. With backend:cudaMalloc, allocations may wait, as cudaFree does, even with
+              throw_on_cudamalloc_oom. */
 
 /* Allocates `bytes` bytes of device memory for `stream`, from the default pool of the stream's device (for the default
    streams: of the current device). Work queued on `stream` after this call, and work that is ordered after such work,
@@ -690,7 +694,10 @@ typedef struct galloc_callbacks {
      bytes    0 .. SIZE_MAX; more than the device can hold fails
      Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
-     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture */
+     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are two
+              exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
+              (gc_threshold); and a request that no free memory serves waits while the pool knows more than 1024
+              streams, because streams were destroyed without galloc_stream_retire */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
@@ -854,7 +861,8 @@ GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t 
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 
 /* Returns free memory to the device until the pool holds at most `keep_bytes`, or nothing more can go. Single pages go,
-   also from the middle of segments, the longest unused first.
+   also from the middle of segments. Of the free blocks of one stream the least recently freed go first; there is no
+   such order between streams.
      released  receives the bytes returned, also after a failure; NULL if it is not wanted
      Device    waits for the device if the memory known to be unused does not suffice */
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
@@ -1187,7 +1195,8 @@ static uint64_t gai_clock(void)
 
 #define GAI_CACHE_LINE 64
 
-/* A spin lock for critical sections of a few dozen instructions, in which no other lock is taken. Locking and
+/* A spin lock, mostly for critical sections of a few dozen instructions in which no other lock is taken. Only
+   gai_pool_lock_caches holds several latches at once, for a consistent count or check of the pool. Locking and
    unlocking take one atomic read-modify-write together, where a mutex needs two. A waiting thread first spins, then
    yields, then sleeps, so that an owner of lower priority gets to run. Value: 0 free, 1 taken. */
 typedef uint64_t gai_latch;
@@ -1240,7 +1249,8 @@ static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
      budget     how much memory the pools of each device hold together
      log        the destination of log lines and the lines already written
      context    the known contexts
-   Each of the last four is taken after any other lock. */
+   The last four come after the locks of a pool and after the latches of stream caches. No lock is taken while one of
+   them is held. */
 static gai_lock gai_global_lock = GAI_LOCK_STATIC;
 static gai_lock gai_map_lock = GAI_LOCK_STATIC;
 static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
@@ -1822,7 +1832,8 @@ static void gai_scope_leave(gai_scope *scope)
      slot            strategy:pooled: free, but kept whole for requests of its size class
      hole            addresses without a page
      room            a hole kept for the used block before it, which may grow into it
-     busy            out of sight while the driver is called on it, or after the driver refused to undo a step
+     busy            reserved: the driver is called on it, a plan holds it, the driver refused to undo a step there, or
+                     its memory was lost in a reset of the context (gai_segment_lose)
      alias           mapped, but in no use: its page is at another address (a stale alias), or is parked here
    room of a block   the addresses, or memory, reserved behind a growable block: room blocks, stale aliases, parked
                      pages, and what the driver refused to undo
@@ -1831,9 +1842,10 @@ static void gai_scope_leave(gai_scope *scope)
    run               up to 16 slots cut from one free block; coalesced to a free block when all of them are free
    stream state      what a pool knows of one stream
    life              a number never given twice. Stream states are reused for other streams; the life tells which use
-   epoch             a count of positions of a stream. A free is stamped with its stream state's epoch. An event
-                     recorded at epoch e, after which the count is e + 1, stands for all frees stamped e or less
-   mark              "these bytes may be used by others after this epoch of that stream"
+   epoch             a counter of each stream state. A free is stamped with the current epoch. Recording an event closes
+                     the current epoch e. The event covers all frees with epoch <= e
+   mark              a byte range, a stream state and an epoch: other streams may use the bytes once the work of that
+                     stream up to that epoch is complete, or once they wait for it
    recorded use      a further stream that galloc_record_stream named for a block
    stream cache      blocks freed recently on a stream, by exact size. Calls on the stream need only its latch. To the
                      rest of the pool they are used blocks; only `held` tells that the program does not have them
@@ -1853,7 +1865,8 @@ static void gai_scope_leave(gai_scope *scope)
                      still use them
    params            what an allocation asks for, after rounding */
 
-/* Those up to GAI_SLOT are mapped. */
+/* Kinds up to GAI_SLOT (gai_block_is_mapped): every byte has a page, whose current mapping is here. The addresses of
+   GAI_ALIAS are mapped too, but their bytes are in no use. */
 enum gai_kind { GAI_USED, GAI_FREE, GAI_SLOT, GAI_HOLE, GAI_ROOM, GAI_BUSY, GAI_ALIAS };
 
 typedef struct gai_stream gai_stream;
@@ -1878,7 +1891,8 @@ typedef struct gai_mark {
    addr % GAI_UNIT == 0,  bytes % GAI_UNIT == 0,  bytes > 0
    next->addr == addr + bytes, next->prev == this              (segments are tiled without gaps)
    (kind == GAI_FREE || kind == GAI_SLOT)  ==  (set != NULL)
-   set == gai_set_of(marks), as far as complete marks have been dropped; with a block pool: gai_block_pool_set
+   free: set == gai_set_of(marks), where a complete mark counts until it is dropped; with a block pool:
+   gai_block_pool_set
    kind == GAI_SLOT implies slot != 0;  slot != 0: bytes are those of a class
    used, free, slot: found in the block map under addr and nowhere else, and every byte has a page
    holes and rooms: no byte has a page;  (kind == GAI_ALIAS)  ==  (alias != NULL), and then alias->block == this
@@ -1892,7 +1906,8 @@ typedef struct gai_block {
     uint64_t requested;              /* in a stream cache: of its last use */
     uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_DROPPED */
     uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
-    gai_stream *stream;                  /* used: of the stream that it was given to. A cached pair reads no more */
+    gai_stream *stream;                  /* used: of the stream that it was given to. An allocation and a free
+                                            that a stream cache serves access no member behind this one */
     struct gai_block *prev_bin;
     struct gai_block *next, *prev;   /* by address, within the segment */
     struct gai_block *newer, *older; /* of the set, by time of free */
@@ -1926,7 +1941,8 @@ typedef struct gai_block {
 typedef struct gai_page {
     struct gai_page *next_unused; /* links unused descriptors */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
-    struct gai_mapping *current; /* where its bytes belong to blocks, or did last; NULL: on its way in or out */
+    struct gai_mapping *current; /* the mapping at whose addresses blocks use the page; parked: where it is parked;
+                                    NULL: the page is being created or released, or is in quarantine */
     struct gai_mapping *shown;
     struct gai_block *holder; /* planning: the free block that may give it up, or over which it is parked, or NULL */
     uint64_t used;            /* when a part of it was freed last, or it was created, counted in frees; see collects */
@@ -1947,12 +1963,14 @@ typedef struct gai_mapping {
     void *pool;               /* read without a lock; a descriptor never changes its pool */
     gai_segment *segment;
     gai_page *page;
-    gai_block *block; /* over the same addresses: busy while it comes or goes, GAI_ALIAS while its page is elsewhere */
+    gai_block *block; /* over the same addresses: busy during driver calls, GAI_ALIAS for a stale alias or a parked
+                         page; NULL: used and free blocks lie here, or the addresses are unmapped */
     uintptr_t addr;   /* 0: unmapped */
     size_t bytes;
     uintptr_t within; /* a hint: where the free block began in which it was found last; or 0 */
     uint64_t number; /* mappings are numbered as they are made */
-    int was_mapped;    /* in a batch: it was a stale alias before, and is again if the batch is undone */
+    int was_mapped;    /* in a batch: it is mapped already, as a stale alias or with a parked page, and becomes that
+                          again if the batch is undone */
 } gai_mapping;
 
 /* bytes == sum of the blocks' bytes;  first->addr == addr */
@@ -2043,16 +2061,17 @@ typedef struct gai_cache_bin {
     gai_block *first;
 } gai_cache_bin;
 
-/* Guarded by the latch, which is taken after any other lock. `open`, `most`, `enough`, `alone` and `trusted` are
+/* Guarded by the latch, which is taken after the pool's locks. `open`, `most`, `enough`, `alone` and `trusted` are
    changed only with the pool's lock held as well, so either suffices to read them.
    bit i of filled == (bins[i].first != NULL);  blocks, bytes == number and bytes of the blocks in all bins
    unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
    blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes + unconfirmed_bytes <= most,  alone <= most
    unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_MARK_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
-   Counters since the bins were flushed last, when the pool's counters are updated: mallocs, in calls; allocated_in, the
-   bytes that went out; live_in, the requested bytes of these. What came in is that and the blocks in the bins now;
-   live_out is its requested bytes. Unconfirmed blocks are not counted yet.
+   Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
+   the blocks that the cache has served; live_in, the bytes requested for them. The blocks freed into the cache since
+   then are those served and those in the bins now; live_out is the sum of their requested bytes. Unconfirmed blocks are
+   not counted yet.
 
    Why unconfirmed frees are safe. A stream's handle comes back after cudaStreamDestroy, its id never. A free looks only
    whether the handle is captured. It does not check that the handle still means the stream S of this stream state. So
@@ -2092,7 +2111,7 @@ typedef struct gai_cache {
     size_t allocated_in;
     size_t most;
     size_t bytes;
-    size_t enough;     /* with more in it, it takes no further block: lane_bytes */
+    size_t enough;     /* while it holds more than this (lane_bytes), it takes no further block */
     gai_block *orphans;
     int trusted;
     gai_cache_bin bins[GAI_CACHE_BINS];
@@ -2145,21 +2164,22 @@ struct gai_stream {
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* a mark is wanted: the next call on the stream records an event */
     int wanted;          /* a mark was wanted once: on legacy, only then is it worth an event */
-    int due;             /* record an event as soon as the lock is released: rule 6 */
+    int due;             /* gai_pool_mark_due has to record an event (docs/design.md, Streams, rule 6) */
     short retired;       /* its stream is, or is about to be, destroyed */
     short silent;        /* its context did not answer whether it exists: no call is made on it */
     short ended;         /* its context has ended, but perhaps not its work: a wait for all devices completes that */
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
-    uint64_t freed;      /* the latest stamp given to freed memory; captured: of no use */
-    uint64_t handed;     /* the same for blocks that went out again, and lost their mark, or never had one */
+    uint64_t freed;      /* the latest stamp given to freed memory; unused for captured streams */
+    uint64_t handed;     /* latest epoch of a use that has no mark: the mark was dropped because the stream got the
+                            block again, its cache served the block, or the driver freed it in stream order */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     uint64_t life;       /* never changes while the stream state is in the pool; 0: unused */
-    size_t unmarked;     /* bytes freed since the last mark or occasion, apart from those in the stream cache */
-    size_t passed;       /* bytes freed between the last mark and the last occasion */
-    uint64_t occasion;   /* the number of that occasion, if no event was recorded; else 0 */
+    size_t unmarked;     /* bytes freed since the last event or occasion, apart from those in the stream cache */
+    size_t passed;       /* skipped bytes: freed since the last event, and before an occasion that got no event */
+    uint64_t occasion;   /* the number of the last occasion, if no event was recorded at it; else 0 */
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
@@ -2208,7 +2228,7 @@ typedef struct gai_plan_predictor {
     int agreed;
 } gai_plan_predictor;
 
-/* A time at which a mark was due. */
+/* An event decision point: a time at which an event was due on a stream. The mark predictor may have skipped it. */
 typedef struct gai_occasion {
     uint64_t
         key; /* a hash of the stream state, its unmarked bytes, and the frees and looks since the occasion before */
@@ -2217,8 +2237,8 @@ typedef struct gai_occasion {
 
 #define GAI_OCCASIONS 2048
 
-/* The last occasions, as a ring, numbered from 1 on. latest[key % GAI_OCCASIONS]: the number of the last one with such
-   a key. `next` and `agreed`: as in the plan predictor. */
+/* The last event decision points (occasions), as a ring, numbered from 1 on. latest[key % GAI_OCCASIONS]: the number of
+   the last one with such a key. `next` and `agreed`: as in the plan predictor. */
 typedef struct gai_mark_predictor {
     gai_occasion occasions[GAI_OCCASIONS];
     uint64_t latest[GAI_OCCASIONS];
@@ -2289,18 +2309,20 @@ static gai_budget gai_budgets[GAI_DEVICES];
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
 
    Three locks. `lock` guards everything, for short: no driver call is made while it is held. `growth` is held around
-   everything that changes pages or forgets events and stream states; it is taken before `lock`, and released around
-   callbacks of the program's, with the blocks concerned out of sight. `marking` is held while events are recorded on
-   streams that the call was not given (rule 6), and while groups of graphs begin, end, and are asked for their streams;
-   it is taken before `lock`, never together with `growth`. The latches of the stream caches come after all others.
+   everything that creates, maps or unmaps pages, or forgets events and stream states; it is taken before `lock`, and
+   released around the program's callbacks, while the blocks concerned are busy. Under `lock` alone, a free parks pages
+   and ends the segment of a block that cudaMallocAsync has freed, and memory lost in a reset leaves the sets.
+   `marking` is held while events are recorded on streams that the call was not given (docs/design.md, Streams, rule 6),
+   and while groups of graphs begin, end, and are asked for their streams; it is taken before `lock`, never together
+   with `growth`. The latches of the stream caches come after these three.
 
    Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
    what is read without a lock goes back to the host at galloc_shutdown only and is never used for another type: the
    pool with its locks, its stream states, the descriptors of blocks and mappings. All that serves the next pool. A
-   handle is never dereferenced. It is an address within the pool, another one for each pool that this has been, until
-   all are used up. A call with a handle, or with an address that it has looked up, counts among the users before it
-   does anything, and the thread that ends the pool waits for them. Calls through a stream cache do not: the life of the
-   stream state tells them whether it is still the one they mean. */
+   handle is never dereferenced. Handle = address of the pool's memory + one byte per reuse of that memory, modulo
+   sizeof(galloc_pool), so after as many reuses handles repeat. A call with a handle, or with an address that it has
+   looked up, counts among the users before it does anything, and the thread that ends the pool waits for them. Calls
+   through a stream cache do not: the life of the stream state tells them whether it is still the one they mean. */
 struct galloc_pool {
     galloc_config config; /* as `is_default` not changed while the pool exists, and read without a lock */
     int is_default;
@@ -3334,7 +3356,7 @@ static int gai_block_is_free(const gai_block *block) { return block->kind == GAI
 
 static int gai_block_is_mapped(const gai_block *block) { return block->kind <= GAI_SLOT; }
 
-/* Does the block show a parked page? Then its stale alias is the page's current mapping. */
+/* Is a page parked at the block? Then the block's mapping is the page's current one, and no stale alias. */
 static int gai_block_is_parked(const gai_block *block)
 {
     return block && block->kind == GAI_ALIAS && block->alias->page->current == block->alias;
@@ -3685,7 +3707,7 @@ static size_t gai_budget_left(const galloc_pool *pool)
     return gai_min(own, gai_left(pool->budget->limit, pool->budget->held));
 }
 
-/* Bytes that the pool may request from the driver now; other pools of the device may be faster. */
+/* Bytes that the pool may request from the driver now. May be stale: another pool can take the bytes first. */
 static size_t gai_pool_headroom(const galloc_pool *pool)
 {
     size_t left;
@@ -4468,7 +4490,7 @@ static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
 /* Why a stream cache has no block for a call. */
 enum gai_cache_state { GAI_SHUT, GAI_OPEN, GAI_EMPTY };
 
-/* Is the cache empty and without counts to report, except for its run of frees? Then a call need not flush it to see
+/* Is the cache empty and without counts to report, except for busy_frees? Then a call need not flush it to see
    all free memory. */
 static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 {
@@ -4484,7 +4506,7 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
     if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
         block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
         cache->live_out += (size_t)block->requested;
-    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* more than the one that did not fit */
+    } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* blocks besides the one just compared */
         block = gai_cache_search(cache, bytes);
     }
     if (block) {
@@ -4540,7 +4562,8 @@ static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, i
     return gai_cache_bin_push(cache, block) ? GAI_DONE : GAI_TAKEN;
 }
 
-/* Must the pool see this free, because it leaves the stream state nothing after a run of frees? See gai_cache. */
+/* Must the pool see this free, because it leaves the stream state nothing after many frees? See busy_frees in the
+   comment of gai_cache. */
 static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream, const gai_block *block)
 {
     if (cache->blocks + cache->unconfirmed_blocks + 1 != gai_counted(&stream->blocks) || block->stream != stream)
@@ -5587,10 +5610,14 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 
 /* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
    mark predictor, guarded by the pool's lock; events are recorded and queried with at most `growth` or `marking` held.
-   Calls the driver table, slabs, marks, blocks, stream caches and streams. Only a call that was given the stream
-   records an event, and only when other streams may want memory freed there. On the legacy stream this needs a
-   request, since an event there makes all blocking streams wait for each other. A stream that has freed everything
-   gets a mark as well, since its next call may be long in coming. */
+   Calls the driver table, slabs, marks, blocks, stream caches and streams. */
+
+/* A call records events only on streams that it was given. The exceptions are streams of galloc_record_stream
+   (gai_pool_mark_due; docs/design.md, Streams, rule 6). An event is recorded when one was requested (gai_stream_ask),
+   when the stream is retired, and with other backends at every free. If several streams are in use, a stream also gets
+   an event when many bytes were freed on it, and when it has freed everything, since its next call may be long in
+   coming. The legacy stream gets none without a request, since an event there makes all blocking streams wait for each
+   other. A lone stream gets requests from collection, moved pages and freed blocks with room. */
 
 /* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
    their number stays bounded however far the device is behind. */
@@ -6090,8 +6117,9 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 /* Physical pages and their mappings: reserving addresses, creating, mapping and unmapping pages, fixed segments, and
    batches of mappings that enter or leave together. An alias is a mapping in no use: its page has moved away (a stale
    alias), or is parked there. `returning` means that a page moves back to one of its aliases.
-   The caller holds `growth` and is in a scope of the pool's context. `lock` guards the changes of state between
-   driver calls; no driver call is made while it is held. Calls map, blocks, budget, statistics. */
+   No address is unmapped before every mark on it is complete; a page is released when its last mapping is gone.
+   The caller holds `growth` and is in a scope of the pool's context; `lock` guards the changes of state between driver
+   calls. gai_block_give_up in a free needs `lock` only. Calls map, blocks, budget, statistics. */
 
 #define GAI_PAGE_MAX (64 * GAI_MIB) /* a larger handle costs less per byte, but is harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
@@ -6277,7 +6305,7 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 }
 
 /* The driver has given these addresses out. After a reset, any pool may still list them as addresses of lost memory,
-   even a pool that has made no call since. The caller holds no pool's lock. */
+   even a pool that has made no call since. The caller holds no pool's `lock`. */
 static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
@@ -6457,7 +6485,8 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
     gai_stat_cached(pool);
 }
 
-/* Mappings that are about to be mapped or unmapped, in order of address. Each has a busy block of its own.
+/* Mappings that are to be mapped, unmapped or parked together. Those to be mapped are in order of address. Each has a
+   busy block of its own, except in a batch of the quarantine: there the addresses may be unmapped already.
    *last == NULL;  last == &first, or the `next` of the last mapping */
 typedef struct gai_batch {
     gai_mapping *first, **last;
@@ -6767,6 +6796,18 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 /* Memory of cudaMalloc and cudaMallocAsync: fixed segments, and the driver's memory pool. The state changes under
    `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget, statistics. */
 
+/* To add a backend (grep config.backend, gai_pool_is_async and _given for all places):
+     settings      GALLOC_BACKEND_..., gai_keys, gai_config_circumstances and its rules, ON BACKENDS, docs/settings.md
+     begin, end    gai_pool_open and gai_pool_close; gai_pool_read_config if settings have other effective values
+     allocate      gai_driver_alloc, gai_segment_fetch, gai_segment_fixed, gai_pool_may_ask, gai_job_grow_given,
+                   gai_job_take_given, gai_params_of
+     free          gai_driver_free, gai_segment_keep, gai_block_is_drivers, gai_block_free_given, gai_block_stamp_first,
+                   gai_stream_wants_mark
+     give back     gai_pool_ask_held, gai_pool_return_given, gai_pool_release_given; steps of the ladder: gai_step_poll,
+                   gai_step_grow, gai_step_wait_device, gai_job_can_wait
+     look-ups      gai_pool_of_given, gai_given_around, gai_check_given; refused calls: galloc_pool_reserve,
+                   galloc_graph_begin, galloc_pool_set_callbacks */
+
 /* Creates the driver's memory pool, with the settings of the pool that have a counterpart there. */
 static CUresult gai_driver_pool_new(galloc_pool *pool)
 {
@@ -6966,7 +7007,8 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
    a request or to be given back, and gives pages back to the driver. A page can only be given back or moved as a whole,
    so a block's spare pages are those that lie in it with all their bytes. Slots keep their bytes from being spare until
    their run is coalesced.
-   The caller holds `growth`; sets and blocks are changed under `lock`. Calls pages, backends, callbacks. */
+   The caller holds `growth`; sets and blocks are changed under `lock`. gai_block_to_batch and gai_pool_coalesce make no
+   driver call and need `lock` only: a free reaches them through parking. Calls pages, backends, callbacks. */
 
 /* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
    never more than `most`.
@@ -7341,7 +7383,8 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
    block is an alias. A program that repeats itself makes the same requests in each pass. If each pass finds the heap in
    the same state, each request is served as before, and pages return to their stale aliases without a driver call. So
    when nothing is live, all pages are parked and later used in the order in which they were first mapped.
-   The caller holds `growth`, and `lock` for changes of state. Calls release, pages, callbacks. */
+   The caller holds `growth`, and `lock` for changes of state. gai_pool_park and gai_pool_park_room run in frees, under
+   `lock` alone; they make no driver call. Calls release, pages, callbacks. */
 
 /* Puts the pages of donors back into free blocks, since their move failed. The caller holds `lock`. */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
@@ -7668,7 +7711,7 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
     if (bytes <= pool->plain || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_up(bytes, GAI_UNIT);
     /* roundup_power2_divisions has an entry for each power of two from 1 MiB on. The first one also serves smaller
-       sizes, and strategy:heuristic may change it (tuning.divisions). */
+       sizes. */
     at = gai_log2(bytes) - 20;
     divisions = pool->config.roundup_power2_divisions[at < 1 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
     if (pool->pooled && bytes <= GAI_SLOT_MOST) divisions = gai_slot_divisions(&pool->config);
@@ -8051,8 +8094,8 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 
 /* Gives idle pages back: above gc_threshold, and after gc_age without use. It takes the pages that were unused for
    longest and that no unfinished work can touch, so no thread or stream waits. Fixed segments are left alone, since
-   cudaFree waits for the device. The caller holds `growth`; the collector's state is guarded by `lock`. Calls
-   release, events, users. */
+   cudaFree waits for the device; only like:pytorch collects them (gai_step_torch_collect), and waits. The caller holds
+   `growth`; the collector's state is guarded by `lock`. Calls release, events, users. */
 
 /* Age: each free stores its number in the pages of its block, and samples record how many frees there were at what
    time. A page last used before a sample that is gc_age old is that old itself.
@@ -8330,7 +8373,8 @@ typedef struct gai_job {
     const char *who;
     uint64_t waited_ns; /* time spent in waits on the host, with wait_limit_ms */
     const char *left_out; /* why the current step of the ladder was not taken */
-    int rejected;       /* refused after only the steps that cost nothing */
+    int rejected;       /* refused at once: the request exceeds what the pool may ever hold, or
+                           throw_on_cudamalloc_oom leaves only the steps with at_once */
     int reported;       /* it failed for lack of memory, and a report was made */
 } gai_job;
 
@@ -9854,7 +9898,8 @@ static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *sit
     return gai_left(bytes, kept) <= gai_pool_headroom(pool);
 }
 
-/* Allocates one block from the driver: exactly the bytes requested, so that a memory checker knows where it ends. */
+/* Allocates one block from the driver: the bytes requested, so that a memory checker knows where it ends. With room the
+   room's rounded bytes are allocated, and slack is added for an alignment above 512. */
 static void gai_job_grow_given(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -9881,9 +9926,9 @@ static void gai_job_grow_given(gai_job *job)
 /* ==== LADDER ====================================================================================================== */
 /* >>ladder */
 
-/* The steps of the ladder, which a job climbs when nothing at hand fits; after each, the job searches again. Each
-   gai_step_ function returns whether the job is done: it has a block, or an error that ends it. If a step is not taken,
-   left_out says why.
+/* The steps of the ladder, which a job climbs when nothing at hand fits. Each gai_step_ function returns whether the
+   job is done: it has a block, or an error that ends it. A step that is not allowed notes why in left_out; a step that
+   finds nothing to do may return 0 without a note.
    The caller holds `growth`. Calls growth, waits, behind, search, collection, parking. */
 
 /* Notes why a step is not taken. Returns the step's result. */
@@ -9961,7 +10006,7 @@ static int gai_job_is_captured(const gai_job *job) { return job->params.stream &
 static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
     const gai_position *position = stream->positions;
-    /* Only streams of one capture are ordered by its graph; one that no mark names has freed nothing of use. */
+    /* A graph orders only streams of its capture. A stream that no mark names has freed nothing that could be taken. */
     if (stream == other || stream->capture != other->capture || !stream->uses || !position) return NULL;
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
@@ -10065,8 +10110,8 @@ static int gai_job_can_wait(const gai_job *job)
     return !gai_job_is_captured(job);
 }
 
-/* Ends a growth whose addresses are taken: no page helps there, and no stream is made to wait for memory outside the
-   block's own bytes and room. For those two it waits. */
+/* Ends a growth whose addresses are taken: no page helps there. The stream is made to wait for work on the block's own
+   bytes or its room, but not for memory beyond these. */
 static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
@@ -10559,7 +10604,9 @@ static int gai_step_borrow_last(gai_job *job)
 /* A step of the ladder. `take` returns 1 when the job is done, successfully or not. */
 typedef struct gai_ladder_step {
     const char *name;
-    int at_once; /* taken even with throw_on_cudamalloc_oom: it neither waits nor gives memory back */
+    int at_once; /* taken even with throw_on_cudamalloc_oom, since it neither waits nor gives usable memory back. But
+                    gai_step_poll frees what is of no use to the heap: pages in quarantine, surplus stale aliases, and
+                    blocks of other backends (cudaFree waits) */
     int (*take)(gai_job *);
 } gai_ladder_step;
 
@@ -10740,7 +10787,7 @@ static int gai_step_torch_borrow_last(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
 
-/* PyTorch's order. Every step ends with a search. */
+/* PyTorch's order. */
 static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
     {"take what is finished", 1, gai_step_torch_poll},
     {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
@@ -10755,8 +10802,9 @@ static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- galloc's own ---- */
 
-/* The steps in order. Every step ends with its own search, because another thread may take the memory that the step
-   made available. */
+/* The steps in order. A step that makes memory usable searches for it itself, because another thread may take it before
+   the next step. A step that creates or moves pages takes its block from them. gai_step_collect and gai_step_addresses
+   make nothing usable. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"take what comes before it in the graph", 1, gai_step_follow},
     {"take what is finished", 1, gai_step_poll},
@@ -11705,7 +11753,7 @@ static void gai_block_stamp_uses(galloc_pool *pool, gai_block *block, gai_mark *
     gai_block_stamp(pool, block, recorded_uses);
 }
 
-/* Counts a free on each stream of the marks; see gai_cache, run of frees. */
+/* Counts a free on each stream of the marks; see busy_frees in the comment of gai_cache. */
 static void gai_marks_count_free(const gai_mark *mark)
 {
     for (; mark; mark = mark->next) gai_set_relaxed(&mark->stream->busy_frees, mark->stream->busy_frees + 1);
@@ -12288,8 +12336,8 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
 }
 
 /* Prepares a claimed block for a resize on another stream than the one whose stream cache may hold it: no stream cache
-   accepts it afterwards, and its marks are complete. Returns 0 if host memory is missing; nothing has changed then.
-   Lock held. */
+   accepts it afterwards, and its list of marks covers all earlier uses. Returns 0, with nothing changed, if host memory
+   is missing. Lock held. */
 static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     if (block->life == stream->life) return 1;
@@ -12593,6 +12641,12 @@ typedef struct gai_key {
 #define GAI_BYTES_LIKE "bytes, or a number with K, M or G"
 #define GAI_LOG_LEVELS "off|error|info|debug"
 
+/* To add a setting:
+     galloc_config        the member, and its comment
+     gai_keys             a row here; gai_config_default: the default; gai_config_like, if like:pytorch has another
+     gai_config_circumstances and the rules of gai_config_say_idle, if it can be without effect
+     gai_pool_read_config, if the value in effect can differ from the one given
+     docs/settings.md, and tests/test_config.c */
 static const gai_key gai_keys[] = {
     {"like", GAI_WORDS, GAI_MEMBER(like), "galloc|pytorch", 0, 0, 1, "galloc or pytorch"},
     {"backend", GAI_WORDS, GAI_MEMBER(backend), "native|cudaMalloc|cudaMallocAsync", 0, 0, 2,
@@ -14313,7 +14367,7 @@ static void gai_pool_start_collector(galloc_pool *pool)
     if (pool->collects) collector->look = 0;
 }
 
-/* Gives the pool a handle that its memory has not had before. */
+/* Gives the pool the next handle of its memory. Handles repeat after sizeof(galloc_pool) pools. */
 static void gai_pool_name(galloc_pool *pool)
 {
     pool->handle = (galloc_pool *)(void *)((char *)pool + pool->lives);
@@ -14931,7 +14985,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 
 /* A thread cache entry: what this thread remembers of a stream that it used recently. It is checked before each use:
    the generation is current          no pool has ended or changed its sizes since the entry was written
-   the stream has the same id         with default streams: the same context id (see gai_cache: confirm)
+   the stream has the same id         with default streams: the same context id (gai_cache says why this is needed)
    stream->cache.open == site.life    under the latch: the stream state still belongs to that stream */
 typedef struct gai_entry {
     uint64_t generation; /* valid only if it equals gai_generation */
