@@ -430,7 +430,7 @@ enum { GALLOC_LIFETIME_ANY = 0, GALLOC_LIFETIME_LONG = 1 };
    does what galloc_malloc does. */
 typedef struct galloc_request {
     size_t bytes;        /* size; 0: success with NULL */
-    size_t max_bytes;    /* the size up to which galloc_resize can surely grow the block; less than `bytes` counts as `bytes`;
+    size_t max_bytes;    /* galloc_resize can grow the block at least to this size; less than `bytes` counts as `bytes`;
                             0: no room is reserved */
     size_t alignment;    /* a power of two, 1 .. 2^55 bytes; 0: 512 */
     cudaStream_t stream; /* the stream that uses the memory first */
@@ -728,7 +728,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
    not memory (in fixed segments it takes memory). galloc_alloc does the same with galloc_request.max_bytes, also for a
    pool of your own.
      bytes      as for galloc_malloc; rounded up to 2 MiB
-     max_bytes  bytes that the block can reach for certain, rounded up to 2 MiB; less than `bytes` counts as `bytes`
+     max_bytes  the block can reach at least this size, rounded up to 2 MiB; less than `bytes` counts as `bytes`
      Returns    as galloc_malloc; cudaErrorMemoryAllocation also if there are no addresses for max_bytes
      Device     as galloc_malloc */
 GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
@@ -14669,8 +14669,8 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     bytes = gai_pool_captured(pool);
     gai_lock_off(&pool->lock);
-    return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them and their instances first", bytes,
-                    pool->config.device);
+    return gai_fail(cudaErrorNotPermitted, "graphs own %zu bytes of the pool of device %d: destroy them and their "
+                    "instances first", bytes, pool->config.device);
 }
 
 /* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone

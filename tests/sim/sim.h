@@ -68,8 +68,8 @@ int sim_start(const sim_options *options);
 void sim_stop(void);                  /* frees all memory of the simulated device */
 void sim_driver_exit(void);           /* from now on every call returns error 4: the driver is shutting down */
 void sim_forget_context(void);        /* removes the calling thread's current context */
-/* A green context, as cuGreenCtxCreate and cuCtxFromGreenCtx give it; and its end, after which its work goes on (seen on
-   a real device). It ends with the primary context of its device at the latest. */
+/* A green context, as cuGreenCtxCreate and cuCtxFromGreenCtx give it; and its end, after which its work goes on
+   (seen on a real device). It ends with the primary context of its device at the latest. */
 cudaError_t sim_green_create(CUcontext *context, int device);
 cudaError_t sim_green_destroy(CUcontext context);
 
