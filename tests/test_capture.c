@@ -704,6 +704,36 @@ TEST(a_free_in_an_invalidated_capture_needs_no_host_memory)
     finish();
 }
 
+/* Whatever of it finds no host memory: the block stays the program's, to be freed again. */
+TEST(a_free_after_that_fails_leaves_the_block_as_it_was)
+{
+    int failures = 0;
+    for (int nth = 1, fired = 1; fired && nth < 20; nth++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, MIB(64));
+        void *p = get_used(pool, MIB(2), s, 1);
+        capture_begin(t);
+        inside_drain_all(pool);
+        sim_fail_malloc(nth, 100);
+        cudaError_t error = galloc_free_after(p, &t, 1);
+        fired = sim_failed_mallocs() > 0;
+        sim_fail_clear();
+        if (error) {
+            failures++;
+            EXPECT_EQ(error, cudaErrorMemoryAllocation);
+            EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+            OK(galloc_free_after(p, &t, 1));
+        }
+        EXPECT_EQ(info_of(p).state == GALLOC_STATE_USED, 0);
+        OK(cudaGraphDestroy(capture_end(t)));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(failures > 0);
+}
+
 /* ---- several streams --------------------------------------------------------------------------------------------- */
 
 /* Streams of one capture are in no order but that of its events: the one does not get what the other freed. */

@@ -1287,4 +1287,28 @@ TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
     finish();
 }
 
+/* More sizes than a cache has bins: what finds no bin is kept or given back, and nothing gets lost. */
+TEST(blocks_of_any_number_of_sizes_come_out_of_the_cache)
+{
+    enum { SIZES = 240 };
+    static void *p[SIZES];
+    begin();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < SIZES; i++) p[i] = get(pool, 512 * (i + 1), s);
+        for (size_t i = 0; i < SIZES; i++) OK(galloc_free(p[i], s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes, stats.reserved.current);
+    }
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
