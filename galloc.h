@@ -240,11 +240,11 @@
 
    SECTIONS (search for the tag)
      >>config >>types >>api
-     >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take
-     >>streamcache >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>torch >>users
-     >>collection >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps
-     >>outofmemory >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report
-     >>check >>pools >>threadcache >>public
+     >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take >>streamcache
+     >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>torch >>users >>collection
+     >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps >>outofmemory >>heuristic
+     >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>pools >>poolend
+     >>defaultpools >>threadcache >>public
 
    Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
    galloc_pool_check computes the invariants. The licence is at the end of the file. */
@@ -14111,13 +14111,11 @@ static int gai_check_pool(galloc_pool *pool)
     return broken + gai_check_stats(pool, &census);
 }
 
-/* ==== POOLS ===================================================================================================== */
+/* ==== POOLS ======================================================================================================= */
 /* >>pools */
 
-/* Pools begin and end, and are found by handle, device or address. The global lock guards the lists of pools. A call
-   pins a pool to stay inside it: pool->users counts such calls, and a pool ends only when no other call is inside. The
-   section also trims pools, installs callbacks, and reads GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. May call all
-   sections before it. */
+/* Pools begin here, and tell callbacks of the mappings they have. The global lock guards the lists of pools. May call
+   all sections before it. */
 
 static void *gai_default_pool[GAI_DEVICES];
 
@@ -14543,7 +14541,12 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
     return cudaSuccess;
 }
 
-/* ---- trimming ---- */
+/* ==== POOL END ==================================================================================================== */
+/* >>poolend */
+
+/* Trimming, and the end of a pool. A call pins a pool to stay inside it: pool->users counts such calls, and a pool
+   ends only when no other call is inside. No lock that other calls want is held while the device is waited for. May
+   call all sections before it. */
 
 /* Returns whether any recorded event was incomplete at the last poll. */
 static int gai_pool_has_events_out(galloc_pool *pool)
@@ -14803,7 +14806,11 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
-/* ---- default pools and environment variables ---- */
+/* ==== DEFAULT POOLS =============================================================================================== */
+/* >>defaultpools */
+
+/* The pool of a device, of a stream and of an address; GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. The global lock guards
+   gai_default_pool. May call all sections before it. */
 
 /* Returns whether a setting of PyTorch concerns a feature that galloc does not have. */
 static int gai_is_foreign_setting(gai_text pair)
