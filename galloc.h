@@ -241,10 +241,10 @@
    SECTIONS (search for the tag)
      >>config >>types >>api
      >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take >>streamcache
-     >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>torch >>users >>collection
-     >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps >>outofmemory >>heuristic
-     >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>pools >>poolend
-     >>defaultpools >>threadcache >>public
+     >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>rounding >>torch >>users
+     >>collection >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps >>outofmemory
+     >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>pools
+     >>poolend >>defaultpools >>threadcache >>public
 
    Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
    galloc_pool_check computes the invariants. The licence is at the end of the file. */
@@ -7682,17 +7682,11 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
-/* ==== TORCH ===================================================================================================== */
-/* >>torch */
+/* ==== ROUNDING ==================================================================================================== */
+/* >>rounding */
 
-/* Rounding of requests for all pools, and, for like:pytorch, how blocks are chosen, cut and collected as in PyTorch's
-   caching allocator (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and
-   one kind of request, small or large, and a free block stays in its block pool's set.
-   Sets and counters are guarded by `lock`; the functions that give segments back are called under `growth`. Calls
-   bins, pages, callbacks, release. */
-
-#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
-#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
+/* How many bytes a request gets, and what follows from that for stream caches. Derived from the settings when a pool
+   begins, and not changed. Calls the platform. */
 
 #define GAI_SLOT_DIVISIONS 8
 
@@ -7747,6 +7741,17 @@ static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
     return pool->config.stream_check ? gai_max(pool->config.lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
+
+/* ==== TORCH ======================================================================================================= */
+/* >>torch */
+
+/* With like:pytorch: how blocks are chosen, cut and collected as in PyTorch's caching allocator
+   (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and one kind of
+   request, small or large, and a free block stays in its block pool's set. Sets and counters are guarded by `lock`; the
+   functions that give segments back are called under `growth`. Calls bins, pages, callbacks, release. */
+
+#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
+#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
 
 /* Returns whether a request may take the smallest block that it fits in. Blocks of max_split_size and more are kept
    for requests of that size and more, and these take a block only if it is hardly larger. */
