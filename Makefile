@@ -85,7 +85,7 @@ help:
 SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
-THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_lanes test_capture test_limits test_torch \
+THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
 	test_backends test_log,$(TESTS))
 CHECKS := $(wildcard tests/check_*.sh)
 

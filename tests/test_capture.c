@@ -519,7 +519,7 @@ TEST(what_was_used_before_the_capture_outlives_its_graph)
 }
 
 /* What a front gave out again has no mark for the work before: freed in a capture it gets one. */
-TEST(a_block_from_a_front_is_freed_in_a_capture)
+TEST(a_block_from_a_cache_is_freed_in_a_capture)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();

@@ -51,7 +51,7 @@ TEST(sizes_are_rounded_to_classes_and_live_bytes_are_exact)
 }
 
 /* What is freed waits for its class: no other size takes of it, and the next of its size gets it at once. */
-TEST(a_cell_is_kept_for_its_class)
+TEST(a_slot_is_kept_for_its_class)
 {
     begin();
     cudaStream_t s = stream_new();
@@ -106,7 +106,7 @@ static int fill(galloc_pool *pool, void **block, int most, size_t bytes, cudaStr
     return n;
 }
 
-TEST(strips_that_are_free_serve_a_large_request_under_a_limit)
+TEST(runs_that_are_free_serve_a_large_request_under_a_limit)
 {
     enum { N = 8192 };
     static void *block[N];
@@ -129,7 +129,7 @@ TEST(strips_that_are_free_serve_a_large_request_under_a_limit)
 }
 
 /* Of a size that has gone, another size has the memory. */
-TEST(strips_of_one_class_serve_another)
+TEST(runs_of_one_class_serve_another)
 {
     enum { N = 8192 };
     static void *block[N];
@@ -146,7 +146,7 @@ TEST(strips_of_one_class_serve_another)
     finish();
 }
 
-TEST(trim_gives_free_strips_back)
+TEST(trim_gives_free_runs_back)
 {
     enum { N = 1024 };
     static void *block[N];
@@ -167,7 +167,7 @@ TEST(trim_gives_free_strips_back)
 }
 
 /* Another stream has a cell only when the stream that freed it has done. */
-TEST(other_streams_have_cells_as_the_marks_allow)
+TEST(other_streams_have_slots_as_the_marks_allow)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
@@ -206,7 +206,7 @@ TEST(other_streams_have_cells_as_the_marks_allow)
 
 /* Resizing within a class changes nothing else; out of it, the block is a cell no more, or stays as it is. */
 /* Of blocking streams each is in order with legacy, and none with another. */
-TEST(blocking_streams_do_not_share_cells)
+TEST(blocking_streams_do_not_share_slots)
 {
     begin_still();
     cudaStream_t s[2];
@@ -268,7 +268,7 @@ TEST(resize_growable_and_aligned)
 }
 
 /* A graph's cells are nobody else's while it can be launched. */
-TEST(cells_of_a_graph_are_its_own)
+TEST(slots_of_a_graph_are_its_own)
 {
     begin();
     cudaStream_t s = stream_new(), other = stream_new();

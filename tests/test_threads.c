@@ -484,7 +484,7 @@ TEST(a_latch_keeps_visitors_apart)
 }
 
 /* The cache lines that threads who share a front wait for: it begins where one does. */
-TEST(fronts_begin_a_line_of_memory)
+TEST(caches_begin_a_line_of_memory)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);

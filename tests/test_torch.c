@@ -177,7 +177,7 @@ TEST(requests_are_rounded_by_divisions)
 }
 
 /* Blocks that were rounded further are served by the stream's cache like others, to all requests of their size. */
-TEST(rounded_requests_are_served_by_fronts)
+TEST(rounded_requests_are_served_by_caches)
 {
     for (int check = 0; check < 2; check++) {
         begin();
@@ -1163,7 +1163,7 @@ TEST(results_of_a_group_come_home_when_legacy_has_done)
 }
 
 /* What two graphs of a group have used is at home while one comes after both: not any more when that one is gone. */
-TEST(homes_of_a_group_when_a_graph_is_gone)
+TEST(block_pools_of_a_group_when_a_graph_is_gone)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();

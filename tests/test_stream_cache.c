@@ -1,4 +1,4 @@
-/* test_lanes.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA but the
+/* test_stream_cache.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA but the
    looks at the stream; that it never gives out what it must not; and that what it holds is not lost to anybody. */
 
 #include "setup.h"
@@ -127,7 +127,7 @@ TEST(blocks_of_many_sizes_serve_again_as_they_are)
 
 /* ---- what is known of a block on a shelf ------------------------------------------------------------------------- */
 
-TEST(what_lies_in_a_front_is_free)
+TEST(what_lies_in_a_cache_is_free)
 {
     begin();
     cudaStream_t s = stream_new();
@@ -192,7 +192,7 @@ TEST(a_second_free_is_refused_wherever_the_block_is)
 /* ---- what must not be given out ---------------------------------------------------------------------------------- */
 
 /* Unannounced: the handle is another stream's, and the first one's work is not done. */
-TEST(a_front_is_not_for_the_stream_that_has_the_handle_now)
+TEST(a_cache_is_not_for_the_stream_that_has_the_handle_now)
 {
     begin_still();
     cudaStream_t s = stream_new();
@@ -213,7 +213,7 @@ TEST(a_front_is_not_for_the_stream_that_has_the_handle_now)
 }
 
 /* What S got from its front, did not use, and gave back on T, comes after what S did with it before. */
-TEST(what_left_a_front_unused_may_be_freed_on_any_stream)
+TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
 {
     for (int named = 0; named < 4; named++) {
         begin_still();
@@ -240,7 +240,7 @@ TEST(what_left_a_front_unused_may_be_freed_on_any_stream)
 }
 
 /* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
-TEST(marks_of_others_keep_a_block_out_of_fronts)
+TEST(marks_of_others_keep_a_block_out_of_caches)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
@@ -289,7 +289,7 @@ TEST(recorded_blocks_and_those_with_room_go_to_the_pool)
 }
 
 /* After a reset the memory of cudaMalloc is gone, and what lay in fronts with it. Pages live on. */
-TEST(a_reset_empties_the_fronts_of_memory_that_is_gone)
+TEST(a_reset_empties_the_caches_of_memory_that_is_gone)
 {
     for (int kind = 0; kind < STREAM_KINDS; kind++) {
         for (int fixed = 0; fixed < 2; fixed++) {
@@ -316,7 +316,7 @@ TEST(a_reset_empties_the_fronts_of_memory_that_is_gone)
 }
 
 /* A stream of another device was not reset, but the memory that its front holds may be. */
-TEST(fronts_of_other_devices_lose_memory_too)
+TEST(caches_of_other_devices_lose_memory_too)
 {
     sim_options options = sim_defaults();
     options.devices = 2;
@@ -340,7 +340,7 @@ TEST(fronts_of_other_devices_lose_memory_too)
 }
 
 /* What was freed on a default stream after a reset is not taken for finished with what was freed before it. */
-TEST(a_front_of_before_a_reset_takes_nothing_after_it)
+TEST(a_cache_of_before_a_reset_takes_nothing_after_it)
 {
     begin_still();
     galloc_config config = config_limit(MIB(2));
@@ -494,7 +494,7 @@ TEST(few_frees_go_unvouched)
 }
 
 /* The counters, set back while there is something fresh, say what comes after. */
-TEST(counters_are_set_back_with_what_fronts_hold)
+TEST(counters_are_set_back_with_what_caches_hold)
 {
     begin();
     cudaStream_t s = stream_new();
@@ -543,7 +543,7 @@ TEST(a_miss_sees_all_that_was_freed)
 }
 
 /* S does nothing more: what lies in its front serves T all the same. */
-TEST(an_idle_front_keeps_nothing_from_others)
+TEST(an_idle_cache_keeps_nothing_from_others)
 {
     begin();
     enum { N = 8 };
@@ -559,7 +559,7 @@ TEST(an_idle_front_keeps_nothing_from_others)
     finish();
 }
 
-TEST(trim_reserve_and_destroy_empty_the_fronts)
+TEST(trim_reserve_and_destroy_empty_the_caches)
 {
     for (int what = 0; what < 3; what++) {
         begin();
@@ -582,7 +582,7 @@ static void *free_and_end(void *pool)
     return NULL;
 }
 
-TEST(a_thread_that_ends_leaves_nothing_in_its_front)
+TEST(a_thread_that_ends_leaves_nothing_in_its_cache)
 {
     begin();
     galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
@@ -618,7 +618,7 @@ static void *outlive_a_shutdown(void *unused)
     return NULL;
 }
 
-TEST(a_thread_that_outlives_a_shutdown_leaves_nothing_in_its_front)
+TEST(a_thread_that_outlives_a_shutdown_leaves_nothing_in_its_cache)
 {
     begin();
     galloc_pool *pool = NULL;
@@ -697,7 +697,7 @@ TEST(a_thread_that_ends_leaves_nothing_in_fronts_it_has_forgotten)
 /* ---- bounds and marks -------------------------------------------------------------------------------------------- */
 
 /* With a second stream in play what a front holds counts as unmarked: 2 MiB of it are marked at the free. */
-TEST(what_a_front_holds_counts_as_unmarked)
+TEST(what_a_cache_holds_counts_as_unmarked)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
@@ -716,7 +716,7 @@ TEST(what_a_front_holds_counts_as_unmarked)
     finish();
 }
 
-TEST(a_front_is_bounded)
+TEST(a_cache_is_bounded)
 {
     begin();
     enum { N = 2000 };
@@ -739,7 +739,7 @@ TEST(a_front_is_bounded)
 
 /* lane_bytes is what the front of a pool's one stream holds at most, and no more than 2 MiB of it may be unvouched. A
    pair of blocks that it holds goes by no other lock. */
-TEST(lane_bytes_is_what_a_front_holds)
+TEST(lane_bytes_is_what_a_cache_holds)
 {
     static const size_t lane_bytes[] = {0, 1, KIB(64), MIB(1), MIB(16), MIB(64)};
     for (size_t i = 0; i < sizeof lane_bytes / sizeof *lane_bytes; i++) {
@@ -768,7 +768,7 @@ TEST(lane_bytes_is_what_a_front_holds)
     }
 }
 
-TEST(large_blocks_are_served_by_a_front_that_may_hold_them)
+TEST(large_blocks_are_served_by_a_cache_that_may_hold_them)
 {
     for (int check = 0; check < 2; check++) {
         for (int large = 0; large < 2; large++) {
@@ -849,7 +849,7 @@ TEST(a_mark_that_is_asked_for_is_taken_by_the_next_call)
 }
 
 /* A retired stream's front is marked with the rest. */
-TEST(retiring_marks_what_the_front_holds)
+TEST(retiring_marks_what_the_cache_holds)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
@@ -1019,7 +1019,7 @@ TEST(a_way_that_leads_to_another_pool_forgets_its_last_block)
 }
 
 /* Lanes are used again for other streams: an old way must not lead there. */
-TEST(a_lane_used_again_is_another_lane)
+TEST(a_stream_used_again_is_another_stream)
 {
     begin();
     cudaStream_t s[100];
@@ -1044,7 +1044,7 @@ TEST(a_lane_used_again_is_another_lane)
 }
 
 /* What a stream has waited for is no other stream's work, though that has the same description now. */
-TEST(a_wait_is_for_no_lane_that_comes_after)
+TEST(a_wait_is_for_no_stream_that_comes_after)
 {
     begin_still();
     cudaStream_t a = stream_new(), b = stream_new();
@@ -1066,7 +1066,7 @@ TEST(a_wait_is_for_no_lane_that_comes_after)
 }
 
 /* The lane that was the first stream's is another's now, and the first one lives and is used again. */
-TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
+TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
 {
     begin_still();
     cudaStream_t a = stream_new(), b = stream_new();
@@ -1089,7 +1089,7 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_lane)
 }
 
 /* The lane that was the first stream's is another's now; the first one's handle is a third stream's. */
-TEST(without_looks_an_old_way_leads_to_no_other_lane)
+TEST(without_looks_an_old_way_leads_to_no_other_stream)
 {
     begin_still();
     cudaStream_t a = stream_new(), b = stream_new();
@@ -1138,7 +1138,7 @@ TEST(a_child_of_fork_is_refused_by_the_fast_path_too)
 }
 
 /* Peaks between two looks at the counters, to the byte, when every call takes the lock. */
-TEST(exact_counters_use_no_front)
+TEST(exact_counters_use_no_cache)
 {
     begin();
     cudaStream_t s = stream_new();
@@ -1219,7 +1219,7 @@ TEST(without_looks_a_block_with_room_leads_to_no_retired_stream)
 
 /* A block that a front gave out again says nothing of who had it before. It grows on another stream, within its 512
    bytes: what had these before may still be under way. */
-TEST(what_a_front_gave_grows_on_another_stream)
+TEST(what_a_cache_gave_grows_on_another_stream)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
@@ -1262,7 +1262,7 @@ TEST(an_address_that_another_pool_has_by_now_is_freed_there)
 }
 
 /* Errors that end the context shut the fronts: nothing more is given out. */
-TEST(a_broken_pool_gives_out_nothing_from_its_fronts)
+TEST(a_broken_pool_gives_out_nothing_from_its_caches)
 {
     begin();
     cudaStream_t s = stream_new(), t = stream_new();
