@@ -1,5 +1,6 @@
-/* test_stream_cache.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA but the
-   looks at the stream; that it never gives out what it must not; and that what it holds is not lost to anybody. */
+/* test_stream_cache.c - the fast path: what a stream's front serves with no lock that others share and no call of CUDA
+   but the looks at the stream; that it never gives out what it must not; and that what it holds is not lost to
+   anybody. */
 
 #include "setup.h"
 
