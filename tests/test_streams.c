@@ -766,6 +766,29 @@ TEST(recorded_work_keeps_memory_from_everybody)
     }
 }
 
+/* Each of them is asked at the free: none makes another call. */
+TEST(all_recorded_streams_are_marked_at_the_free)
+{
+    begin_still();
+    cudaStream_t s[4] = {stream_new(), stream_new(), stream_new(), stream_new()};
+    galloc_pool *pool = tight_pool(MIB(16), COMPLETED);
+    void *p = get_used(pool, MIB(8), s[0], 1);
+    for (int i = 1; i < 3; i++) {
+        order(s[0], s[i]);
+        OK(galloc_record_stream(p, s[i]));
+        look(s[i], p, MIB(8), 1);
+    }
+    OK(galloc_free(p, s[0]));
+    sim_run(-1);
+    void *q = get_used(pool, MIB(8), s[3], 2), *r = get_used(pool, MIB(8), s[3], 3);
+    EXPECT(q == p || r == p);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(q, s[3]));
+    OK(galloc_free(r, s[3]));
+    pool_end(pool);
+    finish();
+}
+
 /* Small blocks go through the same door. */
 TEST(recorded_small_blocks_are_kept_too)
 {
