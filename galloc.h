@@ -1510,7 +1510,7 @@ static cudaError_t gai_load_function(const char *name, void *into, size_t size)
     return cudaSuccess;
 }
 
-/* Fills the driver table and initialises the driver. Global lock held. */
+/* Fills the driver table and initialises the driver. [global lock] */
 static cudaError_t gai_driver_load(gai_driver_table *cu)
 {
     cudaError_t error = cudaSuccess;
@@ -1620,7 +1620,7 @@ static int gai_context_known(size_t n, CUcontext *context, unsigned long long *i
     return known != NULL;
 }
 
-/* With the lock held. NULL: there is none. */
+/* [lock] NULL: there is none. */
 static gai_known_context *gai_context_find(CUcontext context, unsigned long long id)
 {
     gai_known_context *known = gai_known_contexts;
@@ -2308,6 +2308,8 @@ static gai_budget gai_budgets[GAI_DEVICES];
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
 
+   Locks. Brackets in a function's comment name the locks that its caller holds: [lock], [growth], [growth, lock],
+   [lock, latches], [global lock], [budget lock], [no lock].
    Three locks. `lock` guards everything, for short: no driver call is made while it is held. `growth` is held around
    everything that creates, maps or unmaps pages, or forgets events and stream states; it is taken before `lock`, and
    released around the program's callbacks, while the blocks concerned are busy. Under `lock` alone, a free parks pages
@@ -3269,7 +3271,7 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
 }
 
-/* Shuts a stream cache: later calls go to the pool. Pool's lock held. */
+/* Shuts a stream cache: later calls go to the pool. [lock] */
 static void gai_cache_shut(gai_cache *cache)
 {
     if (!cache->open) return;
@@ -3627,7 +3629,7 @@ static int gai_block_suits_room(const gai_block *block)
 }
 
 /* Reserves the holes and stale aliases behind a block for it, up to `room` bytes from its start. Without host memory
-   to split the last hole, it reserves all of that hole. Lock held. */
+   to split the last hole, it reserves all of that hole. [lock] */
 static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
 {
     uintptr_t end = block->addr + room;
@@ -3647,7 +3649,7 @@ static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room
     }
 }
 
-/* Releases the room of a block. Lock held. */
+/* Releases the room of a block. [lock] */
 static void gai_block_give_room(galloc_pool *pool, gai_block *block)
 {
     uintptr_t end = block->addr + block->room;
@@ -3700,7 +3702,7 @@ static size_t gai_pool_capacity(const galloc_pool *pool)
 
 static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
 
-/* What the pool may take now. Budget lock held. */
+/* What the pool may take now. [budget lock] */
 static size_t gai_budget_left(const galloc_pool *pool)
 {
     size_t own = gai_left(gai_pool_share(pool), pool->taken);
@@ -3754,7 +3756,7 @@ static int gai_budget_raise(galloc_pool *pool, size_t total)
     return allowed;
 }
 
-/* Sets the charge to what the pool holds, regardless of limits. Pool's lock held. */
+/* Sets the charge to what the pool holds, regardless of limits. [lock] */
 static void gai_budget_settle(galloc_pool *pool)
 {
     gai_budget *budget = pool->budget;
@@ -3765,7 +3767,7 @@ static void gai_budget_settle(galloc_pool *pool)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* A device's limit is the lowest that one of its pools names. Budget lock held. */
+/* A device's limit is the lowest that one of its pools names. [budget lock] */
 static void gai_budget_set_limit(gai_budget *budget)
 {
     const galloc_pool *pool;
@@ -3949,7 +3951,7 @@ static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t byte
 
 static void gai_stat_peak(galloc_stat *stat) { stat->peak = gai_max(stat->peak, stat->current); }
 
-/* Takes the latches of all stream caches, so that their counts are consistent. Pool's lock held. */
+/* Takes the latches of all stream caches, so that their counts are consistent. [lock] */
 static void gai_pool_lock_caches(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -3979,7 +3981,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
     gai_stat_peak(&stats->blocks);
 }
 
-/* The same, with the latches taken here. Lock held. */
+/* The same, with the latches taken here. [lock] */
 static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
 {
     gai_pool_lock_caches(pool);
@@ -4321,7 +4323,7 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
     block->kind = GAI_BUSY;
 }
 
-/* The block that the program has and that begins at this address, or NULL. Pool's lock held. */
+/* The block that the program has and that begins at this address, or NULL. [lock] */
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
@@ -5088,7 +5090,7 @@ static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
 }
 
 /* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
-   without a wait move from mixed into its set, the others move to mixed. Lock held. */
+   without a wait move from mixed into its set, the others move to mixed. [lock] */
 static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block *block = block_pool->free.oldest, *newer;
@@ -5112,7 +5114,7 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
     }
 }
 
-/* The graph will not run again, so all frees on this captured stream are complete. Lock held. */
+/* The graph will not run again, so all frees on this captured stream are complete. [lock] */
 static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
     gai_stream_forget_positions(pool, stream);
@@ -5122,7 +5124,7 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
     stream->capture = NULL;
 }
 
-/* Removes a capture: its graph is gone, or its group was released. Lock held. */
+/* Removes a capture: its graph is gone, or its group was released. [lock] */
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
@@ -5155,7 +5157,7 @@ static size_t gai_block_captured(const gai_block *block)
     return gai_min(bytes, block->bytes);
 }
 
-/* Bytes of free memory that graphs own. Lock held. */
+/* Bytes of free memory that graphs own. [lock] */
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
     const gai_stream *stream;
@@ -5183,7 +5185,7 @@ static size_t gai_pool_captured(const galloc_pool *pool)
    new stream. Calls the driver table and the sections from slab to capture. */
 
 /* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
-   stay until the program frees them. Then the segment ends without a driver call. Lock held. */
+   stay until the program frees them. Then the segment ends without a driver call. [lock] */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -5199,7 +5201,7 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
     gai_stat_cached(pool);
 }
 
-/* The pool's context was reset: gives up all memory that ended with it. Lock held. */
+/* The pool's context was reset: gives up all memory that ended with it. [lock] */
 static void gai_pool_lose_context(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -5351,7 +5353,7 @@ static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_si
 }
 
 /* Creates the stream state of a stream that is not captured. NULL: no host memory, or the driver refused its context.
-   Lock held; released to ask the driver. */
+   [lock], released to ask the driver. */
 static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream;
@@ -5389,7 +5391,7 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
     }
 }
 
-/* Forgets captures whose graphs are gone, and re-files the memory that they owned. Lock held. */
+/* Forgets captures whose graphs are gone, and re-files the memory that they owned. [lock] */
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
@@ -5410,7 +5412,7 @@ static void gai_pool_reap(galloc_pool *pool)
 }
 
 /* Creates the stream state of a captured stream, and records its capture if that is new. Also forgets captures whose
-   graphs are gone: a program that only captures may have no other occasion for that. Lock held; released to ask the
+   graphs are gone: a program that only captures may have no other occasion for that. [lock], released to ask the
    driver. */
 static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *site)
 {
@@ -5436,7 +5438,7 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
 
 /* Does the captured stream continue from its last position? If not, its earlier frees do not precede its next work.
    Several captures into one graph share an id (cudaStreamBeginCaptureToGraph), and cudaStreamUpdateCaptureDependencies
-   resets dependencies. Lock held; released to ask the driver. */
+   resets dependencies. [lock], released to ask the driver. */
 static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
@@ -5468,7 +5470,7 @@ static gai_stream *gai_stream_captured(galloc_pool *pool, gai_site *site)
 }
 
 /* The stream state of the call's stream, held until gai_stream_release. NULL: no host memory for a new one, or the
-   driver refused its context. Lock held; released to ask the driver about a new stream. */
+   driver refused its context. [lock], released to ask the driver about a new stream. */
 static gai_stream *gai_stream_hold(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream = site->stream;
@@ -5512,7 +5514,7 @@ static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const
     }
 }
 
-/* Ends a block pool without streams, segments and pending segments. Lock held. */
+/* Ends a block pool without streams, segments and pending segments. [lock] */
 static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block_pool **at = &pool->block_pools;
@@ -5522,7 +5524,7 @@ static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
     GALLOC_FREE(block_pool);
 }
 
-/* A new block pool without streams. NULL: no host memory. Lock held. */
+/* A new block pool without streams. NULL: no host memory. [lock] */
 static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
 {
     gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
@@ -5560,7 +5562,7 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
 }
 
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
-   one. Without a stream state: the one for memory reserved for no stream. Lock held. */
+   one. Without a stream state: the one for memory reserved for no stream. [lock] */
 static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_stream *other;
@@ -5581,7 +5583,7 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
     return block_pool;
 }
 
-/* The same, created if it is missing. NULL: no host memory. Lock held. */
+/* The same, created if it is missing. NULL: no host memory. [lock] */
 static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
 {
     gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
@@ -5673,7 +5675,7 @@ static int gai_pool_needs_marks(const galloc_pool *pool)
     return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
 }
 
-/* A mark is due: does the predictor skip it? Lock held. */
+/* A mark is due: does the predictor skip it? [lock] */
 GAI_APART
 static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
 {
@@ -5692,8 +5694,8 @@ static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
     return 1;
 }
 
-/* Tells the predictor whether the event was useless. Called when the event is found complete or is waited for. Lock
-   held. */
+/* Tells the predictor whether the event was useless. Called when the event is found complete or is waited for. [lock]
+   */
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
     gai_occasion *occasion = gai_mark_predictor_find(&pool->mark_predictor, event->occasion);
@@ -5753,7 +5755,7 @@ static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *ev
     return result;
 }
 
-/* An event to record: an idle one or a new one. Lock held; released meanwhile. */
+/* An event to record: an idle one or a new one. [lock], released meanwhile. */
 static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult *result)
 {
     gai_event *event = stream->idle;
@@ -5802,7 +5804,7 @@ static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_even
 
 /* Records an event that covers all frees on the stream so far. The order matters: the epoch advances first, so that
    concurrent frees are not covered; then the event is recorded; then it is published. After a failure the next call
-   tries again. Lock held; released meanwhile. */
+   tries again. [lock], released meanwhile. */
 static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
 {
     CUresult result;
@@ -5859,7 +5861,7 @@ static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 }
 
 /* Publishes a position. Threads that capture into one graph take turns, so that it is the latest one. If its nodes
-   equal those of the last position, it replaces that one. Lock held. */
+   equal those of the last position, it replaces that one. [lock] */
 static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
                                      size_t n)
 {
@@ -5878,7 +5880,7 @@ static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint
 }
 
 /* Records the stream's present position in the graph, which covers all frees on it so far. As for a mark, the epoch
-   advances first. A later position covers what this one cannot. Lock held; released meanwhile. */
+   advances first. A later position covers what this one cannot. [lock], released meanwhile. */
 GAI_APART
 static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
@@ -5894,7 +5896,7 @@ static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai
     else if (stream->capture) stream->unmarked += unmarked;
 }
 
-/* Ends every call that held a stream state: records a mark or a position if one is due. Lock held. */
+/* Ends every call that held a stream state: records a mark or a position if one is due. [lock] */
 static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
@@ -5963,7 +5965,7 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 }
 
 /* Runs before any event is queried. The events of contexts that have ended are gone. Streams whose context gives no
-   answer become silent until it does. `growth` held. */
+   answer become silent until it does. [growth] */
 static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -6046,7 +6048,7 @@ static size_t gai_block_stranded(const gai_block *block, const gai_stream *strea
     return bytes;
 }
 
-/* The statistics of one stream state. Lock held. */
+/* The statistics of one stream state. [lock] */
 static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_stream_stats *stats)
 {
     gai_cache *cache = &stream->cache;
@@ -6071,8 +6073,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. `growth`
-   held. */
+/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [growth] */
 #define GAI_STREAMS_KEPT 64
 
 /* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
@@ -6182,7 +6183,7 @@ static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
     if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
 }
 
-/* Assigns a new segment to a block pool. The caller holds `lock`. */
+/* Assigns a new segment to a block pool. [lock] */
 static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
@@ -6256,8 +6257,7 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
     if (segment->whole) gai_mapping_show(segment->whole, 0);
 }
 
-/* Ends a used block of lost memory, whose address the driver has given out again. The block counts as freed. The
-   caller holds `lock`. */
+/* Ends a used block of lost memory, whose address the driver has given out again. The block counts as freed. [lock] */
 static void gai_block_abandon(galloc_pool *pool, gai_block *block)
 {
     if (block->kind != GAI_USED || !gai_block_acquire(block, (void *)block->addr)) return;
@@ -6414,14 +6414,14 @@ static enum gai_undone gai_mapping_undo(galloc_pool *pool, gai_mapping *mapping)
     return GAI_STUCK;
 }
 
-/* Ends a page whose memory was released. The caller holds `lock`. */
+/* Ends a page whose memory was released. [lock] */
 static void gai_page_end(galloc_pool *pool, gai_page *page)
 {
     gai_stat_page_gone(pool, page, page->bytes, 1);
     gai_slab_give(&pool->pages, page);
 }
 
-/* Puts a mapping that the driver did not undo into the quarantine, to be tried again later. The caller holds `lock`. */
+/* Puts a mapping that the driver did not undo into the quarantine, to be tried again later. [lock] */
 static void gai_mapping_quarantine(galloc_pool *pool, gai_mapping *mapping)
 {
     gai_page *page = mapping->page;
@@ -6444,7 +6444,7 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
 }
 
 /* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
-   moment. 0: the segment does not belong to that pool. The caller holds `lock`. */
+   moment. 0: the segment does not belong to that pool. [lock] */
 static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
 {
     gai_page *page = segment->whole->page;
@@ -6459,7 +6459,7 @@ static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
     return 1;
 }
 
-/* Books the outcome of gai_mapping_undo. The caller holds `lock`. */
+/* Books the outcome of gai_mapping_undo. [lock] */
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
     gai_segment *segment = mapping->segment;
@@ -6506,7 +6506,7 @@ static void gai_batch_add(gai_batch *batch, gai_mapping *mapping, gai_block *blo
     batch->last = &mapping->next;
 }
 
-/* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. The caller holds `lock`. */
+/* Makes the mapping's block an alias: the page is parked there, or is mapped elsewhere. [lock] */
 static void gai_alias_add(galloc_pool *pool, gai_mapping *mapping)
 {
     mapping->was_mapped = 0;
@@ -6626,7 +6626,7 @@ static size_t gai_batch_marks(const gai_batch *batch)
     return n;
 }
 
-/* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. The caller holds `lock`. */
+/* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. [lock] */
 static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
 {
     size_t n = (fill->new_bytes + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
@@ -6695,7 +6695,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
 }
 
 /* The batch is mapped: its mappings become current, its pages count in `reserved`, and its blocks become one busy
-   block. The caller holds `lock`. */
+   block. [lock] */
 static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = batch->first->block;
@@ -6863,7 +6863,7 @@ static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
     return held;
 }
 
-/* Updates `kept` and `reserved` to what the driver's pool holds. The caller holds `growth`. */
+/* Updates `kept` and `reserved` to what the driver's pool holds. [growth] */
 static void gai_pool_ask_held(galloc_pool *pool)
 {
     size_t held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
@@ -7075,7 +7075,7 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
 }
 
 /* Cuts [begin, begin + bytes) out of a free block and adds its pages to the batch. Each gets a busy block, with the
-   marks of its bytes. 0: no host memory, nothing changed. The caller holds `lock`. */
+   marks of its bytes. 0: no host memory, nothing changed. [lock] */
 static int gai_block_to_batch(galloc_pool *pool, gai_block *block, uintptr_t begin, size_t bytes, gai_batch *batch)
 {
     uintptr_t end = begin + bytes, at;
@@ -7106,7 +7106,7 @@ static int gai_spare_to_batch(galloc_pool *pool, gai_block *block, const gai_pag
 }
 
 /* Takes pages out of a set's free blocks, least recently freed first, and reduces the filter's counts. 0: no host
-   memory for all of them. The caller holds `lock`. */
+   memory for all of them. [lock] */
 static int gai_set_to_batch(galloc_pool *pool, gai_set *set, gai_page_filter *filter, gai_batch *batch)
 {
     gai_block *block = set->oldest;
@@ -7232,8 +7232,7 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_ba
         enough = gai_set_to_batch(pool, &block_pool->free, filter, batch);
 }
 
-/* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. The caller
-   holds `lock`. */
+/* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. [lock] */
 static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 {
     gai_mapping *mapping, *last = NULL, *alias;
@@ -7322,7 +7321,7 @@ static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
     return block;
 }
 
-/* Coalesces all runs whose slots are all free. The caller holds `lock`. */
+/* Coalesces all runs whose slots are all free. [lock] */
 static void gai_pool_coalesce(galloc_pool *pool)
 {
     gai_segment *segment;
@@ -7386,7 +7385,7 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
    The caller holds `growth`, and `lock` for changes of state. gai_pool_park and gai_pool_park_room run in frees, under
    `lock` alone; they make no driver call. Calls release, pages, callbacks. */
 
-/* Puts the pages of donors back into free blocks, since their move failed. The caller holds `lock`. */
+/* Puts the pages of donors back into free blocks, since their move failed. [lock] */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
 {
     gai_block *block = NULL;
@@ -7435,7 +7434,7 @@ static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surpl
 }
 
 /* The move succeeded: the old ranges stay mapped as stale aliases. Their marks remain and say when they may be
-   unmapped; streams without an event for them are asked for one. The caller holds `lock`. */
+   unmapped; streams without an event for them are asked for one. [lock] */
 static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
 {
     while (donors->first) {
@@ -7464,7 +7463,7 @@ static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintp
     return at > end ? 0 : at - *begin;
 }
 
-/* Parks the pages of a batch. Returns the last one's block. The caller holds `lock`. */
+/* Parks the pages of a batch. Returns the last one's block. [lock] */
 static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
 {
     gai_block *block = NULL;
@@ -7479,7 +7478,7 @@ static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
-/* Parks the first run of whole pages in a free block before `end`. Returns the next block. The caller holds `lock`. */
+/* Parks the first run of whole pages in a free block before `end`. Returns the next block. [lock] */
 static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
 {
     uintptr_t begin;
@@ -7805,7 +7804,7 @@ static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_par
     return best;
 }
 
-/* Moves a free segment to another block pool. The caller holds `lock`. */
+/* Moves a free segment to another block pool. [lock] */
 static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
 {
     gai_block_pool *before = segment->block_pool;
@@ -7903,14 +7902,14 @@ static gai_ages gai_pool_ages(const galloc_pool *pool)
     return ages;
 }
 
-/* Adds a free segment to a batch to be given back. 0: no host memory. The caller holds `lock`. */
+/* Adds a free segment to a batch to be given back. 0: no host memory. [lock] */
 static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
 {
     return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
 }
 
 /* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
-   again soon. Returns the bytes taken. The caller holds `lock`. */
+   again soon. Returns the bytes taken. [lock] */
 static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
 {
     double least = ages->sum / (double)ages->count;
@@ -8123,7 +8122,7 @@ static size_t gai_pool_threshold(const galloc_pool *pool)
     return (size_t)(pool->config.gc_threshold * (double)gai_pool_capacity(pool));
 }
 
-/* Bytes that a collection for gc_threshold has to give back, 0 if none is due. The caller holds `lock`. */
+/* Bytes that a collection for gc_threshold has to give back, 0 if none is due. [lock] */
 static size_t gai_pool_excess(const galloc_pool *pool)
 {
     size_t held = pool->stats.reserved.current, begin = gai_pool_threshold(pool);
@@ -8131,8 +8130,7 @@ static size_t gai_pool_excess(const galloc_pool *pool)
     return held - (begin - begin / GAI_COLLECT_BELOW);
 }
 
-/* Takes a sample if it is time for one. Returns the number of the last free that is known to be gc_age old. The
-   caller holds `lock`. */
+/* Takes a sample if it is time for one. Returns the number of the last free that is known to be gc_age old. [lock] */
 static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8174,7 +8172,7 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
     }
 }
 
-/* Lists the pages that may be given back, unsorted. The caller holds `lock`. */
+/* Lists the pages that may be given back, unsorted. [lock] */
 static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_page *list = NULL;
@@ -8249,7 +8247,7 @@ static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t l
     return chosen ? gai_pool_release_within(pool, chosen, chosen, before) : 0;
 }
 
-/* Sets how long collection for gc_threshold rests. The caller holds `lock`. */
+/* Sets how long collection for gc_threshold rests. [lock] */
 static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8270,8 +8268,7 @@ static void gai_collector_rest(galloc_pool *pool, size_t given, uint64_t now)
 }
 
 /* Asks streams to record an event at their next call, since a lone stream never records one by itself. The legacy
-   stream is asked only if it is the only one: an event there makes blocking streams wait for each other. The caller
-   holds `lock`. */
+   stream is asked only if it is the only one: an event there makes blocking streams wait for each other. [lock] */
 static void gai_pool_ask_streams(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -8307,7 +8304,7 @@ static void gai_pool_collect(galloc_pool *pool, size_t leave)
     gai_lock_off(&pool->lock);
 }
 
-/* Sets the clock of the next look; the next free, if a sample was taken late. The caller holds `lock`. */
+/* Sets the clock of the next look; the next free, if a sample was taken late. [lock] */
 static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
@@ -8585,7 +8582,7 @@ static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
 }
 
 /* Searches the stream's block pool. Before events were queried it finds nothing if a query may free more: that is a
-   later step. The caller holds `lock`. */
+   later step. [lock] */
 static void gai_job_search_block_pool(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -8732,7 +8729,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
     }
 }
 
-/* Examines all blocks up to the new end, and sets params.bytes to the bytes of holes there. The caller holds `lock`. */
+/* Examines all blocks up to the new end, and sets params.bytes to the bytes of holes there. [lock] */
 static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8759,7 +8756,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     return range->end > block->segment->addr + block->segment->bytes ? GAI_OBSTACLE_SHUT : obstacle;
 }
 
-/* Reserves the host memory for taking all of a growth range without obstacles. The caller holds `lock`. */
+/* Reserves the host memory for taking all of a growth range without obstacles. [lock] */
 static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *range)
 {
     const gai_block *last = range->block;
@@ -8767,8 +8764,8 @@ static int gai_growth_range_need(galloc_pool *pool, const gai_growth_range *rang
     return last == range->block || gai_block_need(pool, last, last->addr, range->end - last->addr);
 }
 
-/* Extends the block to its new end: all behind it is free memory that its stream may use. The marks come along. The
-   caller holds `lock`. */
+/* Extends the block to its new end: all behind it is free memory that its stream may use. The marks come along. [lock]
+   */
 static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *range)
 {
     galloc_pool *pool = job->pool;
@@ -8807,7 +8804,7 @@ static cudaError_t gai_job_say_not_there(const gai_job *job)
                     job->grow_to);
 }
 
-/* Tries the growth in place. The caller holds `lock`. */
+/* Tries the growth in place. [lock] */
 static void gai_job_search_behind(gai_job *job)
 {
     gai_growth_range range;
@@ -8817,7 +8814,7 @@ static void gai_job_search_behind(gai_job *job)
 }
 
 /* Searches once for what the job needs. A block with room never comes from the bins, since its room must follow it.
-   The caller holds `lock`. */
+   [lock] */
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
@@ -8847,7 +8844,7 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
    The caller holds `growth`, so recorded events stay recorded; `lock` guards the notes, and is not held around
    driver calls. Calls events, search, behind. */
 
-/* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. The caller holds `lock`. */
+/* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. [lock] */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
 {
     gai_wait *wait = stream->waits;
@@ -8963,7 +8960,7 @@ static void gai_job_wait_behind(gai_job *job)
    of neighbouring holes and aliases (not of slots); a window is the part of a run that is considered for a plan. The
    plan predictor expects the plan that followed the same plan the last time, so that a program that repeats itself
    needs no search.
-   The caller holds `growth` and `lock`. Calls search, release, parking, collection, budget. */
+   [growth, lock] Calls search, release, parking, collection, budget. */
 
 /* A plan, here with both free blocks beside the range:
      | left   | alias | hole | alias |   right |
@@ -9434,7 +9431,7 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
    budget. */
 
 /* Takes the requested block from the planned range. It is cut before the range merges with neighbours, whose marks
-   it need not wait for. The caller holds `lock`. */
+   it need not wait for. [lock] */
 static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9458,7 +9455,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
 }
 
 /* Adds the planned range to the growing block if it lies in its room, even if the growth fails later; else leaves it
-   free. Then tries the growth again. The caller holds `lock`. */
+   free. Then tries the growth again. [lock] */
 static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -9486,8 +9483,7 @@ static void gai_job_refused(gai_job *job, CUresult result, const char *function)
     job->error = gai_driver_failed(result, function);
 }
 
-/* Plans to fill the next hole behind a block that grows. 0: its obstacle is not a lack of pages. The caller holds
-   `lock`. */
+/* Plans to fill the next hole behind a block that grows. 0: its obstacle is not a lack of pages. [lock] */
 static int gai_job_plan_behind(gai_job *job, gai_plan *plan)
 {
     gai_growth_range range;
@@ -9530,7 +9526,7 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
 }
 
 /* Finds the best plan, and reserves addresses if there is none; `lock` is released meanwhile. 0: no plan, the job
-   has the reason. The caller holds `lock`. */
+   has the reason. [lock] */
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
@@ -9638,7 +9634,7 @@ static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_bl
 }
 
 /* Takes the aliases in the planned range, and the pages that return to them, out of their lists and sets. 0: no host
-   memory. The caller holds `lock`. */
+   memory. [lock] */
 static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fill)
 {
     gai_block *block;
@@ -9756,7 +9752,7 @@ static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_p
 }
 
 /* Makes all decisions and reserves all host memory; afterwards only the driver can refuse. 0: growth is not possible
-   (the job may have an error). The caller holds `lock`. */
+   (the job may have an error). [lock] */
 static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
@@ -9830,7 +9826,7 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
     return result;
 }
 
-/* Takes the job's block from a segment that was just made for it. The caller holds `lock`. */
+/* Takes the job's block from a segment that was just made for it. [lock] */
 static void gai_job_take_fixed(gai_job *job, gai_block *block)
 {
     gai_found found;
@@ -9853,7 +9849,7 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
     (void)gai_block_file(job->pool, block, 0);
 }
 
-/* Promises a job a mark. 0: no host memory. The caller holds `lock`. */
+/* Promises a job a mark. 0: no host memory. [lock] */
 static int gai_pool_promise_mark(galloc_pool *pool)
 {
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -9934,7 +9930,7 @@ static void gai_job_grow_given(gai_job *job)
 /* The steps of the ladder, which a job climbs when nothing at hand fits. Each gai_step_ function returns whether the
    job is done: it has a block, or an error that ends it. A step that is not allowed notes why in left_out; a step that
    finds nothing to do may return 0 without a note.
-   The caller holds `growth`. Calls growth, waits, behind, search, collection, parking. */
+   [growth] Calls growth, waits, behind, search, collection, parking. */
 
 /* Notes why a step is not taken. Returns the step's result. */
 static int gai_job_leave_out(gai_job *job, const char *why)
@@ -10016,7 +10012,7 @@ static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
 }
 
-/* Returns whether the order of the graph may make free memory usable. The caller holds `lock`. */
+/* Returns whether the order of the graph may make free memory usable. [lock] */
 static int gai_job_may_follow(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
@@ -10029,7 +10025,7 @@ static int gai_job_may_follow(const gai_job *job)
 }
 
 /* Notes, as waits, up to which position the job's stream follows the other streams of its capture: the graph will
-   order them so. The caller holds `lock`. */
+   order them so. [lock] */
 static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
     gai_stream *stream, *own = job->params.stream;
@@ -10999,7 +10995,7 @@ static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *bloc
     else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
 }
 
-/* Surveys all free sets, block pools, stream caches and parked pages. Lock held, stream caches latched. */
+/* Surveys all free sets, block pools, stream caches and parked pages. [lock, latches] */
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
@@ -11066,7 +11062,7 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
 }
 
 /* Fills in the counts of the pool. They satisfy the equations above galloc_report, since `busy` is what remains of the
-   cached bytes. Lock held. */
+   cached bytes. [lock] */
 static void gai_report_pool(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -11139,7 +11135,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     gai_report_device(report, pool);
 }
 
-/* Adds the memory of the other pools of the device. With no lock held. */
+/* Adds the memory of the other pools of the device. [no lock] */
 static void gai_report_add_pools(galloc_report *report)
 {
     galloc_pool *pool;
@@ -11197,7 +11193,7 @@ static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
     gai_lock_off(&pool->growth);
 }
 
-/* Counts a block as allocated and then publishes `held`, after which the program can free it. Lock held. */
+/* Counts a block as allocated and then publishes `held`, after which the program can free it. [lock] */
 static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 {
     pool->stats.blocks.current++;
@@ -11431,7 +11427,7 @@ static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
     return callbacks;
 }
 
-/* After a failed ladder: calls on_oom. Returns 1 if the ladder is to be climbed again. With no lock held. */
+/* After a failed ladder: calls on_oom. Returns 1 if the ladder is to be climbed again. [no lock] */
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
@@ -11467,7 +11463,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
     gai_job_say_no_memory(job, report);
 }
 
-/* Climbs the ladder again as long as on_oom asks for it. With no lock held. */
+/* Climbs the ladder again as long as on_oom asks for it. [no lock] */
 static void gai_job_run(gai_job *job)
 {
     galloc_report report;
@@ -11533,7 +11529,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
 }
 
 /* A stream of another context survives a reset of the pool's context, so its calls must check whether the pool's
-   cudaMalloc segments still exist. Called with the lock held; releases it meanwhile. */
+   cudaMalloc segments still exist. [lock], released meanwhile. */
 static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 {
     cudaError_t error = cudaSuccess;
@@ -11608,7 +11604,7 @@ static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, co
 }
 
 /* The short path for rounded sizes. With strategy:pooled a request for a slot leaves the stream cache as it is, because
-   its blocks are slots of other sizes; any other request flushes it. With the lock held. */
+   its blocks are slots of other sizes; any other request flushes it. [lock] */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
@@ -11656,7 +11652,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
    (cudaMallocAsync). Everything runs under the pool's lock unless a comment says otherwise; recording events for
    recorded uses takes `marking` first. May call alloc and all sections before it. */
 
-/* Returns the block of a pool with another backend that contains an address. With the lock held. */
+/* Returns the block of a pool with another backend that contains an address. [lock] */
 static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_segment *segment = pool->segments;
@@ -11699,7 +11695,7 @@ static galloc_pool *gai_pool_of(const void *ptr)
 }
 
 /* Returns the used, free or parked block that contains an address. The page map is checked first, because the block
-   found before a foreign address may belong to another pool, whose lock is not held. With the lock held. */
+   found before a foreign address may belong to another pool, whose lock is not held. [lock] */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
@@ -11786,7 +11782,7 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
 }
 
 /* A graph's result may be freed on streams outside its capture. Their frees are not ordered with captured work, so all
-   work captured up to now may use the block, not only the work captured before its allocation. With the lock held. */
+   work captured up to now may use the block, not only the work captured before its allocation. [lock] */
 GAI_APART
 static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const gai_mark *users)
 {
@@ -11798,7 +11794,7 @@ static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const g
     stream->unmarked += block->bytes;
 }
 
-/* Turns a used block, which carries all its marks, into a free block and counts the free. With the lock held. */
+/* Turns a used block, which carries all its marks, into a free block and counts the free. [lock] */
 static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 {
     const gai_stream *stream = block->stream;
@@ -11810,15 +11806,15 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
     if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
 }
 
-/* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages. With
-   the lock held. */
+/* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages. [lock]
+   */
 static void gai_marks_ask(const galloc_pool *pool, const gai_mark *marks)
 {
     for (; marks; marks = marks->next)
         if (marks->stream->handle != CU_STREAM_LEGACY || gai_pool_has_one_stream(pool)) gai_stream_ask(marks->stream);
 }
 
-/* Frees a used block. `marks` name the streams whose work submitted so far may still use it. With the lock held. */
+/* Frees a used block. `marks` name the streams whose work submitted so far may still use it. [lock] */
 static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 {
     uintptr_t addr = block->addr;
@@ -11852,8 +11848,8 @@ static int gai_stream_is_reachable(const gai_stream *stream)
 }
 
 /* Records the events that are due on streams of recorded uses. A stream that cannot record one now does so in its next
-   call. On return no other thread still records on these streams, so the program may destroy them. With the lock held;
-   releases it meanwhile. */
+   call. On return no other thread still records on these streams, so the program may destroy them. [lock], released
+   meanwhile. */
 static void gai_pool_mark_due(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -11914,7 +11910,7 @@ static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *bloc
 }
 
 /* Appends a mark of the unknown streams if a free on a captured stream needs one. Returns 0 if host memory is missing.
-   Lock held. */
+   [lock] */
 static int gai_marks_name_unknown(galloc_pool *pool, const gai_block *block, gai_mark *marks)
 {
     gai_mark *mark, *last = NULL;
@@ -11949,7 +11945,7 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     return own;
 }
 
-/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. Lock held. */
+/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. [lock] */
 static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark = gai_mark_promised(pool, stream);
@@ -12001,8 +11997,7 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
     return at;
 }
 
-/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. With the lock
-   held. */
+/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. [lock] */
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
@@ -12056,7 +12051,7 @@ static int gai_block_must_wait(const gai_block *block, const gai_site *site)
     return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
 }
 
-/* Frees a claimed block by the driver if possible. Returns 0 if it must be marked instead. With the lock held. */
+/* Frees a claimed block by the driver if possible. Returns 0 if it must be marked instead. [lock] */
 static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
 {
     if (gai_block_never_was(block, site, 1)) {
@@ -12183,7 +12178,7 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
 }
 
 /* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Returns 0 if
-   host memory is missing. With the lock held. */
+   host memory is missing. [lock] */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
@@ -12265,7 +12260,7 @@ static void gai_pool_unretire(galloc_pool *pool, const gai_site *site)
     gai_lock_off(&pool->lock);
 }
 
-/* Retires the stream in all pools or in none. With the global lock held. */
+/* Retires the stream in all pools or in none. [global lock] */
 static cudaError_t gai_retire(const gai_site *site)
 {
     galloc_pool *pool, *done;
@@ -12287,7 +12282,7 @@ static cudaError_t gai_retire(const gai_site *site)
    driver call is done under the pool's lock; the rest is a job (gai_job_run). May call job, free and all sections
    before them. */
 
-/* Returns marks of the stream state and of the block's recorded uses. The caller has reserved the marks. Lock held. */
+/* Returns marks of the stream state and of the block's recorded uses. The caller has reserved the marks. [lock] */
 static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_stream *stream)
 {
     const gai_mark *use;
@@ -12316,7 +12311,7 @@ static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *
 
 /* Shrinks a block: frees its end on the stream. The part that remains in the block, up to the unit or the room, is
    marked as well, because the block may grow into it again on another stream. Returns 0 if host memory is missing;
-   nothing has changed then. Lock held. */
+   nothing has changed then. [lock] */
 static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes)
 {
     gai_mark *use;
@@ -12342,7 +12337,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
 
 /* Prepares a claimed block for a resize on another stream than the one whose stream cache may hold it: no stream cache
    accepts it afterwards, and its list of marks covers all earlier uses. Returns 0, with nothing changed, if host memory
-   is missing. Lock held. */
+   is missing. [lock] */
 static int gai_block_leave_cache(galloc_pool *pool, gai_block *block, const gai_stream *stream)
 {
     if (block->life == stream->life) return 1;
@@ -12362,7 +12357,7 @@ static size_t gai_block_usable(const gai_block *block)
     return segment->given ? gai_min(block->bytes, segment->addr + segment->given - block->addr) : block->bytes;
 }
 
-/* Resizes a claimed block as far as no driver call is needed, and publishes `held` again. Lock held. */
+/* Resizes a claimed block as far as no driver call is needed, and publishes `held` again. [lock] */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -12421,7 +12416,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 
 static uint64_t gai_graphs; /* groups created so far */
 
-/* Returns the group with a handle, or NULL. With the lock held. */
+/* Returns the group with a handle, or NULL. [lock] */
 static galloc_graph *gai_graph_at(const galloc_pool *pool, const galloc_graph *handle)
 {
     galloc_graph *graph = pool->graphs;
@@ -12542,7 +12537,7 @@ static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_
 }
 
 /* Turns the marks and recorded uses of the group's stream states in a block into marks of `to`. Returns the block,
-   which may have been coalesced with its neighbours. Lock held. */
+   which may have been coalesced with its neighbours. [lock] */
 static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_stream *to)
 {
     gai_mark **at = &block->recorded_uses, *marks = block->marks;
@@ -14294,7 +14289,7 @@ static void gai_streams_end(galloc_pool *pool)
     }
 }
 
-/* Frees the pool's host memory, except what threads with old handles may still read. With the lock held. */
+/* Frees the pool's host memory, except what threads with old handles may still read. [lock] */
 static void gai_pool_free_host(galloc_pool *pool)
 {
     while (pool->segments) {
@@ -14334,8 +14329,7 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* Frees the memory that was kept for late readers. No pool exists, and no thread is inside. With the global lock
-   held. */
+/* Frees the memory that was kept for late readers. No pool exists, and no thread is inside. [global lock] */
 static void gai_pools_free(void)
 {
     galloc_pool *pool = (galloc_pool *)gai_known_pools;
@@ -14452,7 +14446,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_lock_off(&gai_global_lock);
 }
 
-/* Returns the settings in effect. With the lock held. */
+/* Returns the settings in effect. [lock] */
 static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 {
     *config = pool->config;
@@ -14479,8 +14473,8 @@ static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mappin
     *n += 1;
 }
 
-/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. With `growth`
-   and the lock held. */
+/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. [growth,
+   lock] */
 static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 {
     const gai_segment *segment;
@@ -14682,7 +14676,7 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 }
 
 /* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone
-   before the pool ends. A thread inside a callback does not wait for itself. With `growth` held. */
+   before the pool ends. A thread inside a callback does not wait for itself. [growth] */
 static void gai_pool_await_told(galloc_pool *pool)
 {
     unsigned round;
@@ -15187,7 +15181,7 @@ static void gai_unload(void)
 
 static int gai_unload_is_watched; /* guarded by the global lock */
 
-/* With the global lock held. */
+/* [global lock] */
 static int gai_watch_ends(void)
 {
     if (gai_load(&gai_ends) != GAI_UNWATCHED) return gai_load(&gai_ends) == GAI_WATCHED;
@@ -15210,7 +15204,7 @@ static void gai_thread_watch(void)
 }
 
 /* Stops watching the ends of threads. On Windows, deleting the key would call the destructor for every living thread,
-   so the key is kept until the code is unloaded. With the global lock held. */
+   so the key is kept until the code is unloaded. [global lock] */
 static void gai_threads_forget(void)
 {
 #if !defined(_WIN32)

@@ -121,6 +121,15 @@ awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $he
 empty "lines over 120 columns" "$work/long"
 grep -nE '[[:blank:]]$' $header tests/*.[ch] tests/*.sh >"$work/blank"
 empty "blanks at the end of lines" "$work/blank"
+
+# Comments name the locks that a function's caller holds in one way.
+{
+    grep -nE "(^| )([Ww]ith the )?(L|pool's l|global l|budget l)ock held[.;]" $header
+    grep -nE "caller holds .(lock|growth).\\.|With no lock held\\." $header
+    grep -noE '\[[a-z, ]*(lock|growth|latches)[a-z, ]*\]' $header | grep -vE \
+        ':\[(lock|growth|growth, lock|lock, latches|global lock|budget lock|no lock)\]$'
+} >"$work/locks"
+empty "locks that callers hold, not named in brackets" "$work/locks"
 grep -n "$(printf '\t')" $header tests/*.[ch] >"$work/tabs"
 empty "tabs" "$work/tabs"
 grep -nE '^static [^={]*\);$' $header >"$work/forward"
