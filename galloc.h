@@ -65,7 +65,7 @@
      Destroyed streams: you may destroy a stream whose freed blocks are still cached: galloc identifies streams by id,
      because CUDA reuses handles. Call galloc_stream_retire first; otherwise galloc finds the memory that the stream
      freed last only when memory runs out. The call is required with stream_check:off (ON THREADS), and for a stream
-     that galloc_record_stream named for a block not yet freed.
+     that galloc_record_stream named for a block not yet freed. No call may name a destroyed stream: CUDA crashes.
      Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
      streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
      Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the

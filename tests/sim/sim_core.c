@@ -99,7 +99,7 @@ void sm_find(sim_kind kind, const char *format, ...) {
     vsnprintf(text + used, sizeof text - (size_t)used, format, args);
     va_end(args);
     if (kind == SIM_DEAD_HANDLE && sm.opt.panic) {
-        fprintf(stderr, "sim: %s%s\n", text, sm.user ? "; a real device crashes there" : "");
+        fprintf(stderr, "sim: %s%s\n", text, sm.user ? "; a real device crashes there: no call, nor one of galloc, may name it any more" : "");
         abort();
     }
     sm.findings[kind]++;
