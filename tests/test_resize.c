@@ -249,6 +249,42 @@ TEST(a_block_grows_into_any_mix_of_free_pieces_and_holes)
     }
 }
 
+static galloc_pool *growing;
+static size_t free_meanwhile;
+static int mapped_meanwhile;
+
+static void count_free(const char *function)
+{
+    if (strcmp(function, "cuMemMap")) return;
+    mapped_meanwhile++;
+    free_meanwhile = larger(free_meanwhile, stats_of(growing).largest_free);
+}
+
+/* The driver is called with the pool's lock released: what the block is to grow into is nobody else's meanwhile. */
+TEST(no_other_call_gets_what_a_block_grows_into)
+{
+    begin_still();
+    row r;
+    galloc_config config = frugal(GIB(1), ALL);
+    row_open(&r, &config, 0);
+    cell_to_hole(&r, 1);
+    cell_free(&r, 0);
+    cell_free(&r, 2);
+    note(&r);
+    growing = r.pool;
+    free_meanwhile = 0;
+    mapped_meanwhile = 0;
+    EXPECT(stats_of(r.pool).largest_free >= PAGE);
+    sim_hook(count_free, NULL);
+    OK(galloc_resize(r.p, 5 * PAGE, r.s));
+    sim_hook(NULL, NULL);
+    EXPECT(mapped_meanwhile > 0);
+    EXPECT_EQ(free_meanwhile, 0);
+    expect_grown(&r, 5 * PAGE, 3);
+    OK(galloc_free(r.cell[3], r.s));
+    row_close(&r);
+}
+
 /* However many holes there are. */
 TEST(a_block_grows_over_many_holes)
 {
