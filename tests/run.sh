@@ -3,8 +3,6 @@
 # form "N passed, M failed"; so is its own last line. Before it stand the programs and tests that failed. Each program
 # has a line when it ends, with how many have ended so far: start with those that take longest.
 #
-# With sanitizers the longest random tests go fewer rounds, unless GALLOC_ROUNDS says how many.
-#
 # A program that ends without such a line, or with an exit status that does not fit it, or not within TEST_SECONDS,
 # counts as a failure. Examples say nothing of the kind: they count as one test each, by their exit status.
 
@@ -16,11 +14,6 @@ if [ "$1" = --one ]; then
     all=$2 program=$3
     file=$out/log.$(echo "$program" | tr / .)
     begin=$(date +%s)
-    [ "$GALLOC_ROUNDS" ] || case $program in
-    */asan/test_random | */tsan/test_random) export GALLOC_ROUNDS=100 ;;
-    */asan/test_programs | */asan/test_worlds) export GALLOC_ROUNDS=500 ;;
-    */tsan/test_threads) export GALLOC_ROUNDS=30 ;;
-    esac
     timeout "${TEST_SECONDS:-300}" "$program" >"$file" 2>&1 </dev/null
     status=$?
     seconds=$(($(date +%s) - begin))
