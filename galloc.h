@@ -241,10 +241,10 @@
    SECTIONS (search for the tag)
      >>config >>types >>api
      >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take >>streamcache
-     >>capture >>streams >>events >>pages >>callbacks >>backends >>release >>parking >>rounding >>torch >>users
-     >>collection >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>steps >>outofmemory
-     >>heuristic >>job >>alloc >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>pools
-     >>poolend >>defaultpools >>threadcache >>public
+     >>capture >>streams >>events >>pages >>callbacks >>fixed >>release >>parking >>rounding >>users >>collection
+     >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>outofmemory >>job >>alloc
+     >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>torch >>backends >>pooled >>heuristic
+     >>pools >>poolend >>defaultpools >>threadcache >>public
 
    Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
    galloc_pool_check computes the invariants. The licence is at the end of the file. */
@@ -2037,7 +2037,8 @@ struct gai_set {
     gai_block *bins[GAI_ROWS + GAI_SLOT_ROWS][GAI_COLUMNS];
     gai_block *oldest, *newest;
     size_t bytes;
-    int counted; /* its blocks are counted in torch_stats */
+    int counted;   /* variant.unfiled is called for blocks that leave it */
+    gai_set *next; /* of pool->more_sets */
 };
 
 /* streams == stream states with block_pool[small] == this;  segments == segments with segment->block_pool == this
@@ -2301,6 +2302,110 @@ typedef struct gai_budget {
 
 static gai_budget gai_budgets[GAI_DEVICES];
 
+/* What an allocation asks for, after rounding. */
+typedef struct gai_params {
+    size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
+    size_t requested;
+    uint32_t tag;
+    int just_ready; /* galloc_pool_reserve: make it available, do not take it */
+    int growable;   /* it has room, be it addresses or, in fixed segments, memory */
+    int far;        /* place it at the far end of a free block */
+    int slot;       /* it has a class */
+    gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
+} gai_params;
+
+/* What a variant counts. */
+enum gai_count {
+    GAI_COUNT_USED,      /* a block became used */
+    GAI_COUNT_UNUSED,    /* a used block ended */
+    GAI_COUNT_NO_MEMORY, /* a request got no memory */
+    GAI_COUNT_WAIT,      /* the host waited for all streams */
+    GAI_COUNT_RESET      /* the statistics were reset */
+};
+
+/* What a search looks at, from cheap to costly. */
+enum gai_reach {
+    GAI_REACH_OWN, /* the stream's own set, the common set, and the sets of streams that CUDA keeps in order with it */
+    GAI_REACH_ALL  /* any part of any block whose marks allow it */
+};
+
+struct gai_job;
+struct gai_survey;
+struct gai_ladder_step;
+
+/* What like:pytorch, other backends and the strategies do in another way than a native pool. Each of these variants has
+   a section of its own, which fills this table when the pool begins. NULL and 0 stand for the native way. The functions
+   are called with the pool's lock, unless stated otherwise. */
+typedef struct gai_variant {
+    uint64_t route;  /* GAI_ROUTE_...: requests do not take the short path of a miss */
+    int no_caches;   /* its streams have no caches */
+    int no_marks;    /* a free records no event unless a call has asked for one */
+    int low;         /* long-lived blocks are placed at the low end, too */
+    int one_each;    /* each block is one allocation of the driver, and goes back to it once its work is done. So each
+                        free records an event, requests are not rounded, and no free memory is searched */
+    int no_groups;   /* there are no groups of graphs: the driver owns the memory of graphs */
+    const struct gai_ladder_step *ladder; /* of allocations; NULL: gai_ladder */
+    /* Files a block that became free. Returns the block that it is part of now. */
+    gai_block *(*file)(galloc_pool *pool, gai_block *block, int all);
+    /* A block is about to leave a set that is `counted`. */
+    void (*unfiled)(const gai_set *set, const gai_block *block);
+    /* Searches free memory for an allocation that needs no room; takes the block. */
+    void (*search)(struct gai_job *job, enum gai_reach reach);
+    /* Takes a part of a free block for a request. NULL: no host memory, nothing changed. */
+    gai_block *(*take)(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params);
+    /* Serves a rounded request of at most GAI_SLOT_MOST bytes from cached blocks. NULL: there is none. */
+    gai_block *(*take_near)(galloc_pool *pool, const gai_site *site, size_t bytes, size_t requested, uint32_t tag);
+    /* Makes blocks that stand apart ordinary free blocks; all: even if that takes long for what it may gain. */
+    void (*coalesce)(galloc_pool *pool, int all);
+    /* Creates memory for an allocation and takes its block. [growth] */
+    void (*grow)(struct gai_job *job);
+    /* Gives back free memory until about `wanted` bytes are given: what is complete already; the same for a trim, which
+       returns the bytes given. [growth] */
+    void (*give_back)(galloc_pool *pool, size_t wanted);
+    size_t (*release)(galloc_pool *pool, size_t wanted);
+    /* Asks the driver how much it holds. [growth] */
+    void (*refresh)(galloc_pool *pool);
+    /* Allocates and frees a fixed segment. [growth], or no lock. */
+    CUresult (*alloc)(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes, const gai_site *site);
+    CUresult (*dealloc)(galloc_pool *pool, CUdeviceptr addr, const gai_site *site);
+    /* Charges a new segment to the budget, which `bytes` are added to. [growth] */
+    CUresult (*charge)(galloc_pool *pool, gai_segment *segment, size_t bytes);
+    /* Ends such a charge, once the segment is in a set or in quarantine. */
+    void (*settle)(galloc_pool *pool);
+    /* A segment was given back. Returns 1 if the driver keeps its memory for the pool. */
+    int (*keep)(galloc_pool *pool, gai_segment *segment);
+    /* The block of the pool that contains an address, or NULL. */
+    gai_block *(*around)(const galloc_pool *pool, uintptr_t addr);
+    /* Frees a claimed block: 1; 0: it shall be freed by marks; -1: it cannot be freed in this call. May release the
+       lock meanwhile. */
+    int (*free)(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site);
+    /* Frees a claimed block that never existed, since its capture was invalidated: 1; else 0. */
+    int (*free_unmade)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n);
+    /* A block is freed by these marks: adds more. */
+    void (*freed)(galloc_pool *pool, gai_block *block, const gai_mark *marks);
+    /* After a miss; asked: bytes of the request that got memory, or 0. [growth, lock] */
+    void (*tune)(galloc_pool *pool, size_t asked, int refused);
+    /* Counts an occasion; block: for the first two. */
+    void (*count)(galloc_pool *pool, enum gai_count what, const gai_block *block);
+    /* Counts a used block that had other sizes before. */
+    void (*resized)(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested);
+    /* A segment, or a stream state, ends. */
+    void (*segment_ends)(galloc_pool *pool, gai_segment *segment);
+    void (*stream_ends)(galloc_pool *pool, gai_stream *stream);
+    /* A capture was forgotten: work of its streams counts as complete now. */
+    void (*capture_ended)(galloc_pool *pool);
+    /* Adds the sets of the variant to a survey. [lock, latches] */
+    void (*survey)(struct gai_survey *survey, const galloc_pool *pool);
+    /* Checks its equations of a block, and those of the pool. Return the number of breaks. */
+    int (*check_block)(galloc_pool *pool, const gai_block *block);
+    int (*check)(galloc_pool *pool);
+    /* The pool begins, with its settings and its context. [no lock] */
+    CUresult (*begin)(galloc_pool *pool);
+    /* The pool ends: gives back what the driver holds for it [growth], and then its host memory. */
+    CUresult (*close)(galloc_pool *pool);
+    void (*end)(galloc_pool *pool);
+} gai_variant;
+
 /* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine
    taken == the same + pages on their way in, which are charged to the budget before the driver call
    stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  stale == number of those that are not parked
@@ -2335,14 +2440,13 @@ struct galloc_pool {
     struct galloc_pool *next;
     gai_lock lock, growth, marking;
     int due; /* a stream state is due */
+    gai_variant variant; /* not changed while the pool exists */
     int lost; /* segments that are lost */
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has been here */
     int collects; /* pages record their use, for gc_threshold or gc_age */
     int caches_off;    /* no stream cache may be used: stats_exact, torch, or while the pool ends */
     int lost_on_reset;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
-    int torch;        /* like:pytorch with fixed segments: each has a block pool */
-    int pooled;       /* strategy:pooled: small requests have slots */
-    int sorts;        /* torch or pooled: not every free block merges with its neighbours */
+    size_t divisions; /* strategy:pooled: size classes between two powers of two; else 0 */
     uint64_t freed_slots;   /* slots that became free since runs were examined */
     int oversize;     /* there are blocks that are never cut: max_split_size */
     uint64_t special; /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
@@ -2386,6 +2490,7 @@ struct galloc_pool {
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either suffices to read them */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all pages; guarded by `growth` */
+    gai_set *more_sets;      /* of the variant, beside those of the stream states */
     gai_block_pool *block_pools;
     size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
@@ -2402,27 +2507,13 @@ struct galloc_pool {
 #define GAI_PASSING ((uint64_t)1 << 32) /* added by a call that concerns all pools and makes no callback in this one */
 #define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: no call comes in */
 
-#define GAI_ROUTE_LONG 1    /* torch, oversize */
-#define GAI_ROUTE_SLOTS 2   /* pooled */
+#define GAI_ROUTE_LONG 1    /* like:pytorch, oversize */
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
 
 static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
 static galloc_pool *gai_ended_pools; /* what serves the next ones */
 static void *gai_known_pools;        /* both, and those about to begin or to end; read without a lock */
-
-/* What an allocation asks for, after rounding. */
-typedef struct gai_params {
-    size_t bytes, alignment, room; /* rounded; room: addresses wanted from the start of the block on, 0: just bytes */
-    size_t requested;
-    uint32_t tag;
-    int just_ready; /* galloc_pool_reserve: make it available, do not take it */
-    int growable;   /* it has room, be it addresses or, in fixed segments, memory */
-    int far;        /* place it at the far end of a free block */
-    int small;      /* like:pytorch: it is one for small segments */
-    int slot;       /* it has a class */
-    gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
-} gai_params;
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -2792,26 +2883,6 @@ static GAI_INLINE void gai_bin_insert(gai_set *set, gai_block *block)
     set->columns[bin.row] |= (uint32_t)1 << bin.column;
 }
 
-/* The bin of the slots of one size. */
-static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
-{
-    return &set->bins[GAI_ROWS + bin.row][bin.column];
-}
-
-/* Inserts a slot; searches for blocks do not visit its rows. */
-static void gai_slot_insert(gai_set *set, gai_block *block)
-{
-    gai_bin bin = gai_bin_of(block->bytes);
-    gai_block **head = gai_slot_bin(set, bin);
-    block->row = (unsigned char)(GAI_ROWS + bin.row);
-    block->column = (unsigned char)bin.column;
-    block->prev_bin = NULL;
-    block->next_bin = *head;
-    if (*head) (*head)->prev_bin = block;
-    *head = block;
-    set->columns[block->row] |= (uint32_t)1 << bin.column;
-}
-
 static GAI_INLINE void gai_bin_remove(gai_set *set, gai_block *block)
 {
     int row = block->row, column = block->column;
@@ -2860,61 +2931,8 @@ static void gai_age_remove(gai_set *set, gai_block *block)
     else set->newest = block->older;
 }
 
-/* torch_stats counts each number for all blocks and for the small or the large ones. `new_ones` adds to the total as
-   well. */
-static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
-{
-    stat->current += n;
-    stat->total += new_ones ? n : 0;
-    if (stat->current > stat->peak) stat->peak = stat->current;
-}
-
-static void gai_torch_add(galloc_torch_stat *stat, int small, size_t n, int new_ones)
-{
-    gai_torch_add_one(&stat->all, n, new_ones);
-    gai_torch_add_one(small ? &stat->small_pool : &stat->large_pool, n, new_ones);
-}
-
-static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
-{
-    stat->all.current -= n;
-    if (small) stat->small_pool.current -= n;
-    else stat->large_pool.current -= n;
-}
-
 /* Does the block span its whole segment? */
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
-
-/* Counts a free block of a block pool that enters a set. */
-static void gai_torch_count_in(const gai_set *set, const gai_block *block)
-{
-    const gai_segment *segment = block->segment;
-    galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->block_pool->small;
-    if (set == &segment->pool->mixed) {
-        gai_torch_add(&stats->active, small, 1, 0);
-        gai_torch_add(&stats->active_bytes, small, block->bytes, 0);
-    } else if (!gai_block_is_whole(block)) {
-        gai_torch_add(&stats->inactive_split, small, 1, 1);
-        gai_torch_add(&stats->inactive_split_bytes, small, block->bytes, 1);
-    }
-}
-
-/* Counts a free block of a block pool that leaves its set, with the size it had there. */
-GAI_APART
-static void gai_torch_count_out(const gai_set *set, const gai_block *block)
-{
-    const gai_segment *segment = block->segment;
-    galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->block_pool->small;
-    if (set == &segment->pool->mixed) {
-        gai_torch_subtract(&stats->active, small, 1);
-        gai_torch_subtract(&stats->active_bytes, small, block->bytes);
-    } else if (!gai_block_is_whole(block)) {
-        gai_torch_subtract(&stats->inactive_split, small, 1);
-        gai_torch_subtract(&stats->inactive_split_bytes, small, block->bytes);
-    }
-}
 
 static void gai_set_insert(gai_set *set, gai_block *block)
 {
@@ -2927,7 +2945,7 @@ static void gai_set_insert(gai_set *set, gai_block *block)
 static void gai_set_remove(gai_block *block)
 {
     gai_set *set = block->set;
-    if (set->counted) gai_torch_count_out(set, block);
+    if (set->counted) block->segment->pool->variant.unfiled(set, block);
     gai_bin_remove(set, block);
     gai_age_remove(set, block);
     set->bytes -= block->bytes;
@@ -3467,80 +3485,6 @@ static GAI_INLINE gai_block *gai_block_partner(galloc_pool *pool, const gai_bloc
     return gai_block_plain_partner(pool, block, gai_set_of(pool, block->marks), all);
 }
 
-/* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
-static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
-{
-    if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
-    return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
-}
-
-/* The free set of a block in a block pool: the block pool's own, or mixed while another stream may still use it. */
-static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
-{
-    gai_block_pool *block_pool = block->segment->block_pool;
-    const gai_mark *mark = block->marks;
-    while (mark && gai_block_pool_allows(block_pool, mark)) mark = mark->next;
-    return mark ? &pool->mixed : &block_pool->free;
-}
-
-/* Requests events on streams of other block pools that used the block. Once these are complete the block returns to
-   its block pool's set. */
-static void gai_block_ask_users(const gai_block *block)
-{
-    const gai_mark *mark;
-    for (mark = block->marks; mark; mark = mark->next)
-        if (!gai_block_pool_allows(block->segment->block_pool, mark) && !gai_mark_event(mark))
-            gai_stream_ask(mark->stream);
-}
-
-/* Is a free block in its block pool's own set, and not in mixed? */
-static int gai_block_is_at_block_pool(const gai_block *block)
-{
-    return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
-}
-
-/* A segment that has become free as a whole notes the number of searches so far. */
-static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
-{
-    gai_segment *segment = block->segment;
-    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* refiled, not newly free */
-    segment->age = block->age;
-    segment->searches = pool->searches[segment->block_pool->small];
-}
-
-/* Files a block of a block pool. Merges it with free neighbours, except while it or they are in mixed. */
-static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block)
-{
-    gai_set *set = gai_block_pool_set(pool, block);
-    int i;
-    if (set == &pool->mixed) gai_block_ask_users(block);
-    for (i = 0; i < 2 && set != &pool->mixed; i++) {
-        gai_block *partner = i ? block->next : block->prev;
-        if (!gai_block_is_at_block_pool(partner)) continue;
-        gai_set_remove(partner);
-        block = i ? block : partner;
-        gai_block_absorb(pool, block, block->next);
-        gai_marks_trim(pool, &block->marks);
-    }
-    if (set != &pool->mixed) gai_segment_note_search(pool, block);
-    gai_set_insert(set, block);
-    gai_torch_count_in(set, block);
-    return block;
-}
-
-/* Files a slot. Slots never merge here. */
-static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
-{
-    gai_set *set = gai_set_of(pool, block->marks);
-    block->kind = GAI_SLOT;
-    block->set = set;
-    set->bytes += block->bytes;
-    gai_slot_insert(set, block);
-    gai_age_insert(set, block);
-    pool->freed_slots++;
-    return block;
-}
-
 /* Merges a free block with all neighbours that allow it, and inserts the result into a set. */
 static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block *block, int all)
 {
@@ -3556,21 +3500,13 @@ static GAI_INLINE gai_block *gai_block_file_merged(galloc_pool *pool, gai_block 
     return block;
 }
 
-/* Files a block where not every free block merges: with block pools or slots. */
-GAI_APART
-static gai_block *gai_block_file_sorted(galloc_pool *pool, gai_block *block, int all)
-{
-    if (pool->torch) return gai_block_file_block_pool(pool, block);
-    return block->slot ? gai_block_file_slot(pool, block) : gai_block_file_merged(pool, block, all);
-}
-
 /* Makes a block free: drops complete marks, merges it with its neighbours and inserts it into a set. Returns the block
    that it is part of now. */
 static gai_block *gai_block_file(galloc_pool *pool, gai_block *block, int all)
 {
     block->kind = GAI_FREE;
     gai_marks_prune(pool, &block->marks);
-    return pool->sorts ? gai_block_file_sorted(pool, block, all) : gai_block_file_merged(pool, block, all);
+    return pool->variant.file ? pool->variant.file(pool, block, all) : gai_block_file_merged(pool, block, all);
 }
 
 static void gai_hole_link(galloc_pool *pool, gai_block *hole)
@@ -3886,11 +3822,6 @@ static void gai_stat_page_gone(galloc_pool *pool, const gai_page *page, size_t b
     pool->stats.reserved.current -= bytes;
 }
 
-static int gai_pool_is_async(const galloc_pool *pool)
-{
-    return pool->config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
-}
-
 /* cudaMallocAsync: sets what the driver's pool holds beyond the blocks. It counts among the smallest pages, since its
    page sizes are unknown. */
 static void gai_stat_kept(galloc_pool *pool, size_t kept)
@@ -4068,7 +3999,7 @@ static size_t gai_cache_largest(const gai_cache *cache)
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
-    const gai_block_pool *block_pool;
+    const gai_set *set;
     stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
     stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
     stats->largest_free = gai_max(stats->largest_free, pool->kept); /* how much of it is contiguous is unknown */
@@ -4078,15 +4009,23 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&stream->free));
         stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
     }
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        stats->free_bytes += block_pool->free.bytes;
-        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&block_pool->free));
+    for (set = pool->more_sets; set; set = set->next) {
+        stats->free_bytes += set->bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
     }
     stats->external_fragmentation = 0;
     if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
     stats->internal_fragmentation = 1;
     if (stats->live.current)
         stats->internal_fragmentation = (double)stats->allocated.current / (double)stats->live.current;
+}
+
+/* `now` includes the counts that stream caches have not reported yet. The total may wrap below 0 here, and becomes
+   exact when they report. */
+static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
+{
+    stat->peak = now->current;
+    stat->total -= now->total;
 }
 
 /* ==== TAKE ======================================================================================================== */
@@ -4174,7 +4113,7 @@ static gai_block *gai_block_cut_out(galloc_pool *pool, gai_block *block, uintptr
     if (kind == GAI_USED && at == block->addr && bytes < block->bytes && gai_block_is_even(pool, block, at + bytes) &&
         !gai_block_meets(pool, block->next, set, 0)) /* newly mapped pages may not have merged yet */
         return gai_block_cut_off_marked(pool, block, bytes);
-    if (set->counted) gai_torch_count_out(set, block);
+    if (set->counted) block->segment->pool->variant.unfiled(set, block);
     gai_bin_remove(set, block);
     set->bytes -= block->bytes;
     if (at + bytes < block->addr + block->bytes) after = gai_block_split(pool, block, at + bytes, GAI_FREE);
@@ -5089,31 +5028,6 @@ static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
-   without a wait move from mixed into its set, the others move to mixed. [lock] */
-static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
-{
-    gai_block *block = block_pool->free.oldest, *newer;
-    while (block) {
-        newer = block->newer;
-        if (gai_block_pool_set(pool, block) == &pool->mixed) {
-            gai_set_remove(block);
-            if (gai_block_file(pool, block, 0)->set != &pool->mixed)
-                newer = block_pool->free.oldest; /* it has merged */
-        }
-        block = newer;
-    }
-    for (block = pool->mixed.oldest; block;) {
-        if (block->segment->block_pool != block_pool || gai_block_pool_set(pool, block) == &pool->mixed) {
-            block = block->newer;
-        } else {
-            gai_set_remove(block);
-            (void)gai_block_file(pool, block, 0);
-            block = pool->mixed.oldest; /* other blocks may have merged with it */
-        }
-    }
-}
-
 /* The graph will not run again, so all frees on this captured stream are complete. [lock] */
 static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
@@ -5128,14 +5042,12 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 static void gai_capture_forget(galloc_pool *pool, gai_capture *gone)
 {
     gai_capture **at = &pool->captures;
-    gai_block_pool *block_pool;
     gai_stream *stream;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream->capture == gone) gai_stream_end_capture(pool, stream);
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        if (block_pool->captured) gai_block_pool_sort(pool, block_pool);
+    if (pool->variant.capture_ended) pool->variant.capture_ended(pool);
     gai_capture_drop(gone);
 }
 
@@ -5161,13 +5073,13 @@ static size_t gai_block_captured(const gai_block *block)
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
     const gai_stream *stream;
-    const gai_block_pool *block_pool;
+    const gai_set *set;
     const gai_block *block;
     const gai_mapping *mapping;
     size_t bytes = 0;
     if (!gai_pool_has_captured(pool)) return 0;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        for (block = block_pool->free.oldest; block; block = block->newer) bytes += gai_block_captured(block);
+    for (set = pool->more_sets; set; set = set->next)
+        for (block = set->oldest; block; block = block->newer) bytes += gai_block_captured(block);
     for (stream = pool->streams; stream; stream = stream->next)
         for (block = stream->capture ? stream->free.oldest : NULL; block; block = block->newer)
             bytes += gai_block_captured(block);
@@ -5396,7 +5308,7 @@ static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
     gai_stream *stream;
-    gai_block_pool *block_pool;
+    gai_set *set;
     int some = 0;
     for (capture = pool->captures; capture; capture = next) {
         next = capture->next;
@@ -5406,8 +5318,7 @@ static void gai_pool_reap(galloc_pool *pool)
     }
     for (stream = some ? pool->streams : NULL; stream; stream = stream->next)
         if (stream->capture_id) gai_set_drain(pool, &stream->free, 1);
-    for (block_pool = some ? pool->block_pools : NULL; block_pool; block_pool = block_pool->next)
-        gai_set_drain(pool, &block_pool->free, 1);
+    for (set = some ? pool->more_sets : NULL; set; set = set->next) gai_set_drain(pool, set, 1);
     if (some) gai_set_drain(pool, &pool->mixed, 1);
 }
 
@@ -5514,84 +5425,6 @@ static void gai_stream_forget_waits(galloc_pool *pool, gai_stream *stream, const
     }
 }
 
-/* Ends a block pool without streams, segments and pending segments. [lock] */
-static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
-{
-    gai_block_pool **at = &pool->block_pools;
-    if (block_pool->streams || block_pool->segments || block_pool->awaited) return;
-    while (*at != block_pool) at = &(*at)->next;
-    *at = block_pool->next;
-    GALLOC_FREE(block_pool);
-}
-
-/* A new block pool without streams. NULL: no host memory. [lock] */
-static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
-{
-    gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
-    if (!block_pool) return NULL;
-    memset(block_pool, 0, sizeof *block_pool);
-    block_pool->small = small;
-    block_pool->free.counted = 1;
-    block_pool->next = pool->block_pools;
-    pool->block_pools = block_pool;
-    return block_pool;
-}
-
-/* Gives a stream state this block pool. */
-static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stream *stream)
-{
-    if (!block_pool) return NULL;
-    block_pool->captured = stream->capture_id != 0;
-    block_pool->stream = stream;
-    block_pool->streams++;
-    stream->block_pool[block_pool->small] = block_pool;
-    return block_pool;
-}
-
-static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
-{
-    int small;
-    for (small = 0; small < 2; small++) {
-        gai_block_pool *block_pool = stream->block_pool[small];
-        if (!block_pool) continue;
-        stream->block_pool[small] = NULL;
-        if (block_pool->stream == stream) block_pool->stream = NULL;
-        block_pool->streams--;
-        gai_block_pool_end(pool, block_pool);
-    }
-}
-
-/* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
-   one. Without a stream state: the one for memory reserved for no stream. [lock] */
-static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
-{
-    gai_stream *other;
-    gai_block_pool *block_pool = pool->block_pools;
-    if (!stream) {
-        while (block_pool && (block_pool->streams || block_pool->captured || block_pool->small != small))
-            block_pool = block_pool->next;
-        return block_pool;
-    }
-    if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
-    for (other = pool->streams; other; other = other->next)
-        if (other->block_pool[small] && other->key == stream->key &&
-            gai_captures_share(other->capture, stream->capture))
-            break;
-    if (!other) return NULL;
-    block_pool = gai_block_pool_enter(other->block_pool[small], stream);
-    gai_block_pool_sort(pool, block_pool);
-    return block_pool;
-}
-
-/* The same, created if it is missing. NULL: no host memory. [lock] */
-static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
-{
-    gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
-    if (block_pool) return block_pool;
-    block_pool = gai_block_pool_new(pool, small);
-    return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
-}
-
 /* Removes a stream state from the pool. The caller drops its events. */
 static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 {
@@ -5601,7 +5434,7 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     pool->stream_count -= (size_t)gai_stream_is_plain(gone);
     gai_stream_unindex(pool, gone);
     gone->life = 0; /* threads that remember it must not find it */
-    gai_stream_leave_block_pools(pool, gone);
+    if (pool->variant.stream_ends) pool->variant.stream_ends(pool, gone);
     gai_stream_forget_positions(pool, gone);
     for (stream = pool->streams; stream; stream = stream->next) gai_stream_forget_waits(pool, stream, gone);
     gai_stream_forget_waits(pool, gone, NULL);
@@ -5702,12 +5535,12 @@ static void gai_event_judge(galloc_pool *pool, const gai_event *event, int usele
     if (occasion) occasion->useless = useless;
 }
 
-/* Is a mark due? With other backends every free needs one, since its memory goes to the driver only after an event. */
+/* Is a mark due? */
 static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (site->capture_forbids || stream->retired) return 0;
-    if ((stream->asked || pool->config.backend) && gai_stream_unmarked(stream)) return 1;
-    if (pool->torch) return 0; /* no other stream uses the memory */
+    if ((stream->asked || pool->variant.one_each) && gai_stream_unmarked(stream)) return 1;
+    if (pool->variant.no_marks) return 0;
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
 }
@@ -6022,7 +5855,7 @@ static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 static void gai_pool_poll(galloc_pool *pool)
 {
     gai_stream *stream;
-    gai_block_pool *block_pool;
+    gai_set *set;
     gai_lock_on(&pool->lock);
     stream = pool->streams;
     pool->mark_predictor.looks++;
@@ -6032,8 +5865,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_pool_reap(pool);
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream->free.bytes) gai_set_drain(pool, &stream->free, 0);
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        gai_set_drain(pool, &block_pool->free, 0);
+    for (set = pool->more_sets; set; set = set->next) gai_set_drain(pool, set, 0);
     gai_set_drain(pool, &pool->mixed, 1);
     gai_lock_off(&pool->lock);
 }
@@ -6053,7 +5885,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
 {
     gai_cache *cache = &stream->cache;
     size_t in_cache;
-    const gai_block_pool *block_pool;
+    const gai_set *set;
     const gai_block *block;
     const gai_mapping *mapping;
     memset(stats, 0, sizeof *stats);
@@ -6066,9 +5898,8 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
     stats->unmarked = gai_stream_unmarked(stream) + in_cache;
     for (block = stream->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
     for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        for (block = block_pool->free.oldest; block; block = block->newer)
-            stats->stranded += gai_block_stranded(block, stream);
+    for (set = pool->more_sets; set; set = set->next)
+        for (block = set->oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
@@ -6169,46 +6000,6 @@ static void gai_segment_link(galloc_pool *pool, gai_segment *segment, uintptr_t 
 /* Returns whether blocks of this size are never cut: max_split_size. */
 static int gai_pool_is_oversize(const galloc_pool *pool, size_t bytes) { return bytes >= pool->config.max_split_size; }
 
-/* Counts the end of a used block in torch_stats. */
-GAI_APART
-static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->block_pool->small;
-    gai_torch_subtract(&stats->allocation, small, 1);
-    gai_torch_subtract(&stats->active, small, 1);
-    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
-}
-
-/* Assigns a new segment to a block pool. [lock] */
-static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    segment->block_pool = block_pool;
-    segment->searches = pool->searches[block_pool->small];
-    block_pool->segments++;
-    gai_torch_add(&stats->segment, block_pool->small, 1, 1);
-    gai_torch_add(&stats->reserved_bytes, block_pool->small, segment->bytes, 1);
-    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_add_one(&stats->oversize_segments, 1, 1);
-    stats->num_device_alloc++;
-}
-
-/* Removes a segment that is given back from its block pool. */
-static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    gai_block_pool *block_pool = segment->block_pool;
-    gai_torch_subtract(&stats->segment, block_pool->small, 1);
-    gai_torch_subtract(&stats->reserved_bytes, block_pool->small, segment->bytes);
-    if (gai_pool_is_oversize(pool, segment->bytes)) stats->oversize_segments.current--;
-    stats->num_device_free++;
-    block_pool->segments--;
-    gai_block_pool_end(pool, block_pool);
-}
-
 /* Unlinks a segment and ends its descriptors. Its memory was released before, or never existed. */
 static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
 {
@@ -6216,7 +6007,7 @@ static void gai_segment_end(galloc_pool *pool, gai_segment *segment)
     if (segment->prev) segment->prev->next = segment->next;
     else if (pool->segments == segment) pool->segments = segment->next;
     pool->lost -= segment->lost;
-    if (segment->block_pool) gai_segment_leave_block_pool(pool, segment);
+    if (pool->variant.segment_ends) pool->variant.segment_ends(pool, segment);
     while (segment->first) {
         gai_block *block = segment->first;
         segment->first = block->next;
@@ -6264,7 +6055,7 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
-    if (pool->torch) gai_torch_count_unused(pool, block);
+    if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_UNUSED, block);
     gai_marks_end(pool, &block->recorded_uses);
     gai_block_untake(pool, block);
     gai_block_give(pool, block);
@@ -6443,22 +6234,6 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_slab_give(&pool->mappings, mapping);
 }
 
-/* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
-   moment. 0: the segment does not belong to that pool. [lock] */
-static int gai_segment_keep(galloc_pool *pool, gai_segment *segment)
-{
-    gai_page *page = segment->whole->page;
-    galloc_pages *pages = pool->stats.pages, *of_its_size = &pages[gai_page_class(page->bytes)];
-    if (segment->lost || !gai_pool_is_async(pool)) return 0;
-    if (segment->of_graph) pool->of_graphs -= segment->bytes;
-    if (segment->of_graph) return 0;
-    of_its_size->count--;
-    of_its_size->bytes -= page->bytes;
-    pages[0].bytes += page->bytes;
-    pool->kept += page->bytes;
-    return 1;
-}
-
 /* Books the outcome of gai_mapping_undo. [lock] */
 static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai_undone undone)
 {
@@ -6472,7 +6247,7 @@ static void gai_mapping_settle(galloc_pool *pool, gai_mapping *mapping, enum gai
         gai_mapping_quarantine(pool, mapping);
     } else {
         gai_page *page = mapping->page;
-        int kept = segment->given && gai_segment_keep(pool, segment);
+        int kept = pool->variant.keep && pool->variant.keep(pool, segment);
         gai_mapping_end(pool, mapping);
         /* A page that is kept in the driver's pool stays in the counters; other mappings of a page may remain. */
         if (kept) gai_slab_give(&pool->pages, page);
@@ -6790,117 +6565,30 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
 }
 
-/* ==== BACKENDS ==================================================================================================== */
-/* >>backends */
+/* ==== FIXED SEGMENTS ============================================================================================== */
+/* >>fixed */
 
-/* Memory of cudaMalloc and cudaMallocAsync: fixed segments, and the driver's memory pool. The state changes under
-   `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget, statistics. */
+/* Fixed segments: each is one allocation of the driver, by cudaMalloc unless the variant has another source. The state
+   changes under `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget,
+   statistics. */
 
-/* To add a backend (grep config.backend, gai_pool_is_async and _given for all places):
-     settings      GALLOC_BACKEND_..., gai_keys, gai_config_circumstances and its rules, ON BACKENDS, docs/settings.md
-     begin, end    gai_pool_open and gai_pool_close; gai_pool_read_config if settings have other effective values
-     allocate      gai_driver_alloc, gai_segment_fetch, gai_segment_fixed, gai_pool_may_ask, gai_job_grow_given,
-                   gai_job_take_given, gai_params_of
-     free          gai_driver_free, gai_segment_keep, gai_block_is_drivers, gai_block_free_given, gai_block_stamp_first,
-                   gai_stream_wants_mark
-     give back     gai_pool_ask_held, gai_pool_return_given, gai_pool_release_given; steps of the ladder: gai_step_poll,
-                   gai_step_grow, gai_step_wait_device, gai_job_can_wait
-     look-ups      gai_pool_of_given, gai_given_around, gai_check_given; refused calls: galloc_pool_reserve,
-                   galloc_graph_begin, galloc_pool_set_callbacks */
-
-/* Creates the driver's memory pool, with the settings of the pool that have a counterpart there. */
-static CUresult gai_driver_pool_new(galloc_pool *pool)
+static CUresult gai_segment_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
+                                  const gai_site *site)
 {
-    static const struct { CUmemPool_attribute name; int reuse; } ways[] = {
-        {CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, GALLOC_REUSE_COMPLETED},
-        {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
-        {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
-    cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
-    size_t i;
-    CUmemPoolProps properties;
-    CUmemoryPool made = NULL;
-    CUresult result;
-    memset(&properties, 0, sizeof properties);
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    properties.location.id = pool->config.device;
-#if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
-        properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
-#endif
-    result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
-    if (result) return result;
-    result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
-    for (i = 0; i < sizeof ways / sizeof ways[0] && !result; i++) {
-        int allowed = (pool->config.reuse & ways[i].reuse) != 0;
-        result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, ways[i].name, &allowed));
-    }
-    if (result) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (made));
-    else pool->driver_pool = made;
-    return result;
+    if (pool->variant.alloc) return pool->variant.alloc(pool, segment, addr, bytes, site);
+    return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
 }
 
-#define GAI_NOT_SAID SIZE_MAX
-
-/* Bytes that the driver's pool holds; GAI_NOT_SAID if the driver does not tell. */
-static size_t gai_driver_pool_held(galloc_pool *pool)
+static CUresult gai_segment_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
-    cuuint64_t held = 0;
-    CUmemPool_attribute name = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-    if (!pool->driver_pool) return GAI_NOT_SAID;
-    if (GAI_CALL(pool, pool_get, MemPoolGetAttribute, (pool->driver_pool, name, &held))) return GAI_NOT_SAID;
-    return (size_t)held;
+    if (pool->variant.dealloc) return pool->variant.dealloc(pool, addr, site);
+    return GAI_CALL(pool, mem_free, MemFree, (addr));
 }
 
-/* The same after an allocation of `bytes`; an estimate if the driver does not tell. */
-static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
+/* Returns bytes to the budget that were taken for a segment. */
+static void gai_segment_refund(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
-    size_t held = gai_driver_pool_held(pool);
-    if (held != GAI_NOT_SAID) return held;
-    gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
-    gai_lock_off(&pool->lock);
-    return held;
-}
-
-/* Updates `kept` and `reserved` to what the driver's pool holds. [growth] */
-static void gai_pool_ask_held(galloc_pool *pool)
-{
-    size_t held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
-    if (held == GAI_NOT_SAID) return;
-    gai_lock_on(&pool->lock);
-    gai_stat_held(pool, held, 0);
-    gai_budget_settle(pool);
-    gai_stat_cached(pool);
-    gai_lock_off(&pool->lock);
-}
-
-/* Allocates from the driver. MemAllocFromPoolAsync needs the context of a default stream to be current. */
-static CUresult gai_driver_alloc(galloc_pool *pool, CUdeviceptr *addr, size_t bytes, const gai_site *site)
-{
-    gai_scope scope;
-    CUresult result;
-    if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_alloc, MemAlloc, (addr, bytes));
-    if (site->capture_forbids && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
-    if (!result) result = gai_scope_enter(&scope, site->context);
-    if (result) return result;
-    result = GAI_CALL(pool, pool_alloc, MemAllocFromPoolAsync, (addr, bytes, pool->driver_pool, site->handle));
-    gai_scope_leave(&scope);
-    return result;
-}
-
-/* Frees memory in the driver, for the driver's pool in the order of the stream at `site`. */
-static CUresult gai_driver_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
-{
-    gai_scope scope;
-    CUresult result;
-    if (!gai_pool_is_async(pool)) return GAI_CALL(pool, mem_free, MemFree, (addr));
-    result = gai_scope_enter(&scope, site->context);
-    if (result) return result;
-    result = GAI_CALL(pool, pool_free, MemFreeAsync, (addr, site->handle));
-    gai_scope_leave(&scope);
-    return result;
+    if (!pool->variant.charge || site->capture) gai_budget_give(pool, bytes);
 }
 
 /* Makes a fixed segment that has no addresses yet: a busy block and a mapping for it. NULL: no host memory. */
@@ -6923,72 +6611,60 @@ static gai_segment *gai_segment_new_fixed(galloc_pool *pool, size_t bytes)
 }
 
 /* Allocates the memory of a fixed segment. If a later step fails and the memory cannot be freed again, its address
-   stays in the mapping. *held: what the driver's pool then holds. */
-static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site,
-                                  size_t *held)
+   stays in the mapping. */
+static CUresult gai_segment_fetch(galloc_pool *pool, gai_segment *segment, size_t bytes, const gai_site *site)
 {
     size_t unit = segment->given ? GAI_UNIT : (size_t)1 << GAI_PAGE_LOG2;
     CUdeviceptr addr = 0;
-    CUresult result = gai_driver_alloc(pool, &addr, segment->given ? segment->given : bytes, site);
+    CUresult result = gai_segment_alloc(pool, segment, &addr, segment->given ? segment->given : bytes, site);
     if (result) return result;
     segment->whole->addr = (uintptr_t)addr;
     gai_addresses_are_new((uintptr_t)addr, segment->given ? segment->given : bytes);
-    if (gai_pool_is_async(pool) && !segment->of_graph) *held = gai_driver_pool_held_with(pool, bytes);
-    /* The block map needs multiples of 512 bytes, the page map of 2 MiB. The growth of the driver's pool is charged
-       to the budget here, since only now it is known. */
+    /* The block map needs multiples of 512 bytes, the page map of 2 MiB. */
     if (addr % unit) result = CUDA_ERROR_NOT_SUPPORTED;
     else if ((!segment->given && !gai_page_map_need((uintptr_t)addr, bytes)) ||
              !gai_block_map_need((uintptr_t)addr))
         result = GAI_NO_HOST_MEMORY;
-    else if (*held && !gai_budget_raise(pool, *held + pool->of_graphs))
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (result && !gai_driver_free(pool, addr, site)) segment->whole->addr = 0;
+    else if (pool->variant.charge) result = pool->variant.charge(pool, segment, bytes);
+    if (result && !gai_segment_free(pool, addr, site)) segment->whole->addr = 0;
     return result;
 }
 
-/* Makes a segment of one driver allocation; *block is its busy block. The bytes were taken from the budget, except
-   those of the driver's pool, which are settled afterwards. given: for a backend, the exact bytes to allocate; else
-   0. */
+/* Makes a segment of one driver allocation; *block is its busy block. The bytes were taken from the budget, unless the
+   variant charges them afterwards. given: with a backend, the exact bytes to allocate; else 0. */
 static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given, const gai_site *site,
                                   gai_block **block)
 {
     gai_batch batch;
     CUresult result;
-    size_t held = 0;
     gai_segment *segment = gai_segment_new_fixed(pool, bytes);
     if (!segment) {
-        if (!gai_pool_is_async(pool) || site->capture) gai_budget_give(pool, bytes);
+        gai_segment_refund(pool, bytes, site);
         return GAI_NO_HOST_MEMORY;
     }
     segment->given = given;
-    segment->of_graph = gai_pool_is_async(pool) && site->capture;
-    result = gai_segment_fetch(pool, segment, bytes, site, &held);
+    result = gai_segment_fetch(pool, segment, bytes, site);
     gai_lock_on(&pool->lock);
     if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
     segment->whole->page->mappings = segment->whole->addr != 0;
     gai_batch_start(&batch);
     gai_batch_add(&batch, segment->whole, segment->first);
     if (!result) {
-        if (segment->of_graph) pool->of_graphs += bytes;
-        else if (gai_pool_is_async(pool)) gai_stat_held(pool, held, bytes);
         gai_lock_off(&pool->lock);
         gai_pool_tell_mapped(pool, &batch);
         gai_lock_on(&pool->lock);
         *block = gai_batch_publish(pool, &batch);
         pool->stats.grows++;
-        if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else if (segment->whole->addr) {
         /* The allocation succeeded, a later step failed, and the memory could not be freed. */
         gai_mapping_quarantine(pool, segment->whole);
-        if (gai_pool_is_async(pool)) gai_budget_settle(pool);
     } else {
-        if (!gai_pool_is_async(pool) || segment->of_graph) gai_budget_give(pool, bytes);
-        if (gai_pool_is_async(pool))
-            site->stream->handed = gai_stream_stamp(site->stream); /* the free may be queued on it */
+        gai_segment_refund(pool, bytes, site);
         gai_slab_give(&pool->pages, segment->whole->page);
         gai_slab_give(&pool->mappings, segment->whole);
         gai_segment_end(pool, segment);
     }
+    if (pool->variant.settle) pool->variant.settle(pool);
     gai_lock_off(&pool->lock);
     return result;
 }
@@ -7220,7 +6896,7 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
 static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_stream *own = filter->params ? filter->params->stream : NULL, *stream;
-    gai_block_pool *block_pool;
+    gai_set *set;
     int enough;
     gai_parked_to_batch(pool, filter, batch);
     enough = gai_set_to_batch(pool, &pool->common, filter, batch);
@@ -7228,8 +6904,7 @@ static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_ba
     if (enough) enough = gai_set_to_batch(pool, &pool->mixed, filter, batch);
     for (stream = pool->streams; stream && enough; stream = stream->next)
         if (stream != own) enough = gai_set_to_batch(pool, &stream->free, filter, batch);
-    for (block_pool = pool->block_pools; block_pool && enough; block_pool = block_pool->next)
-        enough = gai_set_to_batch(pool, &block_pool->free, filter, batch);
+    for (set = pool->more_sets; set && enough; set = set->next) enough = gai_set_to_batch(pool, set, filter, batch);
 }
 
 /* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. [lock] */
@@ -7251,88 +6926,6 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
-   `wanted` bytes are given or there are no more. */
-static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
-{
-    gai_batch batch;
-    gai_block *block, *newer;
-    size_t given = 0;
-    gai_batch_start(&batch);
-    gai_lock_on(&pool->lock);
-    for (block = pool->common.oldest; block && given < wanted; block = newer) {
-        gai_segment *segment = block->segment;
-        newer = block->newer;
-        if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
-        gai_set_remove(block);
-        block->kind = GAI_BUSY;
-        segment->whole->page->current = NULL;
-        gai_batch_add(&batch, segment->whole, block);
-        given += segment->bytes;
-    }
-    gai_lock_off(&pool->lock);
-    gai_batch_undo(pool, &batch);
-}
-
-/* The same, and trims the driver's pool by as much. Returns by how much less is held. */
-static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
-{
-    size_t before, held, after;
-    gai_lock_on(&pool->lock);
-    before = pool->stats.reserved.current;
-    gai_lock_off(&pool->lock);
-    /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
-    gai_pool_return_given(pool, gai_pool_is_async(pool) ? SIZE_MAX : wanted);
-    held = gai_pool_is_async(pool) ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
-    if (held != GAI_NOT_SAID) {
-        held = held > wanted ? held - wanted : 0;
-        gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
-        gai_pool_ask_held(pool);
-    }
-    gai_lock_on(&pool->lock);
-    after = pool->stats.reserved.current;
-    gai_lock_off(&pool->lock);
-    return before > after ? before - after : 0;
-}
-
-/* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
-static int gai_run_is_idle(const gai_block *block)
-{
-    /* A run ends before the next first slot, or before a block that is no slot. */
-    if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
-    do {
-        if (block->kind != GAI_SLOT) return 0;
-        block = block->next;
-    } while (block && block->slot && !(block->slot & GAI_RUN_FIRST));
-    return 1;
-}
-
-/* Makes the slots of such a run ordinary free blocks. Returns the last block that contains them. */
-static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
-{
-    gai_block *next = block;
-    do {
-        block = next;
-        gai_set_remove(block);
-        block->slot = 0;
-        block = gai_block_file(pool, block, 0);
-        next = block->next;
-    } while (next && next->kind == GAI_SLOT && !(next->slot & GAI_RUN_FIRST));
-    return block;
-}
-
-/* Coalesces all runs whose slots are all free. [lock] */
-static void gai_pool_coalesce(galloc_pool *pool)
-{
-    gai_segment *segment;
-    gai_block *block;
-    if (!pool->freed_slots) return;
-    pool->freed_slots = 0;
-    for (segment = pool->segments; segment; segment = segment->next)
-        for (block = segment->first; block; block = block->next)
-            if (block->kind == GAI_SLOT && gai_run_is_idle(block)) block = gai_run_coalesce(pool, block);
-}
-
 /* Gives back spare pages that were not used after `before`, until `wanted` bytes are given or there are no more;
    never more than `most`. Returns the bytes given. Releases `growth` while on_unmap runs. */
 static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
@@ -7341,7 +6934,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
     size_t held, after, given = 0;
     int some;
     if (gai_pool_keeps(pool)) return 0;
-    if (pool->config.backend) return gai_pool_release_given(pool, wanted);
+    if (pool->variant.release) return pool->variant.release(pool, wanted);
     do {
         gai_page_filter filter;
         filter.params = NULL;
@@ -7351,7 +6944,7 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         filter.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
-        gai_pool_coalesce(pool);
+        if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
         gai_pool_to_batch(pool, &filter, &batch);
         gai_batch_add_aliases(pool, &batch);
         gai_lock_off(&pool->lock);
@@ -7540,7 +7133,7 @@ static void gai_pool_join(galloc_pool *pool)
 {
     const gai_set *largest = &pool->mixed;
     gai_stream *stream;
-    gai_pool_coalesce(pool);
+    if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
     for (stream = pool->streams; stream; stream = stream->next)
         if (largest == &pool->mixed || stream->free.bytes > largest->bytes) largest = &stream->free;
     gai_set_join(pool, &pool->mixed);
@@ -7687,15 +7280,6 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
 /* How many bytes a request gets, and what follows from that for stream caches. Derived from the settings when a pool
    begins, and not changed. Calls the platform. */
 
-#define GAI_SLOT_DIVISIONS 8
-
-/* The number of slot classes between two powers of two. More than GAI_COLUMNS would put two classes into one bin. */
-static size_t gai_slot_divisions(const galloc_config *config)
-{
-    unsigned divisions = config->roundup_power2_divisions[0];
-    return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
-}
-
 /* Bytes to allocate for a request: sizes between two powers of two are rounded up to the configured number of steps. */
 static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
 {
@@ -7707,16 +7291,16 @@ static size_t gai_rounded(const galloc_pool *pool, size_t bytes)
        sizes. */
     at = gai_log2(bytes) - 20;
     divisions = pool->config.roundup_power2_divisions[at < 1 ? 0 : gai_min((size_t)at, GALLOC_DIVISIONS - 1)];
-    if (pool->pooled && bytes <= GAI_SLOT_MOST) divisions = gai_slot_divisions(&pool->config);
+    if (pool->divisions && bytes <= GAI_SLOT_MOST) divisions = pool->divisions;
     return gai_up_by_steps(bytes, divisions);
 }
 
 /* The largest size that is rounded to 512 bytes only. */
 static size_t gai_rounded_plainly(const galloc_pool *pool)
 {
-    size_t plain = pool->pooled ? GAI_UNIT * gai_slot_divisions(&pool->config) : SIZE_MAX, divisions;
+    size_t plain = pool->divisions ? GAI_UNIT * pool->divisions : SIZE_MAX, divisions;
     int i;
-    if (pool->config.backend) return SIZE_MAX;
+    if (pool->variant.one_each) return SIZE_MAX;
     for (i = 0; i < GALLOC_DIVISIONS; i++) {
         divisions = pool->config.roundup_power2_divisions[i];
         if (divisions > 1 && GAI_UNIT * divisions < plain) plain = GAI_UNIT * divisions;
@@ -7728,10 +7312,9 @@ static size_t gai_rounded_plainly(const galloc_pool *pool)
 static void gai_pool_choose_rounding(galloc_pool *pool)
 {
     pool->plain = gai_rounded_plainly(pool);
-    pool->special = pool->torch || pool->oversize   ? GAI_ROUTE_LONG
-                    : pool->pooled                  ? GAI_ROUTE_SLOTS
-                    : pool->plain != SIZE_MAX       ? GAI_ROUTE_ROUNDED
-                                                    : 0;
+    pool->special = pool->variant.route;
+    if (pool->oversize) pool->special = GAI_ROUTE_LONG;
+    else if (!pool->special && pool->plain != SIZE_MAX) pool->special = GAI_ROUTE_ROUNDED;
 }
 
 /* The largest block that a stream cache may hold; with several streams that is 2 MiB. With stream_check:off a stream
@@ -7739,249 +7322,6 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
 static uint64_t gai_cache_reach(const galloc_pool *pool)
 {
     return pool->config.stream_check ? gai_max(pool->config.lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
-}
-
-/* ==== TORCH ======================================================================================================= */
-/* >>torch */
-
-/* With like:pytorch: how blocks are chosen, cut and collected as in PyTorch's caching allocator
-   (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and one kind of
-   request, small or large, and a free block stays in its block pool's set. Sets and counters are guarded by `lock`; the
-   functions that give segments back are called under `growth`. Calls bins, pages, callbacks, release. */
-
-#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
-#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
-
-/* Returns whether a request may take the smallest block that it fits in. Blocks of max_split_size and more are kept
-   for requests of that size and more, and these take a block only if it is hardly larger. */
-static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, size_t bytes)
-{
-    size_t rounding = pool->config.max_non_split_rounding;
-    if (!rounding) rounding = pool->config.large_segment_size;
-    if (!gai_pool_is_oversize(pool, bytes)) return !gai_pool_is_oversize(pool, block->bytes);
-    return block->bytes < bytes || block->bytes - bytes < rounding;
-}
-
-/* Finds the smallest block in which the request fits, among equals the one with the lowest address: PyTorch's order.
-   It looks at every block of a bin. */
-static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const gai_params *params)
-{
-    gai_bin bin = gai_bin_of(params->bytes);
-    gai_block *best = NULL, *block;
-    if (!block_pool || block_pool->free.bytes < params->bytes) return NULL;
-    do {
-        for (block = block_pool->free.bins[bin.row][bin.column]; block; block = block->next_bin)
-            if (block->bytes >= params->bytes && gai_is_better(block, best) &&
-                gai_place(block->addr, block->addr + block->bytes, params))
-                best = block;
-    } while (!best && gai_bin_next(&block_pool->free, &bin));
-    return best;
-}
-
-/* Bytes that the request gets of a block, from its place on: to where the block is cut, or to the end. */
-static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at,
-                                 const gai_params *params)
-{
-    size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
-    /* Blocks of small segments are cut down to 512 bytes. */
-    if (params->small) return remains >= GAI_UNIT ? params->bytes : all;
-    return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
-}
-
-/* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
-   graph any more. */
-static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_params *params)
-{
-    const gai_block_pool *block_pool;
-    gai_block *best = NULL, *block;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        if (block_pool->streams || block_pool->captured || block_pool->small != params->small) continue;
-        for (block = block_pool->free.oldest; block; block = block->newer)
-            if (gai_block_is_whole(block) && !block->marks && gai_is_better(block, best) &&
-                gai_place(block->addr, block->addr + block->bytes, params))
-                best = block;
-    }
-    return best;
-}
-
-/* Moves a free segment to another block pool. [lock] */
-static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
-{
-    gai_block_pool *before = segment->block_pool;
-    gai_set_remove(segment->first);
-    before->segments--;
-    block_pool->segments++;
-    segment->block_pool = block_pool;
-    gai_block_pool_end(pool, before);
-    (void)gai_block_file(pool, segment->first, 0);
-}
-
-/* Returns whether free memory waits for a stream outside its block pool, and an event is recorded that may show it
-   done. */
-static int gai_pool_awaits(const galloc_pool *pool)
-{
-    const gai_stream *stream = pool->mixed.oldest ? pool->streams : NULL;
-    while (stream && !stream->recorded) stream = stream->next;
-    return stream != NULL;
-}
-
-/* Counts a block that becomes used in torch_stats. */
-static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->block_pool->small;
-    gai_torch_add(&stats->allocation, small, 1, 1);
-    gai_torch_add(&stats->active, small, 1, 1);
-    gai_torch_add(&stats->allocated_bytes, small, block->bytes, 1);
-    gai_torch_add(&stats->active_bytes, small, block->bytes, 1);
-    gai_torch_add(&stats->requested_bytes, small, (size_t)block->requested, 1);
-    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
-}
-
-/* Counts a wait for all streams, which PyTorch does before it gives its cache back. */
-static void gai_torch_count_wait(galloc_pool *pool)
-{
-    gai_lock_on(&pool->lock);
-    pool->torch_stats.num_sync_all_streams++;
-    gai_lock_off(&pool->lock);
-}
-
-static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
-{
-    if (now > before) gai_torch_add(stat, small, now - before, 1);
-    else gai_torch_subtract(stat, small, before - now);
-}
-
-/* Counts the new size of a used block in torch_stats. */
-static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    int small = pool->torch ? block->segment->block_pool->small : 0;
-    if (!pool->torch) return;
-    gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
-    gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
-    gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, bytes)) stats->oversize_allocations.current--;
-    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 0);
-}
-
-/* ---- collecting ---- */
-
-/* The age of a free segment: searches since its last block was freed. PyTorch measures time in the same way. */
-static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
-{
-    return (double)(pool->searches[0] - segment->searches);
-}
-
-/* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */
-static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
-{
-    return !block_pool->small && !block_pool->captured;
-}
-
-/* Ages of the segments that can be collected: their sum and their number. */
-typedef struct gai_ages {
-    double sum;
-    size_t count;
-} gai_ages;
-
-/* Adds up the ages of the segments that can be collected. */
-static gai_ages gai_pool_ages(const galloc_pool *pool)
-{
-    gai_ages ages = {0, 0};
-    const gai_block_pool *block_pool;
-    const gai_block *block;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block;
-             block = block->newer) {
-            if (!gai_block_is_whole(block) || block->marks) continue;
-            ages.sum += gai_segment_age(pool, block->segment);
-            ages.count++;
-        }
-    }
-    return ages;
-}
-
-/* Adds a free segment to a batch to be given back. 0: no host memory. [lock] */
-static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
-{
-    return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
-}
-
-/* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
-   again soon. Returns the bytes taken. [lock] */
-static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
-{
-    double least = ages->sum / (double)ages->count;
-    gai_block_pool *block_pool;
-    gai_block *block, *newer;
-    size_t taken = 0;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block; block = newer) {
-            double age = gai_segment_age(pool, block->segment);
-            size_t bytes = block->bytes;
-            newer = block->newer;
-            if (!gai_block_is_whole(block) || block->marks || age < least) continue;
-            if (!gai_whole_to_batch(pool, block, batch)) return 0;
-            taken += bytes;
-            ages->sum -= age;
-            ages->count--;
-        }
-    }
-    return taken;
-}
-
-/* Gives old segments back until `wanted` bytes are given or there are no more. */
-static void gai_torch_collect(galloc_pool *pool, size_t wanted)
-{
-    gai_batch batch;
-    gai_ages ages;
-    size_t taken = 0, more;
-    if (gai_pool_keeps(pool)) return;
-    gai_batch_start(&batch);
-    gai_lock_on(&pool->lock);
-    ages = gai_pool_ages(pool);
-    while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
-    gai_batch_add_aliases(pool, &batch);
-    gai_lock_off(&pool->lock);
-    gai_pool_tell_unmap(pool, &batch);
-    gai_batch_undo(pool, &batch);
-}
-
-/* Finds the smallest segment of a block pool that is free as a whole, has at least `bytes`, and whose work is done;
-   with `largest`, the largest such segment. */
-static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
-{
-    gai_block *best = NULL, *block;
-    for (block = block_pool->free.oldest; block; block = block->newer) {
-        if (!gai_block_is_whole(block) || block->marks || block->bytes < bytes) continue;
-        if (!best || (largest ? block->bytes > best->bytes : gai_is_better(block, best))) best = block;
-    }
-    return best;
-}
-
-/* Gives back segments of max_split_size and more, which smaller requests cannot use: one of at least `bytes`, or
-   else the largest ones until `bytes` are given. */
-static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
-{
-    gai_batch batch;
-    gai_block *block;
-    size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
-    if (gai_pool_keeps(pool)) return;
-    gai_batch_start(&batch);
-    gai_lock_on(&pool->lock);
-    block = gai_block_pool_whole(block_pool, wanted, 0);
-    if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
-    while (block && taken < wanted) {
-        size_t more = block->bytes;
-        if (!gai_whole_to_batch(pool, block, &batch)) break;
-        taken += more;
-        block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
-    }
-    gai_batch_add_aliases(pool, &batch);
-    gai_lock_off(&pool->lock);
-    gai_pool_tell_unmap(pool, &batch);
-    gai_batch_undo(pool, &batch);
 }
 
 /* ==== USERS ======================================================================================================= */
@@ -8382,12 +7722,6 @@ typedef struct gai_job {
 
 static int gai_job_is_done(const gai_job *job) { return job->got || job->error; }
 
-/* What a search looks at, from cheap to costly. */
-enum gai_reach {
-    GAI_REACH_OWN, /* the stream's own set, the common set, and the sets of streams that CUDA keeps in order with it */
-    GAI_REACH_ALL  /* any part of any block whose marks allow it */
-};
-
 /* The result of a search: a free block, and the address in it where the request is placed. at == 0: none. */
 typedef struct gai_found {
     gai_block *block;
@@ -8426,29 +7760,11 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
     return best;
 }
 
-/* Finds a slot that the stream may take at once: the one that was freed last. */
-static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t bytes)
-{
-    gai_bin bin = gai_bin_of(bytes);
-    gai_block *block = stream ? *gai_slot_bin(&stream->free, bin) : NULL;
-    gai_stream *other;
-    if (!block) block = *gai_slot_bin(&pool->common, bin);
-    if (block || !stream || !stream->blocking) return block;
-    for (other = pool->streams; other && !block; other = other->next)
-        if (other != stream && gai_stream_is_ordered(stream, other)) block = *gai_slot_bin(&other->free, bin);
-    return block;
-}
-
 /* Searches the sets of GAI_REACH_OWN. No mark needs to be looked at: all blocks there may be used at once. */
 static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
 {
     gai_found best = {NULL, 0};
     gai_stream *stream;
-    if (params->slot) best.block = gai_find_slot(pool, params->stream, params->bytes);
-    if (best.block) {
-        best.at = best.block->addr;
-        return best;
-    }
     if (params->alignment <= GAI_UNIT) {
         best.block = gai_find_plain(pool, params->stream, params->bytes);
         if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, params);
@@ -8495,50 +7811,32 @@ static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int m
     return best;
 }
 
+static gai_found gai_find(const gai_job *job, enum gai_reach reach)
+{
+    if (reach == GAI_REACH_OWN) return gai_find_own(job->pool, &job->params);
+    return gai_find_all(job->pool, &job->params, 0);
+}
+
 static void gai_job_took(gai_job *job, gai_block *block)
 {
     job->got = block;
     if (!block) job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of a block");
 }
 
-/* Limits of a run: number of slots and bytes. Measured: docs/design.md. */
-#define GAI_RUN_SLOTS 16
-#define GAI_RUN_BYTES GAI_MIB
-
-/* The number of slots to cut at once from `at` on. It reserves the host memory for them. 0: there is none. */
-static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+static gai_block *gai_pool_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
 {
-    size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
-    size_t marks = gai_marks_count(block->marks);
-    if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
-    for (i = 1; i < n; i++)
-        if (!gai_block_map_need(at + i * bytes)) n = 1;
-    if (n > 1 && gai_block_need(pool, block, at, n * bytes) && gai_slab_need(&pool->blocks, n + 2) &&
-        gai_slab_need(&pool->marks, (n + 2) * marks + 3))
-        return n;
-    return (size_t)gai_block_need(pool, block, at, bytes);
+    if (pool->variant.take) return pool->variant.take(pool, block, at, params);
+    return gai_block_take(pool, block, at, params);
 }
 
-/* Allocates a slot: a free one, or the first of a run that is cut out of a free block. NULL: no host memory, nothing
-   changed. */
-static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
+/* Returns whether a request may take the smallest block that it fits in. Blocks of max_split_size and more are kept
+   for requests of that size and more, and these take a block only if it is hardly larger. */
+static int gai_block_may_serve(const galloc_pool *pool, const gai_block *block, size_t bytes)
 {
-    size_t i, n;
-    uint64_t freed_slots = pool->freed_slots;
-    if (block->kind == GAI_SLOT) return gai_block_take(pool, block, at, params);
-    n = gai_run_need(pool, block, at, params->bytes);
-    if (!n) return NULL;
-    block = gai_block_cut_out(pool, block, at, n * params->bytes, GAI_USED);
-    for (i = n - 1; i > 0; i--) {
-        gai_block *slot = gai_block_split(pool, block, at + i * params->bytes, GAI_FREE);
-        slot->slot = GAI_RUN_SLOT;
-        (void)gai_block_file(pool, slot, 0);
-    }
-    /* The slots of a new run do not count as freed: there is nothing to coalesce yet. */
-    pool->freed_slots = freed_slots;
-    block->slot = GAI_RUN_SLOT | GAI_RUN_FIRST;
-    gai_block_assign(pool, block, params->stream, params->requested, params->tag);
-    return block;
+    size_t rounding = pool->config.max_non_split_rounding;
+    if (!rounding) rounding = pool->config.large_segment_size;
+    if (!gai_pool_is_oversize(pool, bytes)) return !gai_pool_is_oversize(pool, block->bytes);
+    return block->bytes < bytes || block->bytes - bytes < rounding;
 }
 
 /* Takes a block where max_split_size is set: an oversize request gets all of the block, if the block may serve it. A
@@ -8558,8 +7856,7 @@ static void gai_job_take_uncut(gai_job *job, gai_found found)
         else params.bytes = job->params.bytes;
     }
     if (params.just_ready) job->got = found.block;
-    else if (params.slot) gai_job_took(job, gai_slot_take(pool, found.block, found.at, &params));
-    else gai_job_took(job, gai_block_take(pool, found.block, found.at, &params));
+    else gai_job_took(job, gai_pool_take(pool, found.block, found.at, &params));
 }
 
 /* Takes the block that a search found, if it found one. */
@@ -8568,31 +7865,7 @@ static void gai_job_take(gai_job *job, gai_found found)
     if (!found.block) return;
     if (job->pool->oversize) gai_job_take_uncut(job, found);
     else if (job->params.just_ready) job->got = found.block;
-    else if (job->params.slot) gai_job_took(job, gai_slot_take(job->pool, found.block, found.at, &job->params));
-    else gai_job_took(job, gai_block_take(job->pool, found.block, found.at, &job->params));
-}
-
-/* Takes a block of a block pool, cut as PyTorch does. */
-static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
-{
-    gai_params params = job->params;
-    uintptr_t at = gai_place(block->addr, block->addr + block->bytes, &params);
-    params.bytes = gai_block_pool_cut(job->pool, block, at, &params);
-    gai_job_took(job, params.just_ready ? block : gai_block_take(job->pool, block, at, &params));
-}
-
-/* Searches the stream's block pool. Before events were queried it finds nothing if a query may free more: that is a
-   later step. [lock] */
-static void gai_job_search_block_pool(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    gai_block *block;
-    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[job->params.small]++;
-    job->searched = 1;
-    /* PyTorch queries its events before it searches. */
-    if (!job->asked && gai_pool_awaits(pool)) return;
-    block = gai_block_pool_find(gai_block_pool_of(pool, job->params.stream, job->params.small), &job->params);
-    if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
+    else gai_job_took(job, gai_pool_take(job->pool, found.block, found.at, &job->params));
 }
 
 /* Returns the free block that contains the mapping and can give up its page, or NULL. `within` guesses where the
@@ -8792,7 +8065,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
     gai_block_set_requested(pool, block, job->grow_to);
-    gai_torch_count_resized(pool, block, before, requested);
+    if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
     gai_block_let_go(block);
     job->got = block;
 }
@@ -8818,13 +8091,9 @@ static void gai_job_search_behind(gai_job *job)
 static void gai_job_search_locked(gai_job *job, enum gai_reach reach)
 {
     if (job->grows) gai_job_search_behind(job);
-    if (job->grows || job->params.room || job->pool->config.backend) return;
-    if (job->pool->torch) {
-        gai_job_search_block_pool(job);
-        return;
-    }
-    gai_job_take(job, reach == GAI_REACH_OWN ? gai_find_own(job->pool, &job->params)
-                                             : gai_find_all(job->pool, &job->params, 0));
+    if (job->grows || job->params.room || job->pool->variant.one_each) return;
+    if (job->pool->variant.search) job->pool->variant.search(job, reach);
+    else gai_job_take(job, gai_find(job, reach));
 }
 
 /* Searches once; takes `lock` itself. Returns whether the job is done. */
@@ -9836,34 +9105,6 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
     gai_job_take(job, found);
 }
 
-/* The same for memory of cudaMallocAsync, which work queued on the job's stream may still use. If the job has no
-   host memory to take it, the block gets a mark of that stream. */
-static void gai_job_take_given(gai_job *job, gai_block *block)
-{
-    gai_stream *stream = job->params.stream;
-    gai_job_take_fixed(job, block);
-    if (job->got || !stream || stream->capture || !gai_pool_is_async(job->pool)) return;
-    gai_set_remove(block);
-    gai_block_stamp_own(job->pool, block, stream);
-    gai_stream_ask(stream);
-    (void)gai_block_file(job->pool, block, 0);
-}
-
-/* Promises a job a mark. 0: no host memory. [lock] */
-static int gai_pool_promise_mark(galloc_pool *pool)
-{
-    if (!gai_slab_need(&pool->marks, 1)) return 0;
-    pool->marks.promised++;
-    pool->promised_jobs++;
-    return 1;
-}
-
-static void gai_pool_unpromise_mark(galloc_pool *pool)
-{
-    pool->marks.promised--;
-    pool->promised_jobs--;
-}
-
 /* Makes a fixed segment of cudaMalloc for the job: of the usual size, or of the least size if that is refused. */
 static void gai_job_grow_fixed(gai_job *job)
 {
@@ -9885,43 +9126,6 @@ static void gai_job_grow_fixed(gai_job *job)
         gai_lock_off(&pool->lock);
     }
     gai_job_refused(job, result, "cuMemAlloc");
-}
-
-/* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
-   checked, and gai_segment_fixed settles the budget afterwards. */
-static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
-{
-    size_t kept;
-    if (!gai_pool_is_async(pool) || site->capture) return gai_budget_take(pool, bytes);
-    gai_lock_on(&pool->lock);
-    kept = pool->kept;
-    gai_lock_off(&pool->lock);
-    return gai_left(bytes, kept) <= gai_pool_headroom(pool);
-}
-
-/* Allocates one block from the driver: the bytes requested, so that a memory checker knows where it ends. With room the
-   room's rounded bytes are allocated, and slack is added for an alignment above 512. */
-static void gai_job_grow_given(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    gai_block *block = NULL;
-    CUresult result = GAI_NO_HOST_MEMORY;
-    size_t slack = job->params.alignment - GAI_UNIT, bytes = job->params.bytes + slack;
-    size_t given = job->params.bytes - job->params.requested >= GAI_UNIT ? job->params.bytes : job->params.requested;
-    int promised, asked = 0;
-    gai_lock_on(&pool->lock);
-    promised = gai_pool_promise_mark(pool);
-    gai_lock_off(&pool->lock);
-    if (promised) {
-        asked = gai_pool_may_ask(pool, bytes, &job->site);
-        if (asked) result = gai_segment_fixed(pool, bytes, given + slack, &job->site, &block);
-        gai_lock_on(&pool->lock);
-        gai_pool_unpromise_mark(pool);
-        if (block) gai_job_take_given(job, block);
-        gai_lock_off(&pool->lock);
-    }
-    if (promised && !asked) return;
-    gai_job_refused(job, result, gai_pool_is_async(pool) ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
 }
 
 /* ==== LADDER ====================================================================================================== */
@@ -9972,7 +9176,7 @@ static int gai_step_grow(gai_job *job)
     job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
     if (job->params.bytes > gai_pool_capacity(pool)) return 0;
-    if (pool->config.backend && !job->grows) gai_job_grow_given(job);
+    if (pool->variant.grow && !job->grows) pool->variant.grow(job);
     else if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
     do {
@@ -10062,21 +9266,17 @@ static int gai_step_follow(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Looking at all runs of slots takes time for each block. At a miss it is done once at least 1/16 as many slots have
-   become free as there are blocks. */
-#define GAI_COALESCE_PART 16
-
 /* Completes other streams' marks whose events are done, coalesces runs of slots, and retries what failed before. */
 static int gai_step_poll(gai_job *job)
 {
     gai_pool_retry(job->pool);
     gai_pool_sweep_lost(job->pool);
-    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->config.backend || job->pool->oldest_alias)
+    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->variant.one_each || job->pool->oldest_alias)
         gai_pool_poll(job->pool);
     gai_pool_limit_stale(job->pool);
-    if (job->pool->config.backend && !gai_job_is_captured(job)) gai_pool_return_given(job->pool, SIZE_MAX);
+    if (job->pool->variant.give_back && !gai_job_is_captured(job)) job->pool->variant.give_back(job->pool, SIZE_MAX);
     gai_lock_on(&job->pool->lock);
-    if (job->pool->freed_slots > job->pool->stats.blocks.current / GAI_COALESCE_PART) gai_pool_coalesce(job->pool);
+    if (job->pool->variant.coalesce) job->pool->variant.coalesce(job->pool, 0);
     gai_lock_off(&job->pool->lock);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
@@ -10106,7 +9306,7 @@ static int gai_job_can_wait(const gai_job *job)
 {
     const galloc_pool *pool = job->pool;
     if (!(pool->config.reuse & GALLOC_REUSE_WAIT) || !job->params.stream || job->params.just_ready) return 0;
-    if (pool->config.backend) return 0; /* the driver, not galloc, decides who gets freed memory */
+    if (pool->variant.one_each) return 0; /* the driver, not galloc, decides who gets freed memory */
     if (job->params.stream->handle == CU_STREAM_LEGACY) return 0;
     return !gai_job_is_captured(job);
 }
@@ -10518,15 +9718,17 @@ static int gai_step_wait_device(gai_job *job)
     result = gai_pool_wait(job->pool);
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
-    return (job->grows || gai_pool_is_async(job->pool)) && gai_step_grow(job);
+    return (job->grows || job->pool->variant.refresh) && gai_step_grow(job);
 }
 
 /* ==== BORROW ====================================================================================================== */
 /* >>borrow */
 
-/* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. The
-   budget lock guards the list of pools while it is walked. A thread that holds the `growth` lock of its pool only tries
-   to take that of another pool, and never blocks on it. May call release, devicewait and all sections before them. */
+/* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. And
+   the table of the ladder: the steps that a request takes when no cached block fits. Steps run under `growth` and take
+   the pool's lock for each search. The budget lock guards the list of pools while it is walked. A thread that holds the
+   `growth` lock of its pool only tries to take that of another pool, and never blocks on it. May call release,
+   devicewait and all sections before them. */
 
 static size_t gai_pool_held(galloc_pool *pool)
 {
@@ -10611,198 +9813,6 @@ typedef struct gai_ladder_step {
     int (*take)(gai_job *);
 } gai_ladder_step;
 
-/* ==== STEPS ======================================================================================================= */
-/* >>steps */
-
-/* The tables of both ladders, and the steps of PyTorch's allocator (like:pytorch). A ladder is the list of steps that a
-   request takes when no cached block fits. Steps run under `growth` and take the pool's lock for each search. May call
-   torch, ladder, devicewait, borrow and all sections before them. */
-
-/* Moves blocks whose marks of other streams have completed back to their block pools, then searches again. */
-static int gai_step_torch_poll(gai_job *job)
-{
-    gai_pool_retry(job->pool);
-    gai_pool_sweep_lost(job->pool);
-    gai_pool_poll(job->pool);
-    job->asked = 1;
-    return gai_job_search(job, GAI_REACH_ALL);
-}
-
-/* Takes over a segment of a block pool that has no stream left. */
-static int gai_step_torch_adopt(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    gai_stream *stream = job->params.stream;
-    gai_block_pool *block_pool;
-    gai_block *block;
-    if (!stream || stream->capture_id) return 0;
-    gai_lock_on(&pool->lock);
-    block = gai_pool_find_ownerless(pool, &job->params);
-    if (block && !gai_block_may_serve(pool, block, job->params.bytes)) block = NULL;
-    block_pool = block ? gai_block_pool_for(pool, stream, job->params.small) : NULL;
-    if (block_pool) {
-        gai_segment_move(pool, block->segment, block_pool);
-        gai_job_search_block_pool(job);
-    }
-    gai_lock_off(&pool->lock);
-    return gai_job_is_done(job);
-}
-
-/* Returns the bytes that like:pytorch holds above gc_threshold, which is a fraction of the capacity. 0 if no limit is
-   set below the device's memory. */
-static size_t gai_torch_excess(galloc_pool *pool)
-{
-    size_t limit = gai_pool_capacity(pool), held;
-    double most = pool->config.gc_threshold * (double)limit;
-    if (limit >= pool->device_bytes || !(pool->config.gc_threshold > 0)) return 0;
-    gai_lock_on(&pool->lock);
-    held = pool->torch_stats.reserved_bytes.all.current;
-    gai_lock_off(&pool->lock);
-    return (double)held > most ? held - (size_t)most : 0;
-}
-
-/* Returns whether a free segment of at least `bytes` bytes still has marks, meaning its work may be unfinished. Looks
-   into the block pool `only`, or if it is NULL into all block pools that garbage collection covers. */
-static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only, size_t bytes)
-{
-    const gai_block_pool *block_pool;
-    const gai_block *block;
-    int found = 0;
-    gai_lock_on(&pool->lock);
-    for (block_pool = pool->block_pools; block_pool && !found; block_pool = block_pool->next) {
-        if (only ? block_pool != only : !gai_block_pool_is_collected(block_pool)) continue;
-        for (block = block_pool->free.oldest; block && !found; block = block->newer)
-            found = gai_block_is_whole(block) && block->marks && block->bytes >= bytes;
-    }
-    gai_lock_off(&pool->lock);
-    return found;
-}
-
-/* cuMemFree waits for the device. Waiting beforehand completes the marks, so that more segments can be released. */
-static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
-{
-    if (gai_pool_has_unfinished(job->pool, only, bytes))
-        gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
-}
-
-/* Releases idle segments as PyTorch's garbage_collection_threshold does. */
-static int gai_step_torch_collect(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    size_t excess = gai_torch_excess(pool);
-    if (!(pool->config.gc_threshold > 0)) return gai_job_leave_out(job, "gc_threshold is 0");
-    if (!excess || !gai_job_can_wait_for_devices(job)) return 0;
-    gai_job_finish(job, NULL, 0);
-    if (!job->error) gai_torch_collect(pool, excess);
-    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
-}
-
-/* Returns the size of a new segment for the request. */
-static size_t gai_torch_bytes(const gai_job *job)
-{
-    size_t alignment = job->params.alignment;
-    return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
-}
-
-/* Allocates a new segment for the request and files it in the block pool of the stream. As in PyTorch the size of the
-   segment is not reduced to fit a limit. */
-static int gai_step_torch_grow(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    gai_block *block = NULL;
-    gai_block_pool *block_pool;
-    size_t bytes = gai_torch_bytes(job);
-    CUresult result;
-    job->refusal = CUDA_SUCCESS;
-    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
-    if (!gai_budget_take(pool, bytes)) return 0;
-    gai_lock_on(&pool->lock);
-    block_pool = gai_block_pool_for(pool, job->params.stream, job->params.small);
-    if (block_pool) block_pool->awaited++;
-    gai_lock_off(&pool->lock);
-    if (!block_pool) gai_budget_give(pool, bytes);
-    result = block_pool ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
-    gai_lock_on(&pool->lock);
-    if (block_pool) block_pool->awaited--;
-    if (!result) {
-        gai_segment_enter_block_pool(pool, block->segment, block_pool);
-        job->grown = 1;
-        gai_job_take_at_block_pool(job, gai_block_file(pool, block, 0));
-    } else if (block_pool) {
-        gai_block_pool_end(pool, block_pool);
-    }
-    gai_lock_off(&pool->lock);
-    gai_job_refused(job, result, "cuMemAlloc");
-    return gai_job_is_done(job);
-}
-
-/* Releases the stream's own oversize segments (max_split_size), which smaller requests cannot use, and allocates
-   anew. */
-static int gai_step_torch_oversize(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    gai_block_pool *block_pool;
-    if (!pool->oversize) return gai_job_leave_out(job, "max_split_size is none");
-    if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_lock_on(&pool->lock);
-    block_pool = gai_block_pool_of(pool, job->params.stream, job->params.small);
-    gai_lock_off(&pool->lock);
-    if (!block_pool) return 0;
-    gai_job_finish(job, block_pool, pool->config.max_split_size);
-    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
-    gai_block_pool_release_oversize(pool, block_pool, job->params.bytes);
-    return gai_step_torch_grow(job);
-}
-
-/* Waits for all streams, which returns every free block to its block pool with its marks complete. */
-static int gai_step_torch_wait(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
-    gai_torch_count_wait(pool);
-    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
-}
-
-/* Releases all segments that are entirely free. */
-static int gai_step_torch_empty(gai_job *job)
-{
-    galloc_pool *pool = job->pool;
-    if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_lock_on(&pool->lock);
-    pool->torch_stats.num_alloc_retries++;
-    gai_lock_off(&pool->lock);
-    (void)gai_pool_release(pool, SIZE_MAX);
-    return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
-}
-
-/* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
-static int gai_step_torch_borrow(gai_job *job)
-{
-    return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
-}
-
-static int gai_step_torch_borrow_last(gai_job *job)
-{
-    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_torch_bytes(job), 1)) return 0;
-    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
-}
-
-/* PyTorch's order. */
-static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
-    {"take what is finished", 1, gai_step_torch_poll},
-    {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
-    {"collect what is idle", 0, gai_step_torch_collect},
-    {"a new segment", 1, gai_step_torch_grow},
-    {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
-    {"wait for the device", 0, gai_step_torch_wait},
-    {"give all cached segments back", 0, gai_step_torch_empty},
-    {"have other pools give back", 0, gai_step_torch_borrow},
-    {"have other pools give back, with a wait", 0, gai_step_torch_borrow_last},
-};
-
-/* ---- galloc's own ---- */
-
 /* The steps in order. A step that makes memory usable searches for it itself, because another thread may take it before
    the next step. A step that creates or moves pages takes its block from them. gai_step_collect and gai_step_addresses
    make nothing usable. */
@@ -10849,7 +9859,7 @@ static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text
     else
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     left = gai_min(own, gai_left(limit, held));
-    if (!pool->config.backend && bytes <= left && gai_up(bytes, pool->granularity) > left) {
+    if (!pool->variant.one_each && bytes <= left && gai_up(bytes, pool->granularity) > left) {
         size_t length = strlen(text);
         (void)snprintf(text + length, size - length, "; pages have %zu bytes", pool->granularity);
     }
@@ -10985,27 +9995,15 @@ static void gai_survey_cache(gai_survey *survey, gai_stream *stream)
     survey->report->largest_usable = gai_max(survey->report->largest_usable, gai_cache_largest(cache));
 }
 
-/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
-   gone counts as usable, unless it belongs to a graph. */
-static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
-{
-    if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
-        gai_survey_set(survey, &block_pool->free);
-    else if (!block_pool->stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
-    else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
-}
-
-/* Surveys all free sets, block pools, stream caches and parked pages. [lock, latches] */
+/* Surveys all free sets, stream caches and parked pages. [lock, latches] */
 static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
 {
-    const gai_block_pool *block_pool;
     const gai_mapping *mapping;
     gai_stream *stream;
     for (stream = pool->streams; stream; stream = stream->next) stream->stranded = 0;
     gai_survey_set(survey, &pool->common);
     gai_survey_set(survey, &pool->mixed);
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        gai_survey_block_pool(survey, block_pool);
+    if (pool->variant.survey) pool->variant.survey(survey, pool);
     for (stream = pool->streams; stream; stream = stream->next) {
         gai_survey_set(survey, &stream->free);
         gai_survey_cache(survey, stream);
@@ -11208,13 +10206,14 @@ static void gai_job_count(gai_job *job)
 {
     if (!job->got || job->params.just_ready || job->grows) return;
     gai_block_count(job->pool, job->got, !job->grown);
-    if (job->pool->torch) gai_torch_count_used(job->pool, job->got);
+    if (job->pool->variant.count) job->pool->variant.count(job->pool, GAI_COUNT_USED, job->got);
 }
 
-/* A block that grows takes the steps of galloc's own ladder in either case, because PyTorch has no growable blocks. */
+/* A block that grows takes the steps of galloc's own ladder in any case. */
 static const gai_ladder_step *gai_job_ladder(const gai_job *job)
 {
-    return job->pool->torch && !job->grows ? gai_torch_ladder : gai_ladder;
+    const gai_ladder_step *ladder = job->pool->variant.ladder;
+    return ladder && !job->grows ? ladder : gai_ladder;
 }
 
 /* Takes the steps of the ladder until the job is done, and records what each step gained. */
@@ -11236,154 +10235,6 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
         report->steps[i].left_out = job->left_out;
         report->steps[i].gained += gai_gained(&before, &after);
     }
-}
-
-/* ==== HEURISTIC =================================================================================================== */
-/* >>heuristic */
-
-/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and
-   the pool's lock. May call parking and all sections before it. */
-
-/* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
-   bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
-   of creating and releasing a page of 64 MiB. Only this ratio matters. Its rules:
-   gai_tune_pressure     memory is nearly used up: no overhead
-   gai_tune_growth       the program only grows: large pages
-   gai_tune_creations    pages are created too often: more overhead
-   gai_tune_moves        pages move too often: more overhead */
-#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as creating one page of 64 MiB */
-#define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
-#define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
-#define GAI_TUNE_CREATIONS 2.25  /* creations of small pages that cost as much as one of 64 MiB, without the part of
-                                    the cost that grows with the size */
-#define GAI_TUNE_CREATED 16      /* in pages of 64 MiB: a smaller heap does not tune creations */
-#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the overhead does not rise above this to save creations */
-#define GAI_TUNE_CHURN 1.125     /* bytes requested / peak: up to this ratio the program only grows */
-#define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
-#define GAI_TUNE_EASED 0.75
-
-/* What is set now. */
-static galloc_decision gai_tune_settings(const gai_tuning *tuning)
-{
-    galloc_decision settings;
-    memset(&settings, 0, sizeof settings);
-    settings.overhead = tuning->overhead;
-    settings.growth = tuning->growth;
-    return settings;
-}
-
-/* Applies new settings and records the reason. Tuning stops when the list of decisions is full. */
-static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision *decision = &tuning->decisions[tuning->decided++];
-    *decision = *settings;
-    tuning->overhead = settings->overhead;
-    tuning->growth = settings->growth;
-    tuning->watching = tuning->decided < GALLOC_DECISIONS;
-    tuning->moves = tuning->created = 0;
-    decision->live = gai_pool_live(pool);
-    decision->held = pool->stats.reserved.current;
-    decision->reason = reason;
-    gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
-             (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
-             settings->growth / GAI_MIB, decision->live, decision->held, reason);
-}
-
-/* When the driver refuses memory, or above 15/16 of the capacity, the overhead drops to 0, so that all memory is
-   usable: small pages, and moves before new pages. Below 3/4 of the capacity the former overhead returns. */
-static int gai_tune_pressure(galloc_pool *pool, int refused)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
-    double held = (double)pool->stats.reserved.current, most = (double)gai_pool_capacity(pool);
-    if (!tuning->pressed && (refused || held > most * GAI_TUNE_PRESSED)) {
-        tuning->pressed = 1;
-        tuning->eased = tuning->overhead;
-        settings.overhead = 0;
-        settings.growth = 0;
-        gai_pool_decide(pool, &settings, refused ? "the device has no more memory" : "memory is nearly used up");
-    } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
-        tuning->pressed = 0;
-        settings.overhead = tuning->eased;
-        settings.growth = pool->config.growth;
-        gai_pool_decide(pool, &settings, "there is memory again");
-    }
-    return tuning->pressed;
-}
-
-/* A program that only grows fills every page, so larger pages save driver calls. When it begins to free, pages return
-   to the configured growth. */
-static void gai_tune_growth(galloc_pool *pool)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
-    double held = (double)pool->stats.reserved.current;
-    size_t page;
-    if (tuning->churned || tuning->overhead < GAI_OVERHEAD_FRUGAL) return;
-    if (tuning->asked > GAI_TUNE_CHURN * (double)pool->live_peak) {
-        tuning->churned = 1;
-        if (tuning->growth == pool->config.growth) return;
-        settings.growth = pool->config.growth;
-        gai_pool_decide(pool, &settings, "blocks come and go: pages that can move");
-        return;
-    }
-    page = gai_power_below(gai_max((size_t)(held * tuning->overhead / 2), 1));
-    page = gai_min(page, 4 * GAI_PAGE_MAX);
-    if (page <= gai_max(GAI_PAGE_MAX, tuning->growth)) return;
-    settings.growth = page;
-    gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
-}
-
-/* Returns by how many percent the held bytes exceed the peak of live bytes. */
-static unsigned gai_percents_above(const galloc_pool *pool)
-{
-    size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
-    return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
-}
-
-/* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead
-   rises by its own value, or by 1 % if it is 0. The rise starts from what is held already, which costs nothing more. */
-static void gai_tune_moves(galloc_pool *pool)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
-    double peak = (double)pool->live_peak, most = (double)gai_pool_capacity(pool);
-    double pages = (double)gai_max(pool->live_peak / GAI_PAGE_MAX, GAI_TUNE_PAGES);
-    unsigned now = (unsigned)(tuning->overhead * 100 + 0.5), held = gai_percents_above(pool), from, to;
-    from = now > held ? now : held;
-    to = from + (now ? now : 1);
-    if (to > GAI_TUNE_OVERHEAD_MAX) to = GAI_TUNE_OVERHEAD_MAX;
-    if (to <= now || peak * (1 + to / 100.0) > most * GAI_TUNE_EASED) return;
-    if ((double)tuning->moves < GAI_TUNE_MOVES * pages * (to > from ? to - from : 1)) return;
-    settings.overhead = to / 100.0;
-    gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
-}
-
-/* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
-   what the overhead is worth, it rises by a quarter. A configured page size or a limit turns this rule off. */
-static void gai_tune_creations(galloc_pool *pool)
-{
-    gai_tuning *tuning = &pool->tuning;
-    galloc_decision settings = gai_tune_settings(tuning);
-    double pages = (double)(pool->live_peak / GAI_PAGE_MAX), rent = (double)tuning->created / GAI_TUNE_CREATIONS;
-    unsigned now = (unsigned)(tuning->overhead * 1000 + 0.5);
-    if (tuning->growth || gai_pool_capacity(pool) < pool->device_bytes || pages < GAI_TUNE_CREATED) return;
-    if (tuning->overhead < GAI_OVERHEAD_FRUGAL || now >= GAI_TUNE_CREATED_MAX) return;
-    if (rent < 2 * tuning->overhead * 100 * pages) return;
-    settings.overhead = (double)gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
-    gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
-}
-
-/* With `growth` and the lock held, after a miss. `refused`: the driver reported that it has no more memory. */
-static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
-{
-    if (!pool->tuning.watching) return;
-    pool->tuning.asked += (double)asked;
-    if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
-    gai_tune_growth(pool);
-    if (pool->tuning.watching) gai_tune_creations(pool);
-    if (pool->tuning.watching) gai_tune_moves(pool);
 }
 
 /* ==== JOB ========================================================================================================= */
@@ -11413,7 +10264,8 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     gai_lock_on(&pool->lock);
     gai_job_count(job);
     gai_stat_cached(pool);
-    gai_pool_tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
+    if (pool->variant.tune)
+        pool->variant.tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
     gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
 }
@@ -11456,7 +10308,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
         gai_callback_end(&gai_in_shortage, &saved);
     }
     gai_lock_on(&job->pool->lock);
-    job->pool->torch_stats.num_ooms++;
+    if (job->pool->variant.count) job->pool->variant.count(job->pool, GAI_COUNT_NO_MEMORY, NULL);
     gai_lock_off(&job->pool->lock);
     gai_last_report = *report;
     job->reported = 1;
@@ -11501,7 +10353,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
 {
     size_t alignment = request->alignment ? request->alignment : GAI_UNIT;
     size_t room = request->max_bytes ? gai_max(request->max_bytes, request->bytes) : 0;
-    size_t unit = room && !pool->config.backend ? pool->granularity : GAI_UNIT;
+    size_t unit = room && !pool->variant.one_each ? pool->granularity : GAI_UNIT;
     memset(params, 0, sizeof *params);
     if (!gai_is_power_of_two(alignment) || alignment > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_fail(cudaErrorInvalidValue, "alignment %zu: must be a power of two, at most 2^55",
@@ -11520,10 +10372,9 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     params->alignment = gai_max(alignment, unit);
     params->requested = request->bytes;
     params->tag = request->tag;
-    params->growable = room != 0 || pool->config.backend; /* the block keeps the size requested from the driver */
-    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->torch; /* PyTorch always takes the low end */
-    params->small = params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
-    params->slot = pool->pooled && !room && !params->far && params->alignment <= GAI_UNIT &&
+    params->growable = room != 0 || pool->variant.one_each; /* the block keeps the size requested from the driver */
+    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->variant.low;
+    params->slot = pool->divisions && !room && !params->far && params->alignment <= GAI_UNIT &&
                    params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;
 }
@@ -11603,20 +10454,19 @@ static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, co
     gai_stream_release(pool, stream, site);
 }
 
-/* The short path for rounded sizes. With strategy:pooled a request for a slot leaves the stream cache as it is, because
-   its blocks are slots of other sizes; any other request flushes it. [lock] */
+/* The short path for rounded sizes. [lock] */
 GAI_APART
 static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site, size_t bytes, uint32_t tag)
 {
     gai_stream *stream = site->stream;
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
-    int changed = 0, slot = pool->pooled && wanted <= GAI_SLOT_MOST;
-    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_ENDS)) return NULL;
-    if (stream->life != site->life) return NULL;
-    if (slot) gai_stream_note(stream, site);
-    else changed = gai_stream_see(pool, stream, site);
-    block = slot ? gai_find_slot(pool, stream, wanted) : gai_find_plain(pool, stream, wanted);
+    int changed;
+    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_ENDS) || stream->life != site->life) return NULL;
+    if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
+        return pool->variant.take_near(pool, site, wanted, bytes, tag);
+    changed = gai_stream_see(pool, stream, site);
+    block = gai_find_plain(pool, stream, wanted);
     if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
     if (block) gai_block_count(pool, block, 1);
     gai_stream_pass(pool, stream, site, changed);
@@ -11638,7 +10488,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
         gai_stream_pass(pool, stream, site, changed);
-    } else if (pool->special & (GAI_ROUTE_SLOTS | GAI_ROUTE_ROUNDED)) {
+    } else if (pool->special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
     gai_lock_off(&pool->lock);
@@ -11652,22 +10502,9 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
    (cudaMallocAsync). Everything runs under the pool's lock unless a comment says otherwise; recording events for
    recorded uses takes `marking` first. May call alloc and all sections before it. */
 
-/* Returns the block of a pool with another backend that contains an address. [lock] */
-static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
-{
-    const gai_segment *segment = pool->segments;
-    gai_block *block = gai_block_at(addr);
-    if (block && gai_load_pointer(&block->pool) == pool && block->addr == addr) return block;
-    while (segment && (addr - segment->addr >= segment->bytes || (segment->lost && !gai_segment_is_used(segment))))
-        segment = segment->next;
-    block = segment ? segment->first : NULL;
-    while (block && addr - block->addr >= block->bytes) block = block->next;
-    return block;
-}
+static uint64_t gai_given_pools; /* number of pools with variant.around */
 
-static uint64_t gai_given_pools; /* number of pools with other backends */
-
-/* Blocks of other backends are not in the page map, so an address inside one is looked up in all of their pools. */
+/* Blocks of some variants are not in the page map, so an address inside one is looked up in all of their pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
 {
     galloc_pool *pool;
@@ -11677,9 +10514,9 @@ static galloc_pool *gai_pool_of_given(const void *ptr)
     if (block) return (galloc_pool *)gai_load_pointer(&block->pool);
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool; pool = pool->next) {
-        if (!pool->config.backend) continue;
+        if (!pool->variant.around) continue;
         gai_lock_on(&pool->lock);
-        found = gai_given_around(pool, (uintptr_t)ptr) != NULL;
+        found = pool->variant.around(pool, (uintptr_t)ptr) != NULL;
         gai_lock_off(&pool->lock);
         if (found) break;
     }
@@ -11700,7 +10537,7 @@ static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
     gai_block *block;
-    if (pool->config.backend) return gai_given_around(pool, addr);
+    if (pool->variant.around) return pool->variant.around(pool, addr);
     if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
     if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or in transit */
     block = gai_block_before(addr);
@@ -11770,17 +10607,6 @@ static void gai_block_free_uses(galloc_pool *pool, gai_block *block)
     block->recorded_uses = NULL;
 }
 
-/* The driver's pool may hand a stream memory that the stream itself is still using. The block therefore also waits for
-   the stream that it was allocated on, whichever stream frees it. */
-static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
-{
-    if (!gai_pool_is_async(pool) || block->segment->of_graph || !block->stream) return;
-    for (; marks; marks = marks->next)
-        if (marks->stream == block->stream) return;
-    gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
-    gai_stream_ask(block->stream);
-}
-
 /* A graph's result may be freed on streams outside its capture. Their frees are not ordered with captured work, so all
    work captured up to now may use the block, not only the work captured before its allocation. [lock] */
 GAI_APART
@@ -11826,11 +10652,11 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (block->tag & GAI_CACHED && !(marks && marks->stream->life == block->life))
         gai_block_stamp_cache(pool, block);
     gai_marks_count_free(marks);
-    if (block->segment->given) gai_block_stamp_first(pool, block, marks);
+    if (pool->variant.freed) pool->variant.freed(pool, block, marks);
     gai_block_stamp(pool, block, marks);
     if (block->recorded_uses) gai_block_free_uses(pool, block);
     if (block->room) gai_block_give_room(pool, block);
-    if (pool->torch) gai_torch_count_unused(pool, block);
+    if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_UNUSED, block);
     gai_block_put(pool, block);
     if (roomy) gai_pool_park_room(pool, addr, addr + bytes);
 }
@@ -11961,104 +10787,9 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
 
 /* ---- blocks that the driver frees ---- */
 
-/* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
-static int gai_segment_is_unmarked(const gai_segment *segment)
-{
-    const gai_block *block = segment->first;
-    while (block && !block->marks) block = block->next;
-    return !block;
-}
-
-/* Returns whether the driver can free a block in stream order: only one stream has used it, and an allocation node of a
-   capture is freed in the same capture or after it. */
-static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
-{
-    const gai_segment *segment = block->segment;
-    if (!gai_pool_is_async(segment->pool) || segment->lost || block->recorded_uses) return 0;
-    if (!gai_segment_is_unmarked(segment)) return 0;
-    if (site->capture) return segment->of_graph && block->stream->capture_id == site->capture;
-    return !site->capture_forbids && (segment->of_graph || block->stream == stream);
-}
-
-/* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
-static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
-{
-    gai_block *at, *next;
-    gai_block_untake(pool, block);
-    gai_marks_end(pool, &block->recorded_uses);
-    gai_marks_end(pool, &block->marks);
-    for (at = block->segment->first; at; at = at->next) {
-        if (at == block) continue;
-        gai_set_remove(at);
-        gai_marks_end(pool, &at->marks);
-        at->kind = GAI_BUSY;
-    }
-    for (at = block->segment->first; (next = at->next) != NULL;) gai_block_absorb(pool, at, next);
-    return at;
-}
-
-/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. [lock] */
-static void gai_block_give_up(galloc_pool *pool, gai_block *block)
-{
-    gai_mapping *whole = block->segment->whole;
-    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
-    pool->stats.blocks.current--;
-    pool->stats.frees++;
-    whole->page->current = NULL;
-    whole->block = gai_block_gather(pool, block);
-    gai_mapping_settle(pool, whole, GAI_RELEASED);
-}
-
-/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. With the lock
-   held; releases it meanwhile. */
-static int gai_block_free_given(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
-{
-    gai_segment *segment = block->segment;
-    CUresult result;
-    CUcontext context = pool->context;
-    unsigned long long id = pool->context_id;
-    gai_lock_off(&pool->lock);
-    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
-    else result = gai_driver_free(pool, (CUdeviceptr)segment->whole->addr, site);
-    if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
-    if (result) gai_pool_note(pool, result);
-    gai_lock_on(&pool->lock);
-    if (result || segment->lost) return 0;
-    stream->handed = gai_stream_stamp(stream); /* wait for this before trimming the driver's pool */
-    gai_block_give_up(pool, block);
-    return 1;
-}
-
-/* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
-   addresses once the capture has ended. */
-static int gai_block_never_was(const gai_block *block, const gai_site *sites, size_t n)
-{
-    const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
-    size_t i = 0;
-    while (i < n && !sites[i].broken) i++;
-    return i < n && capture && !gai_capture_has_ended(capture);
-}
-
 static cudaError_t gai_free_unnoted(void)
 {
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
-}
-
-/* Memory left by a graph must be freed at once: later the graph may be destroyed, and if it never ran its addresses may
-   be reused. A free on the legacy stream would invalidate a capture, so that free is refused. */
-static int gai_block_must_wait(const gai_block *block, const gai_site *site)
-{
-    return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
-}
-
-/* Frees a claimed block by the driver if possible. Returns 0 if it must be marked instead. [lock] */
-static int gai_block_free_at_once(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
-{
-    if (gai_block_never_was(block, site, 1)) {
-        gai_block_give_up(pool, block);
-        return 1;
-    }
-    return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, stream, site);
 }
 
 /* `taken`: the block, if the caller has already claimed it. */
@@ -12066,14 +10797,14 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 {
     gai_block *block = taken;
     gai_stream *stream;
-    int freed = 0, refused = 0, due;
+    int freed = 0, refused, due;
     gai_lock_on(&pool->lock);
     stream = gai_stream_hold(pool, site);
     if (stream && !block) block = gai_block_claim(pool, ptr);
-    if (stream && block) refused = gai_block_must_wait(block, site);
+    if (stream && block && pool->variant.free) freed = pool->variant.free(pool, block, stream, site);
+    refused = freed < 0;
     if ((!stream || refused) && block) gai_block_let_go(block);
-    if (stream && block && !refused)
-        freed = gai_block_free_at_once(pool, block, stream, site) || gai_block_free_on(pool, block, stream);
+    if (stream && block && !freed) freed = gai_block_free_on(pool, block, stream);
     if (stream) gai_stream_release(pool, stream, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
@@ -12137,11 +10868,8 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     int due, gone;
     gai_lock_on(&pool->lock);
     if (!error) block = gai_block_claim(pool, ptr);
-    gone = block && gai_block_never_was(block, sites, named);
-    if (gone) {
-        gai_block_give_up(pool, block);
-        block = NULL;
-    }
+    gone = block && pool->variant.free_unmade && pool->variant.free_unmade(pool, block, sites, named);
+    if (gone) block = NULL;
     if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -12233,7 +10961,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 1);
         named = stream->uses || stream->busy || stream->handed > stream->done ||
-                (gai_pool_is_async(pool) && stream->blocks);
+                (pool->variant.freed && stream->blocks);
         stream->busy++;
         if (named && site->capture_forbids) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         else if (named) result = gai_stream_mark(pool, stream, site->handle, 1);
@@ -12371,7 +11099,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
-        gai_torch_count_resized(pool, block, before, requested);
+        if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
         job->got = block;
     }
     gai_block_let_go(block);
@@ -12486,7 +11214,7 @@ static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, co
 {
     cudaError_t error;
     galloc_graph *graph, *handle;
-    if (gai_pool_is_async(pool))
+    if (pool->variant.no_groups)
         return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the memory of graphs "
                         "is the driver's");
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
@@ -12850,15 +11578,58 @@ static const gai_key *gai_key_at(size_t member)
     return key;
 }
 
-/* Returns a setting that is smaller than large_segment_size although it must not be, or NULL. */
+/* Values whose variant is left out by a define. */
+static const struct {
+    size_t member;
+    int value;
+    const char *by;
+} gai_left_out[] = {
+#if defined(GALLOC_NO_PYTORCH)
+    {GAI_MEMBER(like), GALLOC_LIKE_PYTORCH, "GALLOC_NO_PYTORCH"},
+#endif
+#if defined(GALLOC_NO_BACKENDS)
+    {GAI_MEMBER(backend), GALLOC_BACKEND_CUDA_MALLOC, "GALLOC_NO_BACKENDS"},
+    {GAI_MEMBER(backend), GALLOC_BACKEND_CUDA_MALLOC_ASYNC, "GALLOC_NO_BACKENDS"},
+#endif
+#if defined(GALLOC_NO_POOLED)
+    {GAI_MEMBER(strategy), GALLOC_STRATEGY_POOLED, "GALLOC_NO_POOLED"},
+#endif
+#if defined(GALLOC_NO_HEURISTIC)
+    {GAI_MEMBER(strategy), GALLOC_STRATEGY_HEURISTIC, "GALLOC_NO_HEURISTIC"},
+#endif
+    {SIZE_MAX, 0, NULL},
+};
+
+/* Returns the index in gai_left_out of a value that the settings have, or that of the last row. */
+static int gai_config_left_out(const galloc_config *config)
+{
+    int i = 0;
+    while (gai_left_out[i].by && *(const int *)(const void *)((const char *)config + gai_left_out[i].member) !=
+                                     gai_left_out[i].value)
+        i++;
+    return i;
+}
+
+/* Returns a setting whose variant is left out, or that is smaller than large_segment_size although it must not be, or
+   NULL. */
 static const gai_key *gai_config_misfit(const galloc_config *config)
 {
     size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
+    int left_out = gai_config_left_out(config);
+    if (gai_left_out[left_out].by) return gai_key_at(gai_left_out[left_out].member);
     if (config->max_split_size < least) return gai_key_at(GAI_MEMBER(max_split_size));
     return rounding && rounding < least ? gai_key_at(GAI_MEMBER(max_non_split_rounding)) : NULL;
 }
 
-/* `place`: position of the later of the two settings in the text; 0: the text contains neither. */
+static void gai_print_word(gai_string *string, const char *words, int number)
+{
+    gai_text rest = gai_text_of(words), word = rest;
+    int i;
+    for (i = 0; i <= number; i++) (void)gai_text_cut(&rest, '|', &word);
+    gai_print(string, "%.*s", (int)word.length, word.at);
+}
+
+/* `place`: position of the setting in the text, or of the later one of two; 0: the text does not contain it. */
 static void gai_say_misfit(const galloc_config *config, const gai_key *key, size_t place, char *message, size_t size)
 {
     gai_string string;
@@ -12866,6 +11637,11 @@ static void gai_say_misfit(const galloc_config *config, const gai_key *key, size
     string.left = size;
     if (place) gai_print(&string, "at %zu: ", place);
     gai_print(&string, "%s is ", key->name);
+    if (key->form == GAI_WORDS) {
+        gai_print_word(&string, key->words, (int)gai_key_number(config, key));
+        gai_print(&string, ": left out of this program by %s", gai_left_out[gai_config_left_out(config)].by);
+        return;
+    }
     gai_print_bytes(&string, gai_key_number(config, key));
     gai_print(&string, ": must be at least large_segment_size, which is ");
     gai_print_bytes(&string, config->large_segment_size);
@@ -13189,7 +11965,8 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     misfit = gai_config_misfit(&parsing.config);
     if (misfit) {
         size_t place = parsing.places[gai_key_index(misfit)];
-        place = gai_max(place, parsing.places[gai_key_index(gai_key_at(GAI_MEMBER(large_segment_size)))]);
+        if (misfit->form != GAI_WORDS)
+            place = gai_max(place, parsing.places[gai_key_index(gai_key_at(GAI_MEMBER(large_segment_size)))]);
         gai_say_misfit(&parsing.config, misfit, place, message, size);
         return 0;
     }
@@ -13307,14 +12084,6 @@ static void gai_print_divisions(gai_string *string, const unsigned *divisions)
     }
     for (i = 0; i < last; i++) gai_print(string, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
     gai_print(string, ",>:%u]", divisions[last]);
-}
-
-static void gai_print_word(gai_string *string, const char *words, int number)
-{
-    gai_text rest = gai_text_of(words), word = rest;
-    int i;
-    for (i = 0; i <= number; i++) (void)gai_text_cut(&rest, '|', &word);
-    gai_print(string, "%.*s", (int)word.length, word.at);
 }
 
 static void gai_print_flags(gai_string *string, const char *words, int flags)
@@ -13879,25 +12648,6 @@ static int gai_check_pages(const gai_block *block)
     return broken;
 }
 
-/* Checks that a free block is in a set that its block pool allows, and is coalesced. Once the stream of the block pool
-   is gone, the marks do not determine the set. */
-static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
-{
-    const gai_block_pool *block_pool = block->segment->block_pool;
-    if (!block_pool || (block->set != &pool->mixed && block->set != &block_pool->free)) return 1;
-    if (gai_block_is_at_block_pool(block) && gai_block_is_at_block_pool(block->next)) return 1;
-    return block_pool->stream && block->set != gai_block_pool_set(pool, block);
-}
-
-/* Checks that a slot has the size of a class, that a free slot is in its set, and that no block of kind GAI_FREE is a
-   slot. */
-static int gai_check_slot(galloc_pool *pool, const gai_block *block)
-{
-    int broken = block->slot && (!pool->pooled || block->bytes != gai_rounded(pool, block->bytes));
-    if (block->kind == GAI_SLOT) broken += !block->slot + (block->set != gai_set_of(pool, block->marks));
-    return broken + (block->kind == GAI_FREE && block->slot);
-}
-
 /* Checks that the block map finds the block by its addresses. A block that has been freed and awaits its return to the
    driver is exempt, because another block may already have its address. */
 static int gai_check_found(const gai_block *block)
@@ -13916,14 +12666,14 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += gai_block_is_free(block) != (block->set != NULL);
-    broken += gai_check_slot(pool, block);
     broken += block->kind == GAI_USED && block->requested > block->bytes;
     broken += held && (block->kind != GAI_USED || !block->stream);
     broken += gai_check_found(block);
-    if (block->kind == GAI_FREE) {
-        broken += pool->torch ? gai_check_at_block_pool(pool, block) : block->set != gai_set_of(pool, block->marks);
-        broken += !pool->torch && gai_blocks_merge(pool, block, next, 0);
+    if (block->kind == GAI_FREE && !pool->mixed.counted) {
+        broken += block->set != gai_set_of(pool, block->marks);
+        broken += gai_blocks_merge(pool, block, next, 0);
     }
+    broken += pool->variant.check_block ? pool->variant.check_block(pool, block) : block->slot;
     broken += block->kind == GAI_HOLE && next && next->kind == GAI_HOLE;
     broken += block->kind == GAI_ROOM && next && next->kind == GAI_ROOM;
     if (block->kind != GAI_USED && block->kind != GAI_BUSY)
@@ -14010,51 +12760,11 @@ static int gai_check_budget(const galloc_pool *pool)
     return broken;
 }
 
-/* Compares the statistics of like:pytorch with what is found. Segments lost in a reset, and those that the driver did
-   not take back, are not counted. */
-static int gai_check_torch(galloc_pool *pool, const gai_block_pool *block_pool)
-{
-    galloc_torch_stats found, *stats = &pool->torch_stats;
-    const gai_segment *segment;
-    const gai_block *block;
-    const gai_stream *stream;
-    size_t segments = 0, streams = 0;
-    int broken = 0;
-    memset(&found, 0, sizeof found);
-    for (stream = pool->streams; stream; stream = stream->next)
-        streams += stream->block_pool[block_pool->small] == block_pool;
-    for (segment = pool->segments; segment; segment = segment->next) {
-        segments += segment->block_pool == block_pool;
-        if (!segment->block_pool || segment->block_pool->small != block_pool->small) continue;
-        gai_torch_add(&found.segment, block_pool->small, 1, 0);
-        gai_torch_add(&found.reserved_bytes, block_pool->small, segment->bytes, 0);
-        for (block = segment->first; block; block = block->next) {
-            if (block->kind == GAI_USED) {
-                gai_torch_add(&found.allocated_bytes, block_pool->small, block->bytes, 0);
-                gai_torch_add(&found.allocation, block_pool->small, 1, 0);
-                gai_torch_add(&found.requested_bytes, block_pool->small, (size_t)block->requested, 0);
-            }
-            if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
-            gai_torch_add(&found.inactive_split, block_pool->small, 1, 0);
-            gai_torch_add(&found.inactive_split_bytes, block_pool->small, block->bytes, 0);
-        }
-    }
-#define GAI_TORCH_DIFFERS(field)                                                                       \
-    (block_pool->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
-                 : stats->field.large_pool.current != found.field.large_pool.current)
-    broken += GAI_TORCH_DIFFERS(segment) + GAI_TORCH_DIFFERS(reserved_bytes) + GAI_TORCH_DIFFERS(allocation);
-    broken += GAI_TORCH_DIFFERS(allocated_bytes) + GAI_TORCH_DIFFERS(requested_bytes);
-    broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
-    broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
-    return broken + gai_check_set(&block_pool->free) + (segments != block_pool->segments) +
-           (streams != block_pool->streams) + (!segments && !streams && !block_pool->awaited);
-}
-
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
     gai_census census;
-    const gai_block_pool *block_pool;
+    const gai_set *set;
     const gai_segment *segment;
     const gai_stream *stream;
     const gai_mapping *mapping;
@@ -14075,8 +12785,8 @@ static int gai_check_pool(galloc_pool *pool)
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        broken += gai_check_torch(pool, block_pool);
+    for (set = pool->more_sets; set; set = set->next) broken += gai_check_set(set);
+    if (pool->variant.check) broken += pool->variant.check(pool);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
@@ -14110,6 +12820,1668 @@ static int gai_check_pool(galloc_pool *pool)
     if (pool->telling) return broken; /* some bytes are in transit */
     return broken + gai_check_stats(pool, &census);
 }
+
+/* ==== PYTORCH ===================================================================================================== */
+/* >>torch */
+
+/* With like:pytorch: blocks are chosen, cut, counted and collected as in PyTorch's caching allocator
+   (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and one kind of
+   request, small or large, and a free block stays in its block pool's set. Sets and counters are guarded by `lock`; the
+   functions that give segments back are called under `growth`. GALLOC_NO_PYTORCH leaves the section out. May call
+   check and all sections before it. */
+
+#if !defined(GALLOC_NO_PYTORCH)
+
+#define GAI_TORCH_SMALL GAI_MIB  /* rounded requests up to this size get small segments */
+#define GAI_TORCH_REMAINS GAI_MIB /* at most this much is left uncut at the end of a block of a large segment */
+
+/* ---- torch_stats ---- */
+
+/* torch_stats counts each number for all blocks and for the small or the large ones. `new_ones` adds to the total as
+   well. */
+static void gai_torch_add_one(galloc_stat *stat, size_t n, int new_ones)
+{
+    stat->current += n;
+    stat->total += new_ones ? n : 0;
+    if (stat->current > stat->peak) stat->peak = stat->current;
+}
+
+static void gai_torch_add(galloc_torch_stat *stat, int small, size_t n, int new_ones)
+{
+    gai_torch_add_one(&stat->all, n, new_ones);
+    gai_torch_add_one(small ? &stat->small_pool : &stat->large_pool, n, new_ones);
+}
+
+static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
+{
+    stat->all.current -= n;
+    if (small) stat->small_pool.current -= n;
+    else stat->large_pool.current -= n;
+}
+
+/* Counts a free block of a block pool that enters a set. */
+static void gai_torch_count_in(const gai_set *set, const gai_block *block)
+{
+    const gai_segment *segment = block->segment;
+    galloc_torch_stats *stats = &segment->pool->torch_stats;
+    int small = segment->block_pool->small;
+    if (set == &segment->pool->mixed) {
+        gai_torch_add(&stats->active, small, 1, 0);
+        gai_torch_add(&stats->active_bytes, small, block->bytes, 0);
+    } else if (!gai_block_is_whole(block)) {
+        gai_torch_add(&stats->inactive_split, small, 1, 1);
+        gai_torch_add(&stats->inactive_split_bytes, small, block->bytes, 1);
+    }
+}
+
+/* Counts a free block of a block pool that leaves its set, with the size it had there. */
+GAI_APART
+static void gai_torch_count_out(const gai_set *set, const gai_block *block)
+{
+    const gai_segment *segment = block->segment;
+    galloc_torch_stats *stats = &segment->pool->torch_stats;
+    int small = segment->block_pool->small;
+    if (set == &segment->pool->mixed) {
+        gai_torch_subtract(&stats->active, small, 1);
+        gai_torch_subtract(&stats->active_bytes, small, block->bytes);
+    } else if (!gai_block_is_whole(block)) {
+        gai_torch_subtract(&stats->inactive_split, small, 1);
+        gai_torch_subtract(&stats->inactive_split_bytes, small, block->bytes);
+    }
+}
+
+/* Counts a block that becomes used in torch_stats. */
+static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->block_pool->small;
+    gai_torch_add(&stats->allocation, small, 1, 1);
+    gai_torch_add(&stats->active, small, 1, 1);
+    gai_torch_add(&stats->allocated_bytes, small, block->bytes, 1);
+    gai_torch_add(&stats->active_bytes, small, block->bytes, 1);
+    gai_torch_add(&stats->requested_bytes, small, (size_t)block->requested, 1);
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
+}
+
+/* Counts the end of a used block in torch_stats. */
+GAI_APART
+static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->block_pool->small;
+    gai_torch_subtract(&stats->allocation, small, 1);
+    gai_torch_subtract(&stats->active, small, 1);
+    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
+    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
+    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
+}
+
+static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
+{
+    if (now > before) gai_torch_add(stat, small, now - before, 1);
+    else gai_torch_subtract(stat, small, before - now);
+}
+
+/* Counts the new size of a used block in torch_stats. */
+static void gai_torch_count_resized(galloc_pool *pool, const gai_block *block, size_t bytes, size_t requested)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    int small = block->segment->block_pool->small;
+    gai_torch_change(&stats->allocated_bytes, small, bytes, block->bytes);
+    gai_torch_change(&stats->active_bytes, small, bytes, block->bytes);
+    gai_torch_change(&stats->requested_bytes, small, requested, (size_t)block->requested);
+    if (gai_pool_is_oversize(pool, bytes)) stats->oversize_allocations.current--;
+    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 0);
+}
+
+static void gai_torch_stat_reset(galloc_torch_stat *stat)
+{
+    gai_stat_reset(&stat->all, &stat->all);
+    gai_stat_reset(&stat->small_pool, &stat->small_pool);
+    gai_stat_reset(&stat->large_pool, &stat->large_pool);
+}
+
+static void gai_torch_stats_reset(galloc_torch_stats *stats)
+{
+    gai_torch_stat_reset(&stats->allocation);
+    gai_torch_stat_reset(&stats->segment);
+    gai_torch_stat_reset(&stats->active);
+    gai_torch_stat_reset(&stats->inactive_split);
+    gai_torch_stat_reset(&stats->allocated_bytes);
+    gai_torch_stat_reset(&stats->reserved_bytes);
+    gai_torch_stat_reset(&stats->active_bytes);
+    gai_torch_stat_reset(&stats->inactive_split_bytes);
+    gai_torch_stat_reset(&stats->requested_bytes);
+    gai_stat_reset(&stats->oversize_allocations, &stats->oversize_allocations);
+    gai_stat_reset(&stats->oversize_segments, &stats->oversize_segments);
+    stats->num_alloc_retries = stats->num_ooms = stats->num_sync_all_streams = 0;
+    stats->num_device_alloc = stats->num_device_free = 0;
+}
+
+static void gai_torch_count(galloc_pool *pool, enum gai_count what, const gai_block *block)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    switch (what) {
+    case GAI_COUNT_USED: gai_torch_count_used(pool, block); break;
+    case GAI_COUNT_UNUSED: gai_torch_count_unused(pool, block); break;
+    case GAI_COUNT_NO_MEMORY: stats->num_ooms++; break;
+    case GAI_COUNT_WAIT: stats->num_sync_all_streams++; break;
+    case GAI_COUNT_RESET: gai_torch_stats_reset(stats); break;
+    }
+}
+
+/* ---- block pools ---- */
+
+/* Returns whether the request is one for small segments. */
+static int gai_is_small(const gai_params *params)
+{
+    return params->bytes <= GAI_TORCH_SMALL && params->alignment <= GAI_FIXED_SMALL;
+}
+
+/* May the streams of the block pool use the bytes of an incomplete mark without a wait? */
+static int gai_block_pool_allows(const gai_block_pool *block_pool, const gai_mark *mark)
+{
+    if (mark->stream->block_pool[block_pool->small] == block_pool) return 1;
+    return block_pool->stream && gai_stream_is_ordered(block_pool->stream, mark->stream);
+}
+
+/* The free set of a block in a block pool: the block pool's own, or mixed while another stream may still use it. */
+static gai_set *gai_block_pool_set(galloc_pool *pool, const gai_block *block)
+{
+    gai_block_pool *block_pool = block->segment->block_pool;
+    const gai_mark *mark = block->marks;
+    while (mark && gai_block_pool_allows(block_pool, mark)) mark = mark->next;
+    return mark ? &pool->mixed : &block_pool->free;
+}
+
+/* Requests events on streams of other block pools that used the block. Once these are complete the block returns to
+   its block pool's set. */
+static void gai_block_ask_users(const gai_block *block)
+{
+    const gai_mark *mark;
+    for (mark = block->marks; mark; mark = mark->next)
+        if (!gai_block_pool_allows(block->segment->block_pool, mark) && !gai_mark_event(mark))
+            gai_stream_ask(mark->stream);
+}
+
+/* Is a free block in its block pool's own set, and not in mixed? */
+static int gai_block_is_at_block_pool(const gai_block *block)
+{
+    return block && block->kind == GAI_FREE && block->set == &block->segment->block_pool->free;
+}
+
+/* A segment that has become free as a whole notes the number of searches so far. */
+static void gai_segment_note_search(const galloc_pool *pool, const gai_block *block)
+{
+    gai_segment *segment = block->segment;
+    if (!gai_block_is_whole(block) || segment->age == block->age) return; /* refiled, not newly free */
+    segment->age = block->age;
+    segment->searches = pool->searches[segment->block_pool->small];
+}
+
+/* Files a block of a block pool. Merges it with free neighbours, except while it or they are in mixed. */
+static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block, int all)
+{
+    gai_set *set = gai_block_pool_set(pool, block);
+    int i;
+    (void)all;
+    if (set == &pool->mixed) gai_block_ask_users(block);
+    for (i = 0; i < 2 && set != &pool->mixed; i++) {
+        gai_block *partner = i ? block->next : block->prev;
+        if (!gai_block_is_at_block_pool(partner)) continue;
+        gai_set_remove(partner);
+        block = i ? block : partner;
+        gai_block_absorb(pool, block, block->next);
+        gai_marks_trim(pool, &block->marks);
+    }
+    if (set != &pool->mixed) gai_segment_note_search(pool, block);
+    gai_set_insert(set, block);
+    gai_torch_count_in(set, block);
+    return block;
+}
+
+/* Re-sorts free blocks after a stream state entered the block pool or a capture ended. Blocks that its streams may use
+   without a wait move from mixed into its set, the others move to mixed. [lock] */
+static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
+{
+    gai_block *block = block_pool->free.oldest, *newer;
+    while (block) {
+        newer = block->newer;
+        if (gai_block_pool_set(pool, block) == &pool->mixed) {
+            gai_set_remove(block);
+            if (gai_block_file(pool, block, 0)->set != &pool->mixed)
+                newer = block_pool->free.oldest; /* it has merged */
+        }
+        block = newer;
+    }
+    for (block = pool->mixed.oldest; block;) {
+        if (block->segment->block_pool != block_pool || gai_block_pool_set(pool, block) == &pool->mixed) {
+            block = block->newer;
+        } else {
+            gai_set_remove(block);
+            (void)gai_block_file(pool, block, 0);
+            block = pool->mixed.oldest; /* other blocks may have merged with it */
+        }
+    }
+}
+
+/* Ends a block pool without streams, segments and pending segments. [lock] */
+static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
+{
+    gai_block_pool **at = &pool->block_pools;
+    gai_set **sets = &pool->more_sets;
+    if (block_pool->streams || block_pool->segments || block_pool->awaited) return;
+    while (*at != block_pool) at = &(*at)->next;
+    *at = block_pool->next;
+    while (*sets != &block_pool->free) sets = &(*sets)->next;
+    *sets = block_pool->free.next;
+    GALLOC_FREE(block_pool);
+}
+
+/* A new block pool without streams. NULL: no host memory. [lock] */
+static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
+{
+    gai_block_pool *block_pool = (gai_block_pool *)GALLOC_MALLOC(sizeof *block_pool);
+    if (!block_pool) return NULL;
+    memset(block_pool, 0, sizeof *block_pool);
+    block_pool->small = small;
+    block_pool->free.counted = 1;
+    block_pool->next = pool->block_pools;
+    pool->block_pools = block_pool;
+    block_pool->free.next = pool->more_sets;
+    pool->more_sets = &block_pool->free;
+    return block_pool;
+}
+
+/* Gives a stream state this block pool. */
+static gai_block_pool *gai_block_pool_enter(gai_block_pool *block_pool, gai_stream *stream)
+{
+    if (!block_pool) return NULL;
+    block_pool->captured = stream->capture_id != 0;
+    block_pool->stream = stream;
+    block_pool->streams++;
+    stream->block_pool[block_pool->small] = block_pool;
+    return block_pool;
+}
+
+static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
+{
+    int small;
+    for (small = 0; small < 2; small++) {
+        gai_block_pool *block_pool = stream->block_pool[small];
+        if (!block_pool) continue;
+        stream->block_pool[small] = NULL;
+        if (block_pool->stream == stream) block_pool->stream = NULL;
+        block_pool->streams--;
+        gai_block_pool_end(pool, block_pool);
+    }
+}
+
+/* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
+   one. Without a stream state: the one for memory reserved for no stream. [lock] */
+static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
+{
+    gai_stream *other;
+    gai_block_pool *block_pool = pool->block_pools;
+    if (!stream) {
+        while (block_pool && (block_pool->streams || block_pool->captured || block_pool->small != small))
+            block_pool = block_pool->next;
+        return block_pool;
+    }
+    if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
+    for (other = pool->streams; other; other = other->next)
+        if (other->block_pool[small] && other->key == stream->key &&
+            gai_captures_share(other->capture, stream->capture))
+            break;
+    if (!other) return NULL;
+    block_pool = gai_block_pool_enter(other->block_pool[small], stream);
+    gai_block_pool_sort(pool, block_pool);
+    return block_pool;
+}
+
+/* The same, created if it is missing. NULL: no host memory. [lock] */
+static gai_block_pool *gai_block_pool_for(galloc_pool *pool, gai_stream *stream, int small)
+{
+    gai_block_pool *block_pool = gai_block_pool_of(pool, stream, small);
+    if (block_pool) return block_pool;
+    block_pool = gai_block_pool_new(pool, small);
+    return stream ? gai_block_pool_enter(block_pool, stream) : block_pool;
+}
+
+/* Assigns a new segment to a block pool. [lock] */
+static void gai_segment_enter_block_pool(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    segment->block_pool = block_pool;
+    segment->searches = pool->searches[block_pool->small];
+    block_pool->segments++;
+    gai_torch_add(&stats->segment, block_pool->small, 1, 1);
+    gai_torch_add(&stats->reserved_bytes, block_pool->small, segment->bytes, 1);
+    if (gai_pool_is_oversize(pool, segment->bytes)) gai_torch_add_one(&stats->oversize_segments, 1, 1);
+    stats->num_device_alloc++;
+}
+
+/* Removes a segment that is given back from its block pool. */
+static void gai_segment_leave_block_pool(galloc_pool *pool, gai_segment *segment)
+{
+    galloc_torch_stats *stats = &pool->torch_stats;
+    gai_block_pool *block_pool = segment->block_pool;
+    if (!block_pool) return;
+    gai_torch_subtract(&stats->segment, block_pool->small, 1);
+    gai_torch_subtract(&stats->reserved_bytes, block_pool->small, segment->bytes);
+    if (gai_pool_is_oversize(pool, segment->bytes)) stats->oversize_segments.current--;
+    stats->num_device_free++;
+    block_pool->segments--;
+    gai_block_pool_end(pool, block_pool);
+}
+
+/* The streams of captured block pools have no work under way any more. */
+static void gai_torch_capture_ended(galloc_pool *pool)
+{
+    gai_block_pool *block_pool;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        if (block_pool->captured) gai_block_pool_sort(pool, block_pool);
+}
+
+static void gai_torch_end(galloc_pool *pool)
+{
+    while (pool->block_pools) {
+        gai_block_pool *next = pool->block_pools->next;
+        GALLOC_FREE(pool->block_pools);
+        pool->block_pools = next;
+    }
+    pool->more_sets = NULL;
+}
+
+/* ---- search ---- */
+
+/* Finds the smallest block in which the request fits, among equals the one with the lowest address: PyTorch's order.
+   It looks at every block of a bin. */
+static gai_block *gai_block_pool_find(const gai_block_pool *block_pool, const gai_params *params)
+{
+    gai_bin bin = gai_bin_of(params->bytes);
+    gai_block *best = NULL, *block;
+    if (!block_pool || block_pool->free.bytes < params->bytes) return NULL;
+    do {
+        for (block = block_pool->free.bins[bin.row][bin.column]; block; block = block->next_bin)
+            if (block->bytes >= params->bytes && gai_is_better(block, best) &&
+                gai_place(block->addr, block->addr + block->bytes, params))
+                best = block;
+    } while (!best && gai_bin_next(&block_pool->free, &bin));
+    return best;
+}
+
+/* Bytes that the request gets of a block, from its place on: to where the block is cut, or to the end. */
+static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block, uintptr_t at,
+                                 const gai_params *params)
+{
+    size_t all = block->addr + block->bytes - at, remains = all - params->bytes;
+    /* Blocks of small segments are cut down to 512 bytes. */
+    if (gai_is_small(params)) return remains >= GAI_UNIT ? params->bytes : all;
+    return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
+}
+
+/* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
+   graph any more. */
+static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_params *params)
+{
+    const gai_block_pool *block_pool;
+    gai_block *best = NULL, *block;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        if (block_pool->streams || block_pool->captured || block_pool->small != gai_is_small(params)) continue;
+        for (block = block_pool->free.oldest; block; block = block->newer)
+            if (gai_block_is_whole(block) && !block->marks && gai_is_better(block, best) &&
+                gai_place(block->addr, block->addr + block->bytes, params))
+                best = block;
+    }
+    return best;
+}
+
+/* Moves a free segment to another block pool. [lock] */
+static void gai_segment_move(galloc_pool *pool, gai_segment *segment, gai_block_pool *block_pool)
+{
+    gai_block_pool *before = segment->block_pool;
+    gai_set_remove(segment->first);
+    before->segments--;
+    block_pool->segments++;
+    segment->block_pool = block_pool;
+    gai_block_pool_end(pool, before);
+    (void)gai_block_file(pool, segment->first, 0);
+}
+
+/* Returns whether free memory waits for a stream outside its block pool, and an event is recorded that may show it
+   done. */
+static int gai_pool_awaits(const galloc_pool *pool)
+{
+    const gai_stream *stream = pool->mixed.oldest ? pool->streams : NULL;
+    while (stream && !stream->recorded) stream = stream->next;
+    return stream != NULL;
+}
+
+/* Takes a block of a block pool, cut as PyTorch does. */
+static void gai_job_take_at_block_pool(gai_job *job, gai_block *block)
+{
+    gai_params params = job->params;
+    uintptr_t at = gai_place(block->addr, block->addr + block->bytes, &params);
+    params.bytes = gai_block_pool_cut(job->pool, block, at, &params);
+    gai_job_took(job, params.just_ready ? block : gai_block_take(job->pool, block, at, &params));
+}
+
+/* Searches the stream's block pool. Before events were queried it finds nothing if a query may free more: that is a
+   later step. [lock] */
+static void gai_job_search_block_pool(gai_job *job, enum gai_reach reach)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block;
+    (void)reach;
+    if (!job->searched && pool->config.gc_threshold > 0) pool->searches[gai_is_small(&job->params)]++;
+    job->searched = 1;
+    /* PyTorch queries its events before it searches. */
+    if (!job->asked && gai_pool_awaits(pool)) return;
+    block = gai_block_pool_find(gai_block_pool_of(pool, job->params.stream, gai_is_small(&job->params)), &job->params);
+    if (block && gai_block_may_serve(pool, block, job->params.bytes)) gai_job_take_at_block_pool(job, block);
+}
+
+/* ---- collecting ---- */
+
+/* The age of a free segment: searches since its last block was freed. PyTorch measures time in the same way. */
+static double gai_segment_age(const galloc_pool *pool, const gai_segment *segment)
+{
+    return (double)(pool->searches[0] - segment->searches);
+}
+
+/* Returns whether free segments of the block pool are collected: large ones are, except those of graphs. */
+static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
+{
+    return !block_pool->small && !block_pool->captured;
+}
+
+/* Ages of the segments that can be collected: their sum and their number. */
+typedef struct gai_ages {
+    double sum;
+    size_t count;
+} gai_ages;
+
+/* Adds up the ages of the segments that can be collected. */
+static gai_ages gai_pool_ages(const galloc_pool *pool)
+{
+    gai_ages ages = {0, 0};
+    const gai_block_pool *block_pool;
+    const gai_block *block;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block;
+             block = block->newer) {
+            if (!gai_block_is_whole(block) || block->marks) continue;
+            ages.sum += gai_segment_age(pool, block->segment);
+            ages.count++;
+        }
+    }
+    return ages;
+}
+
+/* Adds a free segment to a batch to be given back. 0: no host memory. [lock] */
+static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *batch)
+{
+    return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
+}
+
+/* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
+   again soon. Returns the bytes taken. [lock] */
+static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
+{
+    double least = ages->sum / (double)ages->count;
+    gai_block_pool *block_pool;
+    gai_block *block, *newer;
+    size_t taken = 0;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block; block = newer) {
+            double age = gai_segment_age(pool, block->segment);
+            size_t bytes = block->bytes;
+            newer = block->newer;
+            if (!gai_block_is_whole(block) || block->marks || age < least) continue;
+            if (!gai_whole_to_batch(pool, block, batch)) return 0;
+            taken += bytes;
+            ages->sum -= age;
+            ages->count--;
+        }
+    }
+    return taken;
+}
+
+/* Gives old segments back until `wanted` bytes are given or there are no more. */
+static void gai_torch_collect(galloc_pool *pool, size_t wanted)
+{
+    gai_batch batch;
+    gai_ages ages;
+    size_t taken = 0, more;
+    if (gai_pool_keeps(pool)) return;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    ages = gai_pool_ages(pool);
+    while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
+    gai_batch_add_aliases(pool, &batch);
+    gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
+    gai_batch_undo(pool, &batch);
+}
+
+/* Finds the smallest segment of a block pool that is free as a whole, has at least `bytes`, and whose work is done;
+   with `largest`, the largest such segment. */
+static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
+{
+    gai_block *best = NULL, *block;
+    for (block = block_pool->free.oldest; block; block = block->newer) {
+        if (!gai_block_is_whole(block) || block->marks || block->bytes < bytes) continue;
+        if (!best || (largest ? block->bytes > best->bytes : gai_is_better(block, best))) best = block;
+    }
+    return best;
+}
+
+/* Gives back segments of max_split_size and more, which smaller requests cannot use: one of at least `bytes`, or
+   else the largest ones until `bytes` are given. */
+static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_pool *block_pool, size_t bytes)
+{
+    gai_batch batch;
+    gai_block *block;
+    size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
+    if (gai_pool_keeps(pool)) return;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    block = gai_block_pool_whole(block_pool, wanted, 0);
+    if (!block) block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
+    while (block && taken < wanted) {
+        size_t more = block->bytes;
+        if (!gai_whole_to_batch(pool, block, &batch)) break;
+        taken += more;
+        block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
+    }
+    gai_batch_add_aliases(pool, &batch);
+    gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, &batch);
+    gai_batch_undo(pool, &batch);
+}
+
+/* ---- steps ---- */
+
+/* Moves blocks whose marks of other streams have completed back to their block pools, then searches again. */
+static int gai_step_torch_poll(gai_job *job)
+{
+    gai_pool_retry(job->pool);
+    gai_pool_sweep_lost(job->pool);
+    gai_pool_poll(job->pool);
+    job->asked = 1;
+    return gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Takes over a segment of a block pool that has no stream left. */
+static int gai_step_torch_adopt(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_stream *stream = job->params.stream;
+    gai_block_pool *block_pool;
+    gai_block *block;
+    if (!stream || stream->capture_id) return 0;
+    gai_lock_on(&pool->lock);
+    block = gai_pool_find_ownerless(pool, &job->params);
+    if (block && !gai_block_may_serve(pool, block, job->params.bytes)) block = NULL;
+    block_pool = block ? gai_block_pool_for(pool, stream, gai_is_small(&job->params)) : NULL;
+    if (block_pool) {
+        gai_segment_move(pool, block->segment, block_pool);
+        gai_job_search_block_pool(job, GAI_REACH_ALL);
+    }
+    gai_lock_off(&pool->lock);
+    return gai_job_is_done(job);
+}
+
+/* Returns the bytes that like:pytorch holds above gc_threshold, which is a fraction of the capacity. 0 if no limit is
+   set below the device's memory. */
+static size_t gai_torch_excess(galloc_pool *pool)
+{
+    size_t limit = gai_pool_capacity(pool), held;
+    double most = pool->config.gc_threshold * (double)limit;
+    if (limit >= pool->device_bytes || !(pool->config.gc_threshold > 0)) return 0;
+    gai_lock_on(&pool->lock);
+    held = pool->torch_stats.reserved_bytes.all.current;
+    gai_lock_off(&pool->lock);
+    return (double)held > most ? held - (size_t)most : 0;
+}
+
+/* Returns whether a free segment of at least `bytes` bytes still has marks, meaning its work may be unfinished. Looks
+   into the block pool `only`, or if it is NULL into all block pools that garbage collection covers. */
+static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only, size_t bytes)
+{
+    const gai_block_pool *block_pool;
+    const gai_block *block;
+    int found = 0;
+    gai_lock_on(&pool->lock);
+    for (block_pool = pool->block_pools; block_pool && !found; block_pool = block_pool->next) {
+        if (only ? block_pool != only : !gai_block_pool_is_collected(block_pool)) continue;
+        for (block = block_pool->free.oldest; block && !found; block = block->newer)
+            found = gai_block_is_whole(block) && block->marks && block->bytes >= bytes;
+    }
+    gai_lock_off(&pool->lock);
+    return found;
+}
+
+/* cuMemFree waits for the device. Waiting beforehand completes the marks, so that more segments can be released. */
+static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
+{
+    if (gai_pool_has_unfinished(job->pool, only, bytes))
+        gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
+}
+
+/* Releases idle segments as PyTorch's garbage_collection_threshold does. */
+static int gai_step_torch_collect(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    size_t excess = gai_torch_excess(pool);
+    if (!(pool->config.gc_threshold > 0)) return gai_job_leave_out(job, "gc_threshold is 0");
+    if (!excess || !gai_job_can_wait_for_devices(job)) return 0;
+    gai_job_finish(job, NULL, 0);
+    if (!job->error) gai_torch_collect(pool, excess);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Returns the size of a new segment for the request. */
+static size_t gai_torch_bytes(const gai_job *job)
+{
+    size_t alignment = job->params.alignment;
+    return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
+}
+
+/* Allocates a new segment for the request and files it in the block pool of the stream. As in PyTorch the size of the
+   segment is not reduced to fit a limit. */
+static int gai_step_torch_grow(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = NULL;
+    gai_block_pool *block_pool;
+    size_t bytes = gai_torch_bytes(job);
+    CUresult result;
+    job->refusal = CUDA_SUCCESS;
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
+    if (!gai_budget_take(pool, bytes)) return 0;
+    gai_lock_on(&pool->lock);
+    block_pool = gai_block_pool_for(pool, job->params.stream, gai_is_small(&job->params));
+    if (block_pool) block_pool->awaited++;
+    gai_lock_off(&pool->lock);
+    if (!block_pool) gai_budget_give(pool, bytes);
+    result = block_pool ? gai_segment_fixed(pool, bytes, 0, &job->site, &block) : GAI_NO_HOST_MEMORY;
+    gai_lock_on(&pool->lock);
+    if (block_pool) block_pool->awaited--;
+    if (!result) {
+        gai_segment_enter_block_pool(pool, block->segment, block_pool);
+        job->grown = 1;
+        gai_job_take_at_block_pool(job, gai_block_file(pool, block, 0));
+    } else if (block_pool) {
+        gai_block_pool_end(pool, block_pool);
+    }
+    gai_lock_off(&pool->lock);
+    gai_job_refused(job, result, "cuMemAlloc");
+    return gai_job_is_done(job);
+}
+
+/* Releases the stream's own oversize segments (max_split_size), which smaller requests cannot use, and allocates
+   anew. */
+static int gai_step_torch_oversize(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block_pool *block_pool;
+    if (!pool->oversize) return gai_job_leave_out(job, "max_split_size is none");
+    if (!gai_job_can_wait_for_devices(job)) return 0;
+    gai_lock_on(&pool->lock);
+    block_pool = gai_block_pool_of(pool, job->params.stream, gai_is_small(&job->params));
+    gai_lock_off(&pool->lock);
+    if (!block_pool) return 0;
+    gai_job_finish(job, block_pool, pool->config.max_split_size);
+    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
+    gai_block_pool_release_oversize(pool, block_pool, job->params.bytes);
+    return gai_step_torch_grow(job);
+}
+
+/* Waits for all streams, which returns every free block to its block pool with its marks complete. */
+static int gai_step_torch_wait(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    if (!gai_job_can_wait_for_devices(job)) return 0;
+    gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
+    gai_lock_on(&pool->lock);
+    pool->torch_stats.num_sync_all_streams++;
+    gai_lock_off(&pool->lock);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* Releases all segments that are entirely free. */
+static int gai_step_torch_empty(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    if (!gai_job_can_wait_for_devices(job)) return 0;
+    gai_lock_on(&pool->lock);
+    pool->torch_stats.num_alloc_retries++;
+    gai_lock_off(&pool->lock);
+    (void)gai_pool_release(pool, SIZE_MAX);
+    return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
+}
+
+/* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
+static int gai_step_torch_borrow(gai_job *job)
+{
+    return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
+}
+
+static int gai_step_torch_borrow_last(gai_job *job)
+{
+    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_torch_bytes(job), 1)) return 0;
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
+}
+
+/* PyTorch's order. */
+static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
+    {"take what is finished", 1, gai_step_torch_poll},
+    {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
+    {"collect what is idle", 0, gai_step_torch_collect},
+    {"a new segment", 1, gai_step_torch_grow},
+    {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
+    {"wait for the device", 0, gai_step_torch_wait},
+    {"give all cached segments back", 0, gai_step_torch_empty},
+    {"have other pools give back", 0, gai_step_torch_borrow},
+    {"have other pools give back, with a wait", 0, gai_step_torch_borrow_last},
+};
+
+/* ---- report and check ---- */
+
+/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
+   gone counts as usable, unless it belongs to a graph. */
+static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
+{
+    if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
+        gai_survey_set(survey, &block_pool->free);
+    else if (!block_pool->stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
+    else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
+}
+
+static void gai_torch_survey(gai_survey *survey, const galloc_pool *pool)
+{
+    const gai_block_pool *block_pool;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        gai_survey_block_pool(survey, block_pool);
+}
+
+/* Checks that a free block is in a set that its block pool allows, and is coalesced. Once the stream of the block pool
+   is gone, the marks do not determine the set. */
+static int gai_check_at_block_pool(galloc_pool *pool, const gai_block *block)
+{
+    const gai_block_pool *block_pool = block->segment->block_pool;
+    if (block->kind != GAI_FREE) return block->kind == GAI_SLOT;
+    if (!block_pool || (block->set != &pool->mixed && block->set != &block_pool->free)) return 1;
+    if (gai_block_is_at_block_pool(block) && gai_block_is_at_block_pool(block->next)) return 1;
+    return block_pool->stream && block->set != gai_block_pool_set(pool, block);
+}
+
+/* Checks the equations above gai_block_pool, and compares the statistics with what is found. Segments lost in a reset,
+   and those that the driver did not take back, are not counted. */
+static int gai_check_block_pool(galloc_pool *pool, const gai_block_pool *block_pool)
+{
+    galloc_torch_stats found, *stats = &pool->torch_stats;
+    const gai_segment *segment;
+    const gai_block *block;
+    const gai_stream *stream;
+    size_t segments = 0, streams = 0;
+    int broken = 0;
+    memset(&found, 0, sizeof found);
+    for (stream = pool->streams; stream; stream = stream->next)
+        streams += stream->block_pool[block_pool->small] == block_pool;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        segments += segment->block_pool == block_pool;
+        if (!segment->block_pool || segment->block_pool->small != block_pool->small) continue;
+        gai_torch_add(&found.segment, block_pool->small, 1, 0);
+        gai_torch_add(&found.reserved_bytes, block_pool->small, segment->bytes, 0);
+        for (block = segment->first; block; block = block->next) {
+            if (block->kind == GAI_USED) {
+                gai_torch_add(&found.allocated_bytes, block_pool->small, block->bytes, 0);
+                gai_torch_add(&found.allocation, block_pool->small, 1, 0);
+                gai_torch_add(&found.requested_bytes, block_pool->small, (size_t)block->requested, 0);
+            }
+            if (block->kind != GAI_FREE || block->set == &pool->mixed || gai_block_is_whole(block)) continue;
+            gai_torch_add(&found.inactive_split, block_pool->small, 1, 0);
+            gai_torch_add(&found.inactive_split_bytes, block_pool->small, block->bytes, 0);
+        }
+    }
+#define GAI_TORCH_DIFFERS(field)                                                                       \
+    (block_pool->small ? stats->field.small_pool.current != found.field.small_pool.current                   \
+                 : stats->field.large_pool.current != found.field.large_pool.current)
+    broken += GAI_TORCH_DIFFERS(segment) + GAI_TORCH_DIFFERS(reserved_bytes) + GAI_TORCH_DIFFERS(allocation);
+    broken += GAI_TORCH_DIFFERS(allocated_bytes) + GAI_TORCH_DIFFERS(requested_bytes);
+    broken += GAI_TORCH_DIFFERS(inactive_split) + GAI_TORCH_DIFFERS(inactive_split_bytes);
+    broken += stats->active_bytes.all.current != stats->allocated_bytes.all.current + pool->mixed.bytes;
+    return broken + (segments != block_pool->segments) + (streams != block_pool->streams) +
+           (!segments && !streams && !block_pool->awaited);
+}
+
+/* ---- the table ---- */
+
+static int gai_check_torch(galloc_pool *pool)
+{
+    const gai_block_pool *block_pool;
+    int broken = 0;
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
+        broken += gai_check_block_pool(pool, block_pool);
+    return broken;
+}
+
+static void gai_variant_torch(gai_variant *variant)
+{
+    variant->route = GAI_ROUTE_LONG;
+    variant->no_caches = 1;
+    variant->no_marks = 1; /* no other stream uses memory of a block pool */
+    variant->low = 1;      /* PyTorch always takes the low end of a free block */
+    variant->ladder = gai_torch_ladder;
+    variant->file = gai_block_file_block_pool;
+    variant->unfiled = gai_torch_count_out;
+    variant->search = gai_job_search_block_pool;
+    variant->count = gai_torch_count;
+    variant->resized = gai_torch_count_resized;
+    variant->segment_ends = gai_segment_leave_block_pool;
+    variant->stream_ends = gai_stream_leave_block_pools;
+    variant->capture_ended = gai_torch_capture_ended;
+    variant->survey = gai_torch_survey;
+    variant->check_block = gai_check_at_block_pool;
+    variant->check = gai_check_torch;
+    variant->end = gai_torch_end;
+}
+
+#endif /* GALLOC_NO_PYTORCH */
+
+/* ==== BACKENDS ==================================================================================================== */
+/* >>backends */
+
+/* With backend:cudaMalloc and backend:cudaMallocAsync: each block is one allocation of the driver, which is freed once
+   the work on the block is complete, by cudaMallocAsync in stream order where it can be. The state changes under
+   `growth` and `lock`. No driver call is made while `lock` is held. GALLOC_NO_BACKENDS leaves the section out. May call
+   check and all sections before it.
+
+   To add a backend: GALLOC_BACKEND_..., gai_keys, gai_config_circumstances and its rules, ON BACKENDS,
+   docs/settings.md; a table here, and its place in gai_config_variant. */
+
+#if !defined(GALLOC_NO_BACKENDS)
+
+/* ---- the driver's pool ---- */
+
+/* Creates the driver's memory pool, with the settings of the pool that have a counterpart there. */
+static CUresult gai_driver_pool_new(galloc_pool *pool)
+{
+    static const struct { CUmemPool_attribute name; int reuse; } ways[] = {
+        {CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, GALLOC_REUSE_COMPLETED},
+        {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
+        {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
+    cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
+    size_t i;
+    CUmemPoolProps properties;
+    CUmemoryPool made = NULL;
+    CUresult result;
+    memset(&properties, 0, sizeof properties);
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = pool->config.device;
+#if CUDART_VERSION >= 12020
+    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
+        properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
+#endif
+    result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
+    if (result) return result;
+    result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+    for (i = 0; i < sizeof ways / sizeof ways[0] && !result; i++) {
+        int allowed = (pool->config.reuse & ways[i].reuse) != 0;
+        result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, ways[i].name, &allowed));
+    }
+    if (result) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (made));
+    else pool->driver_pool = made;
+    return result;
+}
+
+#define GAI_NOT_SAID SIZE_MAX
+
+/* Bytes that the driver's pool holds; GAI_NOT_SAID if the driver does not tell. */
+static size_t gai_driver_pool_held(galloc_pool *pool)
+{
+    cuuint64_t held = 0;
+    CUmemPool_attribute name = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+    if (!pool->driver_pool) return GAI_NOT_SAID;
+    if (GAI_CALL(pool, pool_get, MemPoolGetAttribute, (pool->driver_pool, name, &held))) return GAI_NOT_SAID;
+    return (size_t)held;
+}
+
+/* The same after an allocation of `bytes`; an estimate if the driver does not tell. */
+static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
+{
+    size_t held = gai_driver_pool_held(pool);
+    if (held != GAI_NOT_SAID) return held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current - pool->of_graphs + gai_left(bytes, pool->kept);
+    gai_lock_off(&pool->lock);
+    return held;
+}
+
+/* Updates `kept` and `reserved` to what the driver's pool holds. [growth] */
+static void gai_pool_ask_held(galloc_pool *pool)
+{
+    size_t held = gai_driver_pool_held(pool);
+    if (held == GAI_NOT_SAID) return;
+    gai_lock_on(&pool->lock);
+    gai_stat_held(pool, held, 0);
+    gai_budget_settle(pool);
+    gai_stat_cached(pool);
+    gai_lock_off(&pool->lock);
+}
+
+/* Allocates from the driver's pool, or in a capture an allocation node. The context of a default stream must be
+   current. */
+static CUresult gai_async_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
+                                const gai_site *site)
+{
+    gai_scope scope;
+    CUresult result;
+    segment->of_graph = site->capture != 0;
+    if (site->capture_forbids && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
+    if (!result) result = gai_scope_enter(&scope, site->context);
+    if (result) return result;
+    result = GAI_CALL(pool, pool_alloc, MemAllocFromPoolAsync, (addr, bytes, pool->driver_pool, site->handle));
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* Frees memory in the order of the stream at `site`. A trim of the driver's pool waits for this position. */
+static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
+{
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, site->context);
+    if (result) return result;
+    result = GAI_CALL(pool, pool_free, MemFreeAsync, (addr, site->handle));
+    gai_scope_leave(&scope);
+    if (result) return result;
+    gai_lock_on(&pool->lock);
+    site->stream->handed = gai_stream_stamp(site->stream);
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+/* Charges the growth of the driver's pool to the budget, since only now it is known. */
+static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
+{
+    size_t held = segment->of_graph ? 0 : gai_driver_pool_held_with(pool, bytes);
+    if (held && !gai_budget_raise(pool, held + pool->of_graphs)) return CUDA_ERROR_OUT_OF_MEMORY;
+    gai_lock_on(&pool->lock);
+    if (segment->of_graph) pool->of_graphs += bytes;
+    else gai_stat_held(pool, held, bytes);
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+/* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
+   moment. 0: the segment does not belong to that pool. [lock] */
+static int gai_async_keep(galloc_pool *pool, gai_segment *segment)
+{
+    gai_page *page = segment->whole->page;
+    galloc_pages *pages = pool->stats.pages, *of_its_size = &pages[gai_page_class(page->bytes)];
+    if (segment->lost) return 0;
+    if (segment->of_graph) pool->of_graphs -= segment->bytes;
+    if (segment->of_graph) return 0;
+    of_its_size->count--;
+    of_its_size->bytes -= page->bytes;
+    pages[0].bytes += page->bytes;
+    pool->kept += page->bytes;
+    return 1;
+}
+
+/* ---- blocks of the driver ---- */
+
+/* Promises a job a mark. 0: no host memory. [lock] */
+static int gai_pool_promise_mark(galloc_pool *pool)
+{
+    if (!gai_slab_need(&pool->marks, 1)) return 0;
+    pool->marks.promised++;
+    pool->promised_jobs++;
+    return 1;
+}
+
+static void gai_pool_unpromise_mark(galloc_pool *pool)
+{
+    pool->marks.promised--;
+    pool->promised_jobs--;
+}
+
+/* The same for memory of cudaMallocAsync, which work queued on the job's stream may still use. If the job has no
+   host memory to take it, the block gets a mark of that stream. */
+static void gai_job_take_given(gai_job *job, gai_block *block)
+{
+    gai_stream *stream = job->params.stream;
+    gai_job_take_fixed(job, block);
+    if (job->got || !stream || stream->capture || !job->pool->variant.freed) return;
+    gai_set_remove(block);
+    gai_block_stamp_own(job->pool, block, stream);
+    gai_stream_ask(stream);
+    (void)gai_block_file(job->pool, block, 0);
+}
+
+/* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
+   checked, and gai_segment_fixed settles the budget afterwards. */
+static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
+{
+    size_t kept;
+    if (!pool->variant.charge || site->capture) return gai_budget_take(pool, bytes);
+    gai_lock_on(&pool->lock);
+    kept = pool->kept;
+    gai_lock_off(&pool->lock);
+    return gai_left(bytes, kept) <= gai_pool_headroom(pool);
+}
+
+/* Allocates one block from the driver: the bytes requested, so that a memory checker knows where it ends. With room the
+   room's rounded bytes are allocated, and slack is added for an alignment above 512. */
+static void gai_job_grow_given(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_block *block = NULL;
+    CUresult result = GAI_NO_HOST_MEMORY;
+    size_t slack = job->params.alignment - GAI_UNIT, bytes = job->params.bytes + slack;
+    size_t given = job->params.bytes - job->params.requested >= GAI_UNIT ? job->params.bytes : job->params.requested;
+    int promised, asked = 0;
+    gai_lock_on(&pool->lock);
+    promised = gai_pool_promise_mark(pool);
+    gai_lock_off(&pool->lock);
+    if (promised) {
+        asked = gai_pool_may_ask(pool, bytes, &job->site);
+        if (asked) result = gai_segment_fixed(pool, bytes, given + slack, &job->site, &block);
+        gai_lock_on(&pool->lock);
+        gai_pool_unpromise_mark(pool);
+        if (block) gai_job_take_given(job, block);
+        gai_lock_off(&pool->lock);
+    }
+    if (promised && !asked) return;
+    gai_job_refused(job, result, pool->variant.alloc ? "cuMemAllocFromPoolAsync" : "cuMemAlloc");
+}
+
+/* Gives freed blocks of a backend back to the driver that no unfinished work uses, least recently freed first, until
+   `wanted` bytes are given or there are no more. */
+static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
+{
+    gai_batch batch;
+    gai_block *block, *newer;
+    size_t given = 0;
+    gai_batch_start(&batch);
+    gai_lock_on(&pool->lock);
+    for (block = pool->common.oldest; block && given < wanted; block = newer) {
+        gai_segment *segment = block->segment;
+        newer = block->newer;
+        if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
+        gai_set_remove(block);
+        block->kind = GAI_BUSY;
+        segment->whole->page->current = NULL;
+        gai_batch_add(&batch, segment->whole, block);
+        given += segment->bytes;
+    }
+    gai_lock_off(&pool->lock);
+    gai_batch_undo(pool, &batch);
+}
+
+/* The same, and trims the driver's pool by as much. Returns by how much less is held. */
+static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
+{
+    size_t before, held, after;
+    gai_lock_on(&pool->lock);
+    before = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
+    gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
+    held = pool->variant.refresh ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
+    if (held != GAI_NOT_SAID) {
+        held = held > wanted ? held - wanted : 0;
+        gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
+        gai_pool_ask_held(pool);
+    }
+    gai_lock_on(&pool->lock);
+    after = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    return before > after ? before - after : 0;
+}
+
+/* Returns the block of a pool with another backend that contains an address. [lock] */
+static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
+{
+    const gai_segment *segment = pool->segments;
+    gai_block *block = gai_block_at(addr);
+    if (block && gai_load_pointer(&block->pool) == pool && block->addr == addr) return block;
+    while (segment && (addr - segment->addr >= segment->bytes || (segment->lost && !gai_segment_is_used(segment))))
+        segment = segment->next;
+    block = segment ? segment->first : NULL;
+    while (block && addr - block->addr >= block->bytes) block = block->next;
+    return block;
+}
+
+/* ---- free in stream order ---- */
+
+/* The driver's pool may hand a stream memory that the stream itself is still using. The block therefore also waits for
+   the stream that it was allocated on, whichever stream frees it. */
+static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
+{
+    if (block->segment->of_graph || !block->stream) return;
+    for (; marks; marks = marks->next)
+        if (marks->stream == block->stream) return;
+    gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
+    gai_stream_ask(block->stream);
+}
+
+/* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
+static int gai_segment_is_unmarked(const gai_segment *segment)
+{
+    const gai_block *block = segment->first;
+    while (block && !block->marks) block = block->next;
+    return !block;
+}
+
+/* Returns whether the driver can free a block in stream order: only one stream has used it, and an allocation node of a
+   capture is freed in the same capture or after it. */
+static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
+{
+    const gai_segment *segment = block->segment;
+    if (segment->lost || block->recorded_uses) return 0;
+    if (!gai_segment_is_unmarked(segment)) return 0;
+    if (site->capture) return segment->of_graph && block->stream->capture_id == site->capture;
+    return !site->capture_forbids && (segment->of_graph || block->stream == stream);
+}
+
+/* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
+static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
+{
+    gai_block *at, *next;
+    gai_block_untake(pool, block);
+    gai_marks_end(pool, &block->recorded_uses);
+    gai_marks_end(pool, &block->marks);
+    for (at = block->segment->first; at; at = at->next) {
+        if (at == block) continue;
+        gai_set_remove(at);
+        gai_marks_end(pool, &at->marks);
+        at->kind = GAI_BUSY;
+    }
+    for (at = block->segment->first; (next = at->next) != NULL;) gai_block_absorb(pool, at, next);
+    return at;
+}
+
+/* Removes a claimed block and its segment after the driver has freed them, or has never allocated them. [lock] */
+static void gai_block_give_up(galloc_pool *pool, gai_block *block)
+{
+    gai_mapping *whole = block->segment->whole;
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    whole->page->current = NULL;
+    whole->block = gai_block_gather(pool, block);
+    gai_mapping_settle(pool, whole, GAI_RELEASED);
+}
+
+/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. With the lock
+   held; releases it meanwhile. */
+static int gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *site)
+{
+    gai_segment *segment = block->segment;
+    CUresult result;
+    CUcontext context = pool->context;
+    unsigned long long id = pool->context_id;
+    gai_lock_off(&pool->lock);
+    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
+    else result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, site);
+    if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
+    if (result) gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    if (result || segment->lost) return 0;
+    gai_block_give_up(pool, block);
+    return 1;
+}
+
+/* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
+   addresses once the capture has ended. */
+static int gai_async_free_unmade(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
+{
+    const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
+    size_t i = 0;
+    while (i < n && !sites[i].broken) i++;
+    if (i == n || !capture || gai_capture_has_ended(capture)) return 0;
+    gai_block_give_up(pool, block);
+    return 1;
+}
+
+/* Memory left by a graph must be freed at once: later the graph may be destroyed, and if it never ran its addresses may
+   be reused. A free on the legacy stream would invalidate a capture, so that free is refused. */
+static int gai_block_must_wait(const gai_block *block, const gai_site *site)
+{
+    return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
+}
+
+/* Frees a claimed block in stream order if the driver can. */
+static int gai_async_block_free(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
+{
+    if (gai_block_must_wait(block, site)) return -1;
+    if (gai_async_free_unmade(pool, block, site, 1)) return 1;
+    return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, site);
+}
+
+/* Creates the driver's pool for backend:cudaMallocAsync. */
+static CUresult gai_async_begin(galloc_pool *pool)
+{
+    int pools = 0;
+    CUresult result =
+        gai_cu.DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, pool->config.device);
+    if (!result && !pools) result = CUDA_ERROR_NOT_SUPPORTED;
+    return result ? result : gai_driver_pool_new(pool);
+}
+
+/* Gives the driver's pool back. */
+static CUresult gai_async_close(galloc_pool *pool)
+{
+    CUresult result = CUDA_SUCCESS;
+    if (pool->driver_pool) result = GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
+    if (!result) pool->driver_pool = NULL;
+    return result;
+}
+
+static void gai_variant_cuda_malloc(gai_variant *variant)
+{
+    variant->one_each = 1;
+    variant->grow = gai_job_grow_given;
+    variant->give_back = gai_pool_return_given;
+    variant->release = gai_pool_release_given;
+    variant->around = gai_given_around;
+}
+
+static void gai_variant_cuda_malloc_async(gai_variant *variant)
+{
+    gai_variant_cuda_malloc(variant);
+    variant->no_groups = 1;
+    variant->begin = gai_async_begin;
+    variant->close = gai_async_close;
+    variant->alloc = gai_async_alloc;
+    variant->dealloc = gai_async_free;
+    variant->charge = gai_async_charge;
+    variant->settle = gai_budget_settle;
+    variant->keep = gai_async_keep;
+    variant->refresh = gai_pool_ask_held;
+    variant->free = gai_async_block_free;
+    variant->free_unmade = gai_async_free_unmade;
+    variant->freed = gai_block_stamp_first;
+}
+
+#endif /* GALLOC_NO_BACKENDS */
+
+/* ==== POOLED ====================================================================================================== */
+/* >>pooled */
+
+/* With strategy:pooled: small requests are rounded to size classes and served from slots, which are free blocks that
+   keep the size of their class. Slots are cut in runs, and coalesced to free blocks when all slots of a run are free.
+   Everything runs under the pool's lock. GALLOC_NO_POOLED leaves the section out. May call check and all sections
+   before it. */
+
+#if !defined(GALLOC_NO_POOLED)
+
+#define GAI_SLOT_DIVISIONS 8
+
+/* The number of slot classes between two powers of two. More than GAI_COLUMNS would put two classes into one bin. */
+static size_t gai_slot_divisions(const galloc_config *config)
+{
+    unsigned divisions = config->roundup_power2_divisions[0];
+    return divisions < 2 ? GAI_SLOT_DIVISIONS : gai_min(divisions, GAI_COLUMNS);
+}
+
+/* The bin of the slots of one size. */
+static GAI_INLINE gai_block **gai_slot_bin(gai_set *set, gai_bin bin)
+{
+    return &set->bins[GAI_ROWS + bin.row][bin.column];
+}
+
+/* Inserts a slot; searches for blocks do not visit its rows. */
+static void gai_slot_insert(gai_set *set, gai_block *block)
+{
+    gai_bin bin = gai_bin_of(block->bytes);
+    gai_block **head = gai_slot_bin(set, bin);
+    block->row = (unsigned char)(GAI_ROWS + bin.row);
+    block->column = (unsigned char)bin.column;
+    block->prev_bin = NULL;
+    block->next_bin = *head;
+    if (*head) (*head)->prev_bin = block;
+    *head = block;
+    set->columns[block->row] |= (uint32_t)1 << bin.column;
+}
+
+/* Files a slot. Slots never merge here. */
+static gai_block *gai_block_file_slot(galloc_pool *pool, gai_block *block)
+{
+    gai_set *set = gai_set_of(pool, block->marks);
+    block->kind = GAI_SLOT;
+    block->set = set;
+    set->bytes += block->bytes;
+    gai_slot_insert(set, block);
+    gai_age_insert(set, block);
+    pool->freed_slots++;
+    return block;
+}
+
+static gai_block *gai_block_file_pooled(galloc_pool *pool, gai_block *block, int all)
+{
+    return block->slot ? gai_block_file_slot(pool, block) : gai_block_file_merged(pool, block, all);
+}
+
+/* Finds a slot that the stream may take at once: the one that was freed last. */
+static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t bytes)
+{
+    gai_bin bin = gai_bin_of(bytes);
+    gai_block *block = stream ? *gai_slot_bin(&stream->free, bin) : NULL;
+    gai_stream *other;
+    if (!block) block = *gai_slot_bin(&pool->common, bin);
+    if (block || !stream || !stream->blocking) return block;
+    for (other = pool->streams; other && !block; other = other->next)
+        if (other != stream && gai_stream_is_ordered(stream, other)) block = *gai_slot_bin(&other->free, bin);
+    return block;
+}
+
+/* Searches slots first; a block that is larger is cut into a run. */
+static void gai_job_search_slots(gai_job *job, enum gai_reach reach)
+{
+    gai_found found = {NULL, 0};
+    if (job->params.slot) found.block = gai_find_slot(job->pool, job->params.stream, job->params.bytes);
+    if (found.block) found.at = found.block->addr;
+    else found = gai_find(job, reach);
+    gai_job_take(job, found);
+}
+
+/* Limits of a run: number of slots and bytes. Measured: docs/design.md. */
+#define GAI_RUN_SLOTS 16
+#define GAI_RUN_BYTES GAI_MIB
+
+/* The number of slots to cut at once from `at` on. It reserves the host memory for them. 0: there is none. */
+static size_t gai_run_need(galloc_pool *pool, const gai_block *block, uintptr_t at, size_t bytes)
+{
+    size_t i, n = gai_min(GAI_RUN_SLOTS, gai_min(GAI_RUN_BYTES, block->addr + block->bytes - at) / bytes);
+    size_t marks = gai_marks_count(block->marks);
+    if (n < 2) return (size_t)gai_block_need(pool, block, at, bytes);
+    for (i = 1; i < n; i++)
+        if (!gai_block_map_need(at + i * bytes)) n = 1;
+    if (n > 1 && gai_block_need(pool, block, at, n * bytes) && gai_slab_need(&pool->blocks, n + 2) &&
+        gai_slab_need(&pool->marks, (n + 2) * marks + 3))
+        return n;
+    return (size_t)gai_block_need(pool, block, at, bytes);
+}
+
+/* Allocates a slot: a free one, or the first of a run that is cut out of a free block. NULL: no host memory, nothing
+   changed. */
+static gai_block *gai_slot_take(galloc_pool *pool, gai_block *block, uintptr_t at, const gai_params *params)
+{
+    size_t i, n;
+    uint64_t freed_slots = pool->freed_slots;
+    if (!params->slot || block->kind == GAI_SLOT) return gai_block_take(pool, block, at, params);
+    n = gai_run_need(pool, block, at, params->bytes);
+    if (!n) return NULL;
+    block = gai_block_cut_out(pool, block, at, n * params->bytes, GAI_USED);
+    for (i = n - 1; i > 0; i--) {
+        gai_block *slot = gai_block_split(pool, block, at + i * params->bytes, GAI_FREE);
+        slot->slot = GAI_RUN_SLOT;
+        (void)gai_block_file(pool, slot, 0);
+    }
+    /* The slots of a new run do not count as freed: there is nothing to coalesce yet. */
+    pool->freed_slots = freed_slots;
+    block->slot = GAI_RUN_SLOT | GAI_RUN_FIRST;
+    gai_block_assign(pool, block, params->stream, params->requested, params->tag);
+    return block;
+}
+
+/* The short path of a miss. It leaves the stream cache as it is, because its blocks are slots of other sizes. */
+static gai_block *gai_slot_take_near(galloc_pool *pool, const gai_site *site, size_t bytes, size_t requested,
+                                     uint32_t tag)
+{
+    gai_stream *stream = site->stream;
+    gai_block *block;
+    gai_stream_note(stream, site);
+    block = gai_find_slot(pool, stream, bytes);
+    if (block) block = gai_block_take_first(pool, block, bytes, stream, requested, tag);
+    if (block) gai_block_count(pool, block, 1);
+    gai_stream_pass(pool, stream, site, 0);
+    return block;
+}
+
+/* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
+static int gai_run_is_idle(const gai_block *block)
+{
+    /* A run ends before the next first slot, or before a block that is no slot. */
+    if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
+    do {
+        if (block->kind != GAI_SLOT) return 0;
+        block = block->next;
+    } while (block && block->slot && !(block->slot & GAI_RUN_FIRST));
+    return 1;
+}
+
+/* Makes the slots of such a run ordinary free blocks. Returns the last block that contains them. */
+static gai_block *gai_run_coalesce(galloc_pool *pool, gai_block *block)
+{
+    gai_block *next = block;
+    do {
+        block = next;
+        gai_set_remove(block);
+        block->slot = 0;
+        block = gai_block_file(pool, block, 0);
+        next = block->next;
+    } while (next && next->kind == GAI_SLOT && !(next->slot & GAI_RUN_FIRST));
+    return block;
+}
+
+/* Looking at all runs of slots takes time for each block. At a miss it is done once at least 1/16 as many slots have
+   become free as there are blocks. */
+#define GAI_COALESCE_PART 16
+
+/* Coalesces all runs whose slots are all free. [lock] */
+static void gai_pool_coalesce(galloc_pool *pool, int all)
+{
+    gai_segment *segment;
+    gai_block *block;
+    if (pool->freed_slots <= (all ? 0 : pool->stats.blocks.current / GAI_COALESCE_PART)) return;
+    pool->freed_slots = 0;
+    for (segment = pool->segments; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next)
+            if (block->kind == GAI_SLOT && gai_run_is_idle(block)) block = gai_run_coalesce(pool, block);
+}
+
+/* Checks that a slot has the size of a class, that a free slot is in its set, and that no block of kind GAI_FREE is a
+   slot. */
+static int gai_check_slot(galloc_pool *pool, const gai_block *block)
+{
+    int broken = block->slot && (block->bytes != gai_rounded(pool, block->bytes));
+    if (block->kind == GAI_SLOT) broken += !block->slot + (block->set != gai_set_of(pool, block->marks));
+    return broken + (block->kind == GAI_FREE && block->slot);
+}
+
+static CUresult gai_pooled_begin(galloc_pool *pool)
+{
+    gai_lock_on(&pool->lock);
+    pool->divisions = gai_slot_divisions(&pool->config);
+    gai_lock_off(&pool->lock);
+    return CUDA_SUCCESS;
+}
+
+static void gai_variant_pooled(gai_variant *variant)
+{
+    variant->file = gai_block_file_pooled;
+    variant->search = gai_job_search_slots;
+    variant->take = gai_slot_take;
+    variant->take_near = gai_slot_take_near;
+    variant->coalesce = gai_pool_coalesce;
+    variant->check_block = gai_check_slot;
+    variant->begin = gai_pooled_begin;
+}
+
+#endif /* GALLOC_NO_POOLED */
+
+/* ==== HEURISTIC =================================================================================================== */
+/* >>heuristic */
+
+/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and
+   the pool's lock. GALLOC_NO_HEURISTIC leaves the section out. May call check and all sections before it. */
+
+#if !defined(GALLOC_NO_HEURISTIC)
+
+/* The tuner runs at misses only. It compares memory with driver calls at one exchange rate: 1 % of the peak of live
+   bytes is worth the time to create that peak once in pages of 64 MiB. On an H200, moving a page costs about a quarter
+   of creating and releasing a page of 64 MiB. Only this ratio matters. Its rules:
+   gai_tune_pressure     memory is nearly used up: no overhead
+   gai_tune_growth       the program only grows: large pages
+   gai_tune_creations    pages are created too often: more overhead
+   gai_tune_moves        pages move too often: more overhead */
+#define GAI_TUNE_MOVES 4.0       /* moves that cost as much as creating one page of 64 MiB */
+#define GAI_TUNE_PAGES 64        /* a smaller heap counts as this many pages: its moves are too few to judge */
+#define GAI_TUNE_OVERHEAD_MAX 100u /* percent */
+#define GAI_TUNE_CREATIONS 2.25  /* creations of small pages that cost as much as one of 64 MiB, without the part of
+                                    the cost that grows with the size */
+#define GAI_TUNE_CREATED 16      /* in pages of 64 MiB: a smaller heap does not tune creations */
+#define GAI_TUNE_CREATED_MAX 50u /* thousandths: the overhead does not rise above this to save creations */
+#define GAI_TUNE_CHURN 1.125     /* bytes requested / peak: up to this ratio the program only grows */
+#define GAI_TUNE_PRESSED 0.9375  /* of the capacity */
+#define GAI_TUNE_EASED 0.75
+
+/* What is set now. */
+static galloc_decision gai_tune_settings(const gai_tuning *tuning)
+{
+    galloc_decision settings;
+    memset(&settings, 0, sizeof settings);
+    settings.overhead = tuning->overhead;
+    settings.growth = tuning->growth;
+    return settings;
+}
+
+/* Applies new settings and records the reason. Tuning stops when the list of decisions is full. */
+static void gai_pool_decide(galloc_pool *pool, const galloc_decision *settings, const char *reason)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision *decision = &tuning->decisions[tuning->decided++];
+    *decision = *settings;
+    tuning->overhead = settings->overhead;
+    tuning->growth = settings->growth;
+    tuning->watching = tuning->decided < GALLOC_DECISIONS;
+    tuning->moves = tuning->created = 0;
+    decision->live = gai_pool_live(pool);
+    decision->held = pool->stats.reserved.current;
+    decision->reason = reason;
+    gai_note("heuristic: overhead %u.%04u, growth %zu MiB from now on, at %zu bytes live, %zu held: %s",
+             (unsigned)settings->overhead, (unsigned)(settings->overhead * 10000 + 0.5) % 10000,
+             settings->growth / GAI_MIB, decision->live, decision->held, reason);
+}
+
+/* When the driver refuses memory, or above 15/16 of the capacity, the overhead drops to 0, so that all memory is
+   usable: small pages, and moves before new pages. Below 3/4 of the capacity the former overhead returns. */
+static int gai_tune_pressure(galloc_pool *pool, int refused)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    double held = (double)pool->stats.reserved.current, most = (double)gai_pool_capacity(pool);
+    if (!tuning->pressed && (refused || held > most * GAI_TUNE_PRESSED)) {
+        tuning->pressed = 1;
+        tuning->eased = tuning->overhead;
+        settings.overhead = 0;
+        settings.growth = 0;
+        gai_pool_decide(pool, &settings, refused ? "the device has no more memory" : "memory is nearly used up");
+    } else if (tuning->pressed && !refused && held < most * GAI_TUNE_EASED) {
+        tuning->pressed = 0;
+        settings.overhead = tuning->eased;
+        settings.growth = pool->config.growth;
+        gai_pool_decide(pool, &settings, "there is memory again");
+    }
+    return tuning->pressed;
+}
+
+/* A program that only grows fills every page, so larger pages save driver calls. When it begins to free, pages return
+   to the configured growth. */
+static void gai_tune_growth(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    double held = (double)pool->stats.reserved.current;
+    size_t page;
+    if (tuning->churned || tuning->overhead < GAI_OVERHEAD_FRUGAL) return;
+    if (tuning->asked > GAI_TUNE_CHURN * (double)pool->live_peak) {
+        tuning->churned = 1;
+        if (tuning->growth == pool->config.growth) return;
+        settings.growth = pool->config.growth;
+        gai_pool_decide(pool, &settings, "blocks come and go: pages that can move");
+        return;
+    }
+    page = gai_power_below(gai_max((size_t)(held * tuning->overhead / 2), 1));
+    page = gai_min(page, 4 * GAI_PAGE_MAX);
+    if (page <= gai_max(GAI_PAGE_MAX, tuning->growth)) return;
+    settings.growth = page;
+    gai_pool_decide(pool, &settings, "the program only grows: large pages will be full");
+}
+
+/* Returns by how many percent the held bytes exceed the peak of live bytes. */
+static unsigned gai_percents_above(const galloc_pool *pool)
+{
+    size_t held = pool->stats.reserved.current, peak = gai_max(pool->live_peak, 1);
+    return held > peak ? (unsigned)((double)(held - peak) * 100 / (double)peak) : 0;
+}
+
+/* The rule of rent or buy: when the moves have cost as much as the memory that would have avoided them, the overhead
+   rises by its own value, or by 1 % if it is 0. The rise starts from what is held already, which costs nothing more. */
+static void gai_tune_moves(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    double peak = (double)pool->live_peak, most = (double)gai_pool_capacity(pool);
+    double pages = (double)gai_max(pool->live_peak / GAI_PAGE_MAX, GAI_TUNE_PAGES);
+    unsigned now = (unsigned)(tuning->overhead * 100 + 0.5), held = gai_percents_above(pool), from, to;
+    from = now > held ? now : held;
+    to = from + (now ? now : 1);
+    if (to > GAI_TUNE_OVERHEAD_MAX) to = GAI_TUNE_OVERHEAD_MAX;
+    if (to <= now || peak * (1 + to / 100.0) > most * GAI_TUNE_EASED) return;
+    if ((double)tuning->moves < GAI_TUNE_MOVES * pages * (to > from ? to - from : 1)) return;
+    settings.overhead = to / 100.0;
+    gai_pool_decide(pool, &settings, "moves have cost more than the memory that spares them");
+}
+
+/* The page size follows from the overhead: more overhead gives larger and fewer pages. When creations have cost twice
+   what the overhead is worth, it rises by a quarter. A configured page size or a limit turns this rule off. */
+static void gai_tune_creations(galloc_pool *pool)
+{
+    gai_tuning *tuning = &pool->tuning;
+    galloc_decision settings = gai_tune_settings(tuning);
+    double pages = (double)(pool->live_peak / GAI_PAGE_MAX), rent = (double)tuning->created / GAI_TUNE_CREATIONS;
+    unsigned now = (unsigned)(tuning->overhead * 1000 + 0.5);
+    if (tuning->growth || gai_pool_capacity(pool) < pool->device_bytes || pages < GAI_TUNE_CREATED) return;
+    if (tuning->overhead < GAI_OVERHEAD_FRUGAL || now >= GAI_TUNE_CREATED_MAX) return;
+    if (rent < 2 * tuning->overhead * 100 * pages) return;
+    settings.overhead = (double)gai_min(now + now / 4, GAI_TUNE_CREATED_MAX) / 1000.0;
+    gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
+}
+
+/* With `growth` and the lock held, after a miss. `refused`: the driver reported that it has no more memory. */
+static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
+{
+    if (!pool->tuning.watching) return;
+    pool->tuning.asked += (double)asked;
+    if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
+    gai_tune_growth(pool);
+    if (pool->tuning.watching) gai_tune_creations(pool);
+    if (pool->tuning.watching) gai_tune_moves(pool);
+}
+
+static CUresult gai_tuned_begin(galloc_pool *pool)
+{
+    pool->tuning.watching = pool->config.expandable_segments;
+    return CUDA_SUCCESS;
+}
+
+static void gai_variant_heuristic(gai_variant *variant)
+{
+    variant->tune = gai_pool_tune;
+    variant->begin = gai_tuned_begin;
+}
+
+#endif /* GALLOC_NO_HEURISTIC */
 
 /* ==== POOLS ======================================================================================================= */
 /* >>pools */
@@ -14149,29 +14521,44 @@ static cudaError_t gai_current_device(int *device)
     return result ? gai_driver_failed(result, "cuCtxGetDevice") : cudaSuccess;
 }
 
-/* Sets the flags that follow from the configuration and from what the device supports. */
-static void gai_pool_choose_route(galloc_pool *pool)
+/* Fills the table of the variant that the settings name; that of a native pool is empty. */
+static void gai_variant_choose(gai_variant *variant, const galloc_config *config)
 {
-    const galloc_config *config = &pool->config;
-    int fixed = !config->expandable_segments && config->backend == GALLOC_BACKEND_NATIVE;
-    pool->torch = fixed && config->like == GALLOC_LIKE_PYTORCH;
-    pool->oversize = fixed && config->max_split_size != SIZE_MAX;
-    pool->pooled = config->strategy == GALLOC_STRATEGY_POOLED && !config->backend && !config->like;
-    pool->sorts = pool->torch || pool->pooled;
-    pool->lost_on_reset = !config->expandable_segments;
-    gai_pool_choose_rounding(pool);
-    pool->caches_off = pool->torch || config->stats_exact;
-    pool->mixed.counted = pool->torch;
+#if !defined(GALLOC_NO_BACKENDS)
+    if (config->backend == GALLOC_BACKEND_CUDA_MALLOC) gai_variant_cuda_malloc(variant);
+    if (config->backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC) gai_variant_cuda_malloc_async(variant);
+#endif
+    if (config->backend) return;
+#if !defined(GALLOC_NO_PYTORCH)
+    if (config->like == GALLOC_LIKE_PYTORCH && !config->expandable_segments) gai_variant_torch(variant);
+#endif
+    if (config->like) return;
+#if !defined(GALLOC_NO_POOLED)
+    if (config->strategy == GALLOC_STRATEGY_POOLED) gai_variant_pooled(variant);
+#endif
+#if !defined(GALLOC_NO_HEURISTIC)
+    if (config->strategy == GALLOC_STRATEGY_HEURISTIC) gai_variant_heuristic(variant);
+#endif
+    (void)variant;
 }
 
-/* Creates the driver's pool for backend:cudaMallocAsync. */
-static CUresult gai_pool_open_driver_pool(galloc_pool *pool)
+/* Begins the variant, and sets the flags that follow from the settings and from what the device supports. */
+static CUresult gai_pool_begin_variant(galloc_pool *pool)
 {
-    int pools = 0;
-    CUresult result =
-        gai_cu.DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, pool->config.device);
-    if (!result && !pools) result = CUDA_ERROR_NOT_SUPPORTED;
-    return result ? result : gai_driver_pool_new(pool);
+    const galloc_config *config = &pool->config;
+    CUresult result = CUDA_SUCCESS;
+    gai_lock_on(&pool->lock);
+    gai_variant_choose(&pool->variant, config);
+    gai_lock_off(&pool->lock);
+    if (pool->variant.begin) result = pool->variant.begin(pool);
+    gai_lock_on(&pool->lock);
+    pool->oversize = !config->expandable_segments && !config->backend && config->max_split_size != SIZE_MAX;
+    pool->lost_on_reset = !config->expandable_segments;
+    gai_pool_choose_rounding(pool);
+    pool->caches_off = pool->variant.no_caches || config->stats_exact;
+    pool->mixed.counted = pool->variant.unfiled != NULL;
+    gai_lock_off(&pool->lock);
+    return result;
 }
 
 /* Determines the page size. If the device supports GPUDirect RDMA of mapped pages, all pages use the size that RDMA
@@ -14200,12 +14587,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result)
         result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
     if (!mapping || pool->config.backend) pool->config.expandable_segments = 0;
-    pool->tuning.watching = pool->config.strategy == GALLOC_STRATEGY_HEURISTIC && !pool->config.like &&
-                            pool->config.expandable_segments;
-    gai_lock_on(&pool->lock);
-    gai_pool_choose_route(pool);
-    gai_lock_off(&pool->lock);
-    if (!result && gai_pool_is_async(pool)) result = gai_pool_open_driver_pool(pool);
+    if (!result) result = gai_pool_begin_variant(pool);
     pool->granularity = GAI_FIXED_SMALL;
     if (!result && pool->config.expandable_segments) result = gai_pool_open_pages(pool);
     pool->config.gpu_direct_rdma &= pool->rdma;
@@ -14296,11 +14678,7 @@ static void gai_pool_free_host(galloc_pool *pool)
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
     }
-    while (pool->block_pools) {
-        gai_block_pool *next = pool->block_pools->next;
-        GALLOC_FREE(pool->block_pools);
-        pool->block_pools = next;
-    }
+    if (pool->variant.end) pool->variant.end(pool);
     while (pool->captures) gai_capture_forget(pool, pool->captures);
     while (pool->graphs) {
         galloc_graph *next = pool->graphs->next;
@@ -14384,7 +14762,7 @@ static galloc_pool *gai_pool_publish(galloc_pool *pool)
         gai_budget_join(pool);
         pool->next = gai_pools;
         gai_pools = pool;
-        if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
+        if (pool->variant.around) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
         gai_store(&pool->users, 0);
         if (place) gai_store_pointer(place, pool);
     }
@@ -14425,7 +14803,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
         *out = pool;
         return cudaSuccess;
     }
-    if (pool->driver_pool) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
+    if (pool->variant.close) (void)pool->variant.close(pool);
     (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
     if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread logs it */
@@ -14440,7 +14818,7 @@ static void gai_pool_unlink(galloc_pool *pool)
     gai_lock_on(&gai_global_lock);
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
-    if (pool->config.backend) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
+    if (pool->variant.around) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
     if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
     gai_generation_end();
     gai_lock_off(&gai_global_lock);
@@ -14528,7 +14906,7 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
 {
     if (pool->telling)
         return gai_fail(cudaErrorNotPermitted, "a callback of this pool is under way");
-    if (pool->config.backend && (call->on_map || call->on_unmap))
+    if (pool->variant.one_each && (call->on_map || call->on_unmap))
         return gai_fail(cudaErrorNotSupported, "only where the backend is native does the "
                         "pool map anything");
     if (call->on_map)
@@ -14565,7 +14943,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     CUresult result = CUDA_SUCCESS;
     size_t before, held;
     int round;
-    gai_pool_ask_held(pool);
+    if (pool->variant.refresh) pool->variant.refresh(pool);
     before = held = gai_pool_held(pool);
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
@@ -14579,7 +14957,9 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
         *released += gone;
         if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
-        gai_torch_count_wait(pool);
+        gai_lock_on(&pool->lock);
+        if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_WAIT, NULL);
+        gai_lock_off(&pool->lock);
     }
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
@@ -14634,9 +15014,8 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
     result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
-    if (pool->driver_pool) result = GAI_CALL(pool, pool_destroy, MemPoolDestroy, (pool->driver_pool));
+    if (pool->variant.close) result = pool->variant.close(pool);
     if (result) return gai_driver_failed(result, "cuMemPoolDestroy");
-    pool->driver_pool = NULL;
     return cudaSuccess;
 }
 
@@ -14998,7 +15377,7 @@ typedef struct gai_entry {
     const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
     short looks; /* stream_check */
-    short torch; /* copied, because the pool may have ended */
+    short uncached; /* copied, because the pool may have ended */
     int asks;  /* whether to query the current context, for a default stream. 0: never. 2: always. 1: not to free the
                   block allocated last, since stream_check:off promises that it is freed in the same context */
     gai_site site;
@@ -15223,7 +15602,7 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     CUcontext context = asks ? site->context : NULL;
     size_t at = gai_entry_at(site->handle, context, key), probes;
     gai_entry *entry = &gai_entries[at ^ site->life % GAI_ENTRY_PROBES];
-    if (!site->life || site->capture || site->broken || pool->config.backend) return;
+    if (!site->life || site->capture || site->broken || pool->variant.one_each) return;
     if (pool->lost_on_reset && !site->own_context) return;
     for (probes = GAI_ENTRY_PROBES; probes-- > 0;)
         if (gai_entries[at ^ probes].generation != generation) entry = &gai_entries[at ^ probes];
@@ -15235,7 +15614,7 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     entry->key = key;
     entry->pool = pool;
     entry->looks = (short)pool->config.stream_check;
-    entry->torch = (short)pool->torch;
+    entry->uncached = (short)pool->variant.no_caches;
     entry->asks = asks && entry->looks ? 2 : asks;
     gai_one_context |= pool->one_context;
     entry->reach = (size_t)gai_cache_reach(pool);
@@ -15335,7 +15714,7 @@ static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const 
     int suits;
     if (!gai_block_acquire(block, ptr)) return GAI_LONG;
     suits = !(block->tag & (GAI_SPECIAL | GAI_CACHED)) && !block->marks;
-    if (!suits && entry->looks && !entry->torch) return GAI_TAKEN;
+    if (!suits && entry->looks && !entry->uncached) return GAI_TAKEN;
     if (suits) gai_set_relaxed(&block->stream_id, entry->site.stream_id);
     if (suits) block->life = entry->site.life;
     gai_store_pointer(&block->held, entry->site.stream);
@@ -15853,7 +16232,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     job.pool = pool;
-    if (pool->config.backend)
+    if (pool->variant.one_each)
         error = gai_fail(cudaErrorNotSupported, "with this backend the driver is asked each time");
     if (!error) error = gai_pool_refuses(pool);
     if (!error) error = gai_params_of(pool, &request, &job.params);
@@ -16023,7 +16402,7 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
-    if (pool->torch) *stats = pool->torch_stats;
+    if (pool->mixed.counted) *stats = pool->torch_stats;
     else error = gai_fail(cudaErrorNotSupported, "the pool is not like:pytorch with "
                           "expandable_segments:False");
     gai_lock_off(&pool->lock);
@@ -16052,38 +16431,6 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     return cudaSuccess;
 }
 
-/* `now` includes the counts that stream caches have not reported yet. The total may wrap below 0 here, and becomes
-   exact when they report. */
-static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
-{
-    stat->peak = now->current;
-    stat->total -= now->total;
-}
-
-static void gai_torch_stat_reset(galloc_torch_stat *stat)
-{
-    gai_stat_reset(&stat->all, &stat->all);
-    gai_stat_reset(&stat->small_pool, &stat->small_pool);
-    gai_stat_reset(&stat->large_pool, &stat->large_pool);
-}
-
-static void gai_torch_stats_reset(galloc_torch_stats *stats)
-{
-    gai_torch_stat_reset(&stats->allocation);
-    gai_torch_stat_reset(&stats->segment);
-    gai_torch_stat_reset(&stats->active);
-    gai_torch_stat_reset(&stats->inactive_split);
-    gai_torch_stat_reset(&stats->allocated_bytes);
-    gai_torch_stat_reset(&stats->reserved_bytes);
-    gai_torch_stat_reset(&stats->active_bytes);
-    gai_torch_stat_reset(&stats->inactive_split_bytes);
-    gai_torch_stat_reset(&stats->requested_bytes);
-    gai_stat_reset(&stats->oversize_allocations, &stats->oversize_allocations);
-    gai_stat_reset(&stats->oversize_segments, &stats->oversize_segments);
-    stats->num_alloc_retries = stats->num_ooms = stats->num_sync_all_streams = 0;
-    stats->num_device_alloc = stats->num_device_free = 0;
-}
-
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
     galloc_stats now, *stats;
@@ -16105,7 +16452,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     stats->failures = stats->rejections = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
     stats->collections = stats->collected_bytes = 0;
-    gai_torch_stats_reset(&pool->torch_stats);
+    if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_RESET, NULL);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
