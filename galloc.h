@@ -11597,14 +11597,14 @@ static const struct {
 #if defined(GALLOC_NO_HEURISTIC)
     {GAI_MEMBER(strategy), GALLOC_STRATEGY_HEURISTIC, "GALLOC_NO_HEURISTIC"},
 #endif
-    {SIZE_MAX, 0, NULL},
+    {SIZE_MAX, 0, ""},
 };
 
 /* Returns the index in gai_left_out of a value that the settings have, or that of the last row. */
 static int gai_config_left_out(const galloc_config *config)
 {
     int i = 0;
-    while (gai_left_out[i].by && *(const int *)(const void *)((const char *)config + gai_left_out[i].member) !=
+    while (gai_left_out[i].by[0] && *(const int *)(const void *)((const char *)config + gai_left_out[i].member) !=
                                      gai_left_out[i].value)
         i++;
     return i;
@@ -11616,7 +11616,7 @@ static const gai_key *gai_config_misfit(const galloc_config *config)
 {
     size_t least = config->large_segment_size, rounding = config->max_non_split_rounding;
     int left_out = gai_config_left_out(config);
-    if (gai_left_out[left_out].by) return gai_key_at(gai_left_out[left_out].member);
+    if (gai_left_out[left_out].by[0]) return gai_key_at(gai_left_out[left_out].member);
     if (config->max_split_size < least) return gai_key_at(GAI_MEMBER(max_split_size));
     return rounding && rounding < least ? gai_key_at(GAI_MEMBER(max_non_split_rounding)) : NULL;
 }
