@@ -84,10 +84,13 @@ help:
 
 SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
-TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
 THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
 	test_backends test_log,$(TESTS))
-CHECKS := $(wildcard tests/check_*.sh)
+CHECKS := $(wildcard tests/checks/check_*.sh)
+
+# Programs lie in one folder of build/, whichever folder of tests/ has them: no two of those files have the same name.
+vpath %.c tests/unit tests/stress tests/fuzz
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
 # The tests' galloc is compiled once, for speed; the tests are not, but for those with a galloc of their own.
@@ -97,18 +100,19 @@ build/%/enumerate: OPTIMIZE = -O2
 # These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
 TOOLKIT_RUNS := test_api test_backends test_capture test_streams
 # They take longest, and so begin first.
-LONGEST := build/bundled/enumerate tests/check_compile.sh tests/check_instructions.sh build/bundled/test_moves
+LONGEST := build/bundled/enumerate tests/checks/check_compile.sh tests/checks/check_instructions.sh \
+	build/bundled/test_moves
 define variant
 build/$(1)/sim/%.o: tests/sim/%.c
 	$$(folder)
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -MMD -MP -Itests/sim -isystem $(2) -c $$< -o $$@
-build/$(1)/inside.o: tests/inside.c
+build/$(1)/inside.o: tests/support/inside.c
 	$$(folder)
-	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests -Itests/sim -isystem $(2) -c $$< -o $$@
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) -O1 -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) -c $$< -o $$@
 build/$(1)/inside.a: build/$(1)/inside.o
 	@rm -f $$@ && $$(AR) rc $$@ $$<
-build/$(1)/%: tests/%.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
-	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests -Itests/sim -isystem $(2) \
+build/$(1)/%: %.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) \
 		$$< $$(filter %.o %.a,$$^) -o $$@ $$(LIBS)
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))
@@ -116,9 +120,9 @@ $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
 $(eval $(call variant,asan,$(BUNDLED),$(ASAN)))
 $(eval $(call variant,tsan,$(BUNDLED),$(TSAN)))
 
-build/toolkit/%.compiles: tests/%.c galloc.h tests/setup.h $(wildcard tests/inside.*)
+build/toolkit/%.compiles: %.c galloc.h tests/support/setup.h $(wildcard tests/support/inside.*)
 	$(folder)
-	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests -Itests/sim -isystem $(TOOLKIT) $< && touch $@
+	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests/support -Itests/sim -isystem $(TOOLKIT) $< && touch $@
 
 EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
 
@@ -131,10 +135,10 @@ test: | build/hotpath
 test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
 		$(if $(TOOLKIT),$(TOOLKIT_RUNS:%=build/toolkit/%)) $(EXAMPLES) \
 		| $(if $(TOOLKIT),$(patsubst %,build/toolkit/%.compiles,$(filter-out $(TOOLKIT_RUNS),$(TESTS))))
-	@tests/run.sh $(LONGEST) $(filter-out $(LONGEST) build/replay build/adversary,$(CHECKS) $^)
+	@tests/support/run_programs.sh $(LONGEST) $(filter-out $(LONGEST) build/replay build/adversary,$(CHECKS) $^)
 
 enumerate: build/bundled/enumerate
-	@ENUMERATOR=$< tests/enumerate.sh $(PARTS)
+	@ENUMERATOR=$< tests/stress/enumerate.sh $(PARTS)
 
 soak-oom: build/bundled/test_exhaust
 	@EXHAUST_ROUNDS=$(or $(EXHAUST_ROUNDS),1000000) $<
@@ -144,30 +148,30 @@ soak-programs: build/bundled/test_programs build/bundled/test_worlds
 		|| exit 1; done
 
 check-compile-all: $(if $(NVCC),build/replay-cuda build/hotpath-cuda)
-	@GRID=1 tests/check_compile.sh
+	@GRID=1 tests/checks/check_compile.sh
 
 test-bare:
-	@tests/bare_machine.sh
+	@tests/checks/bare_machine.sh
 
 test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
-	@tests/run.sh $^
+	@tests/support/run_programs.sh $^
 
 test-mutants:
 	@tests/mutants.sh
 
 check-tags:
-	@tests/check_names.sh
+	@tests/checks/check_names.sh
 
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 FUZZ_SECONDS ?= 60
-FUZZERS := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
+FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
-build/fuzz/%: tests/%.c tests/inside.c $(SIM) galloc.h tests/inside.h tests/setup.h
+build/fuzz/%: tests/fuzz/%.c tests/support/inside.c $(SIM) galloc.h tests/support/inside.h tests/support/setup.h
 	$(call need,$(CLANG),clang)
 	@mkdir -p $@.corpus
 	$(step)$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-		-I. -Itests -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ $(LIBS)
+		-I. -Itests/support -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ $(LIBS)
 
 fuzz: $(FUZZERS)
 	@for fuzzer in $^; do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
@@ -228,7 +232,7 @@ bench-adversaries: build/replay build/adversary
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 GPU_EXAMPLES := $(patsubst examples/%,build/examples/%-cuda,$(basename $(wildcard examples/*.c examples/*.cu)))
-build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. -Itests $< -o $@ $(LIBS)
+build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. $< -o $@ $(LIBS)
 
 build/examples/%-cuda: examples/%.c galloc.h
 	$(folder)

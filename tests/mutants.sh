@@ -1,38 +1,48 @@
 #!/bin/sh
-# mutants.sh [NAME...] - breaks galloc.h on purpose, one way after the other, and sees to it that the tests notice.
+# mutants.sh [NAME...] - breaks galloc.h on purpose, one way after the other, and sees to it that the tests notice. A
+# NAME is that of a mutant or of a folder of tests/mutants; without any it tries all of them. Each has a line when it is
+# done; those that the tests did not notice are named again at the end. Their form: tests/mutants/README.md.
 #
-# A mutant is a file tests/mutants/NAME.txt: what it breaks, in lines that begin with '#'; a line `tests: PROGRAM[:TEST]
-# ...` with the programs, and perhaps the tests, one of which must notice, or a line `each: ...`, all of which must; a
-# line `--- old`, the lines to replace, exactly as they stand once in galloc.h; a line `--- new`, what to put there;
-# perhaps more such pairs; and a line `---` at the end. A program notices when it fails, crashes or does not end.
-# With a line `tsan: ...` in place of `tests: ...` the programs are built with ThreadSanitizer, for breaks of the order
-# in which memory is written; such mutants are skipped where the compiler, or the machine, cannot do that.
-# For each mutant tests/inside.c is compiled once. Programs are compiled once for all mutants and linked with it, except
-# those that include it.
-# Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once), SECONDS_EACH,
-# PART (of all: 2/4 is the second of every four).
+# A program notices when it fails, crashes or does not end. For each mutant tests/support/inside.c is compiled once.
+# Programs are compiled once for all mutants and linked with it, except those that include it.
+# Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once; all processors),
+# SECONDS_EACH, PART (of all, sorted by name: 2/4 is the second of every four).
 
 cd "$(dirname "$0")/.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/mutants
 include=${CUDA_INCLUDE:-tests/sim/include}
-jobs=${JOBS:-2}
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 seconds=${SECONDS_EACH:-60}
 flags="-std=c11 -O0 -w"
-
 tsan="-g -fsanitize=thread"
 
-rm -rf "$work/tests" "$work/tests_tsan"
-mkdir -p "$work/sim" "$work/sim_tsan" "$work/tests" "$work/tests_tsan" || exit 1
+# ---- files ----------------------------------------------------------------------------------------------------------
 
-is_whole() { grep -q '^#include "inside.c"' "tests/$1.c"; } # the program has a galloc of its own
-
-# Compiles a file of tests/ with the folder's galloc.h.
-compile() { # folder, file, flags, more of what the compiler is told
-    "$cc" $flags $3 -I"$1" -Itests -Itests/sim -isystem "$include" "tests/$2.c" $4
+mutants() { # folder
+    find "$1" -name '*.txt' | sed 's|.*/||; s|\.txt$||' | LC_ALL=C sort
 }
 
+file_of() { find tests/mutants -name "$1.txt"; } # mutant
+source_of() { ls tests/*/"$1.c"; }               # program
+
+is_whole() { grep -q '^#include "inside.c"' "$(source_of "$1")"; } # the program has a galloc of its own
+
 declarations() { sed '/^\/\* ==== IMPLEMENTATION/q' "$1/galloc.h"; }
+
+# The programs that mutants name, each once.
+programs() { # what the line begins with: tests, each or tsan; files of mutants...
+    key=$1
+    shift
+    sed -n "s/^\($key\): *//p" "$@" | tr ' ' '\n' | sed 's/:.*//' | sort -u
+}
+
+# ---- building -------------------------------------------------------------------------------------------------------
+
+# Compiles a program with the folder's galloc.h.
+compile() { # folder, program, flags, more of what the compiler is told
+    "$cc" $flags $3 -I"$1" -Itests/support -Itests/sim -isystem "$include" "$(source_of "$2")" $4
+}
 
 # Makes a program with the folder's galloc.h.
 build() { # folder, program, flags, and for ThreadSanitizer: _tsan
@@ -48,6 +58,14 @@ build() { # folder, program, flags, and for ThreadSanitizer: _tsan
     [ -e "$1/inside.o" ] || compile "$1" inside "$3" "-c -o $1/inside.o" || return
     "$cc" $3 "$object" "$1/inside.o" "$work/sim$4"/*.o -o "$1/$2" -lpthread -lm
 }
+
+# Can the compiler build programs for ThreadSanitizer, and do they run here?
+has_tsan() {
+    echo 'int main(void) { return 0; }' >"$work/tsan.c"
+    "$cc" $tsan "$work/tsan.c" -o "$work/tsan" >"$work/tsan.out" 2>&1 && "$work/tsan" >"$work/tsan.out" 2>&1
+}
+
+# ---- one mutant -----------------------------------------------------------------------------------------------------
 
 # Compiles and runs PROGRAM[:TEST]; the status is 0 when it fails, as it should, and says why.
 fails() { # folder, test, and for ThreadSanitizer: tsan
@@ -70,103 +88,103 @@ fails() { # folder, test, and for ThreadSanitizer: tsan
         sed -n 's/^WARNING: \(ThreadSanitizer: [a-z ]*\) (.*/\1/p' "$1/$program.out" | grep . || echo "status $status"
 }
 
-# Can the compiler build programs for ThreadSanitizer, and do they run here?
-has_tsan() {
-    echo 'int main(void) { return 0; }' >"$work/tsan.c"
-    "$cc" $tsan "$work/tsan.c" -o "$work/tsan" >"$work/tsan.out" 2>&1 && "$work/tsan" >"$work/tsan.out" 2>&1
-}
-
-objects() { # folder, flags
-    for file in tests/sim/*.c; do
-        "$cc" -std=c11 -O2 -w $2 -Itests/sim -isystem "$include" -c "$file" -o "$1/$(basename "$file" .c).o" &
-    done
-    wait
-}
-
-# The programs that mutants name, each once.
-programs() { # what the line begins with: tests, each or tsan; mutants...
-    key=$1
-    shift
-    (cd tests/mutants && printf '%s.txt\n' "$@" | xargs sed -n "s/^\($key\): *//p") | tr ' ' '\n' | sed 's/:.*//' |
-        sort -u
-}
-
-# Compiles those that need it once only, `jobs` at a time.
-compile_programs() { # folder, flags, programs...
-    folder=$1 options=$2 running=0
-    shift 2
-    for program in "$@"; do
-        is_whole "$program" && continue
-        compile . "$program" "$options" "-c -o $folder/$program.o" &
-        running=$((running + 1))
-        [ $running -lt "$jobs" ] || { wait; running=0; }
-    done
-    wait
-}
-
-# Do the programs notice this header? Writes what happened into the folder's file `result`.
+# Do the programs notice this mutant? Says what happened.
 try() { # name
-    dir=$work/$1 each= threads=
-    grep -q '^each:' "tests/mutants/$1.txt" && each=1
-    grep -q '^tsan:' "tests/mutants/$1.txt" && threads=tsan
-    [ ! "$threads" ] || [ "$can_tsan" ] || {
-        echo "skipped: $cc cannot build and run programs with ThreadSanitizer here" >"$dir/result"
+    dir=$work/$1 file=$(file_of "$1") each= threads= caught=
+    grep -q '^each:' "$file" && each=1
+    grep -q '^tsan:' "$file" && threads=tsan
+    [ ! "$threads" ] || [ -e "$work/can_tsan" ] || {
+        echo "skipped: $cc cannot build and run programs with ThreadSanitizer here"
         return
     }
-    for test in $(sed -n 's/^tests: *//p; s/^each: *//p; s/^tsan: *//p' "tests/mutants/$1.txt"); do
+    for test in $(sed -n 's/^tests: *//p; s/^each: *//p; s/^tsan: *//p' "$file"); do
         why=$(fails "$dir" "$test" $threads)
         case $? in
         0) caught="caught by $test: $why" ;;
         1) caught="NOT CAUGHT${each:+ by $test}" ;;
-        *) echo "$why" >"$dir/result" && return ;;
+        *) caught=$why && break ;;
         esac
-        echo "$caught" >"$dir/result"
         case $caught in
-        caught*) [ $each ] || return ;;
-        *) [ $each ] && return ;;
+        caught*) [ $each ] || break ;;
+        *) [ $each ] && break ;;
         esac
+    done
+    echo "$caught"
+}
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+# This script calls itself for what goes on side by side: `jobs` at a time, the next one when any of them has ended.
+side_by_side() { xargs -P "$jobs" -n 1 tests/mutants.sh "$@"; }
+
+case $1 in
+--device | --device_tsan)
+    options= folder=$work/sim${1#--device}
+    [ "$1" = --device ] || options=$tsan
+    exec "$cc" -std=c11 -O2 -w $options -Itests/sim -isystem "$include" -c "$2" -o "$folder/$(basename "$2" .c).o"
+    ;;
+--program | --program_tsan)
+    options= folder=$work/tests${1#--program}
+    [ "$1" = --program ] || options=$tsan
+    is_whole "$2" || compile . "$2" "$options" "-c -o $folder/$2.o"
+    exit
+    ;;
+--try)
+    begin=$(date +%s)
+    try "$2" >"$work/$2/result"
+    printf '%-40s %s, %d s\n' "$2" "$(cat "$work/$2/result")" $(($(date +%s) - begin))
+    exit 0
+    ;;
+esac
+
+if [ $# -eq 0 ]; then
+    part=${PART:-1/1}
+    set -- $(mutants tests/mutants | awk -v k="${part%/*}" -v n="${part#*/}" 'NR % n == k % n')
+else
+    set -- $(for name in "$@"; do
+        if [ -d "tests/mutants/$name" ]; then mutants "tests/mutants/$name"; else echo "$name"; fi
+    done)
+fi
+
+rm -rf "$work"
+mkdir -p "$work/sim" "$work/sim_tsan" "$work/tests" "$work/tests_tsan" || exit 1
+
+echo "$# mutants, $jobs at a time; first the programs are compiled"
+files= unfit=
+for name in "$@"; do
+    files="$files $(file_of "$name")"
+    mkdir "$work/$name" && tests/mutate.sh "$name" "$work/$name/galloc.h" || unfit=1
+done
+[ ! "$unfit" ] || exit 1
+ls tests/sim/*.c | side_by_side --device
+programs 'tests\|each' $files | side_by_side --program
+if grep -q '^tsan:' $files && has_tsan; then
+    touch "$work/can_tsan"
+    ls tests/sim/*.c | side_by_side --device_tsan
+    programs tsan $files | side_by_side --program_tsan
+fi
+
+all=$#
+printf '%s\n' "$@" | side_by_side --try | {
+    n=0
+    while read -r line; do
+        n=$((n + 1))
+        printf '[%d/%d] %s\n' $n "$all" "$line"
     done
 }
 
-if [ $# -eq 0 ]; then
-    part=${PART:-1/1} n=0
-    for file in tests/mutants/*.txt; do
-        n=$((n + 1))
-        [ $((n % ${part#*/})) -ne $((${part%/*} % ${part#*/})) ] || set -- "$@" "$(basename "$file" .txt)"
-    done
-fi
-
-objects "$work/sim"
-compile_programs "$work/tests" '' $(programs 'tests\|each' "$@")
-can_tsan=
-if (cd tests/mutants && printf '%s.txt\n' "$@" | xargs grep -q '^tsan:') && has_tsan; then
-    can_tsan=1
-    objects "$work/sim_tsan" "$tsan"
-    compile_programs "$work/tests_tsan" "$tsan" $(programs tsan "$@")
-fi
-
-passed=0 failed=0 skipped=0 running=0
-for name in "$@"; do
-    rm -rf "$work/$name" && mkdir -p "$work/$name" || exit 1
-    tests/mutate.sh "tests/mutants/$name.txt" "$work/$name/galloc.h" || exit 1
-done
-for name in "$@"; do
-    try "$name" &
-    running=$((running + 1))
-    if [ $running -ge "$jobs" ]; then
-        wait
-        running=0
-    fi
-done
-wait
+passed=0 failed=0 skipped=0
 for name in "$@"; do
     result=$(cat "$work/$name/result")
     case $result in
     caught*) passed=$((passed + 1)) ;;
     skipped*) skipped=$((skipped + 1)) ;;
-    *) failed=$((failed + 1)) ;;
+    *)
+        failed=$((failed + 1))
+        echo "failed: $name: ${result:-no result}"
+        ;;
     esac
-    printf '%-40s %s\n' "$name" "$result"
 done
+[ $skipped -eq 0 ] || echo "$skipped skipped"
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]

@@ -1,9 +1,15 @@
 #!/bin/sh
-# mutate.sh MUTANT RESULT - writes galloc.h with the replacements of a file of tests/mutants made, or says what is wrong
-# with that file.
+# mutate.sh MUTANT RESULT - writes galloc.h with the replacements of a mutant made, or says what is wrong with that. A
+# mutant is named by its name, or by its file in tests/mutants.
 
 cd "$(dirname "$0")/.." || exit 1
-awk -v mutant="$1" '
+file=$1
+[ -e "$file" ] || file=$(find tests/mutants -name "$1.txt")
+[ -e "$file" ] || {
+    echo "there is no one mutant that is called $1" >&2
+    exit 1
+}
+awk -v mutant="$file" '
     function stop(why) { print mutant ": " why > "/dev/stderr"; exit 1 }
     BEGIN {
         RS = "\001" # the whole file is one record

@@ -6,7 +6,7 @@
 # the programs of all other packages are hidden, which finds less. Environment: CACHE (a folder), HIDE (set: do not make
 # a machine), STEPS (instead of `demo test`).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cache=${CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/galloc}
 root=$cache/bare
 packages='gcc libc6-dev make gzip'

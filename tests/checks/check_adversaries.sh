@@ -2,7 +2,7 @@
 # check_adversaries.sh - small forms of the traces that bench/adversary.c writes: galloc replays each with nothing found
 # wrong, and holds no more than it may. Environment: BUILD.
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
 work=$build/check_adversaries
 passed=0 failed=0

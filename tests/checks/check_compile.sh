@@ -6,7 +6,7 @@
 # between the oldest and the newest, all of it with the toolkit's headers, and every compiler at every level of
 # optimisation, since warnings differ; some minutes).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++} clang=${CLANG:-clang} clangxx=${CLANGXX:-clang++}
 cuda=${CUDA_HOME:-/usr/local/cuda}
 nvcc=${NVCC-$cuda/bin/nvcc}
@@ -134,12 +134,13 @@ grid_of() { # compiler
     case $compiler in *++*) language=c++ std=c++11 strict="$strict_cpp -fno-exceptions -fno-rtti" ;; esac
     for level in -O0 -O1 -O2 -O3 -Os '-O2 -flto'; do
         for file in $parts/main.c $parts/all.c "$work/two.c"; do
-            name=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
-            check "grid-$name" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
-                -c -o "$work/grid-$name.o" -x $language "$file"
+            cell=$(basename "$compiler")$(echo "$level" | tr -d ' ')-$(basename "$file" .c)
+            check "grid-$cell" "$compiler" -std=$std $strict $level $include -isystem tests/sim/include \
+                -c -o "$work/grid-$cell.o" -x $language "$file"
+            # With -flto=1 the linker warns that it works alone.
             [ "$compiler$level" = "$cc-O2 -flto" ] && [ "$file" != $parts/main.c ] || continue
-            check "link-$name" "$cc" -Wall -O2 -flto=1 "$work/grid-$name.o" "$device"/*.o \
-                -o "$work/$name" -lpthread -lm
+            check "link-$cell" "$cc" -Wall -O2 -flto=2 "$work/grid-$cell.o" "$device"/*.o \
+                -o "$work/$cell" -lpthread -lm
         done
     done
 }
@@ -160,7 +161,7 @@ if [ -n "$GRID" ]; then
 else
     standards='c99 c2x' cpp_standards='c++11 c++2b'
 fi
-device=$(tests/device.sh "$work/sim") || exit 1
+device=$(tests/support/device.sh "$work/sim") || exit 1
 whole=1
 languages bundled tests/sim/include "$standards" "$cpp_standards" "$cc $clang" "$cxx $clangxx" &
 program bundled tests/sim/include "$device" &
@@ -170,7 +171,7 @@ if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
     [ ! "$toolkit" -ef /usr/include ] || toolkit=$parts
     if [ -n "$GRID" ]; then
         languages toolkit "$toolkit" c99 c++17 "$cc $clang" "$cxx $clangxx" &
-        program toolkit "$toolkit" "$(INCLUDE=$toolkit tests/device.sh "$work/toolkit_sim")" &
+        program toolkit "$toolkit" "$(INCLUDE=$toolkit tests/support/device.sh "$work/toolkit_sim")" &
     else
         whole=
         languages toolkit "$toolkit" c99 c++17 "$cc" "$cxx" &

@@ -4,7 +4,7 @@
 # or with another processor or compiler than they were found with, nothing is checked.
 # Environment: CC, BUILD (a folder to work in).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_instructions
 include=tests/sim/include
@@ -25,8 +25,8 @@ command -v valgrind >/dev/null 2>&1 || skip "valgrind is not found. On Debian: a
 for file in tests/sim/*.c; do
     "$cc" -std=c11 -O1 -w -Itests/sim -isystem $include -c "$file" -o "$work/sim/$(basename "$file" .c).o" || exit 1
 done
-"$cc" -std=c11 -O2 -w -I. -Itests/sim -isystem $include tests/pairs.c "$work"/sim/*.o -o "$work/pairs" -lpthread -lm ||
-    exit 1
+"$cc" -std=c11 -O2 -w -I. -Itests/sim -isystem $include tests/checks/instructions.c "$work"/sim/*.o \
+    -o "$work/pairs" -lpthread -lm || exit 1
 
 # Counts what one case does for each pair and compares it.
 count() { # case, pairs, bound, settings

@@ -2,7 +2,7 @@
 # check_names.sh - what galloc.h shows to the including file and to the linker, and whether it keeps its rules of form.
 # Environment: CC, BUILD (a folder to work in), NM.
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} nm=${NM:-nm}
 work=${BUILD:-build}/check_names
 header=galloc.h
@@ -84,11 +84,12 @@ empty "macros without the prefix" "$work/macros.foreign"
 grep -nE '(^|[^A-Za-z0-9_"])_[a-z][a-z0-9_]*gai|_{2,}(gai|galloc)' $header >"$work/reserved"
 empty "reserved names" "$work/reserved"
 
-# Tests use private parts only through tests/inside.h. Except pairs.c, which has galloc compiled as programs have it:
-# with the calls in inside.c, the compiler would inline less.
-ls tests/*.[ch] | grep -vxE 'tests/(inside\.[ch]|pairs\.c)' |
+# Tests use private parts only through tests/support/inside.h. Except checks/instructions.c, which has galloc compiled
+# as programs have it: with the calls in inside.c, the compiler would inline less.
+tests='tests/unit/*.[ch] tests/stress/*.[ch] tests/fuzz/*.[ch] tests/support/*.[ch]'
+ls $tests | grep -v '/inside\.[ch]$' |
     xargs grep -nE '\b(gai_|GAI_)|GALLOC_IMPLEMENTATION' >"$work/private"
-empty "private names of galloc.h in tests, which tests/inside.h should have functions for" "$work/private"
+empty "private names of galloc.h in tests, which tests/support/inside.h should have functions for" "$work/private"
 
 # ---- contents -------------------------------------------------------------------------------------------------------
 
@@ -116,10 +117,10 @@ empty "version" "$work/version"
 
 # ---- form -----------------------------------------------------------------------------------------------------------
 
-awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $header tests/*.[ch] tests/compile/* \
-    tests/*.sh >"$work/long"
+awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $header $tests tests/compile/* \
+    tests/*.sh tests/*/*.sh tests/checks/*.c >"$work/long"
 empty "lines over 120 columns" "$work/long"
-grep -nE '[[:blank:]]$' $header tests/*.[ch] tests/*.sh >"$work/blank"
+grep -nE '[[:blank:]]$' $header $tests tests/*.sh tests/*/*.sh tests/checks/*.c >"$work/blank"
 empty "blanks at the end of lines" "$work/blank"
 
 # Comments name the locks that a function's caller holds in one way.
@@ -130,7 +131,7 @@ empty "blanks at the end of lines" "$work/blank"
         ':\[(lock|growth|growth, lock|lock, latches|global lock|budget lock|no lock)\]$'
 } >"$work/locks"
 empty "locks that callers hold, not named in brackets" "$work/locks"
-grep -n "$(printf '\t')" $header tests/*.[ch] >"$work/tabs"
+grep -n "$(printf '\t')" $header $tests tests/checks/*.c >"$work/tabs"
 empty "tabs" "$work/tabs"
 grep -nE '^static [^={]*\);$' $header >"$work/forward"
 empty "forward declarations" "$work/forward"

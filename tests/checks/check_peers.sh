@@ -2,7 +2,7 @@
 # check_peers.sh - the frame in which galloc is measured beside others: build/hotpath's options and lines, what happens
 # when an allocator fails or is not built in, and the tables that are made of the figures. Environment: BUILD, CXX.
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 hotpath=${BUILD:-build}/hotpath
 work=${BUILD:-build}/check_peers
 passed=0 failed=0

@@ -2,7 +2,7 @@
 # check_plugin.sh - libraries with galloc inside are loaded, used, unloaded without a word while threads live that have
 # used them, and loaded again; programs free memory when all is over. Environment: CC, CXX, BUILD (a folder to work in).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_plugin
 flags="-O0 -I. -Itests/sim -isystem tests/sim/include"
@@ -11,7 +11,7 @@ passed=0 failed=0
 
 rm -rf "$work" && mkdir -p "$work" || exit 1
 
-device=$(tests/device.sh "$work/sim") || exit 1
+device=$(tests/support/device.sh "$work/sim") || exit 1
 
 ends() { # what is wrong otherwise, command...
     what=$1

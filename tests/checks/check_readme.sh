@@ -3,7 +3,7 @@
 # examples print what they say, links lead somewhere, tests that are named exist, figures come from files.
 # Environment: CC, NVCC, BUILD (a folder to work in).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_readme
 include=tests/sim/include
@@ -28,7 +28,7 @@ empty() { # file, what it means that it is
 
 # ---- code -----------------------------------------------------------------------------------------------------------
 
-sim=$(tests/device.sh "$work/sim") || exit 1
+sim=$(tests/support/device.sh "$work/sim") || exit 1
 
 # Compiles a program with all warnings, links it with the simulated device, runs it.
 works() { # file, what it is
@@ -93,7 +93,7 @@ done
 
 # ---- what the texts name --------------------------------------------------------------------------------------------
 
-texts="README.md CHANGELOG.md $(ls docs/*.md)"
+texts="README.md CHANGELOG.md $(ls docs/*.md tests/*.md tests/*/*.md)"
 
 # Links to files, from the folder of the text.
 for text in $texts; do
@@ -148,7 +148,7 @@ awk '/^\| rule \| test \|$/ { inside = 1; next } !/^\|/ { inside = 0 } inside' d
 [ -s "$work/tests.named" ]
 verdict $? "docs/design.md names no tests"
 while read -r name; do
-    grep -q "^TEST($name)" tests/test_*.c || echo "$name"
+    grep -q "^TEST($name)" tests/unit/*.c tests/stress/*.c || echo "$name"
 done <"$work/tests.named" >"$work/tests"
 empty "$work/tests" "docs/design.md names tests that are not there:"
 

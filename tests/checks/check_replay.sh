@@ -2,7 +2,7 @@
 # check_replay.sh - build/replay on the ten traces (nothing wrong is found, hardly more is held than is live), on traces
 # that are none, and with options that are wrong. Environment: BUILD.
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 replay=${BUILD:-build}/replay
 work=${BUILD:-build}/check_replay
 passed=0 failed=0

@@ -3,7 +3,7 @@
 # bytes are right, it is told at its end what was found, and its exit status says so.
 # Environment: CC, CXX, BUILD (a folder to work in).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_user_program
 passed=0 failed=0
@@ -95,7 +95,7 @@ says "SIM_MEMORY=lots" "a value that means nothing is named"
 run copy SIM_MODE=ledger SIM_MEMORY=100G
 is 0 "a program on a device without memory behind it"
 
-sim=$(tests/device.sh "$work/sim") || exit 1
+sim=$(tests/support/device.sh "$work/sim") || exit 1
 
 # argument 1: how it ends
 cat >"$work/race.c" <<'END'

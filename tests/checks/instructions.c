@@ -1,5 +1,6 @@
-/* pairs.c - pairs of alloc and free for check_instructions.sh to count: `pairs CASE N [SETTINGS]` makes N of them in a
-   function of its own, with looks at the stream that cost next to nothing, so that what is counted is galloc. */
+/* instructions.c - pairs of alloc and free for check_instructions.sh to count: `pairs CASE N [SETTINGS]` makes N of
+   them in a function of its own, with looks at the stream that cost next to nothing, so that what is counted is
+   galloc. */
 
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -32,10 +32,10 @@ build_one() { # folder, program
 }
 
 build_all() {
-    rm -rf "$build" && mkdir -p "$build/mutant/tests/gpu" || return 1
-    cp tests/test.h "$build/mutant/tests" || return 1
+    rm -rf "$build" && mkdir -p "$build/mutant/tests/gpu" "$build/mutant/tests/support" || return 1
+    cp tests/support/test.h "$build/mutant/tests/support" || return 1
     cp tests/gpu/*.h tests/gpu/gpu_soak.cu "$build/mutant/tests/gpu" || return 1
-    tests/mutate.sh "tests/mutants/$mutant.txt" "$build/mutant/galloc.h" || return 1
+    tests/mutate.sh "$mutant" "$build/mutant/galloc.h" || return 1
     if [ "$backend" = sim ]; then
         for file in tests/sim/*.c; do
             "${CC:-gcc}" -std=c11 -O2 -w -Itests/sim -isystem tests/sim/include -c "$file" \

@@ -18,7 +18,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../test.h"
+#include "../support/test.h"
 
 /* ---- galloc, with its log caught --------------------------------------------------------------------------------- */
 

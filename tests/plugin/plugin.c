@@ -1,4 +1,4 @@
-/* plugin.c - a library that has galloc inside, for tests/check_plugin.sh. It compiles as C and as C++; there a static
+/* plugin.c - a library that has galloc inside, for check_plugin.sh. It compiles as C and as C++; there a static
    destructor frees what is left. */
 
 #define GALLOC_STATIC

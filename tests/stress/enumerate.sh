@@ -1,10 +1,10 @@
 #!/bin/sh
-# enumerate.sh [PART...] - tests/enumerate.c as far as it goes, its parts one after the other, each shared by JOBS
-# processors (all there are). Prints the sums of what they did.
+# enumerate.sh [PART...] - enumerate.c as far as it goes, its parts one after the other, each shared by JOBS processors
+# (all there are). Prints the sums of what they did.
 # Environment: ENUMERATOR (the program), JOBS, OUT (a folder for what each process says), STOP_AFTER (seconds for each
 # part; what was not complete by then does not count).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 program=${ENUMERATOR:-build/bundled/enumerate}
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
 out=${OUT:-build/enumerate}
@@ -18,7 +18,7 @@ on() { # which, command...
     if command -v taskset >/dev/null 2>&1; then taskset -c "$core" "$@"; else "$@"; fi
 }
 
-[ $# -gt 0 ] || set -- $(sed -n 's/^TEST(\(.*\))$/\1/p' tests/enumerate.c)
+[ $# -gt 0 ] || set -- $(sed -n 's/^TEST(\(.*\))$/\1/p' tests/stress/enumerate.c)
 mkdir -p "$out" || exit 1
 
 for part in "$@"; do

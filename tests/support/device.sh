@@ -3,7 +3,7 @@
 # are as new as their sources, else compiled into FOLDER.
 # Environment: CC, BUILD, INCLUDE (other headers of CUDA than the bundled ones).
 
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 built=${BUILD:-build}/bundled/sim
 fresh=1
 [ -z "$INCLUDE" ] || fresh=

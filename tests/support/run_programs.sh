@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh PROGRAM... - runs test programs, JOBS at once, and adds up what they say in their last lines, which are of the
-# form "N passed, M failed"; so is its own last line. Before it stand the programs and tests that failed. Each program
-# has a line when it ends, with how many have ended so far: start with those that take longest.
+# run_programs.sh PROGRAM... - runs test programs, JOBS at once, and adds up what they say in their last lines, which
+# are of the form "N passed, M failed"; so is its own last line. Before it stand the programs and tests that failed.
+# Each program has a line when it ends, with how many have ended so far: start with those that take longest.
 #
 # A program that ends without such a line, or with an exit status that does not fit it, or not within TEST_SECONDS,
 # counts as a failure. Examples say nothing of the kind: they count as one test each, by their exit status.

@@ -1,0 +1,70 @@
+#!/bin/sh
+# check_tree.sh - the repository is in order: names of files are unique, paths that are named exist, tests/README.md
+# names each folder, and mutants have their form and apply to galloc.h.
+# Environment: BUILD (a folder to work in).
+
+cd "$(dirname "$0")/../.." || exit 1
+work=${BUILD:-build}/check_tree
+passed=0 failed=0
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+
+# Right when the file that was written is empty.
+empty() { # what is wrong, file
+    if [ -s "$2" ]; then
+        failed=$((failed + 1))
+        echo "FAILED $1:"
+        head -20 "$2"
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+# Programs, scripts and mutants are called by their names alone.
+find galloc.h bench docs examples tests .ci -type f >"$work/files"
+grep -E '\.(c|h|cu|cpp|sh)$|/mutants/.*\.txt$' "$work/files" >"$work/named"
+[ -s "$work/named" ] || echo "no files at all" >"$work/none"
+empty "files" "$work/none"
+sed 's|.*/||' "$work/named" | sort | uniq -d | while read -r name; do grep -E "(^|/)$name\$" "$work/named"; done \
+    >"$work/twice"
+empty "files of the same name" "$work/twice"
+
+# ---- paths ----------------------------------------------------------------------------------------------------------
+
+# What is named in texts, scripts and comments; with a * it is a pattern.
+grep -rnoE '(^|[^A-Za-z0-9_./$-])(tests|bench|docs|examples)/[A-Za-z0-9_./*-]*[A-Za-z0-9_*/]' README.md Makefile .ci \
+    docs examples tests bench --include=*.md --include=*.sh --include=*.[ch] --include=*.cu --include=*.cpp \
+    --include=Makefile --include=run |
+    sed -E 's/^([^:]*:[0-9]*:)[^A-Za-z]?/\1 /' | sort -u >"$work/paths"
+while read -r where path; do
+    # shellcheck disable=SC2086 # a pattern
+    ls -d $path >/dev/null 2>&1 || echo "$where $path"
+done <"$work/paths" >"$work/nowhere"
+[ -s "$work/paths" ] || echo "no paths found" >"$work/nowhere"
+empty "paths that lead nowhere" "$work/nowhere"
+
+for folder in tests/*/; do
+    folder=${folder#tests/}
+    grep -q "^| \`$folder\` |" tests/README.md || echo "$folder"
+done >"$work/untold"
+empty "folders that tests/README.md does not name" "$work/untold"
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+
+for file in $(find tests/mutants -name '*.txt' | sort); do
+    [ "$(echo "$file" | tr -cd / | wc -c)" -eq 3 ] || echo "$file: not in a folder of a subject"
+    tests/mutate.sh "$file" "$work/galloc.h" 2>&1
+    [ "$(sed -n 1p "$file" | cut -c1)" = '#' ] || echo "$file: does not begin with what it breaks"
+    programs=$(sed -n '/^--- old/q; s/^\(tests\|each\|tsan\): *//p' "$file")
+    [ -n "$programs" ] || echo "$file: names no tests"
+    for program in $programs; do
+        ls tests/unit/"${program%%:*}.c" tests/stress/"${program%%:*}.c" 2>/dev/null | grep -q . ||
+            echo "$file: there is no ${program%%:*}"
+    done
+done >"$work/mutants"
+empty "mutants" "$work/mutants"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ] && [ $passed -gt 0 ]
