@@ -149,6 +149,7 @@ soak-programs: build/bundled/test_programs build/bundled/test_worlds
 
 check-compile-all: $(if $(NVCC),build/replay-cuda build/hotpath-cuda)
 	@GRID=1 tests/checks/check_compile.sh
+	@GRID=1 tests/checks/check_variants.sh
 
 test-bare:
 	@tests/checks/bare_machine.sh

@@ -28,6 +28,9 @@
      GALLOC_STATIC        off    every file             All functions are static. Each file that calls them must also
                                                         define GALLOC_IMPLEMENTATION, and has a heap and limits of
                                                         its own: memory of one file cannot be freed in another
+     GALLOC_NO_PYTORCH    off    implementation         Leaves out like:pytorch. GALLOC_NO_BACKENDS leaves out other
+                                                        backends, GALLOC_NO_POOLED and GALLOC_NO_HEURISTIC leave out
+                                                        these strategies. Settings that need them are then refused
      GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block.
                                                         Define both or neither. Called with locks held: they must
                                                         call neither galloc nor CUDA
@@ -2931,9 +2934,6 @@ static void gai_age_remove(gai_set *set, gai_block *block)
     else set->newest = block->older;
 }
 
-/* Does the block span its whole segment? */
-static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
-
 static void gai_set_insert(gai_set *set, gai_block *block)
 {
     block->set = set;
@@ -3678,31 +3678,6 @@ static void gai_budget_give(galloc_pool *pool, size_t bytes)
     gai_lock_off(&gai_budget_lock);
 }
 
-/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it. */
-static int gai_budget_raise(galloc_pool *pool, size_t total)
-{
-    size_t more;
-    int allowed;
-    gai_lock_on(&gai_budget_lock);
-    more = gai_left(total, pool->taken);
-    allowed = more <= gai_budget_left(pool);
-    if (allowed) pool->taken += more;
-    if (allowed) pool->budget->held += more;
-    gai_lock_off(&gai_budget_lock);
-    return allowed;
-}
-
-/* Sets the charge to what the pool holds, regardless of limits. [lock] */
-static void gai_budget_settle(galloc_pool *pool)
-{
-    gai_budget *budget = pool->budget;
-    gai_lock_on(&gai_budget_lock);
-    budget->held += pool->stats.reserved.current - pool->taken;
-    pool->taken = pool->stats.reserved.current;
-    budget->most = gai_max(budget->most, budget->held);
-    gai_lock_off(&gai_budget_lock);
-}
-
 /* A device's limit is the lowest that one of its pools names. [budget lock] */
 static void gai_budget_set_limit(gai_budget *budget)
 {
@@ -3829,18 +3804,6 @@ static void gai_stat_kept(galloc_pool *pool, size_t kept)
     pool->stats.pages[0].bytes += kept - pool->kept;
     pool->stats.reserved.current += kept - pool->kept;
     pool->kept = kept;
-}
-
-/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way. What exceeds
-   that block and the others is kept. */
-static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
-{
-    galloc_stat *reserved = &pool->stats.reserved;
-    size_t before = reserved->current, blocks = before - pool->kept - pool->of_graphs + coming;
-    gai_stat_kept(pool, held > blocks ? held - blocks : 0);
-    if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
-    reserved->peak = gai_max(reserved->peak, reserved->current + coming);
-    reserved->total -= coming;
 }
 
 /* Adds the counts of a stream cache's bins that the pool's counters lack. */
@@ -12859,6 +12822,9 @@ static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
     else stat->large_pool.current -= n;
 }
 
+/* Does the block span its whole segment? */
+static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
+
 /* Counts a free block of a block pool that enters a set. */
 static void gai_torch_count_in(const gai_set *set, const gai_block *block)
 {
@@ -13738,6 +13704,43 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
     if (result) (void)GAI_CALL(pool, pool_destroy, MemPoolDestroy, (made));
     else pool->driver_pool = made;
     return result;
+}
+
+/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way. What exceeds
+   that block and the others is kept. */
+static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
+{
+    galloc_stat *reserved = &pool->stats.reserved;
+    size_t before = reserved->current, blocks = before - pool->kept - pool->of_graphs + coming;
+    gai_stat_kept(pool, held > blocks ? held - blocks : 0);
+    if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
+    reserved->peak = gai_max(reserved->peak, reserved->current + coming);
+    reserved->total -= coming;
+}
+
+/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it. */
+static int gai_budget_raise(galloc_pool *pool, size_t total)
+{
+    size_t more;
+    int allowed;
+    gai_lock_on(&gai_budget_lock);
+    more = gai_left(total, pool->taken);
+    allowed = more <= gai_budget_left(pool);
+    if (allowed) pool->taken += more;
+    if (allowed) pool->budget->held += more;
+    gai_lock_off(&gai_budget_lock);
+    return allowed;
+}
+
+/* Sets the charge to what the pool holds, regardless of limits. [lock] */
+static void gai_budget_settle(galloc_pool *pool)
+{
+    gai_budget *budget = pool->budget;
+    gai_lock_on(&gai_budget_lock);
+    budget->held += pool->stats.reserved.current - pool->taken;
+    pool->taken = pool->stats.reserved.current;
+    budget->most = gai_max(budget->most, budget->held);
+    gai_lock_off(&gai_budget_lock);
 }
 
 #define GAI_NOT_SAID SIZE_MAX
