@@ -359,9 +359,7 @@ TEST(any_address_may_be_asked_at_any_time)
         begin();
         pthread_t thread;
         cudaStream_t s = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         stop = 0;
         EXPECT_EQ(pthread_create(&thread, NULL, look_up, pool), 0);
         for (int i = 0; i < 2000; i++) {

@@ -72,6 +72,14 @@ static UNUSED void begin_still(void)
     begin_with(options);
 }
 
+static UNUSED void begin_with_devices(int devices, int pace)
+{
+    sim_options options = sim_defaults();
+    options.devices = devices;
+    options.pace = pace;
+    begin_with(options);
+}
+
 static UNUSED void print_findings(void)
 {
     const char *text;
@@ -166,6 +174,19 @@ static UNUSED galloc_pool *pool_new(const galloc_config *config)
     return pool;
 }
 
+static UNUSED galloc_pool *pool_limited(size_t limit)
+{
+    galloc_config config = config_limit(limit);
+    return pool_new(&config);
+}
+
+static UNUSED galloc_pool *pool_expandable(int expandable) /* 0: with fixed segments */
+{
+    galloc_config config = galloc_config_default();
+    config.expandable_segments = expandable;
+    return pool_new(&config);
+}
+
 static UNUSED galloc_stats stats_of(galloc_pool *pool)
 {
     galloc_stats stats;
@@ -186,6 +207,27 @@ static UNUSED void *get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 {
     void *ptr = NULL;
     OK(galloc_pool_malloc(pool, &ptr, bytes, stream));
+    EXPECT(ptr != NULL);
+    return ptr;
+}
+
+/* Gets memory on a stream and writes it by queued work. */
+static UNUSED void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
+{
+    void *ptr = get(pool, bytes, stream);
+    put(stream, ptr, bytes, tag);
+    return ptr;
+}
+
+static UNUSED void *get_growable(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
+{
+    galloc_request request = {0};
+    void *ptr = NULL;
+    request.bytes = bytes;
+    request.max_bytes = max_bytes;
+    request.stream = stream;
+    request.pool = pool;
+    OK(galloc_alloc(&ptr, &request));
     EXPECT(ptr != NULL);
     return ptr;
 }
@@ -229,6 +271,20 @@ static UNUSED long event_calls(void)
 {
     return sim_calls("cuEventCreate") + sim_calls("cuEventRecord") + sim_calls("cuEventQuery") +
            sim_calls("cuEventSynchronize") + sim_calls("cuStreamWaitEvent");
+}
+
+/* The nth call of the host's malloc fails, or of a function of CUDA, or with NULL of any; once, or from then on. */
+static UNUSED long fail_nth(int host, const char *function, int nth, int on)
+{
+    long calls = function ? sim_calls(function) + nth : 0;
+    if (host) sim_fail_malloc(nth, on);
+    else sim_fail(function, nth, on, 0);
+    return calls; /* for has_failed */
+}
+
+static UNUSED int has_failed(int host, const char *function, long calls)
+{
+    return host ? sim_failed_mallocs() > 0 : function ? sim_calls(function) >= calls : sim_failed() > 0;
 }
 
 /* ---- random numbers, equal on every machine ---------------------------------------------------------------------- */

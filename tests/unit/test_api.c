@@ -114,9 +114,7 @@ TEST(malloc_serves_from_the_default_pool)
 
 TEST(each_device_has_a_default_pool)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_RANDOM);
     galloc_pool *pool[2] = {NULL, NULL};
     cudaStream_t s[2];
     void *p[2];
@@ -437,8 +435,7 @@ TEST(fixed_segments_have_three_sizes)
     static const size_t segment[] = {MIB(2), MIB(2), MIB(2), MIB(20), MIB(20), MIB(10), MIB(12), MIB(14)};
     for (int i = 0; i < 8; i++) {
         begin();
-        galloc_config config = config_fixed();
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(0);
         void *p = get(pool, request[i], 0);
         EXPECT_EQ(sim_physical(0), segment[i]);
         EXPECT_EQ(sim_calls("cuMemCreate") + sim_calls("cuMemAddressReserve"), 0);
@@ -466,26 +463,13 @@ TEST(without_virtual_memory_segments_are_fixed)
 
 /* ---- growing and shrinking in place ------------------------------------------------------------------------------ */
 
-static void *get_with_room(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
-{
-    galloc_request request = {0};
-    void *ptr = NULL;
-    request.bytes = bytes;
-    request.max_bytes = max_bytes;
-    request.stream = stream;
-    request.pool = pool;
-    OK(galloc_alloc(&ptr, &request));
-    EXPECT(ptr != NULL);
-    return ptr;
-}
-
 TEST(room_to_grow_stays_free)
 {
     FOR_BOTH_KINDS (kind) {
         begin();
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_of_kind(*kind);
-        char *p = get_with_room(pool, MIB(1), MIB(64), s);
+        char *p = get_growable(pool, MIB(1), MIB(64), s);
         void *other[80], **more = other + 40;
         EXPECT(info_of(p).room >= MIB(64));
         EXPECT_EQ(info_of(p).requested, MIB(1));
@@ -514,7 +498,7 @@ TEST(room_costs_addresses_not_memory)
 {
     begin();
     galloc_pool *pool = pool_new(NULL);
-    void *p = get_with_room(pool, MIB(2), GIB(4), 0);
+    void *p = get_growable(pool, MIB(2), GIB(4), 0);
     EXPECT(sim_physical(0) < MIB(100));
     OK(galloc_free(p, 0));
     void *q = get(pool, MIB(2), 0); /* once freed, the room is anybody's */
@@ -534,7 +518,7 @@ TEST(resize_keeps_contents)
         begin_with(options);
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_of_kind(*kind);
-        char *p = get_with_room(pool, MIB(3), MIB(32), s);
+        char *p = get_growable(pool, MIB(3), MIB(32), s);
         char in[64], out[64];
         memset(in, 'g', sizeof in);
         OK(cudaMemcpyAsync(p, in, sizeof in, cudaMemcpyHostToDevice, s));
@@ -609,9 +593,8 @@ TEST(resize_within_the_rounding_changes_only_the_request)
 TEST(resize_honours_the_limit)
 {
     begin();
-    galloc_config config = config_limit(MIB(16));
-    galloc_pool *pool = pool_new(&config);
-    void *p = get_with_room(pool, MIB(2), MIB(64), 0);
+    galloc_pool *pool = pool_limited(MIB(16));
+    void *p = get_growable(pool, MIB(2), MIB(64), 0);
     EXPECT_EQ(galloc_resize(p, MIB(64), 0), cudaErrorMemoryAllocation);
     EXPECT_EQ(info_of(p).requested, MIB(2));
     EXPECT(sim_physical(0) <= MIB(16));
@@ -632,9 +615,8 @@ TEST(resize_takes_what_is_cached)
         if (full) options.memory = MIB(64);
         begin_with(options);
         cudaStream_t s = stream_new(), t = stream_new();
-        galloc_config config = config_limit(full ? SIZE_MAX : MIB(64));
-        galloc_pool *pool = pool_new(&config);
-        void *wall = get(pool, 512, t), *p = get_with_room(pool, MIB(2), MIB(60), s), *q = get(pool, MIB(56), t);
+        galloc_pool *pool = pool_limited(full ? SIZE_MAX : MIB(64));
+        void *wall = get(pool, 512, t), *p = get_growable(pool, MIB(2), MIB(60), s), *q = get(pool, MIB(56), t);
         put(t, q, MIB(56), 1);
         OK(galloc_free(q, t));
         OK(galloc_resize(p, MIB(40), s));
@@ -872,8 +854,7 @@ TEST(driver_time_is_what_the_device_says)
 TEST(the_longest_call_stays_until_the_reset)
 {
     begin();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     void *large = get(pool, GIB(1), 0);
     uint64_t longest = stats_of(pool).driver_longest_ns.mem_alloc;
     void *small = get(pool, KIB(1), 0);
@@ -915,8 +896,7 @@ TEST(a_wait_for_want_of_host_memory_is_counted)
 TEST(pages_are_counted_by_size)
 {
     begin();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     static const size_t bytes[] = {MIB(1), MIB(1), KIB(1), MIB(5), MIB(33)};
     void *p[5];
     for (int i = 0; i < 5; i++) p[i] = get(pool, bytes[i], 0);
@@ -971,13 +951,6 @@ TEST(a_page_of_any_size_has_a_place)
     EXPECT_EQ(inside_page_class((size_t)1 << 56), GALLOC_PAGE_SIZES - 1);
 }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, 1);
-    return ptr;
-}
-
 /* Five blocks of 4 MiB, of which three in a row are freed one by one, and behind them a free block of 512 bytes. */
 TEST(fragmentation_of_a_known_heap)
 {
@@ -1027,9 +1000,9 @@ TEST(the_largest_free_block_may_be_a_streams_own)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_new(NULL);
-    void *wall = get_used(pool, KIB(1), t), *p[100];
-    for (int i = 0; i < 100; i++) p[i] = get_used(pool, MIB(2) + KIB(40) + 512 * (size_t)i, i % 2 ? t : s);
-    void *end = get_used(pool, KIB(1), t);
+    void *wall = get_used(pool, KIB(1), t, 1), *p[100];
+    for (int i = 0; i < 100; i++) p[i] = get_used(pool, MIB(2) + KIB(40) + 512 * (size_t)i, i % 2 ? t : s, 1);
+    void *end = get_used(pool, KIB(1), t, 1);
     OK(galloc_pool_trim(pool, 0, NULL));
     size_t rest = stats_of(pool).largest_free;
     EXPECT(rest < MIB(2));
@@ -1071,7 +1044,7 @@ TEST(streams_say_what_is_stranded_and_unmarked)
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_pool *pool = pool_of_kind(*kind);
-        void *a = get_used(pool, MIB(4), s), *b = get_used(pool, KIB(700), t), *c = get_used(pool, 512, t);
+        void *a = get_used(pool, MIB(4), s, 1), *b = get_used(pool, KIB(700), t, 1), *c = get_used(pool, 512, t, 1);
         EXPECT_EQ(stranded(pool, s) + stranded(pool, t), 0);
         OK(galloc_free(a, s));
         OK(galloc_free(b, t));
@@ -1099,7 +1072,7 @@ TEST(free_bytes_beside_stranded_ones_are_not_stranded)
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_new(NULL);
     OK(galloc_pool_reserve(pool, MIB(64)));
-    void *b = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(3), s);
+    void *b = get_used(pool, KIB(1), t, 1), *a = get_used(pool, MIB(3), s, 1);
     OK(galloc_free(a, s));
     galloc_stats stats = stats_of(pool);
     EXPECT(stats.largest_free > MIB(16));
@@ -1114,9 +1087,9 @@ TEST(bytes_that_were_freed_twice_are_stranded_once)
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_new(NULL);
-    void *other = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(8), s);
+    void *other = get_used(pool, KIB(1), t, 1), *a = get_used(pool, MIB(8), s, 1);
     OK(galloc_free(a, s));
-    a = get_used(pool, MIB(4), s);
+    a = get_used(pool, MIB(4), s, 1);
     EXPECT_EQ(stranded(pool, s), MIB(4));
     OK(galloc_free(a, s));
     EXPECT_EQ(stranded(pool, s), MIB(8));
@@ -1130,7 +1103,7 @@ TEST(bytes_of_several_streams_are_stranded_for_each)
     begin_still();
     cudaStream_t s[] = {stream_new(), stream_new()}, t = stream_new();
     galloc_pool *pool = pool_new(NULL);
-    void *other = get_used(pool, KIB(1), t), *a = get_used(pool, MIB(5), s[0]);
+    void *other = get_used(pool, KIB(1), t, 1), *a = get_used(pool, MIB(5), s[0], 1);
     order(s[0], s[1]);
     put(s[1], a, MIB(5), 2);
     OK(galloc_free_after(a, s, 2));
@@ -1144,9 +1117,7 @@ TEST(bytes_of_several_streams_are_stranded_for_each)
 
 TEST(legacy_streams_are_told_apart_by_their_contexts)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_RANDOM);
     galloc_pool *pool = pool_new(NULL);
     void *p = get(pool, 1, 0), *q;
     OK(cudaSetDevice(1));
@@ -1373,9 +1344,7 @@ TEST(default_settings)
 
 TEST(settings_can_be_read_back)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_RANDOM);
     galloc_config config = galloc_config_default(), back;
     config.expandable_segments = 0;
     config.reuse = 0;

@@ -33,13 +33,6 @@ static void launch(cudaGraphExec_t exec, cudaStream_t stream) { OK(cudaGraphLaun
 
 static void exec_end(cudaGraphExec_t exec) { OK(cudaGraphExecDestroy(exec)); }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, tag);
-    return ptr;
-}
-
 /* Gets, uses and frees. */
 static void *pass(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
 {
@@ -1100,10 +1093,7 @@ TEST(random_forks_and_joins)
 /* The stream's device is what counts, not the current one; a pool may serve another device's captures. */
 TEST(captures_on_two_devices)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    options.pace = SIM_PACE_STILL;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_STILL);
     galloc_pool *pool = pool_of(0, MIB(8));
     cudaStream_t s[2];
     cudaGraphExec_t exec[2];
@@ -1218,14 +1208,6 @@ TEST(per_thread_streams_of_two_threads_are_not_of_one_group)
     pool_end(drawn.pool);
     stream_end(s);
     finish();
-}
-
-static void *get_growable(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
-{
-    galloc_request request = {.bytes = bytes, .max_bytes = max_bytes, .pool = pool, .stream = stream};
-    void *ptr = NULL;
-    OK(galloc_alloc(&ptr, &request));
-    return ptr;
 }
 
 /* A block with room that is a graph's is freed: later captured work of the stream may have it, whole or in parts. Once

@@ -89,9 +89,7 @@ TEST(sizes_near_the_end_of_numbers)
         (size_t)1 << 48,    (size_t)1 << 47,  GIB(65)};
     for (int expandable = 0; expandable < 2; expandable++) {
         begin();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         void *keep = get(pool, 1000, 0);
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             for (size_t alignment = 0; alignment <= MIB(64); alignment = alignment ? alignment * 4096 : 4096) {
@@ -143,9 +141,7 @@ TEST(wrong_pointers_are_told_apart)
     for (int expandable = 0; expandable < 2; expandable++) {
         begin();
         cudaStream_t s = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         char *used = get(pool, 4096, s), *freed = get(pool, 8192, s), *wall = get(pool, 512, s);
         void *foreign = NULL;
         char message[4][544];
@@ -203,9 +199,7 @@ TEST(the_device_runs_out)
         options.memory = MIB(128);
         begin_with(options);
         cudaStream_t s = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         void *p[64] = {NULL};
         int n = 0;
         while (n < 64 && galloc_pool_malloc(pool, &p[n], MIB(12), s) == cudaSuccess) put(s, p[n++], MIB(12), 1);
@@ -238,9 +232,7 @@ TEST(cached_memory_is_no_reason_to_fail)
         options.memory = MIB(128);
         begin_with(options);
         cudaStream_t s = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         void *p[5];
         for (int i = 0; i < 5; i++) p[i] = get(pool, MIB(22), s);
         for (int i = 0; i < 5; i++) OK(galloc_free(p[i], s));
@@ -406,9 +398,7 @@ TEST(the_host_has_no_memory_and_the_device_has)
     for (int expandable = 0; expandable < 2; expandable++) {
         begin();
         cudaStream_t s = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         void *p = get(pool, MIB(512), s), *q = NULL;
         OK(galloc_free(p, s));
         OK(cudaStreamSynchronize(s));
@@ -470,8 +460,7 @@ TEST(a_device_with_odd_addresses)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     void *p = NULL;
     inside_driver mine = real_driver = inside_driver_in_use();
     mine.MemAlloc = alloc_askew;
@@ -563,9 +552,7 @@ static int context_is_active(int device)
 /* A pool that cannot be made, or whose context is a new one that the driver says nothing of, keeps no hold of it. */
 TEST(a_context_is_let_go_by_who_fails)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_RANDOM);
     galloc_config config = galloc_config_default();
     galloc_pool *pool = NULL;
     OK(cudaSetDevice(0));
@@ -593,8 +580,7 @@ TEST(addresses_come_back_after_a_reset)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     void *a = get(pool, MIB(4), s), *b = get(pool, MIB(4), s);
     OK(galloc_free(a, s));
     OK(cudaDeviceReset());
@@ -622,8 +608,7 @@ TEST(what_is_cut_off_lost_memory_is_nobodys)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     void *first = get(pool, MIB(2), s), *lost = get(pool, MIB(6), s);
     OK(galloc_free(first, s));
     OK(cudaDeviceReset());
@@ -698,9 +683,7 @@ TEST(the_driver_is_gone)
     for (int expandable = 0; expandable < 2; expandable++) {
         begin();
         cudaStream_t s = stream_new(), t = stream_new();
-        galloc_config config = galloc_config_default();
-        config.expandable_segments = expandable;
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(expandable);
         void *p = get(pool, MIB(8), s), *q = get(pool, 1000, t), *r = get(pool, 1000, t);
         cudaStream_t both[2] = {s, t};
         sim_driver_exit();
@@ -831,8 +814,7 @@ TEST(a_wait_that_fails_is_undone)
 {
     begin();
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_config config = config_limit(MIB(10));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(10));
     void *p = get(pool, MIB(8), s), *q = &pool, *rest = get(pool, 512, t);
     sim_hold(s, 1);
     sim_access access = {p, MIB(8), SIM_WRITE, 1};
@@ -861,8 +843,7 @@ TEST(a_wait_that_fails_gives_the_room_back)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_config config = config_limit(MIB(10));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(10));
     void *p = get(pool, MIB(8), s), *q = &pool, *rest = get(pool, 512, t);
     put(s, p, MIB(8), 1);
     OK(galloc_free(p, s));
@@ -888,8 +869,7 @@ TEST(a_move_that_fails_leaves_no_address_behind)
     begin_still();
     cudaStream_t s = NULL;
     OK(cudaStreamCreate(&s));
-    galloc_config config = config_limit(MIB(6));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(6));
     void *a = get(pool, MIB(2), s), *b = get(pool, MIB(2), 0), *wall = get(pool, MIB(2), s), *p = &pool;
     put(s, a, MIB(2), 1);
     put(0, b, MIB(2), 2);
@@ -919,10 +899,7 @@ static void fail_once_more(void)
 /* A wait for one device that fails leaves something behind, and that proves nothing about another device. */
 TEST(a_wait_that_fails_proves_nothing_of_another_device)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    options.pace = SIM_PACE_STILL;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_STILL);
     cudaStream_t s = stream_new(), u = stream_new();
     galloc_config config = config_limit(MIB(2));
     config.device = 0;
@@ -975,8 +952,7 @@ TEST(a_refused_segment_goes_with_the_reset)
     for (int trim = 0; trim < 2; trim++) { /* who notices */
         begin();
         cudaStream_t s = stream_new();
-        galloc_config config = config_fixed();
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_expandable(0);
         OK(galloc_free(get(pool, MIB(30), s), s));
         sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
         OK(galloc_pool_trim(pool, 0, NULL));
@@ -1172,9 +1148,7 @@ TEST(an_error_that_the_program_has_not_seen_stays_one)
 TEST(the_current_device_is_left_alone)
 {
     for (int round = 0; round < 4; round++) {
-        sim_options options = sim_defaults();
-        options.devices = 3;
-        begin_with(options);
+        begin_with_devices(3, SIM_PACE_RANDOM);
         OK(cudaSetDevice(0));
         cudaStream_t s = stream_new(), t = stream_new();
         galloc_config config = galloc_config_default();

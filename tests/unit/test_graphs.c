@@ -12,17 +12,15 @@
 
 enum { BLOCK = 6 << 20 };
 
-static void *get_used(galloc_pool *pool, cudaStream_t stream, uint64_t tag)
+static void *get_block(galloc_pool *pool, cudaStream_t stream, uint64_t tag)
 {
-    void *ptr = get(pool, BLOCK, stream);
-    put(stream, ptr, BLOCK, tag);
-    return ptr;
+    return get_used(pool, BLOCK, stream, tag);
 }
 
 /* Gets, uses and frees. */
 static void *pass(galloc_pool *pool, cudaStream_t stream, uint64_t tag)
 {
-    void *ptr = get_used(pool, stream, tag);
+    void *ptr = get_block(pool, stream, tag);
     look(stream, ptr, BLOCK, tag);
     OK(galloc_free(ptr, stream));
     return ptr;
@@ -33,7 +31,7 @@ static void expect_room(galloc_pool *pool, int blocks)
 {
     void *p[8] = {NULL};
     cudaStream_t s = stream_new();
-    for (int i = 0; i < blocks; i++) p[i] = get_used(pool, s, 70);
+    for (int i = 0; i < blocks; i++) p[i] = get_block(pool, s, 70);
     EXPECT_EQ(galloc_pool_malloc(pool, &p[blocks], BLOCK, s), cudaErrorMemoryAllocation);
     for (int i = 0; i < blocks; i++) OK(galloc_free(p[i], s));
     OK(cudaStreamSynchronize(s));
@@ -151,7 +149,7 @@ TEST(a_capture_after_others_in_its_graph_takes_what_they_freed)
     cudaStream_t s = stream_new();
     capture_into(graph, s, last, 3);
     void *q[3];
-    for (int i = 0; i < 3; i++) q[i] = get_used(pool, s, 9);
+    for (int i = 0; i < 3; i++) q[i] = get_block(pool, s, 9);
     for (int i = 0; i < 3; i++) EXPECT(q[i] == p[0] || q[i] == p[1] || q[i] == p[2]);
     for (int i = 0; i < 3; i++) OK(galloc_free(q[i], s));
     (void)capture_end(s);
@@ -177,7 +175,7 @@ TEST(a_lost_capture_into_a_graph_gives_back_what_no_instance_uses)
         cudaGraphExec_t exec = instances ? instance(graph) : NULL;
         capture_into(graph, s, NULL, 0);
         EXPECT(pass(pool, s, 2) != p);
-        void *held = get_used(pool, s, 3);
+        void *held = get_block(pool, s, 3);
         EXPECT_EQ(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
         EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
         EXPECT(!none);
@@ -241,7 +239,7 @@ TEST(a_stream_goes_on_however_much_was_captured_since)
     cudaStream_t s = stream_new();
     galloc_pool *pool = pool_for(2);
     capture_begin(s);
-    void *other = get_used(pool, s, 1), *p = pass(pool, s, 2);
+    void *other = get_block(pool, s, 1), *p = pass(pool, s, 2);
     for (int i = 0; i < 1000; i++) put(s, other, BLOCK, 3);
     EXPECT(pass(pool, s, 4) == p);
     OK(galloc_free(other, s));
@@ -290,7 +288,7 @@ TEST(captures_that_update_one_instance_for_ever_need_two_graphs_memory)
     cudaStream_t s = stream_new(), t = stream_new();
     galloc_pool *pool = pool_for(4);
     cudaGraphExec_t exec = NULL;
-    void *p, *beside = get_used(pool, t, 5);
+    void *p, *beside = get_block(pool, t, 5);
     for (uint64_t i = 0; i < 50; i++) {
         cudaGraph_t graph = graph_new(pool, s, i, &p);
         if (exec) OK(cudaGraphExecUpdate(exec, graph, &(cudaGraphExecUpdateResultInfo){0}));
@@ -298,7 +296,7 @@ TEST(captures_that_update_one_instance_for_ever_need_two_graphs_memory)
         OK(cudaGraphDestroy(graph));
         OK(cudaGraphLaunch(exec, s));
         OK(galloc_free(beside, t));
-        beside = get_used(pool, t, i); /* never the graph's */
+        beside = get_block(pool, t, i); /* never the graph's */
         EXPECT(beside != p);
         if (i % 3 == 0) OK(cudaStreamSynchronize(s));
         EXPECT(stats_of(pool).graphs <= 4);

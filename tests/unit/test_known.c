@@ -16,13 +16,6 @@ static galloc_pool *full_pool(size_t limit, int reuse)
     return pool;
 }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, tag);
-    return ptr;
-}
-
 /* The pool knows the stream from now on, so that there is somebody to record events for. */
 static void introduce(galloc_pool *pool, cudaStream_t stream) { OK(galloc_free(get(pool, 512, stream), stream)); }
 
@@ -78,10 +71,7 @@ TEST(rmm_2251_handle_that_comes_back)
 /* The new stream may even be of another device, where the old one's event cannot be recorded. */
 TEST(rmm_2252_handle_that_comes_back_on_another_device)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    options.pace = SIM_PACE_STILL;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_STILL);
     galloc_pool *pool = full_pool(MIB(8), ANY_REUSE);
     cudaStream_t keep = stream_new(), s = stream_new();
     introduce(pool, keep);
@@ -133,10 +123,7 @@ TEST(rmm_510_list_of_a_destroyed_stream)
 TEST(rmm_1306_per_thread_streams_on_several_devices)
 {
     for (int pools = 1; pools <= 2; pools++) { /* one for both devices' streams; one for each */
-        sim_options options = sim_defaults();
-        options.devices = 2;
-        options.pace = SIM_PACE_STILL;
-        begin_with(options);
+        begin_with_devices(2, SIM_PACE_STILL);
         galloc_config config = config_limit(MIB(8));
         galloc_pool *pool[2];
         for (int d = 0; d < pools; d++) {
@@ -165,10 +152,7 @@ TEST(rmm_1306_per_thread_streams_on_several_devices)
 /* A pool in memory that both devices may use: a block goes from one's default stream to the other's. */
 TEST(rmm_1333_per_thread_streams_that_share_memory)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    options.pace = SIM_PACE_STILL;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_STILL);
     OK(cudaSetDevice(1));
     OK(cudaDeviceEnablePeerAccess(0, 0));
     OK(cudaSetDevice(0));

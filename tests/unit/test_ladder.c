@@ -972,8 +972,7 @@ TEST(there_is_no_report_without_a_failure)
     galloc_report r;
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = config_limit(MIB(8));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(8));
     expect_refused(pool, MIB(9), s);
     OK(galloc_oom_report(&r));
     void *p = pool;
@@ -1348,8 +1347,7 @@ TEST(a_text_that_does_not_fit_is_empty)
 {
     galloc_report r;
     begin();
-    galloc_config config = config_limit(MIB(8));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(8));
     cudaStream_t s = stream_new();
     expect_refused(pool, MIB(9), s);
     r = report_of_failure();

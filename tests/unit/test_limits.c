@@ -190,9 +190,7 @@ TEST(a_limit_may_be_lower_than_what_is_held)
 
 TEST(devices_have_limits_of_their_own)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_RANDOM);
     cudaStream_t s = stream_new();
     galloc_config config = galloc_config_default();
     config.device = 0;

@@ -42,13 +42,6 @@ static size_t moves(const heap *h) { return (size_t)(stats_of(h->pool).moves - h
 static long waits(const heap *h) { return (long)(stats_of(h->pool).waits - h->before.waits); }
 static long created(const heap *h) { return sim_calls("cuMemCreate") - h->created; }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, tag);
-    return ptr;
-}
-
 /* The first wall is T's, so that the pool knows two streams and events are recorded for what is freed. */
 static cudaStream_t wall_home(const heap *h, int i) { return i ? h->s : h->t; }
 
@@ -95,19 +88,6 @@ static void heap_close(heap *h)
 
 /* A call that looks what is complete and gives nothing back that is in use. */
 static void nudge(galloc_pool *pool) { OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); }
-
-static void *get_with_room(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
-{
-    galloc_request request = {0};
-    void *ptr = NULL;
-    request.bytes = bytes;
-    request.max_bytes = max_bytes;
-    request.pool = pool;
-    request.stream = stream;
-    OK(galloc_alloc(&ptr, &request));
-    EXPECT(ptr != NULL);
-    return ptr;
-}
 
 /* ---- what a move does -------------------------------------------------------------------------------------------- */
 
@@ -390,7 +370,7 @@ TEST(a_move_waits_for_its_own_pages_only)
     for (int i = 0; i < 8; i++) small[i] = get_used(pool, PAGE / 8, s, 4);
     OK(galloc_free(gap, s));
     OK(galloc_pool_trim(pool, (2 * PAIRS + 1) * PAGE, NULL)); /* the addresses before the small ones have no memory */
-    void *rest = get_with_room(pool, PAIRS * PAGE, 2 * PAIRS * PAGE, s); /* too long for them */
+    void *rest = get_growable(pool, PAIRS * PAGE, 2 * PAIRS * PAGE, s); /* too long for them */
     for (int k = 0; k < 2; k++) order(s, both[k]);
     for (int i = 0; i < PAIRS; i++) {
         for (int k = 0; k < 2; k++) look(both[k], piece[i], PAGE, 1);
@@ -526,6 +506,14 @@ TEST(old_addresses_make_way_in_their_time)
     heap_close(&h);
 }
 
+/* Of eight pages every other one is freed, and moves into the block that is returned. */
+static void *every_other_page(galloc_pool *pool, cudaStream_t s, void **p)
+{
+    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+    return get_used(pool, 4 * PAGE, s, 2);
+}
+
 /* A stream that is alone in its pool records nothing by itself; for old addresses it does. */
 TEST(old_addresses_make_way_for_one_stream_alone)
 {
@@ -533,10 +521,7 @@ TEST(old_addresses_make_way_for_one_stream_alone)
     cudaStream_t s = stream_new();
     galloc_config config = frugal(SIZE_MAX, ALL);
     galloc_pool *pool = pool_new(&config);
-    void *p[8];
-    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
-    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
-    void *q = get_used(pool, 4 * PAGE, s, 2);
+    void *p[8], *q = every_other_page(pool, s, p);
     EXPECT_EQ(stats_of(pool).leaving, 4 * PAGE);
     sim_run(-1);
     OK(galloc_resize(p[1], 2 * PAGE, s));
@@ -555,10 +540,7 @@ TEST(old_addresses_are_nobodys)
     cudaStream_t s = stream_new();
     galloc_config config = frugal(SIZE_MAX, ALL);
     galloc_pool *pool = pool_new(&config);
-    void *p[8];
-    for (int i = 0; i < 8; i++) p[i] = get_used(pool, PAGE, s, 1);
-    for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
-    void *q = get_used(pool, 4 * PAGE, s, 2);
+    void *p[8], *q = every_other_page(pool, s, p);
     for (int i = 0; i < 8; i += 2) {
         EXPECT_EQ(info_of(p[i]).state, GALLOC_STATE_FOREIGN);
         EXPECT_EQ(galloc_free(p[i], s), cudaErrorInvalidDevicePointer);
@@ -747,7 +729,7 @@ TEST(overhead_in_words)
 static void fill_apart(galloc_pool *pool, void **p, int n, cudaStream_t stream)
 {
     for (int i = 0; i < n; i++) {
-        p[i] = get_with_room(pool, PAGE, 2 * PAGE, stream);
+        p[i] = get_growable(pool, PAGE, 2 * PAGE, stream);
         put(stream, p[i], PAGE, (uint64_t)i);
     }
 }
@@ -836,7 +818,7 @@ TEST(blocks_with_room_are_made_of_cached_pages)
         heap h;
         heap_open(&h, ALL);
         cudaStream_t stream = other ? h.t : h.s;
-        void *p = get_with_room(h.pool, 6 * PAGE, 64 * PAGE, stream);
+        void *p = get_growable(h.pool, 6 * PAGE, 64 * PAGE, stream);
         put(stream, p, 6 * PAGE, 1);
         EXPECT_EQ(moves(&h), 6);
         EXPECT_EQ(waits(&h) > 0, other);
@@ -858,7 +840,7 @@ TEST(blocks_with_room_take_pages_of_a_whole_block)
     galloc_config config = frugal(16 * PAGE, ALL);
     galloc_pool *pool = pool_new(&config);
     OK(galloc_free(get_used(pool, 16 * PAGE, s, 1), s));
-    void *p = get_with_room(pool, 4 * PAGE, 16 * PAGE, s);
+    void *p = get_growable(pool, 4 * PAGE, 16 * PAGE, s);
     put(s, p, 4 * PAGE, 2);
     EXPECT(sim_physical_peak(0) <= config.memory_limit);
     EXPECT(stats_of(pool).moves >= 1);
@@ -874,7 +856,7 @@ TEST(blocks_grow_into_their_room_under_a_limit)
     heap h;
     galloc_config config = frugal(2 * PAIRS * PAGE, ALL);
     heap_open_by(&h, &config, NULL);
-    void *p = get_with_room(h.pool, 2 * PAGE, 8 * PAGE, h.s);
+    void *p = get_growable(h.pool, 2 * PAGE, 8 * PAGE, h.s);
     put(h.s, p, 2 * PAGE, 1);
     for (size_t n = 3; n <= 8; n++) {
         OK(galloc_resize(p, n * PAGE, h.s));
@@ -1007,13 +989,11 @@ static int run_with_fault(int host, const char *function, int stuck, int nth, in
     trial t;
     trial_open(&t, pace, reuse);
     if (stuck) sim_fail("cuMemUnmap", 1, 1, 0);
-    long fired = function ? sim_calls(function) + nth : 0;
-    if (host) sim_fail_malloc(nth, on);
-    else sim_fail(function, nth, on, 0);
+    long calls = fail_nth(host, function, nth, on);
     act(&t);
-    fired = host ? sim_failed_mallocs() : function ? sim_calls(function) >= fired : sim_failed();
+    int failed = has_failed(host, function, calls);
     trial_close(&t);
-    return fired > 0;
+    return failed;
 }
 
 static void sweep(int host, const char *function, int stuck, int on)
@@ -1130,8 +1110,7 @@ TEST(the_host_has_no_memory_for_the_pages_of_a_large_block)
 {
     for (long nth = 1; nth < 8; nth++) {
         begin_still();
-        galloc_config config = config_limit(GIB(2) + MIB(64));
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_limited(GIB(2) + MIB(64));
         cudaStream_t s = stream_new(), t = stream_new();
         void *other = get(pool, 512, t), *p = get(pool, MIB(1900), s), *wall = get(pool, MIB(2), s);
         put(s, p, MIB(1900), 1);
@@ -1148,14 +1127,19 @@ TEST(the_host_has_no_memory_for_the_pages_of_a_large_block)
     }
 }
 
+/* All free pages have moved into one block, which is freed: each has an old address. */
+static void heap_with_old_addresses(heap *h)
+{
+    heap_open(h, ALL);
+    OK(galloc_free(get_used(h->pool, 8 * PAGE, h->s, 1), h->s));
+    sim_run(-1);
+}
+
 TEST(a_page_with_an_old_address_is_not_given_back)
 {
     begin();
     heap h;
-    heap_open(&h, ALL);
-    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
-    OK(galloc_free(p, h.s));
-    sim_run(-1);
+    heap_with_old_addresses(&h);
     for (int n = 1; n <= 16; n++) {
         sim_fail("cuMemUnmap", n, 1, 0); /* from the nth on; there are two to a page */
         (void)galloc_pool_trim(h.pool, 0, NULL);
@@ -1176,10 +1160,7 @@ TEST(a_page_with_an_address_that_is_stuck_is_not_given_back)
 {
     begin();
     heap h;
-    heap_open(&h, ALL);
-    void *p = get_used(h.pool, 8 * PAGE, h.s, 1);
-    OK(galloc_free(p, h.s));
-    sim_run(-1);
+    heap_with_old_addresses(&h);
     sim_fail("cuMemUnmap", 1, 0, 0);
     EXPECT(galloc_resize(h.wall[0], 2 * PAGE, wall_home(&h, 0)) != cudaSuccess);
     sim_fail("cuMemUnmap", 1, 0, 0); /* that one again */
@@ -1187,7 +1168,7 @@ TEST(a_page_with_an_address_that_is_stuck_is_not_given_back)
     EXPECT_EQ(sim_physical(0), 9 * PAGE);
     EXPECT_EQ(stats_of(h.pool).reserved.current, 9 * PAGE);
     h.created = sim_calls("cuMemCreate");
-    p = get_used(h.pool, PAGE, h.s, 1);
+    void *p = get_used(h.pool, PAGE, h.s, 1);
     EXPECT_EQ(created(&h), 0);
     OK(galloc_free(p, h.s));
     sim_run(-1);

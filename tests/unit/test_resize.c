@@ -29,26 +29,6 @@ static galloc_config frugal(size_t limit, int reuse)
     return config;
 }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, tag);
-    return ptr;
-}
-
-static void *get_growable(galloc_pool *pool, size_t bytes, size_t max_bytes, cudaStream_t stream)
-{
-    galloc_request request = {0};
-    void *ptr = NULL;
-    request.bytes = bytes;
-    request.max_bytes = max_bytes;
-    request.stream = stream;
-    request.pool = pool;
-    OK(galloc_alloc(&ptr, &request));
-    EXPECT(ptr != NULL);
-    return ptr;
-}
-
 static void note(row *r)
 {
     r->before = stats_of(r->pool);
@@ -204,8 +184,7 @@ TEST(growable_works_in_fixed_segments)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_expandable(0);
     char *p = get_growable(pool, MIB(1), MIB(30), s), *q = get(pool, MIB(1), s);
     for (size_t bytes = MIB(2); bytes <= MIB(30); bytes += MIB(4)) {
         OK(galloc_resize(p, bytes, s));
@@ -221,6 +200,15 @@ TEST(growable_works_in_fixed_segments)
 
 /* ---- ways to grow ------------------------------------------------------------------------------------------------ */
 
+/* A cell is a hole where the mix has a bit, else free. */
+static void cells_mix(row *r, int mix)
+{
+    for (int i = 0; i < CELLS; i++)
+        if (mix >> i & 1) cell_to_hole(r, i);
+    for (int i = 0; i < CELLS; i++)
+        if (!(mix >> i & 1)) cell_free(r, i);
+}
+
 /* Every mix of free pieces and holes, to the end and to somewhere in the last. */
 TEST(a_block_grows_into_any_mix_of_free_pieces_and_holes)
 {
@@ -230,10 +218,7 @@ TEST(a_block_grows_into_any_mix_of_free_pieces_and_holes)
             row r;
             galloc_config config = frugal(GIB(1), ALL);
             row_open(&r, &config, 0);
-            for (int i = 0; i < CELLS; i++)
-                if (mix >> i & 1) cell_to_hole(&r, i);
-            for (int i = 0; i < CELLS; i++)
-                if (!(mix >> i & 1)) cell_free(&r, i);
+            cells_mix(&r, mix);
             note(&r);
             size_t bytes = MOST - (partly ? PAGE - 512 : 0), physical = sim_physical(0);
             int holes = mix == 15 ? 4 : (mix & 1) + (mix >> 1 & 1) + (mix >> 2 & 1) + (mix >> 3 & 1);
@@ -1335,13 +1320,11 @@ static int run_with_fault(int which, int host, const char *function, int stuck, 
     trial t;
     trial_open(&t, which % KINDS, paces[which / KINDS % 3], which / 9 % 2 ? COMPLETED : ALL, which / 18 % 2);
     if (stuck) sim_fail("cuMemUnmap", 1, 1, 0);
-    long fired = function ? sim_calls(function) + nth : 0;
-    if (host) sim_fail_malloc(nth, on);
-    else sim_fail(function, nth, on, 0);
+    long calls = fail_nth(host, function, nth, on);
     act(&t);
-    fired = host ? sim_failed_mallocs() : function ? sim_calls(function) >= fired : sim_failed();
+    int failed = has_failed(host, function, calls);
     trial_close(&t);
-    return fired > 0;
+    return failed;
 }
 
 static void sweep(int host, const char *function, int stuck, int on)
@@ -1390,10 +1373,7 @@ TEST(growing_needs_no_host_memory_late)
         row r;
         galloc_config config = frugal(GIB(1), ALL);
         row_open(&r, &config, 0);
-        for (int i = 0; i < CELLS; i++)
-            if (mix >> i & 1) cell_to_hole(&r, i);
-        for (int i = 0; i < CELLS; i++)
-            if (!(mix >> i & 1)) cell_free(&r, i);
+        cells_mix(&r, mix);
         note(&r);
         galloc_pointer info = info_of(r.p);
         inside_drain_blocks(r.pool);

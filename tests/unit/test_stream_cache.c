@@ -17,13 +17,6 @@ static void warm(galloc_pool *pool, size_t bytes, cudaStream_t stream)
     for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, bytes, stream), stream));
 }
 
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, 1);
-    return ptr;
-}
-
 static inside_stream kept_of(galloc_pool *pool, cudaStream_t stream)
 {
     inside_stream kept = inside_stream_of(pool, stream == cudaStreamLegacy ? 0 : stream_id(stream));
@@ -66,9 +59,7 @@ TEST(a_hot_pair_calls_nothing_but_the_looks)
     for (int i = 0; i < 8 * STREAM_KINDS; i++) {
         int kind = i / 8, large = i % 2, check = i / 2 % 2, devices = 1 + i / 4 % 2;
         size_t bytes = large ? MIB(1) : KIB(4);
-        sim_options options = sim_defaults();
-        options.devices = devices;
-        begin_with(options);
+        begin_with_devices(devices, SIM_PACE_RANDOM);
         cudaStream_t s = stream_of_kind(kind);
         galloc_config config = galloc_config_default();
         config.stream_check = check;
@@ -232,7 +223,7 @@ TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
         if (named == 1) OK(galloc_free_after(p, both, 2));
         if (named == 2) OK(galloc_resize(p, KIB(512), t));
         void *q[4];
-        for (int i = 0; i < 4; i++) q[i] = get_used(pool, i ? KIB(512) : MIB(1), t);
+        for (int i = 0; i < 4; i++) q[i] = get_used(pool, i ? KIB(512) : MIB(1), t, 1);
         for (int i = 0; i < 4; i++) OK(galloc_free(q[i], t));
         if (named == 2) OK(galloc_free(p, s));
         pool_end(pool);
@@ -245,17 +236,16 @@ TEST(marks_of_others_keep_a_block_out_of_caches)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
-    galloc_config config = config_limit(MIB(4));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(4));
     warm(pool, 512, t);
     warm(pool, 512, u);
     void *p[3];
-    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), s);
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), s, 1);
     for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
     void *q = get(pool, MIB(1), t);
     EXPECT_EQ(stats_of(pool).waits, 1);
     OK(galloc_free(q, u));
-    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), u);
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), u, 1);
     for (int i = 0; i < 3; i++) OK(galloc_free(p[i], u));
     pool_end(pool);
     finish();
@@ -319,11 +309,8 @@ TEST(a_reset_empties_the_caches_of_memory_that_is_gone)
 /* A stream of another device was not reset, but the memory that its front holds may be. */
 TEST(caches_of_other_devices_lose_memory_too)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    begin_with(options);
-    galloc_config config = config_fixed();
-    galloc_pool *pool = pool_new(&config);
+    begin_with_devices(2, SIM_PACE_RANDOM);
+    galloc_pool *pool = pool_expandable(0);
     OK(cudaSetDevice(1));
     cudaStream_t s = stream_new();
     warm(pool, KIB(64), s);
@@ -390,8 +377,7 @@ TEST(a_free_by_a_handle_that_came_back_is_nobodys)
     for (int who = 0; who < 3; who++) {
         begin_still();
         cudaStream_t s = stream_new(), u = stream_new();
-        galloc_config config = config_limit(MIB(2));
-        galloc_pool *pool = pool_new(&config);
+        galloc_pool *pool = pool_limited(MIB(2));
         unsigned long long id = stream_id(s);
         void *p = get(pool, KIB(64), s), *q = get(pool, KIB(64), s), *r = NULL;
         warm(pool, KIB(64), s);
@@ -404,14 +390,14 @@ TEST(a_free_by_a_handle_that_came_back_is_nobodys)
         put(t, q, KIB(64), 2);
         OK(galloc_free(p, t)); /* T is not asked who it is */
         EXPECT_EQ(galloc_pool_check(pool), 0);
-        if (who == 0) r = get_used(pool, KIB(64), u); /* from elsewhere */
-        if (who == 1) r = get_used(pool, MIB(2) - KIB(192), u);
-        if (who == 2) r = get_used(pool, KIB(64), t);
+        if (who == 0) r = get_used(pool, KIB(64), u, 1); /* from elsewhere */
+        if (who == 1) r = get_used(pool, MIB(2) - KIB(192), u, 1);
+        if (who == 2) r = get_used(pool, KIB(64), t, 1);
         EXPECT(r != p);
         OK(galloc_free(r, who == 2 ? t : u));
         OK(galloc_free(q, t));
         if (who == 1) { /* all of it: the devices are waited for */
-            void *all = get_used(pool, MIB(2), u);
+            void *all = get_used(pool, MIB(2), u, 1);
             OK(galloc_free(all, u));
         }
         pool_end(pool);
@@ -422,13 +408,9 @@ TEST(a_free_by_a_handle_that_came_back_is_nobodys)
 /* The same on another device: that is waited for as well. */
 TEST(a_handle_may_come_back_on_another_device)
 {
-    sim_options options = sim_defaults();
-    options.devices = 2;
-    options.pace = SIM_PACE_STILL;
-    begin_with(options);
+    begin_with_devices(2, SIM_PACE_STILL);
     cudaStream_t s = stream_new(), t;
-    galloc_config config = config_limit(MIB(2));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(2));
     void *p = get(pool, KIB(256), s);
     warm(pool, KIB(256), s);
     stream_end(s);
@@ -441,7 +423,7 @@ TEST(a_handle_may_come_back_on_another_device)
     OK(cudaSetDevice(0));
     cudaStream_t u = stream_new();
     EXPECT_EQ(sim_stream_done(t), 0);
-    OK(galloc_free(get_used(pool, MIB(2), u), u));
+    OK(galloc_free(get_used(pool, MIB(2), u, 1), u));
     EXPECT_EQ(sim_stream_done(t), 1);
     OK(cudaFree(other));
     pool_end(pool);
@@ -454,8 +436,7 @@ TEST(a_stream_that_lives_vouches_for_its_frees)
     begin_still();
     enum { N = 30 };
     cudaStream_t s = stream_new();
-    galloc_config config = config_limit(MIB(2));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(2));
     void *p[N];
     for (int i = 0; i < N; i++) p[i] = get(pool, KIB(16) + 512 * (size_t)i, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
@@ -528,10 +509,9 @@ TEST(a_miss_sees_all_that_was_freed)
     begin_still();
     enum { N = 64 };
     cudaStream_t s = stream_new();
-    galloc_config config = config_limit(MIB(2));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(2));
     void *p[N];
-    for (int i = 0; i < N; i++) p[i] = get_used(pool, MIB(2) / N, s);
+    for (int i = 0; i < N; i++) p[i] = get_used(pool, MIB(2) / N, s, 1);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
     alarm(20);
     inside_hold_growth(pool, 1); /* by this thread: nothing is grown, moved or waited for */
@@ -549,8 +529,7 @@ TEST(an_idle_cache_keeps_nothing_from_others)
     begin();
     enum { N = 8 };
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_config config = config_limit(MIB(2));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(2));
     void *p[N];
     for (int i = 0; i < N; i++) p[i] = get(pool, MIB(2) / N, s);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
@@ -854,8 +833,7 @@ TEST(retiring_marks_what_the_cache_holds)
 {
     begin_still();
     cudaStream_t s = stream_new(), t = stream_new();
-    galloc_config config = config_limit(MIB(2));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(2));
     warm(pool, 512, t);
     void *p = get(pool, MIB(1), s);
     warm(pool, MIB(1) / 2, s);
@@ -875,9 +853,7 @@ TEST(retiring_marks_what_the_cache_holds)
 /* One stream in several pools, several devices with their default streams: each is led to its own. */
 TEST(every_pool_and_device_has_its_own_way)
 {
-    sim_options options = sim_defaults();
-    options.devices = 3;
-    begin_with(options);
+    begin_with_devices(3, SIM_PACE_RANDOM);
     cudaStream_t own[3];
     galloc_pool *pool[3];
     for (int d = 0; d < 3; d++) {
@@ -908,10 +884,7 @@ TEST(every_pool_and_device_has_its_own_way)
 TEST(an_address_that_comes_back_on_another_device_is_freed_there)
 {
     for (int check = 0; check < 2; check++) {
-        sim_options options = sim_defaults();
-        options.devices = 2;
-        options.pace = SIM_PACE_STILL;
-        begin_with(options);
+        begin_with_devices(2, SIM_PACE_STILL);
         galloc_config config = config_limit(MIB(2));
         config.stream_check = check;
         galloc_pool *pool = pool_new(&config);
@@ -920,18 +893,18 @@ TEST(an_address_that_comes_back_on_another_device_is_freed_there)
         void *held = get(pool, MIB(1) - KIB(64), cudaStreamLegacy), *small = get(pool, KIB(64), cudaStreamLegacy);
         OK(cuMemSetAccess((CUdeviceptr)(uintptr_t)held & ~(CUdeviceptr)(MIB(2) - 1), MIB(2), &peer, 1));
         warm(pool, MIB(1), cudaStreamLegacy);
-        void *p = get_used(pool, MIB(1), cudaStreamLegacy);
+        void *p = get_used(pool, MIB(1), cudaStreamLegacy, 1);
         OK(galloc_free(p, cudaStreamLegacy));
         OK(cudaDeviceSynchronize());
         OK(cudaSetDevice(1));
-        void *q = get_used(pool, MIB(1), cudaStreamLegacy);
+        void *q = get_used(pool, MIB(1), cudaStreamLegacy, 1);
         EXPECT(q == p);
         OK(cudaSetDevice(0));
         OK(galloc_free(small, cudaStreamLegacy)); /* this front takes blocks again */
         OK(cudaSetDevice(1));
         OK(galloc_free(q, cudaStreamLegacy));
         OK(cudaSetDevice(0));
-        OK(galloc_free(get_used(pool, MIB(1), cudaStreamLegacy), cudaStreamLegacy)); /* not before that has ended */
+        OK(galloc_free(get_used(pool, MIB(1), cudaStreamLegacy, 1), cudaStreamLegacy)); /* not before that has ended */
         OK(galloc_free(held, cudaStreamLegacy));
         pool_end(pool);
         finish();
@@ -1049,11 +1022,10 @@ TEST(a_wait_is_for_no_stream_that_comes_after)
 {
     begin_still();
     cudaStream_t a = stream_new(), b = stream_new();
-    galloc_config config = config_limit(MIB(8));
-    galloc_pool *pool = pool_new(&config);
+    galloc_pool *pool = pool_limited(MIB(8));
     for (int i = 0; i < 4; i++) {
-        OK(galloc_free(get_used(pool, MIB(8), b), b));
-        OK(galloc_free(get_used(pool, MIB(8), a), a)); /* a waits for b */
+        OK(galloc_free(get_used(pool, MIB(8), b, 1), b));
+        OK(galloc_free(get_used(pool, MIB(8), a, 1), a)); /* a waits for b */
         OK(galloc_stream_retire(b));
         stream_end(b);
         sim_run(-1);
@@ -1066,12 +1038,9 @@ TEST(a_wait_is_for_no_stream_that_comes_after)
     finish();
 }
 
-/* The lane that was the first stream's is another's now, and the first one lives and is used again. */
-TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
+/* A is used and retired, and B gets the state that the pool kept of it. Returns a block that B has used and freed. */
+static void *hand_on(galloc_pool *pool, cudaStream_t a, cudaStream_t b)
 {
-    begin_still();
-    cudaStream_t a = stream_new(), b = stream_new();
-    galloc_pool *pool = pool_new(NULL);
     warm(pool, MIB(1), a);
     OK(galloc_stream_retire(a));
     sim_run(-1);
@@ -1079,9 +1048,19 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
     EXPECT(inside_unused_streams(pool) > 0);
     warm(pool, MIB(1), b);
     EXPECT_EQ(inside_unused_streams(pool), 0);
-    void *p = get_used(pool, MIB(1), b);
+    void *p = get_used(pool, MIB(1), b, 1);
     OK(galloc_free(p, b));
-    void *q = get_used(pool, MIB(1), a);
+    return p;
+}
+
+/* The lane that was the first stream's is another's now, and the first one lives and is used again. */
+TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
+{
+    begin_still();
+    cudaStream_t a = stream_new(), b = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = hand_on(pool, a, b);
+    void *q = get_used(pool, MIB(1), a, 1);
     EXPECT(q != p);
     OK(galloc_free(q, a));
     EXPECT_EQ(galloc_pool_check(pool), 0);
@@ -1097,19 +1076,11 @@ TEST(without_looks_an_old_way_leads_to_no_other_stream)
     galloc_config config = galloc_config_default();
     config.stream_check = 0;
     galloc_pool *pool = pool_new(&config);
-    warm(pool, MIB(1), a);
-    OK(galloc_stream_retire(a));
-    sim_run(-1);
-    OK(galloc_pool_trim(pool, 0, NULL));
-    EXPECT(inside_unused_streams(pool) > 0);
-    warm(pool, MIB(1), b);
-    EXPECT_EQ(inside_unused_streams(pool), 0);
-    void *p = get_used(pool, MIB(1), b);
-    OK(galloc_free(p, b));
+    void *p = hand_on(pool, a, b);
     stream_end(a);
     cudaStream_t c = stream_new();
     EXPECT(c == a);
-    void *q = get_used(pool, MIB(1), c);
+    void *q = get_used(pool, MIB(1), c, 1);
     EXPECT(q != p);
     OK(galloc_free(q, c));
     pool_end(pool);
@@ -1227,7 +1198,7 @@ TEST(what_a_cache_gave_grows_on_another_stream)
     galloc_pool *pool = pool_new(NULL);
     void *live = get(pool, KIB(4), t);
     warm(pool, 512, s);
-    void *p = get_used(pool, 512, s);
+    void *p = get_used(pool, 512, s, 1);
     OK(galloc_free(p, s));
     EXPECT(get(pool, 100, s) == p);
     if (!galloc_resize(p, 512, t)) put(t, (char *)p + 256, 256, 2);

@@ -37,14 +37,6 @@ static galloc_pool *roomy_pool(void)
 /* Makes a second stream known to the pool: from then on there is somebody to record for. */
 static void come_into_play(galloc_pool *pool, cudaStream_t stream) { OK(galloc_free(get(pool, 512, stream), stream)); }
 
-/* Gets memory on a stream and writes it by queued work. */
-static void *get_used(galloc_pool *pool, size_t bytes, cudaStream_t stream, uint64_t tag)
-{
-    void *ptr = get(pool, bytes, stream);
-    put(stream, ptr, bytes, tag);
-    return ptr;
-}
-
 /* ---- rule 1: the same stream ------------------------------------------------------------------------------------- */
 
 TEST(own_memory_is_reused_at_once)
@@ -1042,7 +1034,6 @@ TEST(forgotten_streams_leave_little_behind)
     finish();
 }
 
-
 TEST(a_block_outlives_its_stream)
 {
     begin_still();
@@ -1270,10 +1261,7 @@ TEST(the_default_streams_by_handle_and_by_zero_are_the_same)
 TEST(streams_of_other_devices_are_kept_apart)
 {
     for (int pace = -1; pace <= 1; pace++) {
-        sim_options options = sim_defaults();
-        options.devices = 2;
-        options.pace = pace;
-        begin_with(options);
+        begin_with_devices(2, pace);
         cudaStream_t s[2];
         for (int d = 1; d >= 0; d--) {
             OK(cudaSetDevice(d));
