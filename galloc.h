@@ -197,13 +197,14 @@
 
    ON RUNNING OUT
      A request that no free block fits takes these steps until one of them serves it; when all have failed it returns
-     cudaErrorMemoryAllocation:
-       1  use memory of other streams whose work is complete; collect (gc_threshold)
-       2  move or create pages within `overhead`
-       3  make the stream wait for memory that other streams freed (reuse:wait), if the pool holds 1/64 of its limit
-       4  create pages up to the limit; return free pages and create others; take unused memory of other pools
-       5  make the stream wait, also in a smaller pool
-       6  wait on the host for events, one by one, then for the device; return free pages again, also of other pools
+     cudaErrorMemoryAllocation. galloc_oom_report names them:
+       1  use memory freed earlier in the capture, or memory whose work is complete; collect idle memory (gc_threshold)
+       2  move or create pages within overhead; use parts of parked pages, which wait for work
+       3  make the stream wait for memory that other streams freed (reuse:wait), in a pool that holds 1/64 of its limit
+       4  create pages up to the limit; return free pages and create others; use idle memory of other pools
+       5  make the stream wait, in a smaller pool
+       6  wait on the host for events, then for the device; return free pages again; use idle memory of other
+          pools, with a wait
        7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
      The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
      streams keep free memory, what each step gained, what else the device holds. galloc_report_text adds advice.
@@ -896,7 +897,7 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
    With on_map set, this function calls it for all present mappings before it returns; the pool returns no memory
    meanwhile.
      callbacks  copied; NULL: none from now on
-     Returns    also cudaErrorNotPermitted while on_map or on_unmap is under way in any thread; cudaErrorNotSupported
+     Returns    also cudaErrorNotPermitted while on_map or on_unmap is running in any thread; cudaErrorNotSupported
                 for on_map or on_unmap with another backend than native; cudaErrorMemoryAllocation (host) */
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
@@ -5370,7 +5371,7 @@ static cudaError_t gai_stream_refused(gai_site *site)
     CUresult result = gai_site_context(site);
     if (result) return gai_driver_failed(result, "cuStreamGetCtx");
     if (site->refused) return gai_driver_failed(site->refused, "noting a captured stream");
-    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note a new stream");
+    return gai_fail(cudaErrorMemoryAllocation, "no host memory for the state of a new stream");
 }
 
 /* Forgets the waits that `stream` has queued on `on`; NULL: on all streams. */
@@ -8013,7 +8014,8 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     }
     /* Another thread may free the block while this one looked behind it. */
     if (!gai_block_claim(pool, job->grows)) {
-        job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is freed while it is to grow", job->grows);
+        job->error = gai_fail(cudaErrorInvalidDevicePointer, "%p is being freed by another thread while it grows",
+                              job->grows);
         return;
     }
     while (block->addr + block->bytes < range->end) {
@@ -8036,7 +8038,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
 /* The error of a growth whose addresses are taken. */
 static cudaError_t gai_job_say_not_there(const gai_job *job)
 {
-    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow to %zu bytes where it stands", job->grows,
+    return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place to %zu bytes", job->grows,
                     job->grow_to);
 }
 
@@ -8740,7 +8742,7 @@ static void gai_job_lacks_addresses(gai_job *job, CUresult result)
 {
     gai_job_refused(job, result, "cuMemAddressReserve");
     if (!job->params.room || job->error) return;
-    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: there are no addresses for a room of %zu bytes",
+    job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: no address range of %zu bytes is left",
                           job->params.room);
 }
 
@@ -9137,7 +9139,7 @@ static int gai_step_grow(gai_job *job)
     galloc_pool *pool = job->pool;
     int grown;
     job->refusal = CUDA_SUCCESS;
-    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
     if (job->params.bytes > gai_pool_capacity(pool)) return 0;
     if (pool->variant.grow && !job->grows) pool->variant.grow(job);
     else if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
@@ -9156,7 +9158,7 @@ static int gai_step_grow(gai_job *job)
 static int gai_step_grow_within(gai_job *job)
 {
     int done;
-    if (!job->pool->config.expandable_segments) return gai_job_leave_out(job, "expandable_segments is off");
+    if (!job->pool->config.expandable_segments) return gai_job_leave_out(job, "expandable_segments is False");
     job->frugal = 1;
     done = gai_step_grow(job);
     job->frugal = job->thrifty = 0;
@@ -9256,7 +9258,7 @@ static int gai_step_collect(gai_job *job)
 /* Makes parked pages free blocks, so that the request may take parts of them. */
 static int gai_step_unpark(gai_job *job)
 {
-    if (job->grows || job->params.room) return gai_job_leave_out(job, "parts of pages are of no use to a room");
+    if (job->grows || job->params.room) return gai_job_leave_out(job, "the request needs whole pages");
     gai_lock_on(&job->pool->lock);
     gai_pool_unpark(job->pool, 0, UINTPTR_MAX);
     gai_lock_off(&job->pool->lock);
@@ -9280,13 +9282,13 @@ static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
     enum gai_obstacle obstacle;
-    if (!job->grows) return gai_job_leave_out(job, "no block is to grow");
+    if (!job->grows) return gai_job_leave_out(job, "the request does not grow a block");
     obstacle = gai_job_obstacle_behind(job, &range);
     if (obstacle == GAI_OBSTACLE_SHUT || (obstacle > GAI_OBSTACLE_HOLE && range.foreign))
         job->error = gai_job_say_not_there(job);
     else if (obstacle == GAI_OBSTACLE_BUSY)
-        job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap what is in the room "
-                              "of the block at %p", job->grows);
+        job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap the pages reserved "
+                              "behind the block at %p", job->grows);
     else if (obstacle == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
         gai_job_wait_behind(job);
     return gai_job_is_done(job);
@@ -9304,7 +9306,7 @@ static int gai_step_recycle(gai_job *job)
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
     if (!pool->config.expandable_segments) { /* cuMemFree waits for the device */
-        if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, and a capture must not");
+        if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, which a capture forbids");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
     }
     /* The driver refused nothing, so it is the limit: it lacks only the bytes above the headroom. */
@@ -9422,7 +9424,7 @@ static int gai_step_wait_host(gai_job *job)
         gai_pool_limit_stale(pool);
         if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
         job->left_out = NULL;
-        if (result) return gai_job_leave_out(job, "wait_limit_ms was over");
+        if (result) return gai_job_leave_out(job, "wait_limit_ms has passed");
     }
     return 0;
 }
@@ -9669,7 +9671,7 @@ static CUresult gai_pool_wait(galloc_pool *pool)
 static int gai_job_can_wait_for_devices(gai_job *job)
 {
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
-    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, and this has no end");
+    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, which this wait ignores");
     return 1;
 }
 
@@ -9746,7 +9748,7 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
         gai_lock_on(&gai_budget_lock);
         own = gai_left(gai_pool_share(pool), pool->taken);
         gai_lock_off(&gai_budget_lock);
-        if (own <= headroom) return gai_job_leave_out(job, "no other pool stands in the way");
+        if (own <= headroom) return gai_job_leave_out(job, "the pool's own limit is the cause");
         wanted = gai_left(wanted, headroom);
     }
     return wanted && gai_pool_borrow(pool, wanted, last);
@@ -9780,21 +9782,21 @@ typedef struct gai_ladder_step {
    the next step. A step that creates or moves pages takes its block from them. gai_step_collect and gai_step_addresses
    make nothing usable. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
-    {"take what comes before it in the graph", 1, gai_step_follow},
-    {"take what is finished", 1, gai_step_poll},
-    {"collect what is idle", 0, gai_step_collect},
-    {"move or create pages within the overhead", 1, gai_step_grow_within},
-    {"take parts of parked pages", 1, gai_step_unpark},
-    {"have the stream wait, if the pool is large", 0, gai_step_wait_early},
-    {"look what stands behind the block", 1, gai_step_addresses},
+    {"use memory freed earlier in the capture", 1, gai_step_follow},
+    {"use memory whose work is complete", 1, gai_step_poll},
+    {"collect idle memory", 0, gai_step_collect},
+    {"move or create pages within overhead", 1, gai_step_grow_within},
+    {"use parts of parked pages", 1, gai_step_unpark},
+    {"make the stream wait, in a large pool", 0, gai_step_wait_early},
+    {"find addresses behind the block", 1, gai_step_addresses},
     {"create pages up to the limit", 1, gai_step_grow},
-    {"give pages back for new ones", 0, gai_step_recycle},
-    {"have other pools give back", 0, gai_step_borrow},
-    {"have the stream wait", 0, gai_step_wait},
+    {"return free pages and create others", 0, gai_step_recycle},
+    {"use idle memory of other pools", 0, gai_step_borrow},
+    {"make the stream wait", 0, gai_step_wait},
     {"wait on the host for events", 0, gai_step_wait_host},
     {"wait for the device", 0, gai_step_wait_device},
-    {"give back again", 0, gai_step_recycle},
-    {"have other pools give back, with a wait", 0, gai_step_borrow_last},
+    {"return free pages again", 0, gai_step_recycle},
+    {"use idle memory of other pools, with a wait", 0, gai_step_borrow_last},
 };
 
 /* ==== OUT OF MEMORY =============================================================================================== */
@@ -10014,10 +10016,10 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     else if (job->params.bytes > pool->device_bytes)
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     else if (gai_job_is_misaligned(job))
-        (void)snprintf(text, size, "alignment %zu takes as much memory here, and the device has %zu",
+        (void)snprintf(text, size, "alignment %zu needs a segment of that size here, and the device has %zu",
                        job->params.alignment, pool->device_bytes);
     else if (gai_pool_is_still(pool))
-        (void)snprintf(text, size, "nothing is mapped while on_map or on_unmap is under way");
+        (void)snprintf(text, size, "no page can be mapped while on_map or on_unmap is running");
     else
         gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
 }
@@ -10307,7 +10309,7 @@ static cudaError_t gai_pool_refuses(galloc_pool *pool)
     known = pool->context_id;
     gai_lock_off(&pool->lock);
     if (!broken || gai_context_health(pool->context, known) == GAI_DEAD) return cudaSuccess;
-    return gai_fail((cudaError_t)(int)broken, "the pool of device %d gives out nothing after: %s", pool->config.device,
+    return gai_fail((cudaError_t)(int)broken, "the pool of device %d refuses requests after: %s", pool->config.device,
                     cudaGetErrorString((cudaError_t)(int)broken));
 }
 
@@ -10325,7 +10327,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
         return gai_fail(cudaErrorInvalidValue, "lifetime %d: must be one of GALLOC_LIFETIME_...", request->lifetime);
     if (!gai_round(request->bytes, unit, &params->bytes) || !gai_round(room, unit, &params->room) ||
         params->bytes > ((size_t)1 << (GAI_ADDRESS_BITS - 2)) || params->room > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes are more than there are addresses",
+        return gai_fail(cudaErrorMemoryAllocation, "out of memory: %zu bytes exceed the address space",
                         gai_max(request->bytes, room));
     if (!room) params->bytes = gai_rounded(pool, request->bytes);
     if (room && !pool->config.expandable_segments) {
@@ -10529,11 +10531,11 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
         gai_lock_off(&pool->lock);
     }
     if (used)
-        return gai_fail(cudaErrorInvalidDevicePointer, "%p lies inside the block of %zu bytes at %p: give its start",
+        return gai_fail(cudaErrorInvalidDevicePointer, "%p lies inside the block of %zu bytes at %p: pass its start",
                         ptr, bytes, (void *)base);
     if (pool) return gai_fail(cudaErrorInvalidDevicePointer, "%p is free memory of galloc: freed already?", ptr);
-    return gai_fail(cudaErrorInvalidDevicePointer, "%p is not galloc's: foreign, or given back to the device%s", ptr,
-                    GAI_OTHER_COPIES);
+    return gai_fail(cudaErrorInvalidDevicePointer, "%p is not memory of galloc: of another allocator, or already "
+                    "returned to the device%s", ptr, GAI_OTHER_COPIES);
 }
 
 /* ---- marks and recorded uses ---- */
@@ -10680,7 +10682,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
         result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
         gai_scope_leave(&scope);
     }
-    if (result) return gai_driver_failed(result, "no host memory to note a new stream; waiting for it instead");
+    if (result) return gai_driver_failed(result, "no host memory for the state of a stream; the wait for it");
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
     if (block) gai_block_free(pool, block, NULL);
@@ -10752,7 +10754,7 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
 
 static cudaError_t gai_free_unnoted(void)
 {
-    return gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is freed on a captured stream");
+    return gai_fail(cudaErrorMemoryAllocation, "no host memory to record a free on a captured stream");
 }
 
 /* `taken`: the block, if the caller has already claimed it. */
@@ -10775,7 +10777,8 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     if (!stream) return gai_free_after_waiting(pool, ptr, site);
     if (refused)
         return gai_fail(cudaErrorStreamCaptureImplicit,
-                        "what a graph has left cannot be freed on legacy while a blocking stream is captured");
+                        "memory that a graph leaves allocated cannot be freed on the legacy stream while a blocking "
+                        "stream is captured");
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
@@ -10816,7 +10819,7 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
         if (error) return error;
         if (gai_marks_name(pool, list, &sites[i])) continue;
         if (sites[i].refused) return gai_stream_refused(&sites[i]);
-        return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
+        return gai_fail(cudaErrorMemoryAllocation, "no host memory to record %d streams", n);
     }
     return cudaSuccess;
 }
@@ -10861,7 +10864,7 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     gai_mark *marks = NULL;
     cudaError_t error;
     if (n > GAI_SITES) sites = (gai_site *)GALLOC_MALLOC((size_t)n * sizeof *sites);
-    if (!sites) return gai_fail(cudaErrorMemoryAllocation, "no host memory to note %d streams", n);
+    if (!sites) return gai_fail(cudaErrorMemoryAllocation, "no host memory to record %d streams", n);
     error = gai_marks_name_all(pool, &marks, sites, streams, n, zero);
     error = gai_pool_free_named(pool, ptr, marks, sites, error);
     if (sites != few) GALLOC_FREE(sites);
@@ -11059,7 +11062,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
         job->error = gai_job_say_not_there(job);
     } else if (!gai_block_leave_cache(pool, block, stream) ||
                (!grows && !gai_block_shrink(pool, block, stream, job->grow_to))) {
-        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory to note what is cut off a block");
+        job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the rest of a block that shrinks");
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to);
         if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
@@ -11178,8 +11181,8 @@ static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, co
     cudaError_t error;
     galloc_graph *graph, *handle;
     if (pool->variant.no_groups)
-        return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the memory of graphs "
-                        "is the driver's");
+        return gai_fail(cudaErrorNotSupported, "with backend:cudaMallocAsync the driver owns the memory of "
+                        "graphs");
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
     memset(graph, 0, sizeof *graph);
@@ -11617,7 +11620,7 @@ static int gai_config_is_right(const galloc_config *config, char *message, size_
     int i;
     for (i = 0; i < GAI_KEYS; i++) {
         if (gai_key_is_right(config, &gai_keys[i])) continue;
-        (void)snprintf(message, size, "%s is out of its range: must be %s", gai_keys[i].name, gai_keys[i].values);
+        (void)snprintf(message, size, "%s is out of range: must be %s", gai_keys[i].name, gai_keys[i].values);
         return 0;
     }
     misfit = gai_config_misfit(config);
@@ -11845,7 +11848,7 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
     const char *near = gai_key_near(key), *flags = gai_flags_with(key);
     int shown = (int)gai_min(key.length, 40);
     if (flags)
-        (void)snprintf(message, size, "at %zu: '%.*s' is no key, but a value of %s, whose values are joined by '+'",
+        (void)snprintf(message, size, "at %zu: '%.*s' is no key but a value of %s: join its values with '+'",
                        place, shown, key.at, flags);
     else if (near)
         (void)snprintf(message, size, "at %zu: unknown key '%.*s'; perhaps %s?", place, shown, key.at, near);
@@ -12206,7 +12209,7 @@ static void gai_log(int level)
     if (!shows) return;
     memcpy(text, gai_message, length + 1);
     if (hidden)
-        (void)snprintf(text + length, sizeof text - length, " (and %llu more like it)", (unsigned long long)hidden);
+        (void)snprintf(text + length, sizeof text - length, " (and %llu similar lines)", (unsigned long long)hidden);
     gai_in_log = 1;
     if (call) call(level, text, user);
     else GALLOC_LOG(text);
@@ -12296,10 +12299,10 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
 {
     int i;
     if (!report->steps_taken) {
-        gai_print(string, "nothing was tried: the pool can never hold that much\n");
+        gai_print(string, "no step was taken: the pool can never hold that much\n");
         return;
     }
-    gai_print(string, "what was tried, and the bytes gained");
+    gai_print(string, "steps taken, and the bytes gained");
     if (report->rounds) gai_print(string, " in %u rounds", report->rounds + 1);
     gai_print(string, "\n");
     for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
@@ -12321,7 +12324,7 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
 {
     size_t lacks = gai_report_lacks(report);
     if (report->stranded >= lacks && report->captured)
-        gai_print(string, "- a captured stream waits for nobody, and %zu bytes wait for other streams: run the "
+        gai_print(string, "- a captured stream cannot wait for others, and %zu bytes wait for other streams: run the "
                          "work before the capture, or reserve memory for it\n", report->stranded);
     else if (report->stranded >= lacks && !report->backend && !(report->reuse & GALLOC_REUSE_WAIT))
         gai_print(string, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
@@ -12331,7 +12334,7 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
     if (report->stranded && report->more_streams)
         gai_print(string, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
     if (!report->backend && !report->expandable_segments && report->usable >= report->rounded)
-        gai_print(string, "- expandable_segments is off: %zu bytes are free, but the largest piece has %zu\n",
+        gai_print(string, "- expandable_segments is False: %zu bytes are free, but the largest piece has %zu\n",
                   report->usable, report->largest_usable);
     if (report->expandable_segments && report->usable_in_pages >= lacks)
         gai_print(string, "- %zu bytes lie beside used blocks in their pages: GALLOC_LIFETIME_LONG for blocks "
@@ -12340,10 +12343,10 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
         gai_print(string, "- graphs own %zu bytes: destroy those that are not launched any more, or let them "
                          "share memory (galloc_graph_begin)\n", report->graph_bytes);
     if (report->quarantined)
-        gai_print(string, "- the driver would not take back %zu bytes: galloc_pool_trim tries it again\n",
+        gai_print(string, "- the driver refused to take back %zu bytes: galloc_pool_trim tries again\n",
                   report->quarantined);
     if (report->rejected && report->rounded <= report->limit)
-        gai_print(string, "- throw_on_cudamalloc_oom is on: the request neither waited nor gave memory back\n");
+        gai_print(string, "- throw_on_cudamalloc_oom is on: the request neither waited nor returned memory\n");
     if (report->rounding >= lacks)
         gai_print(string, "- used blocks are %zu bytes larger than requested: one with room keeps its memory when it "
                          "shrinks; free it and allocate it again\n", report->rounding);
@@ -12356,7 +12359,7 @@ static void gai_report_advise_device(gai_string *string, const galloc_report *re
     int full = report->device_known && report->device_free < report->rounded && !limited;
     int shared = report->held < report->limit && report->room < report->limit - report->held; /* by other pools */
     if (limited)
-        gai_print(string, "- the limit of %zu stands in the way: the device has %zu free\n", report->limit,
+        gai_print(string, "- the limit of %zu is the cause: the device has %zu free\n", report->limit,
                   report->device_free);
     if (report->others_cached && (full || shared))
         gai_print(string, "- other pools of galloc hold %zu bytes that they do not use: galloc_pool_trim\n",
@@ -12383,7 +12386,7 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
     before = string.at;
     gai_report_advise_pool(&string, report);
     gai_report_advise_device(&string, report);
-    if (string.at == before) gai_print(&string, "- less that is live at once, or more memory\n");
+    if (string.at == before) gai_print(&string, "- fewer bytes live at once, or more memory\n");
     return string.left != 0;
 }
 
@@ -13466,7 +13469,7 @@ static int gai_step_torch_grow(gai_job *job)
     size_t bytes = gai_torch_bytes(job);
     CUresult result;
     job->refusal = CUDA_SUCCESS;
-    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is under way");
+    if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
     if (!gai_budget_take(pool, bytes)) return 0;
     gai_lock_on(&pool->lock);
     block_pool = gai_block_pool_for(pool, job->params.stream, gai_is_small(&job->params));
@@ -13544,15 +13547,15 @@ static int gai_step_torch_borrow_last(gai_job *job)
 
 /* PyTorch's order. */
 static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
-    {"take what is finished", 1, gai_step_torch_poll},
-    {"take a segment of a stream that is gone", 1, gai_step_torch_adopt},
-    {"collect what is idle", 0, gai_step_torch_collect},
-    {"a new segment", 1, gai_step_torch_grow},
-    {"give oversize segments back for a new one", 0, gai_step_torch_oversize},
+    {"use memory whose work is complete", 1, gai_step_torch_poll},
+    {"use a segment of a stream that is gone", 1, gai_step_torch_adopt},
+    {"collect idle memory", 0, gai_step_torch_collect},
+    {"create a segment", 1, gai_step_torch_grow},
+    {"return oversize segments and create one", 0, gai_step_torch_oversize},
     {"wait for the device", 0, gai_step_torch_wait},
-    {"give all cached segments back", 0, gai_step_torch_empty},
-    {"have other pools give back", 0, gai_step_torch_borrow},
-    {"have other pools give back, with a wait", 0, gai_step_torch_borrow_last},
+    {"return all cached segments and create one", 0, gai_step_torch_empty},
+    {"use idle memory of other pools", 0, gai_step_torch_borrow},
+    {"use idle memory of other pools, with a wait", 0, gai_step_torch_borrow_last},
 };
 
 /* ---- report and check ---- */
@@ -14505,8 +14508,8 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
     CUresult result = gai_cu.DeviceGetCount(devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
     if (config->device < -1 || config->device >= *devices)
-        return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1, or below the number of devices, "
-                        "which is %d", config->device, *devices);
+        return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1 or below %d, the number of "
+                        "devices", config->device, *devices);
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_fail(cudaErrorInvalidValue, "config: %s%s", message, gai_config_is_begun(config) ? "" :
                         "; start from what galloc_config_default() returns");
@@ -14910,8 +14913,8 @@ static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call
     if (pool->telling)
         return gai_fail(cudaErrorNotPermitted, "a callback of this pool is under way");
     if (pool->variant.one_each && (call->on_map || call->on_unmap))
-        return gai_fail(cudaErrorNotSupported, "only where the backend is native does the "
-                        "pool map anything");
+        return gai_fail(cudaErrorNotSupported, "on_map and on_unmap need backend:native, since other backends "
+                        "map no pages");
     if (call->on_map)
         return gai_pool_walk(pool, call) ? cudaSuccess
                                          : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of ranges");
@@ -15008,11 +15011,11 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
         if (stream->silent)
             return gai_fail(cudaErrorUnknown, "cuCtxGetId: the driver does not say whether a stream's context exists");
     if (pool->stats.reserved.current > pool->kept && gai_pool_is_still(pool))
-        return gai_fail(cudaErrorNotPermitted, "in on_map or on_unmap a pool that has them does not end: it holds %zu "
-                        "bytes that are not unmapped there", pool->stats.reserved.current);
+        return gai_fail(cudaErrorNotPermitted, "a pool with on_map or on_unmap cannot end within one of them: "
+                        "it holds %zu bytes that are not unmapped there", pool->stats.reserved.current);
     if (pool->stats.reserved.current > pool->kept)
-        return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver would not take",
-                        pool->config.device, pool->stats.reserved.current);
+        return gai_fail(cudaErrorUnknown, "the pool of device %d still holds %zu bytes that the driver refused to "
+                        "take back", pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
     result = gai_fence_drop(pool);
@@ -15100,8 +15103,8 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     do {
         users = gai_load(&pool->users);
         if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage)))
-            return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or this is a "
-                            "callback and a call is in it, perhaps the one that has called the program");
+            return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or is in use "
+                            "by the call that made this callback");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
     for (round = 0; !error && gai_load(&pool->users) != (GAI_ENDED | 1); round++) {
         gai_latch_rest(round);
@@ -15280,7 +15283,7 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
     cudaError_t error = cudaSuccess;
     *pool = NULL;
     if (device < 0 || device >= GAI_DEVICES)
-        return gai_fail(cudaErrorInvalidDevice, "device %d: there is none", device);
+        return gai_fail(cudaErrorInvalidDevice, "device %d does not exist", device);
     *pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
     if (!*pool) {
         error = gai_config_of_environment(&config);
@@ -15794,7 +15797,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
 static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
 {
     cudaError_t error;
-    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: there is nowhere to put the address");
+    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
     *ptr = NULL;
     error = gai_begin();
     if (!error && pool) error = gai_pool_find(&pool);
@@ -16023,7 +16026,7 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "%zu bytes are too few", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
 }
 
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
@@ -16046,7 +16049,7 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
     if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     if (pool->is_default) {
-        error = gai_fail(cudaErrorNotPermitted, "a default pool ends with galloc_shutdown only");
+        error = gai_fail(cudaErrorNotPermitted, "a default pool can only be ended by galloc_shutdown");
     } else {
         gai_pool_part(pool);
         error = gai_pool_end(pool);
@@ -16121,7 +16124,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
     if (!bytes) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "0 bytes"));
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_end(__func__, gai_fail(cudaErrorNotSupported, "there are no addresses for %zu bytes", bytes));
+        return gai_end(__func__, gai_fail(cudaErrorNotSupported, "no address range of %zu bytes is left", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
     if (error) gai_has_report = 0;
     if (!pool) return gai_end(__func__, error);
@@ -16181,7 +16184,7 @@ GALLOC_API cudaError_t galloc_graph_begin(galloc_graph **graph, galloc_pool *poo
     cudaError_t error = gai_begin();
     if (!error && !graph) error = gai_fail(cudaErrorInvalidValue, "graph is NULL");
     if (!error && (!stream || stream == cudaStreamLegacy))
-        error = gai_fail(cudaErrorInvalidValue, "the legacy stream is never captured");
+        error = gai_fail(cudaErrorInvalidValue, "the legacy stream cannot be captured");
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_sound(&site);
     if (!error) error = gai_graph_pool(*graph, pool, &site, &pool);
@@ -16236,7 +16239,8 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
     request.bytes = bytes;
     job.pool = pool;
     if (pool->variant.one_each)
-        error = gai_fail(cudaErrorNotSupported, "with this backend the driver is asked each time");
+        error = gai_fail(cudaErrorNotSupported, "galloc_pool_reserve needs backend:native, since others keep no "
+                         "free memory");
     if (!error) error = gai_pool_refuses(pool);
     if (!error) error = gai_params_of(pool, &request, &job.params);
     if (!error && bytes) {
@@ -16302,7 +16306,7 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
     int i;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n decisions");
+        error = gai_fail(cudaErrorInvalidValue, "pool must not be NULL, nor array unless n is 0");
     if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
@@ -16350,7 +16354,7 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 {
     if (!report) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report is NULL"));
     if (!gai_has_report)
-        return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation failed for want of memory"));
+        return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation of this thread ran out of memory"));
     *report = gai_last_report;
     return cudaSuccess;
 }
@@ -16362,7 +16366,7 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
     text[0] = 0;
     if (gai_report_print(report, text, size)) return cudaSuccess;
     text[0] = 0;
-    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "%zu bytes are too few", size));
+    return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
 }
 
 #define GAI_CALL_READ(name, function)                                        \
@@ -16419,7 +16423,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
     int i = 0;
     cudaError_t error = gai_begin();
     if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "needs a pool, and an array for n streams");
+        error = gai_fail(cudaErrorInvalidValue, "pool must not be NULL, nor array unless n is 0");
     if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
@@ -16528,7 +16532,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     }
     gai_lock_on(&gai_global_lock);
     for (pool = gai_pools; pool && pool->is_default; pool = pool->next) continue;
-    if (pool) error = gai_fail(cudaErrorNotPermitted, "a pool of the program's own still exists: destroy it first");
+    if (pool) error = gai_fail(cudaErrorNotPermitted, "a pool of galloc_pool_create still exists: destroy it first");
     if (pool && !first) first = error;
     if (!gai_pools) {
         gai_pools_free();

@@ -13,7 +13,7 @@
        a plain block between others cannot grow: operation not supported, so it moves
        shut down: no error
              and on stderr (the address differs), as for each call that fails, also one that the program expects to
-       galloc: galloc_resize: the block at 0x7f2c54000000 cannot grow to 2097152 bytes where it stands */
+       galloc: galloc_resize: the block at 0x7f2c54000000 cannot grow in place to 2097152 bytes */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"

@@ -162,7 +162,7 @@ static void refused(world *w, cudaError_t err, size_t bytes)
         OK(galloc_report_text(&r, text, sizeof text));
         EXPECT(strstr(text, "what would help\n- ") != NULL);
         EXPECT(!strstr(text, "reuse:wait is off") || !(r.reuse & GALLOC_REUSE_WAIT));
-        EXPECT(!strstr(text, "expandable_segments is off") || !r.expandable_segments);
+        EXPECT(!strstr(text, "expandable_segments is False") || !r.expandable_segments);
     }
 }
 

@@ -1006,7 +1006,7 @@ TEST(a_room_for_which_there_are_no_addresses)
     galloc_stats before = stats_of(pool), after;
     long blocking = sim_blocking_calls();
     FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
-    EXPECT(strstr(log_text, "addresses") != NULL);
+    EXPECT(strstr(log_text, "no address range") != NULL);
     after = stats_of(pool);
     expect_same(&before, &after);
     EXPECT_EQ(sim_blocking_calls(), blocking);

@@ -133,7 +133,7 @@ TEST(a_wait_ends_with_its_limit)
     EXPECT_EQ(sim_blocking_calls(), blocking);
     galloc_report r = report_of_failure();
     expect_sums(&r);
-    EXPECT(left_out(&r, "wait on the host for events", "wait_limit_ms was over"));
+    EXPECT(left_out(&r, "wait on the host for events", "wait_limit_ms has passed"));
     busy_end(&b);
 }
 
@@ -251,7 +251,7 @@ TEST(fixed_segments_are_not_given_back_within_a_wait_limit)
             expect_refused(pool, MIB(50), s);
             galloc_report r = report_of_failure();
             expect_sums(&r);
-            EXPECT(left_out(&r, "give pages back for new ones", "wait_limit_ms"));
+            EXPECT(left_out(&r, "return free pages and create others", "wait_limit_ms"));
             EXPECT_EQ(r.usable, MIB(40));
             EXPECT_EQ(r.largest_usable, MIB(20));
         } else {
@@ -414,7 +414,7 @@ TEST(throw_refuses_at_once)
     EXPECT_EQ(stats_of(a.pool).rejections, 2); /* with the one in the callback */
     EXPECT(strstr(log_text, "refused at once") != NULL);
     galloc_report r = report_of_failure();
-    EXPECT(left_out(&r, "give pages back for new ones", "throw_on_cudamalloc_oom"));
+    EXPECT(left_out(&r, "return free pages and create others", "throw_on_cudamalloc_oom"));
     OK(galloc_free(a.give[0], a.s));
     OK(galloc_free(a.give[2], a.s));
     a.give[0] = get(a.pool, MIB(4), a.s); /* pages still move */
@@ -1026,7 +1026,7 @@ TEST(the_report_says_which_streams_strand_what)
     EXPECT_EQ(r.more_stranded, MIB(10));
     EXPECT_EQ(r.stream_id, stream_id(s[0]));
     EXPECT(says(&r, "reuse:wait is off") && says(&r, "wait_limit_ms is 0") && says(&r, "galloc_stream_retire"));
-    EXPECT(!says(&r, "expandable_segments is off") && !says(&r, "graphs"));
+    EXPECT(!says(&r, "expandable_segments is False") && !says(&r, "graphs"));
     EXPECT(strstr(log_text, "wait for other streams") != NULL);
     sim_run(-1);
     OK(galloc_free(p[0], s[0]));
@@ -1048,19 +1048,19 @@ TEST(steps_that_do_not_apply_are_left_out)
     OK(galloc_alloc(&p, &request));
     expect_refused(pool, MIB(8), s);
     galloc_report r = report_of_failure();
-    EXPECT(left_out(&r, "take what comes before it in the graph", "not captured"));
-    EXPECT(left_out(&r, "collect what is idle", "neither gc_threshold nor gc_age"));
-    EXPECT(left_out(&r, "look what stands behind the block", "no block is to grow"));
-    EXPECT(!step_of(&r, "take what is finished")->left_out);
+    EXPECT(left_out(&r, "use memory freed earlier in the capture", "not captured"));
+    EXPECT(left_out(&r, "collect idle memory", "neither gc_threshold nor gc_age"));
+    EXPECT(left_out(&r, "find addresses behind the block", "the request does not grow a block"));
+    EXPECT(!step_of(&r, "use memory whose work is complete")->left_out);
     EXPECT_EQ(galloc_resize(p, MIB(16), s), cudaErrorMemoryAllocation);
     r = report_of_failure();
-    EXPECT(r.grows && !step_of(&r, "look what stands behind the block")->left_out);
+    EXPECT(r.grows && !step_of(&r, "find addresses behind the block")->left_out);
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     expect_refused(pool, MIB(8), s);
     OK(cudaStreamEndCapture(s, &graph));
     OK(cudaGraphDestroy(graph));
     r = report_of_failure();
-    EXPECT(!step_of(&r, "take what comes before it in the graph")->left_out);
+    EXPECT(!step_of(&r, "use memory freed earlier in the capture")->left_out);
     EXPECT(left_out(&r, "wait for the device", "captured"));
     OK(galloc_free(p, s));
     OK(galloc_free(q, s));
@@ -1071,8 +1071,8 @@ TEST(steps_that_do_not_apply_are_left_out)
     p = get(pool, MIB(12), s);
     expect_refused(pool, MIB(12), s);
     r = report_of_failure();
-    EXPECT(left_out(&r, "collect what is idle", "gc_threshold is 0"));
-    EXPECT(left_out(&r, "give oversize segments back for a new one", "max_split_size is none"));
+    EXPECT(left_out(&r, "collect idle memory", "gc_threshold is 0"));
+    EXPECT(left_out(&r, "return oversize segments and create one", "max_split_size is none"));
     OK(galloc_free(p, s));
     pool_end(pool);
     stream_end(s);
@@ -1133,7 +1133,7 @@ TEST(the_report_knows_the_device_and_other_pools)
     EXPECT_EQ(r.outside, MIB(20));
     EXPECT_EQ(r.device_free, MIB(128) - sim_physical(0));
     EXPECT(says(&r, "outside galloc: by other processes") && says(&r, "other pools of galloc hold"));
-    EXPECT(!says(&r, "the limit of") && !says(&r, "reuse:wait is off") && !says(&r, "expandable_segments is off"));
+    EXPECT(!says(&r, "the limit of") && !says(&r, "reuse:wait is off") && !says(&r, "expandable_segments is False"));
     sim_fail("cuMemGetInfo", 1, 0, 0);
     expect_refused(pool, MIB(100), s);
     r = report_of_failure();
@@ -1259,7 +1259,7 @@ TEST(advice_fits_fixed_segments)
     galloc_report r = report_of_failure();
     expect_sums(&r);
     EXPECT_EQ(r.usable_in_pages, r.usable);
-    EXPECT(says(&r, "expandable_segments is off"));
+    EXPECT(says(&r, "expandable_segments is False"));
     EXPECT(!says(&r, "GALLOC_LIFETIME_LONG"));
     pool_end(pool);
     stream_end(s);
@@ -1351,7 +1351,7 @@ TEST(a_text_that_does_not_fit_is_empty)
     cudaStream_t s = stream_new();
     expect_refused(pool, MIB(9), s);
     r = report_of_failure();
-    EXPECT(says(&r, "nothing was tried"));
+    EXPECT(says(&r, "no step was taken"));
     size_t length = strlen(report_text);
     EXPECT(length > 500 && length < 4096);
     OK(galloc_report_text(&r, report_text, length + 1));

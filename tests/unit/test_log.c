@@ -262,18 +262,18 @@ TEST(repeats_that_differ_in_numbers_only_are_told_at_powers_of_ten)
     begin_logging(NULL);
     free_foreign(1);
     EXPECT_EQ(log_lines, 1);
-    EXPECT(!strstr(log_text, "more like it"));
+    EXPECT(!strstr(log_text, "similar lines"));
     free_foreign(8);
     EXPECT_EQ(log_lines, 1);
     free_foreign(1);
     EXPECT_EQ(log_lines, 2);
-    EXPECT(strstr(log_text, "(and 8 more like it)") && !strstr(galloc_last_message(), "more like it"));
+    EXPECT(strstr(log_text, "(and 8 similar lines)") && !strstr(galloc_last_message(), "similar lines"));
     free_foreign(989);
     EXPECT_EQ(log_lines, 3);
-    EXPECT(strstr(log_text, "(and 89 more like it)") != NULL);
+    EXPECT(strstr(log_text, "(and 89 similar lines)") != NULL);
     free_foreign(1);
     EXPECT_EQ(log_lines, 4);
-    EXPECT(strstr(log_text, "(and 899 more like it)") != NULL);
+    EXPECT(strstr(log_text, "(and 899 similar lines)") != NULL);
     EXPECT(says("7a000000"));
     finish_logging();
 }
@@ -290,7 +290,7 @@ TEST(what_is_another_message_or_comes_later_is_no_repeat)
     __atomic_add_fetch(&the_time, SECOND, __ATOMIC_RELAXED);
     free_foreign(1);
     EXPECT_EQ(log_lines, 3);
-    EXPECT(strstr(log_text, "(and 5 more like it)") != NULL);
+    EXPECT(strstr(log_text, "(and 5 similar lines)") != NULL);
     free_foreign(1);
     EXPECT_EQ(log_lines, 3);
     finish_logging();
