@@ -689,13 +689,20 @@ typedef struct galloc_callbacks {
               CUDA.
      Threads  may be called by any thread at any time.
      Device   does not wait for the device. With backend:cudaMalloc, allocations may wait, as cudaFree does, even with
-              throw_on_cudamalloc_oom. */
+              throw_on_cudamalloc_oom.
+   Arguments that a function does not describe:
+     void *ptr  start of a used block
+     void **ptr, bytes, stream  as in galloc_malloc
+     pool     a pool that has not ended (galloc_pool_create, galloc_pool_default)
+     graph    a group that has not ended (galloc_graph_begin)
+     n        length of `streams` or `array` */
 
 /* Allocates `bytes` bytes of device memory for `stream`, from the default pool of the stream's device (for the default
    streams: of the current device). Work queued on `stream` after this call, and work that is ordered after such work,
    may use the memory. Its contents are undefined.
      ptr      receives the address, aligned to 512 bytes; NULL if bytes is 0, and after every failure
      bytes    0 .. SIZE_MAX; more than the device can hold fails
+     stream   the stream that uses the memory first
      Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
      Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are two
@@ -731,7 +738,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
    block up to max_bytes, so that galloc_resize can grow it in place until memory runs out. Unused room takes addresses,
    not memory (in fixed segments it takes memory). galloc_alloc does the same with galloc_request.max_bytes, also for a
    pool of your own.
-     bytes      as for galloc_malloc; rounded up to 2 MiB
+     bytes      as in galloc_malloc; rounded up to 2 MiB
      max_bytes  the block can reach at least this size, rounded up to 2 MiB; less than `bytes` counts as `bytes`
      Returns    as galloc_malloc; cudaErrorMemoryAllocation also if there are no addresses for max_bytes
      Device     as galloc_malloc */
@@ -819,12 +826,15 @@ GALLOC_API galloc_config galloc_config_default(void);
      roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: below 512 MiB, from 512 MiB, from 1 GiB
      log         off, error, info or debug: what the process logs (GALLOC_LOG_...); only in GALLOC_CONF
    release_lock_on_cudamalloc is accepted without effect. Anything else is an error, and then no setting changes.
+     config   the settings to change, from galloc_config_default, say
+     text     terminated by 0
      message  receives what is wrong, where, and what would be right; on success the settings of the text that have no
               effect beside others, else "". NULL with size 0 if it is not wanted
      size     bytes at `message` */
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size);
 
 /* Writes all settings except `device` as a text that galloc_config_parse accepts, each key once.
+     config   the settings
      text     receives the text, terminated by 0
      size     bytes at `text`; GALLOC_CONFIG_TEXT always suffices
      Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
@@ -855,11 +865,14 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 
 /* Allocates from a pool of your own; all else as galloc_malloc. If the stream belongs to another device than the pool,
-   the program must enable that device's access to the memory. */
+   the program must enable that device's access to the memory.
+     Returns  as galloc_malloc
+     Device   as galloc_malloc */
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call. With
    like:pytorch it makes a segment for the first stream that needs one of its kind.
+     bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
@@ -867,6 +880,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 /* Returns free memory to the device until the pool holds at most `keep_bytes`, or nothing more can go. Single pages go,
    also from the middle of segments. Of the free blocks of one stream the least recently freed go first; there is no
    such order between streams.
+     keep_bytes  0: all that can go; SIZE_MAX: nothing, but galloc notices which work is complete
      released  receives the bytes returned, also after a failure; NULL if it is not wanted
      Device    waits for the device if the memory known to be unused does not suffice */
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
@@ -902,10 +916,12 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks);
 
 /* Reads the report of the calling thread's last failed allocation (or growth of a block).
+     report   receives the report
      Returns  also cudaErrorNotReady: none has failed, or the last one failed for another reason than device memory */
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
 
 /* Writes a report as a text of about 30 lines, with advice.
+     report   of galloc_oom_report, or the argument of a callback
      text     receives the text, terminated by 0
      size     bytes at `text`; GALLOC_REPORT_TEXT always suffices
      Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
@@ -913,7 +929,8 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
 
 /* Reads the settings in effect: `device` is an ordinal; expandable_segments is 0 where the device does not support it,
    and with other backends, for which stats_exact is 1. With strategy:heuristic, overhead and growth are
-   those of the last decision. */
+   those of the last decision.
+     config   receives the settings */
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config);
 
 /* Reads the decisions of strategy:heuristic with their reasons. Each was also logged as one line, unless the same call
@@ -929,11 +946,14 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool);
 
 /* Reads the counters. Takes the pool's lock, and time in proportion to the streams, the stale aliases and the free
    blocks of graphs.
-   galloc_pool_stats_reset sets peaks to the current values, and totals, counts and times to zero. */
+     stats    receives the counters */
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats);
+
+/* Sets peaks to the current values, and totals, counts and times to zero. */
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool);
 
 /* Reads the counters of torch.cuda.memory_stats; galloc_pool_stats_reset resets these as well.
+     stats    receives the counters
      Returns  also cudaErrorNotSupported: the pool is not like:pytorch with expandable_segments:False */
 GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats);
 
@@ -952,7 +972,9 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
 GALLOC_API int galloc_pool_check(galloc_pool *pool);
 
 /* Describes any address, at any time. For an address outside galloc's memory it returns cudaSuccess, with the state
-   GALLOC_STATE_FOREIGN. */
+   GALLOC_STATE_FOREIGN.
+     ptr      any address
+     info     receives the description */
 GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info);
 
 /* Destroys the default pools and all other state; afterwards galloc may be used again from the beginning.
