@@ -53,7 +53,7 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare fuzz bench-gpu bench-adversaries examples clean
+.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -66,6 +66,7 @@ help:
 	@echo 'make soak-programs  random programs: streams, graphs, pools, threads, contexts, resets; FUZZ_SECONDS=60 each'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
+	@echo 'make docs-api       write docs/api.md anew from the comments of galloc.h'
 	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
 	@echo 'make test-bare      demo and test on a machine that has but gcc, libc6-dev, make and gzip; as root'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
@@ -162,6 +163,9 @@ test-mutants:
 
 check-tags:
 	@tests/checks/check_names.sh
+
+docs-api:
+	@docs/api.sh >docs/api.md.new && mv docs/api.md.new docs/api.md || { rm -f docs/api.md.new; exit 1; }
 
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
