@@ -1,6 +1,6 @@
 #!/bin/sh
 # api.sh - writes docs/api.md: the public functions of galloc.h by task, from the header's comments. `make docs-api`
-# puts it in its place, tests/check_docs.sh sees that it is there. A function that the list below lacks is an error.
+# puts it in its place, tests/checks/check_docs.sh sees that it is there. A function that the list below lacks is an error.
 #
 # The comment of a function: paragraphs at three columns; at five, "- " items, terms of a list, and then arguments and
 # tags (Returns, Streams, Threads, Device), each with its text after two blanks or more. What a function does not say

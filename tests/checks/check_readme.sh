@@ -1,6 +1,7 @@
 #!/bin/sh
 # check_readme.sh - what the texts say is so: the code of README.md and of the header's DO THIS compiles and runs, the
-# examples print what they say, links lead somewhere, tests that are named exist, figures come from files.
+# examples print what they say, tests that are named exist, tables are those of their files. The code and the links of
+# all pages, and figures one by one, are checked by check_docs.sh.
 # Environment: CC, NVCC, BUILD (a folder to work in).
 
 cd "$(dirname "$0")/../.." || exit 1
@@ -94,14 +95,6 @@ done
 # ---- what the texts name --------------------------------------------------------------------------------------------
 
 texts="README.md CHANGELOG.md $(ls docs/*.md tests/*.md tests/*/*.md)"
-
-# Links to files, from the folder of the text.
-for text in $texts; do
-    grep -oE '\]\([^)#:]+\)' "$text" | sed 's/^](//; s/)$//' | while read -r link; do
-        [ -e "$(dirname "$text")/$link" ] || echo "$text: $link"
-    done
-done >"$work/links"
-empty "$work/links" "links that lead nowhere:"
 
 # Figures: each row of the README's table names its file.
 awk '/figures:begin/ { inside = 1 } /figures:end/ { exit } inside && /^\|[^-]/ { print }' README.md | tail -n +2 |
