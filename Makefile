@@ -165,7 +165,7 @@ check-tags:
 	@tests/checks/check_names.sh
 
 docs-api:
-	@docs/api.sh >docs/api.md.new && mv docs/api.md.new docs/api.md || { rm -f docs/api.md.new; exit 1; }
+	@mkdir -p build && docs/api.sh >build/api.md && cp build/api.md docs/api.md
 
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# figures.sh - are the figures of README.md and docs/ those of their files? tests/support/figures.txt says which figure comes
-# from where; its first lines describe it. Between figures:begin and figures:end of a page no other numbers may stand.
-# Prints what differs. Environment: FIGURES (another list).
+# figures.sh - are the figures of README.md and docs/ those of their files? tests/support/figures.txt says which figure
+# comes from where; its first lines describe it. Between figures:begin and figures:end of a page no other numbers may
+# stand. Prints what differs. Environment: FIGURES (another list).
 
 cd "$(dirname "$0")/../.." || exit 1
 
