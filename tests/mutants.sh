@@ -3,8 +3,9 @@
 # NAME is that of a mutant or of a folder of tests/mutants; without any it tries all of them. Each has a line when it is
 # done; those that the tests did not notice are named again at the end. Their form: tests/mutants/README.md.
 #
-# A program notices when it fails, crashes or does not end. For each mutant tests/support/inside.c is compiled once.
-# Programs are compiled once for all mutants and linked with it, except those that include it.
+# A program notices when it fails or crashes, or does not end where the mutant says so. For each mutant
+# tests/support/inside.c is compiled once. Programs are compiled once for all mutants and linked with it, except those
+# that include it.
 # Environment: CC, BUILD (a folder to work in), CUDA_INCLUDE (headers to use), JOBS (how many at once; all processors),
 # SECONDS_EACH, PART (of all, sorted by name: 2/4 is the second of every four).
 
@@ -78,11 +79,17 @@ fails() { # folder, test, and for ThreadSanitizer: tsan
             return 2
         }
     fi
-    TSAN_OPTIONS=halt_on_error=1 timeout "$seconds" "$1/$program" $filter >"$1/$program.out" 2>&1
+    limit=$seconds
+    [ ! "$hangs" ] || limit=$((seconds / 3))
+    TSAN_OPTIONS=halt_on_error=1 timeout "$limit" "$1/$program" $filter >"$1/$program.out" 2>&1
     status=$?
     case $status in
     0) return 1 ;;
     2) echo "no such test: $2" && return 2 ;;
+    124)
+        [ ! "$hangs" ] || { echo "does not end" && return 0; }
+        grep -q '^FAILED' "$1/$program.out" || { echo "$2 did not end within $limit s" && return 2; }
+        ;;
     esac
     grep -m 1 '^FAILED' "$1/$program.out" ||
         sed -n 's/^WARNING: \(ThreadSanitizer: [a-z ]*\) (.*/\1/p' "$1/$program.out" | grep . || echo "status $status"
@@ -90,14 +97,15 @@ fails() { # folder, test, and for ThreadSanitizer: tsan
 
 # Do the programs notice this mutant? Says what happened.
 try() { # name
-    dir=$work/$1 file=$(file_of "$1") each= threads= caught=
+    dir=$work/$1 file=$(file_of "$1") each= threads= caught= hangs=
+    grep -q '^hangs:' "$file" && hangs=1
     grep -q '^each:' "$file" && each=1
     grep -q '^tsan:' "$file" && threads=tsan
     [ ! "$threads" ] || [ -e "$work/can_tsan" ] || {
         echo "skipped: $cc cannot build and run programs with ThreadSanitizer here"
         return
     }
-    for test in $(sed -n 's/^tests: *//p; s/^each: *//p; s/^tsan: *//p' "$file"); do
+    for test in $(sed -n 's/^tests: *//p; s/^each: *//p; s/^tsan: *//p; s/^hangs: *//p' "$file"); do
         why=$(fails "$dir" "$test" $threads)
         case $? in
         0) caught="caught by $test: $why" ;;
@@ -157,7 +165,7 @@ for name in "$@"; do
 done
 [ ! "$unfit" ] || exit 1
 ls tests/sim/*.c | side_by_side --device
-programs 'tests\|each' $files | side_by_side --program
+programs 'tests\|each\|hangs' $files | side_by_side --program
 if grep -q '^tsan:' $files && has_tsan; then
     touch "$work/can_tsan"
     ls tests/sim/*.c | side_by_side --device_tsan

@@ -57,7 +57,7 @@ for file in $(find tests/mutants -name '*.txt' | sort); do
     [ "$(echo "$file" | tr -cd / | wc -c)" -eq 3 ] || echo "$file: not in a folder of a subject"
     tests/mutate.sh "$file" "$work/galloc.h" 2>&1
     [ "$(sed -n 1p "$file" | cut -c1)" = '#' ] || echo "$file: does not begin with what it breaks"
-    programs=$(sed -n '/^--- old/q; s/^\(tests\|each\|tsan\): *//p' "$file")
+    programs=$(sed -n '/^--- old/q; s/^\(tests\|each\|tsan\|hangs\): *//p' "$file")
     [ -n "$programs" ] || echo "$file: names no tests"
     for program in $programs; do
         ls tests/unit/"${program%%:*}.c" tests/stress/"${program%%:*}.c" 2>/dev/null | grep -q . ||

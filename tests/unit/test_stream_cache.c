@@ -848,6 +848,46 @@ TEST(retiring_marks_what_the_cache_holds)
     finish();
 }
 
+static struct {
+    void *p, *q;
+    cudaStream_t stream;
+    int calls;
+} late;
+
+/* Another thread frees two blocks on the stream that is being retired: the first free finds the cache shut, and leaves
+   it open for the second. */
+static void free_while_retiring(const char *function)
+{
+    if (strcmp(function, "cuEventCreate") || late.calls++) return;
+    OK(galloc_free(late.p, late.stream));
+    OK(galloc_free(late.q, late.stream));
+}
+
+TEST(retiring_marks_what_is_freed_while_its_event_is_made)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(2));
+    warm(pool, 512, t);
+    memset(&late, 0, sizeof late);
+    late.stream = s;
+    late.p = get(pool, MIB(1), s);
+    late.q = get(pool, 4096, s);
+    void *r = get(pool, MIB(1) / 4, s);
+    put(s, r, MIB(1) / 4, 1);
+    OK(galloc_free(r, s));
+    sim_hook(free_while_retiring, NULL);
+    OK(galloc_stream_retire(s));
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(late.calls, 1);
+    stream_end(s);
+    sim_run(-1);
+    OK(galloc_free(get(pool, MIB(2), t), t));
+    EXPECT_EQ(sim_calls("cuMemFreeHost"), 0); /* nor was the device waited for */
+    pool_end(pool);
+    finish();
+}
+
 /* ---- pools, devices, threads, processes -------------------------------------------------------------------------- */
 
 /* One stream in several pools, several devices with their default streams: each is led to its own. */
