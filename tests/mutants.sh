@@ -1,7 +1,8 @@
 #!/bin/sh
 # mutants.sh [NAME...] - breaks galloc.h on purpose, one way after the other, and sees to it that the tests notice. A
-# NAME is that of a mutant or of a folder of tests/mutants; without any it tries all of them. Each has a line when it is
-# done; those that the tests did not notice are named again at the end. Their form: tests/mutants/README.md.
+# NAME is that of a mutant, alone or with its folder, or of a folder of tests/mutants; without any it tries all of them.
+# Each has a line when it is done; those that the tests did not notice are named again at the end. Their form:
+# tests/mutants/README.md. `mutants.sh --list [NAME...]` only says which mutants that means.
 #
 # A program notices when it fails or crashes, or does not end where the mutant says so. For each mutant
 # tests/support/inside.c is compiled once. Programs are compiled once for all mutants and linked with it, except those
@@ -22,6 +23,17 @@ tsan="-g -fsanitize=thread"
 
 mutants() { # folder
     find "$1" -name '*.txt' | sed 's|.*/||; s|\.txt$||' | LC_ALL=C sort
+}
+
+named() { # folder, mutant, folder/mutant, or the path of one of these: the mutants that it means
+    name=${1#tests/mutants/} name=${name%.txt} name=${name%/}
+    if [ -d "tests/mutants/$name" ]; then
+        mutants "tests/mutants/$name"
+    elif [ -e "tests/mutants/$name.txt" ]; then
+        basename "$name"
+    else
+        echo "$name"
+    fi
 }
 
 file_of() { find tests/mutants -name "$1.txt"; } # mutant
@@ -145,14 +157,16 @@ case $1 in
     ;;
 esac
 
+list=
+[ "$1" != --list ] || { list=1 && shift; }
 if [ $# -eq 0 ]; then
     part=${PART:-1/1}
     set -- $(mutants tests/mutants | awk -v k="${part%/*}" -v n="${part#*/}" 'NR % n == k % n')
 else
-    set -- $(for name in "$@"; do
-        if [ -d "tests/mutants/$name" ]; then mutants "tests/mutants/$name"; else echo "$name"; fi
-    done)
+    set -- $(for name in "$@"; do named "$name"; done)
 fi
+
+[ ! "$list" ] || { printf '%s\n' "$@" && exit; }
 
 rm -rf "$work"
 mkdir -p "$work/sim" "$work/sim_tsan" "$work/tests" "$work/tests_tsan" || exit 1
@@ -161,7 +175,7 @@ echo "$# mutants, $jobs at a time; first the programs are compiled"
 files= unfit=
 for name in "$@"; do
     files="$files $(file_of "$name")"
-    mkdir "$work/$name" && tests/mutate.sh "$name" "$work/$name/galloc.h" || unfit=1
+    mkdir -p "$work/$name" && tests/mutate.sh "$name" "$work/$name/galloc.h" || unfit=1
 done
 [ ! "$unfit" ] || exit 1
 ls tests/sim/*.c | side_by_side --device

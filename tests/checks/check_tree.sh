@@ -66,5 +66,17 @@ for file in $(find tests/mutants -name '*.txt' | sort); do
 done >"$work/mutants"
 empty "mutants" "$work/mutants"
 
+# A mutant, or all of a folder, by each of the names that tests/mutants.sh takes.
+one=$(find tests/mutants -name '*.txt' | head -n 1)
+of=${one#tests/mutants/}
+all=$(tests/mutants.sh --list "${of%/*}")
+for name in "$one" "$of" "${of%.txt}" "$(basename "$of" .txt)"; do
+    [ "$(tests/mutants.sh --list "$name")" = "$(basename "$of" .txt)" ] || echo "$name"
+done >"$work/names"
+for name in "tests/mutants/${of%/*}" "tests/mutants/${of%/*}/"; do
+    [ "$all" ] && [ "$(tests/mutants.sh --list "$name")" = "$all" ] || echo "$name"
+done >>"$work/names"
+empty "names that tests/mutants.sh does not know" "$work/names"
+
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
