@@ -161,6 +161,10 @@ sim_past sim_past_of(cudaStream_t stream, const void *ptr, size_t bytes);
 void sim_fail(const char *function, long nth, int on, int error);
 long sim_failed(void);                          /* calls that have failed because of sim_fail since it was armed */
 void sim_fail_clear(void);
+/* The context gets a sticky error, an illegal address for example: every later call on it, its streams or its events
+   returns the error until the context ends. Its queued work goes on, since nothing says when a device stops it. Other
+   contexts are not affected. sim_fail with such an error does the same to the current context of the failing call. */
+void sim_context_fail(CUcontext context, int error);
 
 void *sim_malloc(size_t bytes);                 /* for GALLOC_MALLOC and GALLOC_FREE */
 void sim_free(void *p);

@@ -318,11 +318,23 @@ void sm_context_close(sm_context *c) {
     c->nblocking = 0;
     c->legacy = NULL;
     c->peers = 0;
+    c->sticky = 0;
 }
 
-int sm_context_use(sm_context *c) {
+int sm_context_look(const sm_context *c) {
     if (!c) return E_CONTEXT;
     return c->live ? 0 : E_CONTEXT_DEAD;
+}
+
+int sm_context_use(const sm_context *c) {
+    int error = sm_context_look(c);
+    return error ? error : c->sticky;
+}
+
+void sim_context_fail(CUcontext context, int error) {
+    sm_lock();
+    context->sticky = error;
+    sm_unlock();
 }
 
 /* The runtime gives a thread the primary context of its device, and wakes that up after a reset. */
@@ -336,7 +348,6 @@ int sm_device_reset(void) {
     sm_context *c = sm_current();
     int device = c ? c->device : sm_self()->device;
     sm_context_close(&sm.device[device].primary);
-    sm.sticky = 0;
     return 0;
 }
 
@@ -384,7 +395,7 @@ static int fault_of(int fn) {
     }
     if (!error) return 0;
     sm.failed++;
-    if (is_sticky(error)) sm.sticky = error;
+    if (is_sticky(error) && sm_current()) sm_current()->sticky = error;
     return error;
 }
 
@@ -458,18 +469,24 @@ size_t sim_malloc_live(void) {
 
 static bool is_runtime(int fn) { return sm_names[fn][2] == 'd' || (function_flags[fn] & F_WORK); }
 
+/* Prevents anything the call in the current context? */
+static int use_current(int fn) {
+    const sm_context *c = sm_current();
+    return function_flags[fn] & F_ALWAYS ? sm_context_look(c) : sm_context_use(c);
+}
+
 static int begin_runtime(int fn) {
     sm.initialised = true;
     if (!(function_flags[fn] & F_CTX)) return 0;
     sm_thread *t = sm_self();
     bind_context(t);
-    return sm_context_use(t->stack[t->depth - 1]);
+    return use_current(fn);
 }
 
 static int begin_driver(int fn) {
     if (fn == FN_cuInit) sm.initialised = true;
     if (!sm.initialised && !(function_flags[fn] & F_EARLY)) return E_NOT_INITIALIZED;
-    return function_flags[fn] & F_CTX ? sm_context_use(sm_current()) : 0;
+    return function_flags[fn] & F_CTX ? use_current(fn) : 0;
 }
 
 void sim_hook(void (*before)(const char *function), int (*at_query)(void)) {
@@ -500,7 +517,7 @@ int sm_begin(int fn) {
         int error = fault_of(fn);
         if (error) return error;
     }
-    if (sm.sticky && !(flags & F_ALWAYS)) return sm.sticky;
+    if (sm_current() && sm_current()->sticky && !(flags & F_ALWAYS)) return sm_current()->sticky;
     if (sm.nactive) sm_pace();
     int error = is_runtime(fn) ? begin_runtime(fn) : begin_driver(fn);
     if (!error && (flags & F_LOOK)) error = sm_capture_look();

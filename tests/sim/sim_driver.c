@@ -240,7 +240,7 @@ static int pop_current(CUcontext *out) {
 
 static int context_id(CUcontext c, unsigned long long *id) {
     if (!c) c = sm_current();
-    int error = sm_context_use(c);
+    int error = sm_context_look(c);
     if (error || !id) return error ? error : E_VALUE;
     *id = c->id;
     return 0;
@@ -248,7 +248,7 @@ static int context_id(CUcontext c, unsigned long long *id) {
 
 static int context_device(CUdevice *out, CUcontext c) {
     if (!c) c = sm_current();
-    int error = sm_context_use(c);
+    int error = sm_context_look(c);
     return error ? error : put(out, c->device);
 }
 

@@ -44,7 +44,7 @@ enum {
 enum {
     F_CTX = 1,    /* needs a current context: the runtime creates one, the driver returns 201 */
     F_SURE = 2,   /* a fault that names no function does not hit it */
-    F_ALWAYS = 4, /* works after a sticky error, and while the driver is shutting down */
+    F_ALWAYS = 4, /* works in a context with a sticky error */
     F_LOOK = 8,   /* unsafe during a capture: forbidden in threads that a capture concerns */
     F_EARLY = 16, /* works before cuInit */
     F_WORK = 32   /* sim_launch, not a CUDA function: not counted, never made to fail */
@@ -54,8 +54,9 @@ enum {
    measured has the cost of the most similar measured one. */
 #define SM_FUNCTIONS(X) \
     X(sim_launch, F_CTX | F_WORK, 0) \
-    X(cudaGetDriverEntryPoint, 0, 200) X(cudaGetDriverEntryPointByVersion, 0, 200) \
-    X(cudaGetDevice, 0, 33) X(cudaSetDevice, 0, 50) X(cudaGetDeviceCount, 0, 33) X(cudaDeviceGetAttribute, 0, 33) \
+    X(cudaGetDriverEntryPoint, F_ALWAYS, 200) X(cudaGetDriverEntryPointByVersion, F_ALWAYS, 200) \
+    X(cudaGetDevice, F_ALWAYS, 33) X(cudaSetDevice, F_ALWAYS, 50) X(cudaGetDeviceCount, F_ALWAYS, 33) \
+    X(cudaDeviceGetAttribute, F_ALWAYS, 33) \
     X(cudaDeviceReset, F_ALWAYS, 1000000) X(cudaDeviceSynchronize, F_CTX, 1000) \
     X(cudaDriverGetVersion, F_ALWAYS, 33) X(cudaRuntimeGetVersion, F_ALWAYS, 33) \
     X(cudaDeviceCanAccessPeer, 0, 100) X(cudaDeviceEnablePeerAccess, F_CTX, 1000) \
@@ -70,7 +71,7 @@ enum {
     X(cudaStreamQuery, F_CTX, 257) X(cudaStreamSynchronize, F_CTX, 1000) X(cudaStreamWaitEvent, F_CTX, 316) \
     X(cudaStreamGetId, F_CTX, 50) X(cudaStreamGetFlags, F_CTX, 50) X(cudaStreamGetDevice, F_CTX, 50) \
     X(cudaStreamIsCapturing, F_CTX, 49) X(cudaStreamBeginCapture, F_CTX, 1000) X(cudaStreamEndCapture, F_CTX, 1000) \
-    X(cudaStreamGetCaptureInfo, F_CTX, 50) X(cudaThreadExchangeStreamCaptureMode, F_SURE, 40) \
+    X(cudaStreamGetCaptureInfo, F_CTX, 50) X(cudaThreadExchangeStreamCaptureMode, F_SURE | F_ALWAYS, 40) \
     X(cudaEventCreate, F_CTX, 100) X(cudaEventCreateWithFlags, F_CTX, 100) X(cudaEventRecord, F_CTX, 187) \
     X(cudaEventRecordWithFlags, F_CTX, 187) X(cudaEventQuery, F_CTX | F_LOOK, 257) \
     X(cudaEventSynchronize, F_CTX | F_LOOK, 257) X(cudaEventDestroy, F_CTX | F_SURE, 100) \
@@ -101,21 +102,22 @@ enum {
     X(cudaHostUnregister, F_CTX | F_LOOK, 10000) X(cudaGetDeviceProperties, 0, 100000) X(cudaSetDeviceFlags, 0, 100) \
     X(cudaDeviceGetStreamPriorityRange, F_CTX, 50) X(cudaDeviceDisablePeerAccess, F_CTX, 1000) \
     X(cudaStreamAddCallback, F_CTX, 4300) X(cudaStreamGetPriority, F_CTX, 50) \
-    X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, 0, 8) X(cuDeviceGetCount, 0, 8) \
-    X(cuDeviceGetAttribute, 0, 8) X(cuDeviceTotalMem, 0, 8) X(cuDeviceCanAccessPeer, 0, 100) \
-    X(cuCtxGetCurrent, F_SURE | F_ALWAYS, 8) X(cuCtxSetCurrent, 0, 16) X(cuCtxPushCurrent, 0, 16) \
-    X(cuCtxPopCurrent, F_SURE, 16) X(cuCtxGetId, 0, 16) X(cuCtxGetDevice, F_CTX, 8) \
-    X(cuCtxSynchronize, F_CTX, 1000) X(cuCtxCreate, 0, 1000000) X(cuCtxDestroy, 0, 1000000) \
+    X(cuInit, F_EARLY, 1000) X(cuDriverGetVersion, F_EARLY, 8) X(cuDeviceGet, F_ALWAYS, 8) \
+    X(cuDeviceGetCount, F_ALWAYS, 8) X(cuDeviceGetAttribute, F_ALWAYS, 8) X(cuDeviceTotalMem, F_ALWAYS, 8) X(cuDeviceCanAccessPeer, 0, 100) \
+    X(cuCtxGetCurrent, F_SURE | F_ALWAYS, 8) X(cuCtxSetCurrent, F_ALWAYS, 16) \
+    X(cuCtxPushCurrent, F_ALWAYS, 16) X(cuCtxPopCurrent, F_SURE | F_ALWAYS, 16) X(cuCtxGetId, F_ALWAYS, 16) \
+    X(cuCtxGetDevice, F_CTX | F_ALWAYS, 8) X(cuCtxSynchronize, F_CTX, 1000) \
+    X(cuCtxCreate, F_ALWAYS, 1000000) X(cuCtxDestroy, F_ALWAYS, 1000000) \
     X(cuCtxRecordEvent, F_CTX, 187) \
-    X(cuDevicePrimaryCtxRetain, 0, 1000) X(cuDevicePrimaryCtxRelease, 0, 1000) \
-    X(cuDevicePrimaryCtxGetState, 0, 100) \
+    X(cuDevicePrimaryCtxRetain, F_ALWAYS, 1000) X(cuDevicePrimaryCtxRelease, F_ALWAYS, 1000) \
+    X(cuDevicePrimaryCtxGetState, F_ALWAYS, 100) \
     X(cuStreamCreate, F_CTX, 11000) X(cuStreamDestroy, F_CTX, 11000) X(cuStreamGetId, F_CTX, 20) \
     X(cuStreamGetCtx, F_CTX, 15) X(cuStreamGetFlags, F_CTX, 15) X(cuStreamGetDevice, F_CTX, 15) \
     X(cuStreamIsCapturing, F_CTX, 15) \
     X(cuStreamGetCaptureInfo, F_CTX, 20) X(cuStreamBeginCapture, F_CTX, 1000) X(cuStreamEndCapture, F_CTX, 1000) \
     X(cuStreamWaitEvent, F_CTX, 316) X(cuStreamQuery, F_CTX, 257) X(cuStreamSynchronize, F_CTX, 1000) \
     X(cuStreamWaitValue32, F_CTX, 500) X(cuStreamWriteValue32, F_CTX, 500) \
-    X(cuThreadExchangeStreamCaptureMode, F_SURE, 8) \
+    X(cuThreadExchangeStreamCaptureMode, F_SURE | F_ALWAYS, 8) \
     X(cuEventCreate, F_CTX, 100) X(cuEventRecord, F_CTX, 187) X(cuEventRecordWithFlags, F_CTX, 187) \
     X(cuEventQuery, F_LOOK, 257) X(cuEventSynchronize, F_LOOK, 257) X(cuEventDestroy, F_SURE, 100) \
     X(cuLaunchHostFunc, F_CTX, 4300) \
@@ -384,6 +386,7 @@ struct CUctx_st {
     int nblocking, capblocking;
     int captures;           /* blocking streams that are being captured */
     unsigned peers;         /* bit mask of the devices with peer access enabled */
+    int sticky;             /* the error that its calls return until it ends; 0: none */
 };
 
 typedef struct sm_device {
@@ -434,7 +437,6 @@ typedef struct sm_state {
     bool user;                     /* started without sim_start */
     unsigned long long generation; /* counts calls of sim_start */
     uint64_t random;
-    int sticky;
     int fn;                        /* the function that is being called */
     sm_device device[SM_DEVICES];
     sm_context **contexts;         /* created by cuCtxCreate */
@@ -521,7 +523,8 @@ void sm_find(sim_kind kind, const char *format, ...) __attribute__((format(print
 uint64_t sm_random(void);
 void sm_later(void (*call)(void *), void *arg);
 sm_context *sm_current(void);
-int sm_context_use(sm_context *c);         /* 0, or the error that prevents the use of its streams and memory */
+int sm_context_look(const sm_context *c);  /* 0, or the error of a context that is none or has ended */
+int sm_context_use(const sm_context *c);   /* the same, or the error that prevents the use of its streams and memory */
 void sm_context_open(sm_context *c);
 void sm_context_close(sm_context *c);
 void sm_context_set(sm_thread *t, sm_context *c);

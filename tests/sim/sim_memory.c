@@ -537,6 +537,9 @@ int sm_malloc_block(uint64_t *out, size_t bytes) {
 
 static int free_now(sm_region *r);
 
+/* Memory of a context with a sticky error goes with the context. */
+static int wait_for_free(sm_context *c) { return c->sticky ? c->sticky : sm_wait_context(c); }
+
 /* Waits for the device, as the real one does; not for what was allocated in stream order, which nobody may use then. */
 int sm_free_block(uint64_t address) {
     if (!address) return 0;
@@ -546,7 +549,7 @@ int sm_free_block(uint64_t address) {
     size_t unit = (address - r->address) / SM_UNIT;
     bool begins = r->slab ? address % SM_UNIT == 0 && r->slab->length[unit] : address == r->address;
     if (!begins) return E_VALUE;
-    int error = sm_wait_context(r->context);
+    int error = wait_for_free(r->context);
     if (error) return error;
     CHARGE(free_price, r->slab ? r->slab->length[unit] * (size_t)SM_UNIT : r->size, 1);
     if (r->slab) {
@@ -829,7 +832,7 @@ int sm_host_free(void *p) {
     if (!p) return 0;
     size_t i = pinned_at(p);
     if (i == sm.npinned || sm.pinned[i].theirs) return E_VALUE;
-    int error = sm_wait_context(sm.pinned[i].context);
+    int error = wait_for_free(sm.pinned[i].context);
     if (error) return error;
     i = pinned_at(p);
     if (i == sm.npinned || sm.pinned[i].theirs) return E_VALUE;
@@ -841,7 +844,7 @@ int sm_host_free(void *p) {
 int sm_host_unregister(void *p) {
     size_t i = pinned_at(p);
     if (i == sm.npinned || !sm.pinned[i].theirs) return E_NOT_REGISTERED;
-    int error = sm_wait_context(sm.pinned[i].context);
+    int error = wait_for_free(sm.pinned[i].context);
     if (error) return error;
     i = pinned_at(p);
     if (i < sm.npinned) sm.pinned[i] = sm.pinned[--sm.npinned];

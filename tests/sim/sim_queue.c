@@ -56,7 +56,7 @@ static sm_stream *default_stream(sm_context *c) {
 }
 
 /* The stream that a handle means now. */
-int sm_stream_find(CUstream handle, sm_stream **out) {
+static int stream_named(CUstream handle, sm_stream **out) {
     if (handle && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD) {
         *out = handle->stream;
         if (*out) return 0;
@@ -64,10 +64,16 @@ int sm_stream_find(CUstream handle, sm_stream **out) {
         return E_HANDLE;
     }
     sm_context *c = sm_current();
-    int error = sm_context_use(c);
+    int error = sm_context_look(c);
     if (error) return error;
     *out = handle == CU_STREAM_PER_THREAD ? default_stream(c) : c->legacy;
     return 0;
+}
+
+/* The same for a call that CUDA refuses after an error of the stream's context. */
+int sm_stream_find(CUstream handle, sm_stream **out) {
+    int error = stream_named(handle, out);
+    return error ? error : (*out)->context->sticky;
 }
 
 int sm_stream_open(CUstream *out, unsigned flags, int priority) {
@@ -460,7 +466,7 @@ int sm_event_open(CUevent *out, unsigned flags) {
 
 static int event_check(const sm_event *e) {
     if (!e) return E_HANDLE;
-    if (e->live) return 0;
+    if (e->live) return e->context->sticky;
     sm_find(SIM_DEAD_HANDLE, "event %p was destroyed", (const void *)e);
     return E_HANDLE;
 }
@@ -561,7 +567,7 @@ void sim_run(long steps) {
 void sim_hold(cudaStream_t stream, int on) {
     sm_lock();
     sm_stream *s;
-    if (!sm_stream_find(stream, &s)) s->held = on != 0;
+    if (!stream_named(stream, &s)) s->held = on != 0;
     sm_unlock();
 }
 
@@ -575,7 +581,7 @@ long sim_pending(void) {
 int sim_stream_done(cudaStream_t stream) {
     sm_lock();
     sm_stream *s;
-    int done = sm_stream_find(stream, &s) ? 0 : !s->head;
+    int done = stream_named(stream, &s) ? 0 : !s->head;
     sm_unlock();
     return done;
 }

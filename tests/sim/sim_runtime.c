@@ -15,7 +15,7 @@ static int put(int *out, int value) {
 static cudaError_t last_error(int fn, bool clear) {
     sm_begin(fn);
     sm_thread *t = sm_self();
-    int error = sm.sticky ? sm.sticky : t->last;
+    int error = sm_current() && sm_current()->sticky ? sm_current()->sticky : t->last;
     if (clear) t->last = 0;
     return (cudaError_t)sm_end(error);
 }

@@ -2526,6 +2526,91 @@ TEST(errors_have_names)
 
 /* ==== CONTEXTS, DEVICES, PEERS =================================================================================== */
 
+/* A sticky error belongs to one context: calls that name the context, its streams or its events return it, in whatever
+   context they are made. */
+static void meet_an_error(CUcontext failed, CUcontext healthy)
+{
+    CUcontext current = NULL;
+    unsigned long long id = 0;
+    OK(cuCtxSetCurrent(failed));
+    cudaStream_t theirs = stream();
+    cudaEvent_t after = event();
+    void *block = NULL, *host = NULL;
+    OK(cudaMalloc(&block, PAGE));
+    OK(cudaMallocHost(&host, 4096));
+    OK(sim_launch(theirs, NULL, 0));
+    OK(cudaEventRecord(after, theirs));
+    OK(cuCtxSetCurrent(healthy));
+    cudaStream_t own = stream();
+    OK(cudaStreamWaitEvent(own, after, 0));
+    sim_context_fail(failed, cudaErrorIllegalAddress);
+    EXPECT_EQ(cuEventQuery(after), CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(cuEventSynchronize(after), CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(cuStreamWaitEvent(own, after, 0), CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(call_get_id(theirs), cudaErrorIllegalAddress);
+    EXPECT_EQ(sim_launch(theirs, NULL, 0), cudaErrorIllegalAddress);
+    EXPECT_EQ(cuMemFree((CUdeviceptr)(uintptr_t)block), CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(cuMemFreeHost(host), CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cuCtxGetId(failed, &id));
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorIllegalAddress); /* of the launch */
+    (void)cudaGetLastError();
+    OK(cudaMalloc(&block, PAGE));
+    OK(sim_launch(own, NULL, 0));
+    OK(cudaStreamSynchronize(own));
+    OK(cudaFree(block));
+    OK(cuCtxPushCurrent(failed));
+    EXPECT_EQ(cudaMalloc(&block, PAGE), cudaErrorIllegalAddress);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+    (void)cudaGetLastError();
+    EXPECT_EQ(cudaGetLastError(), cudaErrorIllegalAddress);
+    OK(cuCtxPopCurrent(&current));
+    EXPECT(current == failed);
+    OK(cudaGetLastError());
+    OK(cudaDeviceSynchronize());
+}
+
+TEST(a_sticky_error_is_one_contexts)
+{
+    for (int device = 0; device < 2; device++) {
+        start_devices(2);
+        CUcontext own = NULL, other = NULL;
+        void *block = NULL;
+        OK(cuCtxGetCurrent(&own));
+        OK(cuCtxCreate(&other, NULL, 0, device));
+        meet_an_error(other, own);
+        OK(cuCtxDestroy(other)); /* it takes the error along, and all that nobody could free */
+        EXPECT_EQ(sim_physical(device), 0);
+        EXPECT_EQ(sim_pending(), 0);
+        CUcontext next = NULL;
+        OK(cuCtxCreate(&next, NULL, 0, device));
+        EXPECT(next == other);
+        OK(cudaMalloc(&block, PAGE));
+        OK(cuCtxDestroy(next));
+    }
+}
+
+TEST(a_sticky_error_of_one_device_leaves_the_others_alone)
+{
+    start_devices(2);
+    CUcontext first = NULL, second = NULL;
+    void *p = NULL;
+    OK(cuCtxGetCurrent(&first));
+    OK(cudaSetDevice(1));
+    OK(cuCtxGetCurrent(&second));
+    meet_an_error(first, second);
+    OK(cudaSetDevice(0));
+    EXPECT_EQ(cudaFree(NULL), cudaErrorIllegalAddress);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceReset());
+    OK(cudaMalloc(&p, PAGE));
+    OK(cudaSetDevice(0));
+    EXPECT_EQ(cudaFree(NULL), cudaErrorIllegalAddress); /* the other device's reset is no cure */
+    OK(cudaDeviceReset());
+    OK(cudaMalloc(&p, PAGE));
+    EXPECT_EQ(cudaGetLastError(), cudaErrorIllegalAddress); /* of the calls that failed */
+    OK(cudaGetLastError());
+}
+
 typedef struct newcomer {
     CUcontext before, after;
     CUresult without; /* what the driver says to a thread that has no context */

@@ -674,6 +674,19 @@ TEST(rollbacks_fail_as_well)
     }
 }
 
+/* The error is in the context that was current in the failed call: of any device. */
+static void reset_devices(void)
+{
+    int devices = 0;
+    OK(cudaGetDeviceCount(&devices));
+    while (devices-- > 0) {
+        OK(cudaSetDevice(devices));
+        OK(cudaDeviceReset());
+    }
+    OK(cudaFree(NULL));
+    (void)cudaGetLastError();
+}
+
 /* A broken context ends the pool's work until the device is reset; nothing crashes, hangs or is lost. */
 static long run_with_broken_context(const scenario *sc, int nth)
 {
@@ -684,8 +697,7 @@ static long run_with_broken_context(const scenario *sc, int nth)
     sc->act(&w);
     long fired = sim_failed();
     sim_fail_clear();
-    OK(cudaDeviceReset());
-    (void)cudaGetLastError();
+    reset_devices();
     for (int k = 0; k < 3; k++) w.s[k] = stream_new();
     close_world(&w);
     return fired;
