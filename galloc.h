@@ -238,9 +238,10 @@
      All functions return cudaError_t, and a call that fails changes nothing. galloc_last_message gives the error in
      words, and the log gets a line (GALLOC_LOG, galloc_set_log, GALLOC_CONF=log:...); repeated lines are folded.
      Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
-     cudaDeviceReset, which galloc detects. Pages survive the reset, cudaMalloc segments do not. A block in such a
-     segment may be freed; once the driver hands out its addresses again they belong to the new block, and the old one
-     counts as freed. Once the driver has shut down, frees succeed and do nothing.
+     cudaDeviceReset, which galloc detects. Pools of other contexts go on, without what was freed on that one's streams
+     until it has ended. Pages survive the reset, cudaMalloc segments do not. A block in such a segment may be freed;
+     once the driver hands out its addresses again they belong to the new block, and the old one counts as freed. Once
+     the driver has shut down, frees succeed and do nothing.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
@@ -1843,6 +1844,18 @@ static void gai_scope_leave(gai_scope *scope)
     if (scope->pushed) (void)gai_cu.CtxPopCurrent(&popped);
 }
 
+/* Returns the sticky error of a context, if it has one: then all its calls return it. */
+static CUresult gai_context_error(CUcontext context)
+{
+    size_t left, total;
+    gai_scope scope;
+    CUresult result = gai_scope_enter(&scope, context);
+    if (result) return result;
+    result = gai_cu.MemGetInfo(&left, &total);
+    gai_scope_leave(&scope);
+    return result;
+}
+
 /* ==== STRUCTS =================================================================================================== */
 /* >>structs */
 
@@ -2193,7 +2206,7 @@ struct gai_stream {
     int wanted;          /* a mark was wanted once: on legacy, only then is it worth an event */
     int due;             /* gai_pool_mark_due has to record an event (docs/design.md, Streams, rule 6) */
     short retired;       /* its stream is, or is about to be, destroyed */
-    short silent;        /* its context did not answer whether it exists: no call is made on it */
+    short silent;        /* its context did not answer whether it exists, or has an error: no call is made on it */
     short ended;         /* its context has ended, but perhaps not its work: a wait for all devices completes that */
     int busy;            /* calls that hold on to it with no lock held */
     uint64_t epoch;      /* of frees from now on */
@@ -5531,9 +5544,11 @@ static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const ga
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
 }
 
-/* Records an error after which the context or the driver is unusable. */
+/* Records an error after which the pool's context or the driver is unusable. A sticky error may be that of another
+   context, whose stream or event took part in the call: so the pool's context is asked. */
 static void gai_pool_note(galloc_pool *pool, CUresult result)
 {
+    if (gai_is_sticky(result)) result = gai_context_error(pool->context);
     if (!gai_is_sticky(result) && !gai_is_driver_gone(result)) return;
     gai_lock_on(&pool->lock);
     if (gai_is_driver_gone(result)) pool->driver_gone = 1;
@@ -8114,6 +8129,17 @@ static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_s
     return wait;
 }
 
+/* Returns the error of a wait that ends the job. A sticky error that the pool's context does not have does not: only
+   what was freed on `stream` (NULL: on some streams) is out of reach, as if no event were recorded for it. */
+static CUresult gai_job_wait_failed(gai_job *job, gai_stream *stream, CUresult result)
+{
+    if (!gai_is_sticky(result) || gai_is_sticky(gai_context_error(job->pool->context))) return result;
+    gai_lock_on(&job->pool->lock);
+    if (stream) stream->silent = 1;
+    gai_lock_off(&job->pool->lock);
+    return CUDA_ERROR_NOT_READY;
+}
+
 /* Queues one wait, then notes it: if the note came first, another call could rely on a wait that is not queued yet. */
 static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
 {
@@ -8132,7 +8158,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     if (result) return result;
     result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.handle, event->event, 0));
     gai_scope_leave(&scope);
-    if (result) return result;
+    if (result) return gai_job_wait_failed(job, mark->stream, result);
     gai_lock_on(&pool->lock);
     gai_event_judge(pool, event, 0);
     if (event->epoch > wait->epoch) wait->epoch = event->epoch;
@@ -8729,9 +8755,11 @@ static void gai_job_take_behind(gai_job *job, gai_plan *plan, gai_block *block)
     gai_job_search_behind(job);
 }
 
-/* Notes the driver's result. Out of memory lets the ladder go on; any other error ends the job. */
+/* Notes the driver's result. Out of memory, and a wait that cannot be had (CUDA_ERROR_NOT_READY), let the ladder go on;
+   any other error ends the job. */
 static void gai_job_refused(gai_job *job, CUresult result, const char *function)
 {
+    if (result == CUDA_ERROR_NOT_READY) return;
     job->refusal = result;
     job->who = function;
     if (!result || result == CUDA_ERROR_OUT_OF_MEMORY || job->error) return;
@@ -9434,6 +9462,7 @@ static int gai_step_wait_host(gai_job *job)
     if (!pool->config.wait_limit_ms) return gai_job_leave_out(job, "wait_limit_ms is 0");
     while ((stream = gai_pool_best_stream(pool, &event)) != NULL) {
         CUresult result = gai_job_wait_for_event(job, event);
+        if (gai_is_sticky(result) && gai_job_wait_failed(job, stream, result) != result) continue;
         if (result && result != CUDA_ERROR_NOT_READY) {
             gai_job_refused(job, result, gai_job_waits_are_limited(job) ? "cuEventQuery" : "cuEventSynchronize");
             return 1;
@@ -9460,7 +9489,8 @@ static int gai_step_wait_host(gai_job *job)
    The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, ladder. */
 
 /* Frees the fence, pinned host memory that the driver refused to free before. A fence that the driver does not know
-   went with its context. If the context has ended, the driver is not asked: the address may be the program's by now. */
+   went with its context, and one whose context has a sticky error will. If the context has ended, the driver is not
+   asked: the address may be the program's by now. */
 static CUresult gai_fence_drop(galloc_pool *pool)
 {
     enum gai_health health;
@@ -9469,7 +9499,7 @@ static CUresult gai_fence_drop(galloc_pool *pool)
     result = gai_context_look(pool->fence_context, pool->fence_context_id, &health);
     if (health == GAI_UNKNOWN) return result;
     if (health == GAI_ALIVE) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (health == GAI_ALIVE && result && result != CUDA_ERROR_INVALID_VALUE) return result;
+    if (health == GAI_ALIVE && result && result != CUDA_ERROR_INVALID_VALUE && !gai_is_sticky(result)) return result;
     pool->fence = NULL;
     return CUDA_SUCCESS;
 }
@@ -9702,7 +9732,7 @@ static int gai_step_wait_device(gai_job *job)
 {
     CUresult result;
     if (!gai_job_can_wait_for_devices(job)) return 0;
-    result = gai_pool_wait(job->pool);
+    result = gai_job_wait_failed(job, NULL, gai_pool_wait(job->pool));
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
     if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
     return (job->grows || job->pool->variant.refresh) && gai_step_grow(job);
@@ -13459,7 +13489,7 @@ static int gai_pool_has_unfinished(galloc_pool *pool, const gai_block_pool *only
 static void gai_job_finish(gai_job *job, const gai_block_pool *only, size_t bytes)
 {
     if (gai_pool_has_unfinished(job->pool, only, bytes))
-        gai_job_refused(job, gai_pool_wait(job->pool), "cuMemFreeHost");
+        gai_job_refused(job, gai_job_wait_failed(job, NULL, gai_pool_wait(job->pool)), "cuMemFreeHost");
 }
 
 /* Releases idle segments as PyTorch's garbage_collection_threshold does. */
@@ -13536,7 +13566,7 @@ static int gai_step_torch_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_job_refused(job, gai_pool_wait(pool), "cuMemFreeHost");
+    gai_job_refused(job, gai_job_wait_failed(job, NULL, gai_pool_wait(pool)), "cuMemFreeHost");
     gai_lock_on(&pool->lock);
     pool->torch_stats.num_sync_all_streams++;
     gai_lock_off(&pool->lock);

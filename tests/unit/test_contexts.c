@@ -277,6 +277,269 @@ TEST(default_streams_of_two_contexts_are_two_streams)
     }
 }
 
+/* ---- contexts with a sticky error -------------------------------------------------------------------------------- */
+
+static const char *const failing_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
+                                            "backend:cudaMalloc", "backend:cudaMallocAsync", "strategy:pooled",
+                                            "reuse:completed", "wait_limit_ms:1"};
+
+static void end_context(CUcontext other, int place)
+{
+    CUcontext own = current();
+    if (place == BESIDE) OK(cuCtxDestroy(other));
+    else reset(1);
+    enter(own);
+}
+
+/* The pool serves its own streams, and those of no other context. */
+static void expect_open(galloc_pool *pool, cudaStream_t own)
+{
+    for (int i = 0; i < 2; i++) {
+        void *p = get(pool, MIB(6), own);
+        put(own, p, MIB(6), 2);
+        OK(galloc_free(p, own));
+    }
+    void *q = get(pool, 512, own);
+    OK(galloc_resize(q, 256, own));
+    OK(galloc_free(q, own));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+}
+
+/* An illegal address in another context is that context's alone. The pool goes on without what was freed there, whose
+   work nobody can wait for; once that context has ended it has that memory, too. */
+static void survive(const char *settings, int place, int how)
+{
+    begin_devices(2, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_at(place);
+    enter(own);
+    galloc_config config = config_of(settings, 0);
+    config.memory_limit = config.like ? MIB(44) : MIB(24);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_in(other);
+    void *p = get(pool, MIB(6), t), *q = NULL, *small = get(pool, 512, s);
+    enter(other);
+    if (place == BESIDE) put(t, p, MIB(6), 1);
+    enter(own);
+    OK(galloc_free(p, t));
+    if (how == 1) OK(galloc_stream_retire(t));
+    sim_context_fail(other, cudaErrorIllegalAddress);
+    expect_open(pool, s);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(40), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(24), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(6), t), cudaErrorIllegalAddress);
+    EXPECT_EQ(galloc_free(small, t), cudaErrorIllegalAddress);
+    OK(galloc_free(small, s));
+    (void)galloc_pool_trim(pool, 0, NULL);
+    expect_open(pool, s);
+    end_context(other, place);
+    if (config.wait_limit_ms != UINT64_MAX) OK(galloc_pool_trim(pool, 0, NULL)); /* no allocation waits for that */
+    q = get(pool, MIB(24), s);
+    put(s, q, MIB(24), 3);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_pool_survives_the_error_of_another_context)
+{
+    for (size_t kind = 0; kind < COUNT(failing_pools); kind++) {
+        for (int place = 0; place < PLACES; place++) {
+            for (int how = 0; how < 2; how++) {
+                long before = test_failures;
+                survive(failing_pools[kind], place, how);
+                if (test_failures > before) printf("    %s, place %d, %d\n", failing_pools[kind], place, how);
+            }
+        }
+    }
+}
+
+static CUcontext context_to_fail;
+static long calls_before_it_fails;
+
+static void fail_in_time(const char *function)
+{
+    (void)function;
+    if (!context_to_fail || calls_before_it_fails-- > 0) return;
+    sim_context_fail(context_to_fail, cudaErrorIllegalAddress);
+    context_to_fail = NULL;
+}
+
+static void *try_to_get(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *p = NULL;
+    cudaError_t error = galloc_pool_malloc(pool, &p, bytes, stream);
+    if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+    else put(stream, p, bytes, 4);
+    return p;
+}
+
+static void try_to_grow(void *p, size_t bytes, cudaStream_t stream)
+{
+    cudaError_t error = galloc_resize(p, bytes, stream);
+    if (error && error != cudaErrorNotSupported) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+    if (!error) put(stream, p, bytes, 5);
+}
+
+/* Returns whether the context failed: before the n-th call of CUDA. */
+static int survive_from(const char *settings, int place, long nth)
+{
+    begin_devices(2, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_at(place);
+    enter(own);
+    galloc_config config = config_of(settings, 0);
+    config.memory_limit = config.like ? MIB(64) : MIB(24);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_in(other), u = stream_in(other);
+    void *p[3] = {get(pool, MIB(4), t), get(pool, MIB(2), s), get(pool, MIB(6), u)}, *q[4];
+    enter(other);
+    if (place == BESIDE) put(t, p[0], MIB(4), 1);
+    if (place == BESIDE) put(u, p[2], MIB(6), 1);
+    enter(own);
+    OK(galloc_free(p[2], u));
+    OK(galloc_free(p[0], t));
+    OK(galloc_stream_retire(t));
+    context_to_fail = other;
+    calls_before_it_fails = nth;
+    sim_hook(fail_in_time, NULL);
+    try_to_grow(p[1], MIB(6), s);
+    q[0] = try_to_get(pool, MIB(8), s);
+    q[1] = try_to_get(pool, MIB(8), s);
+    try_to_grow(p[1], MIB(12), s);
+    q[2] = try_to_get(pool, MIB(4), s);
+    q[3] = try_to_get(pool, KIB(64), s);
+    for (int i = 0; i < 4; i++)
+        if (q[i]) OK(galloc_free(q[i], s));
+    OK(galloc_free(p[1], s));
+    (void)galloc_pool_trim(pool, 0, NULL);
+    sim_hook(NULL, NULL);
+    int failed = !context_to_fail;
+    expect_open(pool, s);
+    end_context(other, place);
+    expect_open(pool, s);
+    pool_end(pool);
+    finish();
+    return failed;
+}
+
+/* The same whenever the context fails: no call on another stream returns the error, also where it waits at that time
+   for work of the context. */
+TEST(a_pool_survives_the_error_of_another_context_at_any_time)
+{
+    for (size_t kind = 0; kind < COUNT(failing_pools); kind++) {
+        for (int place = 0; place < PLACES; place++) {
+            long nth = 0, before = test_failures;
+            while (test_failures == before && survive_from(failing_pools[kind], place, nth)) nth++;
+            if (test_failures > before) printf("    %s, place %d, call %ld\n", failing_pools[kind], place, nth);
+        }
+    }
+}
+
+/* Returns whether the context failed. It is that of the stream that asks, and waits for another one. */
+static int fail_from(int place, long nth)
+{
+    begin_devices(2, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_at(place);
+    enter(own);
+    galloc_pool *pool = pool_of("memory_limit:24M", 0);
+    cudaStream_t s = stream_new(), t = stream_in(other);
+    void *p = get(pool, MIB(20), s), *q = NULL;
+    pairs(pool, 512, t, 1);
+    put(s, p, MIB(20), 1);
+    OK(galloc_free(p, s));
+    context_to_fail = other;
+    calls_before_it_fails = nth;
+    sim_hook(fail_in_time, NULL);
+    cudaError_t error = galloc_pool_malloc(pool, &q, MIB(20), t);
+    sim_hook(NULL, NULL);
+    int failed = !context_to_fail;
+    if (error && error != cudaErrorMemoryAllocation) EXPECT_EQ(error, cudaErrorIllegalAddress);
+    if (!failed) OK(error);
+    if (q) OK(galloc_free(q, s));
+    expect_open(pool, s);
+    end_context(other, place);
+    expect_open(pool, s);
+    pool_end(pool);
+    finish();
+    return failed;
+}
+
+TEST(a_pool_survives_the_error_of_the_context_that_asks)
+{
+    for (int place = 0; place < PLACES; place++) {
+        long nth = 0, before = test_failures;
+        while (test_failures == before && fail_from(place, nth)) nth++;
+        if (test_failures > before) printf("    place %d, call %ld\n", place, nth);
+    }
+}
+
+/* The error of the pool's own context closes the pool for streams of all contexts: nothing it has at hand is given
+   out. */
+TEST(a_pool_whose_context_failed_serves_no_other_context)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t t = stream_in(other), u = stream_in(other);
+        enter(other);
+        if (shared) pairs(pool, KIB(64), u, 1);
+        pairs(pool, KIB(64), t, 3);
+        pairs(pool, MIB(4), t, 1);
+        void *p = get_growable(pool, MIB(2), MIB(8), t), *q = get(pool, MIB(2), t), *r = NULL;
+        OK(galloc_resize(p, MIB(8), t));
+        OK(galloc_resize(p, MIB(2), t)); /* the rest is at hand */
+        put(t, q, MIB(2), 1);
+        OK(galloc_free(q, t));
+        sim_context_fail(own, cudaErrorIllegalAddress);
+        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(100), t), cudaErrorIllegalAddress);
+        EXPECT_EQ(galloc_resize(p, MIB(4), t), cudaErrorIllegalAddress);
+        for (size_t bytes = 512; bytes <= MIB(16); bytes *= 2) {
+            EXPECT_EQ(galloc_pool_malloc(pool, &r, bytes, t), cudaErrorIllegalAddress);
+            EXPECT_EQ(galloc_pool_malloc(pool, &r, bytes, u), cudaErrorIllegalAddress);
+        }
+        EXPECT_EQ(galloc_resize(p, MIB(1), t), 0); /* that needs nothing */
+        OK(galloc_free(p, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        enter(own);
+        reset(0);
+        enter(other);
+        p = get(pool, MIB(16), t);
+        put(t, p, MIB(16), 2);
+        OK(galloc_free(p, t));
+        pool_end(pool);
+        enter(own);
+        finish();
+    }
+}
+
+/* The pinned memory of a wait stays behind when the driver does not take it back. It goes with its context, and holds
+   up no wait in another one. */
+TEST(a_wait_that_a_failed_context_left_behind_is_over)
+{
+    for (int place = 0; place < PLACES; place++) {
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_at(place);
+        enter(own);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t s = stream_new(), t = stream_in(other);
+        void *p = get(pool, MIB(6), s);
+        pairs(pool, KIB(64), t, 1);
+        sim_fail("cuMemFreeHost", 2, 1, cudaErrorUnknown); /* the second one is in the other context */
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+        sim_fail_clear();
+        sim_context_fail(other, cudaErrorIllegalAddress);
+        put(s, p, MIB(6), 1);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), cudaErrorIllegalAddress);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2)); /* what was freed in the other context */
+        end_context(other, place);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- contexts that end ------------------------------------------------------------------------------------------- */
 
 /* What was queued in a context is over when it ends; its events are gone, and nobody asks for them. */

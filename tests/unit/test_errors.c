@@ -759,7 +759,7 @@ TEST(a_forked_child_is_refused)
 TEST(a_sticky_error_closes_the_pool)
 {
     static const int codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorHardwareStackError,
-                                cudaErrorECCUncorrectable, cudaErrorContextIsDestroyed};
+                                cudaErrorECCUncorrectable, cudaErrorAssert};
     for (int i = 0; i < 5; i++) {
         begin();
         cudaStream_t s = stream_new();
@@ -791,6 +791,23 @@ TEST(a_sticky_error_closes_the_pool)
         pool_end(pool);
         finish();
     }
+}
+
+/* A call may return such an error though the pool's context has none. */
+TEST(an_error_of_no_context_closes_nothing)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = &pool;
+    sim_fail("cuMemCreate", 1, 0, cudaErrorContextIsDestroyed);
+    FAILS(galloc_pool_malloc(pool, &p, MIB(8), s), cudaErrorContextIsDestroyed);
+    EXPECT(p == NULL);
+    sim_fail_clear();
+    p = get(pool, MIB(8), s);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
 }
 
 /* Having no memory is not a broken context. */
