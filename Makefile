@@ -53,7 +53,7 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples clean
+.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples adapters clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -74,6 +74,7 @@ help:
 	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
 	@echo 'make soak-graphs-gpu  the same while graphs are captured, launched and destroyed beside 16 threads'
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
+	@echo 'make adapters       build/libgalloc_torch.so, for examples/pytorch; needs the CUDA Toolkit'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
 	@echo 'make build/hotpath  the host time of an alloc/free pair; build/hotpath --help likewise'
@@ -247,6 +248,20 @@ build/examples/%-cuda: examples/%.cu galloc.h
 	$(step)$(build_gpu)
 
 examples: $(EXAMPLES) $(if $(NVCC),$(GPU_EXAMPLES))
+
+# ---- adaptors: galloc where a program expects another allocator ------------------------------------------------------
+
+CUDART = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart.so $(CUDA_HOME)/lib/libcudart.so))
+need_toolkit = $(if $(TOOLKIT),,$(error this needs the CUDA Toolkit 12.0 or later. CUDA_HOME=... says where it is))
+
+adapters: build/libgalloc_torch.so
+
+build/libgalloc_torch.so: examples/pytorch/galloc_torch.c galloc.h
+	$(need_toolkit)
+	$(folder)
+	$(step)$(CC) -std=gnu11 $(WARNINGS) -O2 -fPIC -shared -fexceptions -fvisibility=hidden -Wno-missing-prototypes -I. \
+		-isystem $(TOOLKIT) $< \
+		-o $@ $(if $(CUDART),-L$(dir $(CUDART))) -lcudart $(LIBS)
 
 test-gpu:
 	$(need_gpu)

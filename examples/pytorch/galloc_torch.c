@@ -1,0 +1,452 @@
+/* galloc_torch.c - galloc as PyTorch's CUDA allocator: the hooks of torch.cuda.memory.CUDAPluggableAllocator, in C.
+
+   Build:  gcc -O2 -fPIC -shared -fexceptions -I<galloc> -I<cuda>/include galloc_torch.c -o libgalloc_torch.so -lcudart
+   Use:    import galloc_torch; galloc_torch.install()     (galloc_torch.py; README.md beside this file has the rest)
+
+   PyTorch passes the stream that a tensor was allocated for to each free, and other streams to record_stream. galloc
+   reuses memory in stream order by the same rule, so that each hook is one call of galloc. Two things need more:
+
+   - Out of memory. PyTorch does not look whether an allocation hook returned NULL. So galloc_hook_malloc throws
+     PyTorch's own exception: torch.OutOfMemoryError with galloc's report as its text. This file is C; it makes the C++
+     exception with the functions that PyTorch and the C++ library export (throw_error). Where they are not found, the
+     exception is std::bad_alloc, which Python sees as RuntimeError.
+   - Graphs that share a pool (torch.cuda.graph(g, pool=...)). PyTorch names the pool before the capture begins and
+     does not name the stream. The first allocation on a captured stream of the device tells the capture, and puts it
+     into the pool's galloc_graph. While several captures with different pools are under way on one device, those that
+     begin to allocate in this time get memory of their own.
+
+   Threads: as galloc, any hook on any thread. No hook waits for the device, except galloc_hook_reset
+   (torch.cuda.empty_cache) and an allocation that memory has run out for. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RTLD_NOLOAD */
+#endif
+#define GALLOC_STATIC /* a heap of its own, and no names that another library could have */
+#define GALLOC_IMPLEMENTATION
+#include "galloc.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#define HOOK __attribute__((visibility("default")))
+#define MAX_DEVICES 64
+
+/* ---- PyTorch's exceptions, from C --------------------------------------------------------------------------------- */
+
+/* c10::SourceLocation, and std::string as libstdc++ has had it since its version 5. */
+typedef struct source_location {
+    const char *function, *file;
+    uint32_t line;
+} source_location;
+
+typedef struct cxx_string {
+    char *data;
+    size_t size;
+    char local[16];
+} cxx_string;
+
+/* Functions of the C++ library, and what makes a c10::Error and a c10::OutOfMemoryError, which derives from it. */
+typedef struct cxx {
+    void *(*allocate)(size_t bytes);                                         /* __cxa_allocate_exception */
+    void (*raise)(void *exception, void *type, void (*destroy)(void *));     /* __cxa_throw */
+    void *(*make)(size_t bytes);                                             /* operator new */
+    void (*construct)(void *error, source_location where, cxx_string *text); /* c10::Error::Error */
+    void *error, *out_of_memory;                                             /* typeid */
+    void **error_table, **out_of_memory_table;                               /* tables of virtual functions */
+} cxx;
+
+#define ERROR_BYTES 4096 /* more than a c10::Error needs: less than 300 in 2.0 to 2.15 */
+
+/* Reads the address of a symbol into a pointer to a function or an object. */
+static int find(void *library, const char *name, void *pointer)
+{
+    void *symbol = dlsym(library, name);
+    memcpy(pointer, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static int cxx_find(cxx *to)
+{
+    void *c10 = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return c10 && find(c10, "__cxa_allocate_exception", &to->allocate) && find(c10, "__cxa_throw", &to->raise) &&
+        find(c10, "_Znwm", &to->make) && find(c10, "_ZTIN3c105ErrorE", &to->error) &&
+        find(c10, "_ZTVN3c105ErrorE", &to->error_table) &&
+        find(c10, "_ZTIN3c1016OutOfMemoryErrorE", &to->out_of_memory) &&
+        find(c10, "_ZTVN3c1016OutOfMemoryErrorE", &to->out_of_memory_table) &&
+        find(c10, "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+             &to->construct);
+}
+
+/* Throws c10::OutOfMemoryError(text), or c10::Error(text): torch.OutOfMemoryError and RuntimeError in Python. Does not
+   return. */
+static void throw_error(const char *text, int out_of_memory)
+{
+    cxx c;
+    if (cxx_find(&c)) {
+        static const source_location where = { "galloc", "galloc_torch.c", 0 };
+        size_t bytes = strlen(text);
+        void **error = c.allocate(ERROR_BYTES), **table = out_of_memory ? c.out_of_memory_table : c.error_table;
+        cxx_string string;
+        memset(error, 0, ERROR_BYTES);
+        string.data = c.make(bytes + 1); /* the error takes it over */
+        string.size = bytes;
+        memcpy(string.data, text, bytes + 1);
+        memcpy(string.local, &bytes, sizeof bytes); /* where a string that is not in `local` has its capacity */
+        c.construct(error, where, &string);
+        error[0] = table + 2; /* a table begins with an offset and the type; then comes the destructor */
+        c.raise(error, out_of_memory ? c.out_of_memory : c.error, (void (*)(void *))table[2]);
+    } else {
+        void (*bad_alloc)(void);
+        (void)fprintf(stderr, "galloc_torch: %s\n", text);
+        if (find(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv", &bad_alloc)) bad_alloc();
+        abort(); /* no C++ library: PyTorch cannot be the caller */
+    }
+}
+
+/* An allocation has failed: throws. Programs search the text for its first words. */
+static void throw_failure(cudaError_t err, size_t bytes, int device)
+{
+    char text[GALLOC_REPORT_TEXT + 1024];
+    galloc_report report;
+    if (err != cudaErrorMemoryAllocation) {
+        (void)snprintf(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), galloc_last_message());
+        throw_error(text, 0);
+    } else {
+        int n = snprintf(text, 1024, "CUDA out of memory. Tried to allocate %.2f MiB on GPU %d. %s\n",
+                         (double)bytes / (1 << 20), device, galloc_last_message());
+        if (n > 0 && n < 1024 && galloc_oom_report(&report) == cudaSuccess)
+            (void)galloc_report_text(&report, text + n, GALLOC_REPORT_TEXT);
+        throw_error(text, 1);
+    }
+}
+
+/* ---- pools ---------------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
+static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not used yet. Read without the lock */
+
+/* The pool of a device: galloc's default pool, unless galloc_hook_memory_fraction has made another. NULL, with an
+   error: GALLOC_CONF is wrong, or the device is. */
+static galloc_pool *pool_of(int device, cudaError_t *err)
+{
+    galloc_pool *pool = NULL;
+    *err = cudaErrorInvalidDevice;
+    if (device < 0 || device >= MAX_DEVICES) return NULL;
+    pool = __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
+    *err = cudaSuccess;
+    if (pool) return pool;
+    (void)pthread_mutex_lock(&lock);
+    pool = pools[device];
+    if (!pool) {
+        *err = galloc_pool_default(&pool, device);
+        if (*err == cudaSuccess) __atomic_store_n(&pools[device], pool, __ATOMIC_RELEASE);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return pool;
+}
+
+/* Makes a device current, which the default streams refer to. Returns the device that was, or -1 if it is the same. */
+static int enter(int device)
+{
+    int before = -1;
+    if (cudaGetDevice(&before) != cudaSuccess || before == device) return -1;
+    return cudaSetDevice(device) == cudaSuccess ? before : -1;
+}
+
+static void leave(int before)
+{
+    if (before >= 0) (void)cudaSetDevice(before);
+}
+
+static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
+
+/* ---- graphs that share memory --------------------------------------------------------------------------------------- */
+
+/* PyTorch's name of a memory pool: MempoolId_t, a std::pair. */
+typedef struct pool_id {
+    unsigned long long first, second;
+} pool_id;
+
+/* The captures into one pool of PyTorch. */
+typedef struct group {
+    struct group *next;
+    pool_id id;
+    int device;
+    galloc_graph *graph;    /* NULL: no capture has allocated yet */
+    unsigned long long key; /* of the last begin; 2.0 to 2.2 name it at the end, in place of the pool */
+    int open;               /* begins without an end */
+    int begun;              /* galloc_graph_begin has been called since the first of them */
+    int uses;               /* begins that PyTorch has not released */
+} group;
+
+static group *groups;
+static int open_groups; /* how many have `open`; read without the lock */
+
+static group *group_find(int device, pool_id id)
+{
+    group *g = groups;
+    while (g && (g->device != device || g->id.first != id.first || g->id.second != id.second)) g = g->next;
+    return g;
+}
+
+/* Captures of the device belong to this pool from now on. Without host memory for that each graph has its own memory. */
+static void group_begin(int device, pool_id id, unsigned long long key)
+{
+    group *g;
+    (void)pthread_mutex_lock(&lock);
+    g = group_find(device, id);
+    if (!g && (g = calloc(1, sizeof *g)) != NULL) {
+        g->id = id;
+        g->device = device;
+        g->next = groups;
+        groups = g;
+    }
+    if (g) {
+        g->key = key;
+        g->uses++;
+        if (!g->open++) (void)__atomic_add_fetch(&open_groups, 1, __ATOMIC_RELAXED);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* [lock] */
+static void group_end(group *g)
+{
+    if (!g || !g->open || --g->open) return;
+    (void)__atomic_sub_fetch(&open_groups, 1, __ATOMIC_RELAXED);
+    if (g->begun) (void)galloc_graph_end(g->graph);
+    g->begun = 0;
+}
+
+static void group_end_named(int device, pool_id id)
+{
+    (void)pthread_mutex_lock(&lock);
+    group_end(group_find(device, id));
+    (void)pthread_mutex_unlock(&lock);
+}
+
+static void group_end_keyed(int device, unsigned long long key)
+{
+    group *g;
+    (void)pthread_mutex_lock(&lock);
+    g = groups;
+    while (g && (g->device != device || g->key != key || !g->open)) g = g->next;
+    group_end(g);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* PyTorch will not use one of the captures again; it destroys the graph after this. The memory returns to the heap when
+   all graphs of the group are gone and their launches done. (galloc_graph_release would return it now, but needs a
+   stream that is ordered after all launches, and PyTorch names none. The empty group ends with its heap.) */
+static void group_release(int device, pool_id id)
+{
+    group *g, **link = &groups;
+    (void)pthread_mutex_lock(&lock);
+    g = group_find(device, id);
+    if (g && --g->uses <= 0) {
+        while (g->open) group_end(g);
+        while (*link != g) link = &(*link)->next;
+        *link = g->next;
+        free(g);
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* Before an allocation: puts the capture of its stream into the pool that has begun on this device, if there is one. */
+static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    group *g, *only = NULL;
+    int n = 0;
+    if (is_default(stream)) return; /* cannot be captured */
+    (void)pthread_mutex_lock(&lock);
+    for (g = groups; g; g = g->next) {
+        if (g->open && g->device == device) only = g, n++;
+    }
+    if (n == 1 && !only->begun && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+        status == cudaStreamCaptureStatusActive)
+        only->begun = galloc_graph_begin(&only->graph, pool, stream) == cudaSuccess;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ---- hooks ---------------------------------------------------------------------------------------------------------- */
+
+static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream)
+{
+    cudaError_t err;
+    galloc_pool *pool = pool_of(device, &err);
+    int before = is_default(stream) ? enter(device) : -1;
+    if (pool && __atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
+    *p = NULL;
+    if (pool) err = galloc_pool_malloc(pool, p, size, stream);
+    leave(before);
+    return err;
+}
+
+/* For change_current_allocator: throws when it fails. */
+HOOK void *galloc_hook_malloc(size_t size, int device, cudaStream_t stream)
+{
+    void *p;
+    cudaError_t err = allocate(&p, size, device, stream);
+    if (err != cudaSuccess) throw_failure(err, size, device);
+    return p;
+}
+
+/* For MemPool: NULL when it fails. PyTorch's allocator then frees its cache, tries again, and reports. */
+HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
+{
+    void *p;
+    (void)allocate(&p, size, device, stream);
+    return p;
+}
+
+/* Called by destructors: a failure cannot be reported. galloc logs it. */
+HOOK void galloc_hook_free(void *ptr, size_t size, int device, cudaStream_t stream)
+{
+    int before = is_default(stream) ? enter(device) : -1;
+    (void)size;
+    (void)galloc_free(ptr, stream);
+    leave(before);
+}
+
+/* tensor.record_stream(stream). A default stream is the one of the tensor's device. */
+HOOK void galloc_hook_record_stream(void *ptr, cudaStream_t stream)
+{
+    galloc_pointer info;
+    int before = -1;
+    cudaError_t err;
+    if (is_default(stream) && galloc_pointer_info(ptr, &info) == cudaSuccess && info.state == GALLOC_STATE_USED)
+        before = enter(info.device);
+    err = galloc_record_stream(ptr, stream);
+    leave(before);
+    if (err != cudaSuccess) throw_failure(err, 0, 0);
+}
+
+HOOK void galloc_hook_init(int device_count) { (void)device_count; }
+
+/* torch.cuda.empty_cache() */
+HOOK void galloc_hook_reset(void)
+{
+    int i;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        galloc_pool *pool = __atomic_load_n(&pools[i], __ATOMIC_ACQUIRE);
+        if (pool) (void)galloc_pool_trim(pool, 0, NULL);
+    }
+}
+
+/* torch.cuda.set_per_process_memory_fraction(fraction, device). The limit of a pool is fixed when it is made, so this
+   must come before the first tensor of the device; later it throws RuntimeError. */
+HOOK void galloc_hook_memory_fraction(double fraction, int device)
+{
+    galloc_pool *pool = NULL;
+    galloc_config config;
+    cudaError_t err = cudaErrorInvalidDevice;
+    if (device < 0 || device >= MAX_DEVICES) throw_failure(err, 0, device);
+    (void)pthread_mutex_lock(&lock);
+    pool = pools[device];
+    if (!pool) err = galloc_pool_default(&pool, device); /* for the settings; it holds no memory */
+    else err = cudaSuccess;
+    if (err == cudaSuccess) err = galloc_pool_config(pool, &config);
+    if (err == cudaSuccess && config.per_process_memory_fraction != fraction) {
+        if (pools[device]) {
+            err = cudaErrorNotPermitted;
+        } else {
+            config.per_process_memory_fraction = fraction;
+            err = galloc_pool_create(&pool, &config);
+            if (err == cudaSuccess) __atomic_store_n(&pools[device], pool, __ATOMIC_RELEASE);
+        }
+    }
+    (void)pthread_mutex_unlock(&lock);
+    if (err == cudaErrorNotPermitted)
+        throw_error("galloc: call set_per_process_memory_fraction before the first tensor on the device, "
+                    "or set GALLOC_CONF=per_process_memory_fraction:... before the program starts", 0);
+    if (err != cudaSuccess) throw_failure(err, 0, device);
+}
+
+/* Start and size of the block that contains an address. */
+HOOK void *galloc_hook_base_alloc(void *ptr, size_t *size)
+{
+    galloc_pointer info;
+    if (galloc_pointer_info(ptr, &info) != cudaSuccess || info.state != GALLOC_STATE_USED)
+        throw_error("galloc: the address is in none of its tensors", 0);
+    if (size) *size = info.usable;
+    return info.base;
+}
+
+/* PyTorch 2.3 and later. The fourth argument, a std::function, comes as a pointer to it; it is not used. */
+HOOK void galloc_hook_begin_allocate_to_pool(int device, pool_id id, void *filter)
+{
+    (void)filter;
+    group_begin(device, id, 0);
+}
+
+HOOK void galloc_hook_end_allocate_to_pool(int device, pool_id id) { group_end_named(device, id); }
+
+HOOK void galloc_hook_release_pool(int device, pool_id id) { group_release(device, id); }
+
+/* PyTorch 2.1 and 2.2: the end names the stream. */
+HOOK void galloc_hook_begin_allocate_stream_to_pool(int device, cudaStream_t stream, pool_id id)
+{
+    group_begin(device, id, (unsigned long long)(uintptr_t)stream);
+}
+
+HOOK void galloc_hook_end_allocate_stream_to_pool(int device, cudaStream_t stream)
+{
+    group_end_keyed(device, (unsigned long long)(uintptr_t)stream);
+}
+
+/* PyTorch 2.0: the end names the capture. */
+HOOK void galloc_hook_capture_begin(int device, unsigned long long capture, pool_id id)
+{
+    group_begin(device, id, capture);
+}
+
+HOOK void galloc_hook_capture_ended(int device, unsigned long long capture) { group_end_keyed(device, capture); }
+
+/* ---- for galloc_torch.py --------------------------------------------------------------------------------------------- */
+
+/* The counters of a device as JSON, the names of torch.cuda.memory_stats() where they mean the same. Returns the number
+   of bytes, or 0: there is no pool yet, or `size` does not suffice. */
+HOOK size_t galloc_hook_stats(int device, char *json, size_t size)
+{
+    galloc_stats s;
+    galloc_pool *pool;
+    int n;
+    if (device < 0 || device >= MAX_DEVICES) return 0;
+    pool = __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
+    if (!pool || galloc_pool_stats(pool, &s) != cudaSuccess) return 0;
+    n = snprintf(json, size,
+                 "{\"requested_bytes.all.current\": %zu, \"requested_bytes.all.peak\": %zu, "
+                 "\"allocated_bytes.all.current\": %zu, \"allocated_bytes.all.peak\": %zu, "
+                 "\"reserved_bytes.all.current\": %zu, \"reserved_bytes.all.peak\": %zu, "
+                 "\"allocation.all.current\": %zu, \"allocation.all.peak\": %zu, \"num_ooms\": %llu, "
+                 "\"galloc.moves\": %llu, \"galloc.moved_bytes\": %llu, \"galloc.waits\": %llu, "
+                 "\"galloc.graph_bytes\": %zu, \"galloc.free_bytes\": %zu, \"galloc.largest_free\": %zu}",
+                 s.live.current, s.live.peak, s.allocated.current, s.allocated.peak, s.reserved.current,
+                 s.reserved.peak, s.blocks.current, s.blocks.peak, (unsigned long long)s.failures,
+                 (unsigned long long)s.moves, (unsigned long long)s.moved_bytes, (unsigned long long)s.waits,
+                 s.graph_bytes, s.free_bytes, s.largest_free);
+    return n > 0 && (size_t)n < size ? (size_t)n : 0;
+}
+
+HOOK void galloc_hook_stats_reset(int device)
+{
+    galloc_pool *pool = device < 0 || device >= MAX_DEVICES ? NULL : __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
+    if (pool) (void)galloc_pool_stats_reset(pool);
+}
+
+/* For galloc_torch.cpp: bytes held now and at most, the number of pages, and the largest free block. Returns 0 when the
+   device has no pool yet. */
+HOOK int galloc_hook_held(int device, size_t *held, size_t *peak, size_t *pages, size_t *largest_free)
+{
+    galloc_stats s;
+    int i;
+    galloc_pool *pool = device < 0 || device >= MAX_DEVICES ? NULL : __atomic_load_n(&pools[device], __ATOMIC_ACQUIRE);
+    if (!pool || galloc_pool_stats(pool, &s) != cudaSuccess) return 0;
+    *held = s.reserved.current;
+    *peak = s.reserved.peak;
+    *pages = 0;
+    for (i = 0; i < GALLOC_PAGE_SIZES; i++) *pages += s.pages[i].count;
+    *largest_free = s.largest_free;
+    return 1;
+}

@@ -1,0 +1,359 @@
+/* galloc_torch.cpp - the rest of PyTorch's allocator interface: torch.cuda.memory_stats, memory_summary, _snapshot,
+   history and out-of-memory observers, over the hooks of galloc_torch.c. It depends on the C++ interface of one release
+   of PyTorch, so galloc_torch.install(full=True) compiles it on the user's machine; README.md has the releases that it
+   was tried with.
+
+   It derives from PyTorch's own CUDAPluggableAllocator, which calls the hooks, and replaces the functions that raise
+   "does not yet support" there. A function has one overload for each form that it has had since 2.5.
+
+   A snapshot shows each tensor's block as a segment of its own: galloc moves pages, so it has no segments that stay.
+
+   Not possible: CUDA graph trees (checkpoints of a private pool) and sharing of tensors between processes. */
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/ApproximateClock.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <cuda_runtime_api.h>
+#include <deque>
+#include <type_traits>
+
+extern "C" {
+void *galloc_hook_malloc(size_t, int, cudaStream_t);
+void galloc_hook_free(void *, size_t, int, cudaStream_t);
+void galloc_hook_record_stream(void *, cudaStream_t);
+void galloc_hook_reset(void);
+void galloc_hook_memory_fraction(double, int);
+void *galloc_hook_base_alloc(void *, size_t *);
+struct galloc_pool_id {
+    unsigned long long first, second;
+};
+void galloc_hook_begin_allocate_to_pool(int, galloc_pool_id, void *);
+void galloc_hook_end_allocate_to_pool(int, galloc_pool_id);
+void galloc_hook_release_pool(int, galloc_pool_id);
+/* Bytes held now and at most, and the number of pages; 0: the device has no pool yet. */
+int galloc_hook_held(int device, size_t *held, size_t *peak, size_t *pages, size_t *largest_free);
+void galloc_hook_stats_reset(int device);
+}
+
+namespace {
+
+using namespace c10::cuda::CUDACachingAllocator;
+using c10::cuda::MempoolId_t;
+using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+size_t rounded(size_t bytes) { return (bytes + 511) & ~size_t(511); }
+
+/* PyTorch has counters of small and large tensors apart. */
+size_t kind(size_t bytes) { return bytes <= (1 << 20) ? 1 : 2; }
+
+template <class Stat> void grow(Stat &stat, size_t n)
+{
+    stat.current += int64_t(n);
+    stat.allocated += int64_t(n);
+    if (stat.peak < stat.current) stat.peak = stat.current;
+}
+
+template <class Stat> void shrink(Stat &stat, size_t n)
+{
+    stat.current -= int64_t(n);
+    stat.freed += int64_t(n);
+}
+
+template <class Stat> void reset_total(Stat &stat) { stat.allocated = stat.freed = 0; }
+template <class Stat> void reset_peak(Stat &stat) { stat.peak = stat.current; }
+
+/* One entry of the history; newer releases also take the memory pool. */
+template <class Entry = TraceEntry>
+Entry entry(typename Entry::Action action, int device, size_t address, size_t bytes, cudaStream_t stream, Context context)
+{
+    auto now = c10::getApproximateTime();
+    auto index = c10::DeviceIndex(device);
+    if constexpr (std::is_constructible_v<Entry, typename Entry::Action, c10::DeviceIndex, size_t, size_t, cudaStream_t,
+                                          MempoolId_t, c10::approx_time_t, Context>)
+        return Entry(action, index, address, bytes, stream, MempoolId_t{0, 0}, now, std::move(context));
+    else
+        return Entry(action, index, address, bytes, stream, now, std::move(context));
+}
+
+struct Block {
+    size_t bytes;
+    int device;
+    cudaStream_t stream;
+    Context context;
+};
+
+/* All that is counted and remembered, guarded by `mutex`. */
+struct State {
+    std::mutex mutex;
+    std::unordered_map<void *, Block> blocks;
+    std::vector<DeviceStats> devices;
+    std::vector<std::deque<TraceEntry>> history;
+    std::vector<OutOfMemoryObserver> observers;
+    std::vector<AllocatorTraceTracker> trackers;
+    CreateContextFn context = nullptr;
+    RecordContext when = RecordContext::NEVER;
+    size_t most = 0; /* entries of the history of a device */
+    bool recording = false;
+
+    DeviceStats &device(int i)
+    {
+        if (devices.size() <= size_t(i)) devices.resize(size_t(i) + 1), history.resize(size_t(i) + 1);
+        return devices[size_t(i)];
+    }
+
+    void note(TraceEntry e)
+    {
+        for (auto &tracker : trackers) tracker(e);
+        if (!recording || !most) return;
+        (void)device(e.device_);
+        auto &entries = history[size_t(e.device_)];
+        if (entries.size() >= most) entries.pop_front();
+        entries.push_back(std::move(e));
+    }
+};
+
+/* Never destroyed: tensors may be freed after the end of main. */
+State &state()
+{
+    static State *one = new State;
+    return *one;
+}
+
+Context gather(RecordContext least)
+{
+    auto &s = state();
+    CreateContextFn make = s.when >= least ? s.context : nullptr;
+    return make ? make() : nullptr;
+}
+
+template <class Change> void count(DeviceStats &stats, size_t bytes, Change change)
+{
+    for (size_t k : {size_t(0), kind(bytes)}) {
+        change(stats.allocation[k], 1);
+        change(stats.active[k], 1);
+        change(stats.allocated_bytes[k], rounded(bytes));
+        change(stats.active_bytes[k], rounded(bytes));
+        change(stats.requested_bytes[k], bytes);
+    }
+}
+
+void out_of_memory(size_t bytes, int device, cudaStream_t stream)
+{
+    auto &s = state();
+    size_t free = 0, total = 0, held = 0, peak, pages, largest;
+    std::vector<OutOfMemoryObserver> observers;
+    (void)cudaMemGetInfo(&free, &total);
+    (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
+    Context context = gather(RecordContext::STATE);
+    {
+        std::lock_guard<std::mutex> guard(s.mutex);
+        s.device(device).num_ooms++;
+        s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context));
+        observers = s.observers;
+    }
+    for (auto &observer : observers) observer(device, bytes, held, free);
+}
+
+void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
+{
+    auto &s = state();
+    void *p;
+    try {
+        p = galloc_hook_malloc(bytes, device, stream);
+    } catch (const c10::OutOfMemoryError &) {
+        out_of_memory(bytes, device, stream);
+        throw;
+    }
+    if (!p) return p;
+    Context context = gather(RecordContext::STATE);
+    std::lock_guard<std::mutex> guard(s.mutex);
+    count(s.device(device), bytes, [](auto &stat, size_t n) { grow(stat, n); });
+    if (s.recording || !s.trackers.empty())
+        s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, context));
+    s.blocks[p] = Block{bytes, device, stream, std::move(context)};
+    return p;
+}
+
+void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
+{
+    auto &s = state();
+    if (p) {
+        Context context = gather(RecordContext::ALL);
+        std::lock_guard<std::mutex> guard(s.mutex);
+        count(s.device(device), bytes, [](auto &stat, size_t n) { shrink(stat, n); });
+        if (s.recording || !s.trackers.empty()) {
+            s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context));
+            s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context));
+        }
+        s.blocks.erase(p);
+    }
+    galloc_hook_free(p, bytes, device, stream);
+}
+
+class Allocator final : public Pluggable {
+public:
+    Allocator() : Pluggable(counted_malloc, counted_free)
+    {
+        set_reset_fn(galloc_hook_reset);
+        set_memory_fraction_fn([this](double f, int device) {
+            galloc_hook_memory_fraction(f, device);
+            fraction = f;
+        });
+        set_base_alloc_fn(galloc_hook_base_alloc);
+        set_record_stream_fn(galloc_hook_record_stream);
+        set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)>) {
+            galloc_hook_begin_allocate_to_pool(device, {id.first, id.second}, nullptr);
+        });
+        set_end_allocate_to_pool_fn(
+            [](int device, MempoolId_t id) { galloc_hook_end_allocate_to_pool(device, {id.first, id.second}); });
+        set_release_pool([](int device, MempoolId_t id) { galloc_hook_release_pool(device, {id.first, id.second}); });
+    }
+
+    std::string name() override { return "galloc"; }
+    double getMemoryFraction(c10::DeviceIndex) { return fraction; }
+
+    void cacheInfo(c10::DeviceIndex device, size_t *largest) override
+    {
+        size_t held, peak, pages, free = 0, total = 0;
+        c10::cuda::CUDAGuard guard(device);
+        *largest = 0;
+        (void)galloc_hook_held(device, &held, &peak, &pages, largest);
+        if (cudaMemGetInfo(&free, &total) == cudaSuccess && free > *largest) *largest = free;
+    }
+
+    DeviceStats getDeviceStats(c10::DeviceIndex device) override
+    {
+        auto &s = state();
+        size_t held = 0, peak = 0, pages = 0, largest;
+        (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
+        std::lock_guard<std::mutex> guard(s.mutex);
+        DeviceStats stats = s.device(device);
+        stats.reserved_bytes[0].current = int64_t(held);
+        stats.reserved_bytes[0].peak = int64_t(peak);
+        stats.reserved_bytes[2] = stats.reserved_bytes[0]; /* a page holds tensors of any size */
+        stats.segment[0].current = stats.segment[2].current = int64_t(pages);
+        return stats;
+    }
+
+    void resetAccumulatedStats(c10::DeviceIndex device) override
+    {
+        each(device, [](auto &stat) { reset_total(stat); });
+        std::lock_guard<std::mutex> guard(state().mutex);
+        state().device(device).num_ooms = 0;
+    }
+
+    void resetPeakStats(c10::DeviceIndex device) override
+    {
+        each(device, [](auto &stat) { reset_peak(stat); });
+        galloc_hook_stats_reset(device);
+    }
+
+    SnapshotInfo snapshot() { return take(true); }
+    SnapshotInfo snapshot(MempoolId_t) { return take(true); }
+    SnapshotInfo snapshot(MempoolId_t, bool traces) { return take(traces); }
+
+    bool isHistoryEnabled()
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        return state().recording;
+    }
+
+    void recordHistory(bool on, CreateContextFn context, size_t most, RecordContext when)
+    {
+        record(on, context, most, when, true);
+    }
+    void recordHistory(bool on, CreateContextFn context, size_t most, RecordContext when, bool clear)
+    {
+        record(on, context, most, when, clear);
+    }
+    void recordHistory(bool on, CreateContextFn context, size_t most, RecordContext when, bool clear,
+                       const std::vector<std::string> &)
+    {
+        record(on, context, most, when, clear);
+    }
+
+    void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        state().observers.push_back(std::move(observer));
+    }
+
+    void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        state().trackers.push_back(std::move(tracker));
+    }
+
+private:
+    double fraction = 1;
+
+    template <class Change> void each(c10::DeviceIndex device, Change change)
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        DeviceStats &d = state().device(device);
+        for (auto *array : {&d.allocation, &d.active, &d.allocated_bytes, &d.active_bytes, &d.requested_bytes})
+            for (auto &stat : *array) change(stat);
+    }
+
+    void record(bool on, CreateContextFn context, size_t most, RecordContext when, bool clear)
+    {
+        auto &s = state();
+        std::lock_guard<std::mutex> guard(s.mutex);
+        s.recording = on;
+        s.context = on ? context : nullptr;
+        s.when = on ? when : RecordContext::NEVER;
+        s.most = most;
+        if (clear || !on)
+            for (auto &entries : s.history) entries.clear();
+    }
+
+    SnapshotInfo take(bool traces)
+    {
+        auto &s = state();
+        SnapshotInfo info{};
+        c10::ApproximateClockToUnixTimeConverter clock;
+        auto unix_time = clock.makeConverter();
+        std::lock_guard<std::mutex> guard(s.mutex);
+        for (auto &[p, block] : s.blocks) {
+            SegmentInfo segment;
+            BlockInfo inside;
+            segment.device = c10::DeviceIndex(block.device);
+            segment.address = size_t(p);
+            segment.stream = block.stream;
+            segment.is_expandable = true;
+            segment.is_large = kind(block.bytes) == 2;
+            segment.total_size = segment.allocated_size = segment.active_size = inside.size = rounded(block.bytes);
+            segment.requested_size = inside.requested_size = block.bytes;
+            inside.allocated = inside.active = true;
+            inside.context_when_allocated = block.context;
+            segment.blocks.push_back(std::move(inside));
+            info.segments.push_back(std::move(segment));
+        }
+        for (auto &entries : s.history) {
+            info.device_traces.emplace_back();
+            if (!traces) continue;
+            for (TraceEntry e : entries) {
+                e.time_.t_ = unix_time(e.time_.approx_t_) / 1000;
+                info.device_traces.back().push_back(std::move(e));
+            }
+        }
+        return info;
+    }
+};
+
+} // namespace
+
+/* Makes it PyTorch's allocator. Returns NULL, or what is wrong. */
+extern "C" const char *galloc_torch_install(void)
+{
+    static std::string message;
+    try {
+        torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(std::make_shared<Allocator>());
+        return nullptr;
+    } catch (const c10::Error &e) {
+        message = e.what_without_backtrace();
+        return message.c_str();
+    }
+}
