@@ -31,7 +31,7 @@
 #define HOOK __attribute__((visibility("default")))
 #define MAX_DEVICES 64
 
-/* ---- PyTorch's exceptions, from C --------------------------------------------------------------------------------- */
+/* ---- PyTorch's exceptions, from C -------------------------------------------------------------------------------- */
 
 /* c10::SourceLocation, and std::string as libstdc++ has had it since its version 5. */
 typedef struct source_location {
@@ -120,7 +120,7 @@ static void throw_failure(cudaError_t err, size_t bytes, int device)
     }
 }
 
-/* ---- pools ---------------------------------------------------------------------------------------------------------- */
+/* ---- pools ------------------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
 static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not used yet. Read without the lock */
@@ -149,8 +149,10 @@ static galloc_pool *pool_of(int device, cudaError_t *err)
 static int enter(int device)
 {
     int before = -1;
-    if (cudaGetDevice(&before) != cudaSuccess || before == device) return -1;
-    return cudaSetDevice(device) == cudaSuccess ? before : -1;
+    if (cudaGetDevice(&before) == cudaSuccess && before == device) return -1;
+    if (before >= 0 && cudaSetDevice(device) == cudaSuccess) return before;
+    (void)cudaGetLastError(); /* the error is galloc's to report */
+    return -1;
 }
 
 static void leave(int before)
@@ -160,7 +162,7 @@ static void leave(int before)
 
 static int is_default(cudaStream_t stream) { return (uintptr_t)stream <= 2; }
 
-/* ---- graphs that share memory --------------------------------------------------------------------------------------- */
+/* ---- graphs that share memory ------------------------------------------------------------------------------------ */
 
 /* PyTorch's name of a memory pool: MempoolId_t, a std::pair. */
 typedef struct pool_id {
@@ -189,7 +191,7 @@ static group *group_find(int device, pool_id id)
     return g;
 }
 
-/* Captures of the device belong to this pool from now on. Without host memory for that each graph has its own memory. */
+/* Captures of the device belong to this pool from now on. Without host memory each graph has memory of its own. */
 static void group_begin(int device, pool_id id, unsigned long long key)
 {
     group *g;
@@ -269,18 +271,69 @@ static void group_join(int device, galloc_pool *pool, cudaStream_t stream)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* ---- hooks ---------------------------------------------------------------------------------------------------------- */
+/* ---- blocks whose free has failed -------------------------------------------------------------------------------- */
+
+/* The driver refused to say which stream it is. Tried again when memory runs out and by galloc_hook_reset. */
+typedef struct unfreed {
+    struct unfreed *next;
+    void *ptr;
+    cudaStream_t stream;
+    int device;
+} unfreed;
+
+static unfreed *unfreed_blocks;
+
+static void keep_unfreed(unfreed *u)
+{
+    (void)pthread_mutex_lock(&lock);
+    u->next = unfreed_blocks;
+    unfreed_blocks = u;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* ---- hooks ------------------------------------------------------------------------------------------------------- */
 
 static cudaError_t allocate(void **p, size_t size, int device, cudaStream_t stream)
 {
     cudaError_t err;
+    int before;
     galloc_pool *pool = pool_of(device, &err);
-    int before = is_default(stream) ? enter(device) : -1;
-    if (pool && __atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
     *p = NULL;
-    if (pool) err = galloc_pool_malloc(pool, p, size, stream);
+    if (!pool) return err;
+    before = is_default(stream) ? enter(device) : -1;
+    if (__atomic_load_n(&open_groups, __ATOMIC_RELAXED)) group_join(device, pool, stream);
+    err = galloc_pool_malloc(pool, p, size, stream);
     leave(before);
     return err;
+}
+
+static int release(void *ptr, int device, cudaStream_t stream)
+{
+    int before = is_default(stream) ? enter(device) : -1;
+    cudaError_t err = galloc_free(ptr, stream);
+    leave(before);
+    return err == cudaSuccess || err == cudaErrorInvalidDevicePointer; /* another try would find nothing either */
+}
+
+/* Frees what could not be freed before. Returns whether that freed anything. */
+static int release_again(void)
+{
+    unfreed *u, *list;
+    int freed = 0;
+    (void)pthread_mutex_lock(&lock);
+    list = unfreed_blocks;
+    unfreed_blocks = NULL;
+    (void)pthread_mutex_unlock(&lock);
+    while ((u = list) != NULL) {
+        list = u->next;
+        if (release(u->ptr, u->device, u->stream)) {
+            freed = 1;
+            free(u);
+        } else {
+            keep_unfreed(u);
+        }
+    }
+    return freed;
 }
 
 /* For change_current_allocator: throws when it fails. */
@@ -288,8 +341,23 @@ HOOK void *galloc_hook_malloc(size_t size, int device, cudaStream_t stream)
 {
     void *p;
     cudaError_t err = allocate(&p, size, device, stream);
+    if (err == cudaErrorMemoryAllocation && release_again()) err = allocate(&p, size, device, stream);
     if (err != cudaSuccess) throw_failure(err, size, device);
     return p;
+}
+
+/* Called by destructors, so that a failure cannot be reported: galloc logs it, and the block is freed later. */
+HOOK void galloc_hook_free(void *ptr, size_t size, int device, cudaStream_t stream)
+{
+    unfreed *u;
+    (void)size;
+    if (release(ptr, device, stream)) return;
+    u = malloc(sizeof *u);
+    if (!u) return;
+    u->ptr = ptr;
+    u->device = device;
+    u->stream = stream;
+    keep_unfreed(u);
 }
 
 /* For MemPool: NULL when it fails. PyTorch's allocator then frees its cache, tries again, and reports. */
@@ -298,15 +366,6 @@ HOOK void *galloc_hook_segment(size_t size, int device, cudaStream_t stream)
     void *p;
     (void)allocate(&p, size, device, stream);
     return p;
-}
-
-/* Called by destructors: a failure cannot be reported. galloc logs it. */
-HOOK void galloc_hook_free(void *ptr, size_t size, int device, cudaStream_t stream)
-{
-    int before = is_default(stream) ? enter(device) : -1;
-    (void)size;
-    (void)galloc_free(ptr, stream);
-    leave(before);
 }
 
 /* tensor.record_stream(stream). A default stream is the one of the tensor's device. */
@@ -328,6 +387,7 @@ HOOK void galloc_hook_init(int device_count) { (void)device_count; }
 HOOK void galloc_hook_reset(void)
 {
     int i;
+    (void)release_again();
     for (i = 0; i < MAX_DEVICES; i++) {
         galloc_pool *pool = __atomic_load_n(&pools[i], __ATOMIC_ACQUIRE);
         if (pool) (void)galloc_pool_trim(pool, 0, NULL);
@@ -403,7 +463,7 @@ HOOK void galloc_hook_capture_begin(int device, unsigned long long capture, pool
 
 HOOK void galloc_hook_capture_ended(int device, unsigned long long capture) { group_end_keyed(device, capture); }
 
-/* ---- for galloc_torch.py --------------------------------------------------------------------------------------------- */
+/* ---- for galloc_torch.py ----------------------------------------------------------------------------------------- */
 
 /* The counters of a device as JSON, the names of torch.cuda.memory_stats() where they mean the same. Returns the number
    of bytes, or 0: there is no pool yet, or `size` does not suffice. */

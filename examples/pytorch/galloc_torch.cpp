@@ -66,7 +66,8 @@ template <class Stat> void reset_peak(Stat &stat) { stat.peak = stat.current; }
 
 /* One entry of the history; newer releases also take the memory pool. */
 template <class Entry = TraceEntry>
-Entry entry(typename Entry::Action action, int device, size_t address, size_t bytes, cudaStream_t stream, Context context)
+Entry entry(typename Entry::Action action, int device, size_t address, size_t bytes, cudaStream_t stream,
+            Context context)
 {
     auto now = c10::getApproximateTime();
     auto index = c10::DeviceIndex(device);

@@ -1,4 +1,5 @@
-"""galloc as PyTorch's CUDA allocator. Needs libgalloc_torch.so beside this file (make adapters), or GALLOC_TORCH_LIBRARY.
+"""galloc as PyTorch's CUDA allocator. Needs libgalloc_torch.so (make adapters) beside this file or in
+GALLOC_TORCH_LIBRARY.
 
     import galloc_torch
     galloc_torch.install()                      # before the first CUDA tensor: galloc serves all of them
@@ -83,8 +84,8 @@ def allocator(malloc="malloc"):
     inner = made.allocator()
     missing = [name for name in _REQUIRED if not hasattr(inner, name)]
     if missing:
-        raise RuntimeError(f"galloc_torch: PyTorch {torch.__version__} has no {', '.join(missing)}: without it a tensor "
-                           "that two streams use is not safe. Supported are PyTorch 2.0 and later")
+        raise RuntimeError(f"galloc_torch: PyTorch {torch.__version__} has no {', '.join(missing)}: without it a "
+                           "tensor that two streams use is not safe. Supported are PyTorch 2.0 and later")
     for setter, hook in _SETTERS.items():
         if hasattr(inner, setter):
             getattr(inner, setter)(_address(hook))
@@ -117,10 +118,11 @@ def install(full=False):
             raise RuntimeError(advice + str(error)) from error
         _installed = made
     # torch.compile(mode="reduce-overhead"): graph trees need checkpoints of PyTorch's own pools; plain graphs work.
-    os.environ.setdefault("TORCHINDUCTOR_CUDAGRAPH_TREES", "0")
-    inductor = sys.modules.get("torch._inductor.config")
-    if inductor is not None:
+    try:
+        import torch._inductor.config as inductor
         inductor.triton.cudagraph_trees = False
+    except (ImportError, AttributeError):
+        pass  # this PyTorch cannot compile, or has no graph trees
 
 
 def _cuda_include():

@@ -1,7 +1,7 @@
 #!/bin/bash
 # torch.sh - real programs of PyTorch under its own allocators and under galloc (examples/pytorch), each in a process of
-# its own: the results must be equal. Ends in a table, and one line "N passed, M failed". Without PyTorch that sees a GPU
-# it says so, and nothing counts.
+# its own: the results must be equal. Ends in a table, and one line "N passed, M failed". Without a PyTorch that sees a
+# GPU it says so, and nothing counts.
 #
 # Environment
 #   ROUNDS   how often each program runs under each allocator (1); the table has medians

@@ -1,0 +1,49 @@
+#!/bin/sh
+# check_adapters.sh - the adaptors in examples/, called on the simulated device as the programs that they are made for
+# call them. Environment: CC, CXX, BUILD (a folder to work in).
+
+cd "$(dirname "$0")/../.." || exit 1
+cc=${CC:-gcc} cxx=${CXX:-g++}
+work=${BUILD:-build}/check_adapters
+include="-I. -Itests/sim -Itests/support -isystem tests/sim/include"
+passed=0 failed=0
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+command -v "$cxx" >/dev/null 2>&1 || {
+    echo "skipped: $cxx is not found, and the callers are C++"
+    echo "0 passed, 0 failed"
+    exit 0
+}
+device=$(tests/support/device.sh "$work/sim") || exit 1
+
+# Adds what a program prints last to the counts.
+count() { # program, arguments
+    timeout 120 "$@" >"$work/out" 2>&1
+    status=$?
+    set -- $(sed -n '$s/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/out")
+    if [ $# -eq 2 ] && [ $status -le 1 ] && [ "$1$2" != 00 ]; then
+        passed=$((passed + $1)) failed=$((failed + $2))
+    else
+        failed=$((failed + 1))
+        echo "FAILED: status $status"
+        set -- x 1
+    fi
+    [ "$2" = 0 ] || head -n 40 "$work/out"
+}
+
+# ---- examples/pytorch -----------------------------------------------------------------------------------------------
+
+# The same flags as the Makefile's, and all warnings are errors.
+"$cc" -std=gnu11 -O1 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
+    examples/pytorch/galloc_torch.c -o "$work/libgalloc_torch.so" -lpthread -ldl &&
+    "$cxx" -std=c++11 -O1 -g -fPIC -shared -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
+        -o "$work/libc10_cuda.so" &&
+    "$cxx" -std=c++17 -O1 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
+        -L"$work" -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_host" -lpthread -lm -ldl &&
+    "$cxx" -std=c++17 -O1 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_alone.cpp "$device"/*.o \
+        -o "$work/torch_alone" -lpthread -lm -ldl || exit 1
+count "$work/torch_host" "$work/libgalloc_torch.so"
+count "$work/torch_alone" "$work/libgalloc_torch.so"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

@@ -1,0 +1,471 @@
+/* torch_host.cpp LIBRARY [TEXT] - calls the hooks of libgalloc_torch.so as PyTorch does: through std::function, with
+   its types, and with its exceptions, on the simulated device. Runs the tests whose names contain TEXT. */
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <functional>
+#include <utility>
+
+#include "c10_error.h"
+#include "sim.h"
+#include "test.h"
+
+typedef std::pair<unsigned long long, unsigned long long> MempoolId;
+typedef std::function<bool(cudaStream_t)> Filter;
+
+#define OK(call) EXPECT_EQ((call), cudaSuccess)
+static size_t MiB(size_t n) { return n << 20; }
+
+/* What CUDAPluggableAllocator keeps. */
+static std::function<void *(size_t, int, cudaStream_t)> torch_malloc, torch_segment;
+static std::function<void(void *, size_t, int, cudaStream_t)> torch_free;
+static std::function<void()> torch_reset;
+static std::function<void(double, int)> torch_fraction;
+static std::function<void *(void *, size_t *)> torch_base;
+static std::function<void(void *, cudaStream_t)> torch_record;
+static std::function<void(int, MempoolId, Filter)> torch_begin;
+static std::function<void(int, MempoolId)> torch_end, torch_release;
+static std::function<void(int, cudaStream_t, MempoolId)> torch_begin_2_1;
+static std::function<void(int, cudaStream_t)> torch_end_2_1;
+static std::function<void(int, unsigned long long, MempoolId)> torch_begin_2_0;
+static std::function<void(int, unsigned long long)> torch_end_2_0;
+static size_t (*stats_text)(int, char *, size_t);
+static int (*held_of)(int, size_t *, size_t *, size_t *, size_t *);
+
+static const char *library_path;
+static void *library;
+
+template <class Function> static void hook(std::function<Function> &to, const char *name)
+{
+    void *symbol = dlsym(library, name);
+    if (!EXPECT(symbol)) printf("%s is missing\n", name);
+    to = reinterpret_cast<Function *>(symbol);
+}
+
+/* A fresh library for each test: its pools go with it. */
+static void begin(int devices, int pace, const char *conf)
+{
+    sim_options options = sim_defaults();
+    options.devices = devices;
+    options.pace = pace;
+    options.memory = MiB(1024);
+    if (conf) setenv("GALLOC_CONF", conf, 1);
+    else setenv("GALLOC_CONF", "log:off", 1);
+    EXPECT_EQ(sim_start(&options), 0);
+    library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) puts(dlerror()), exit(2);
+    hook(torch_malloc, "galloc_hook_malloc");
+    hook(torch_segment, "galloc_hook_segment");
+    hook(torch_free, "galloc_hook_free");
+    hook(torch_reset, "galloc_hook_reset");
+    hook(torch_fraction, "galloc_hook_memory_fraction");
+    hook(torch_base, "galloc_hook_base_alloc");
+    hook(torch_record, "galloc_hook_record_stream");
+    hook(torch_begin, "galloc_hook_begin_allocate_to_pool");
+    hook(torch_end, "galloc_hook_end_allocate_to_pool");
+    hook(torch_release, "galloc_hook_release_pool");
+    hook(torch_begin_2_1, "galloc_hook_begin_allocate_stream_to_pool");
+    hook(torch_end_2_1, "galloc_hook_end_allocate_stream_to_pool");
+    hook(torch_begin_2_0, "galloc_hook_capture_begin");
+    hook(torch_end_2_0, "galloc_hook_capture_ended");
+    stats_text = reinterpret_cast<size_t (*)(int, char *, size_t)>(dlsym(library, "galloc_hook_stats"));
+    held_of = reinterpret_cast<int (*)(int, size_t *, size_t *, size_t *, size_t *)>(
+        dlsym(library, "galloc_hook_held"));
+}
+
+static void finish()
+{
+    sim_run(-1);
+    torch_reset();
+    for (int device = 0; device < 2; device++) EXPECT_EQ(sim_physical(device), 0);
+    for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(cudaPeekAtLastError());
+    dlclose(library);
+    sim_stop();
+}
+
+static cudaStream_t stream_new()
+{
+    cudaStream_t stream = nullptr;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+static size_t held(int device)
+{
+    size_t now = 0, peak, pages, largest;
+    (void)held_of(device, &now, &peak, &pages, &largest);
+    return now;
+}
+
+static void put(cudaStream_t stream, void *p, size_t bytes, uint64_t tag)
+{
+    sim_access access = {p, bytes, SIM_WRITE, tag};
+    OK(sim_launch(stream, &access, 1));
+}
+
+static void look(cudaStream_t stream, void *p, size_t bytes, uint64_t tag)
+{
+    sim_access access = {p, bytes, SIM_READ | SIM_CHECK, tag};
+    OK(sim_launch(stream, &access, 1));
+}
+
+static void follow(cudaStream_t earlier, cudaStream_t later)
+{
+    cudaEvent_t event;
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    OK(cudaEventRecord(event, earlier));
+    OK(cudaStreamWaitEvent(later, event, 0));
+    OK(cudaEventDestroy(event));
+}
+
+TEST(memory_that_a_second_stream_uses_is_not_reused_under_its_work)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t a = stream_new(), b = stream_new();
+    void *p = torch_malloc(MiB(4), 0, a), *q;
+    put(a, p, MiB(4), 1);
+    follow(a, b);
+    look(b, p, MiB(4), 1);
+    torch_record(p, b);
+    torch_free(p, MiB(4), 0, a); /* PyTorch names the stream of the allocation */
+    q = torch_malloc(MiB(4), 0, a);
+    put(a, q, MiB(4), 2);
+    EXPECT(q != p);
+    torch_free(q, MiB(4), 0, a);
+    finish();
+}
+
+TEST(memory_of_one_stream_is_reused_at_once)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t a = stream_new();
+    void *p = torch_malloc(5000, 0, a), *q;
+    put(a, p, 5000, 1);
+    torch_free(p, 5000, 0, a);
+    q = torch_malloc(5000, 0, a);
+    EXPECT(q == p);
+    torch_free(q, 5000, 0, a);
+    EXPECT(torch_malloc(0, 0, a) == nullptr);
+    torch_free(nullptr, 0, 0, a);
+    finish();
+}
+
+TEST(running_out_is_pytorchs_exception_with_the_report)
+{
+    begin(1, SIM_PACE_STILL, "memory_limit:64M,log:off");
+    void *p = torch_malloc(MiB(40), 0, nullptr);
+    int caught = 0;
+    try {
+        (void)torch_malloc(MiB(30), 0, nullptr);
+    } catch (const c10::OutOfMemoryError &error) {
+        std::string text = error.what();
+        caught = 1;
+        EXPECT(text.find("CUDA out of memory. Tried to allocate 30.00 MiB on GPU 0.") == 0);
+        EXPECT(text.find("memory_limit") != std::string::npos);
+        EXPECT(text.size() > 500);
+    }
+    EXPECT(caught);
+    EXPECT(torch_segment(MiB(30), 0, nullptr) == nullptr); /* a MemPool is told by NULL */
+    torch_free(p, MiB(40), 0, nullptr);
+    p = torch_malloc(MiB(50), 0, nullptr);
+    EXPECT(p);
+    torch_free(p, MiB(50), 0, nullptr);
+    finish();
+}
+
+TEST(other_failures_are_pytorchs_error)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    for (int device = -1; device < 1000; device += 500) {
+        int caught = 0;
+        try {
+            (void)torch_malloc(100, device == 499 ? 1 : device, nullptr);
+        } catch (const c10::OutOfMemoryError &) {
+            caught = -1;
+        } catch (const c10::Error &error) {
+            caught = 1;
+            EXPECT(std::string(error.what()).find("CUDA error: ") == 0);
+        }
+        EXPECT_EQ(caught, 1);
+    }
+    finish();
+}
+
+TEST(each_device_has_its_pool_and_the_current_one_stays)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    int current = -1;
+    void *p = torch_malloc(MiB(4), 1, nullptr), *q;
+    EXPECT_EQ(held(0), 0);
+    EXPECT(held(1) >= MiB(4));
+    torch_record(p, nullptr); /* the default stream of device 1, though device 0 is current */
+    OK(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    OK(cudaSetDevice(1));
+    put(nullptr, p, MiB(4), 1);
+    OK(cudaSetDevice(0));
+    torch_free(p, MiB(4), 1, nullptr);
+    q = torch_malloc(MiB(4), 1, nullptr);
+    OK(cudaSetDevice(1));
+    put(nullptr, q, MiB(4), 2);
+    OK(cudaSetDevice(0));
+    torch_free(q, MiB(4), 1, nullptr);
+    OK(cudaGetDevice(&current));
+    EXPECT_EQ(current, 0);
+    finish();
+}
+
+TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    OK(cudaSetDevice(1));
+    cudaStream_t stream = stream_new();
+    void *p = torch_malloc(MiB(4), 1, stream), *q;
+    put(stream, p, MiB(4), 1);
+    follow(stream, nullptr);
+    look(nullptr, p, MiB(4), 1);
+    OK(cudaSetDevice(0));
+    torch_record(p, nullptr); /* device 1's */
+    torch_free(p, MiB(4), 1, stream);
+    q = torch_malloc(MiB(4), 1, stream);
+    OK(cudaSetDevice(1));
+    put(stream, q, MiB(4), 2);
+    OK(cudaSetDevice(0));
+    EXPECT(q != p);
+    torch_free(q, MiB(4), 1, stream);
+    finish();
+}
+
+TEST(the_memory_fraction_limits_a_device_that_is_not_used_yet)
+{
+    begin(2, SIM_PACE_STILL, nullptr);
+    int caught = 0;
+    torch_fraction(0.25, 0);
+    void *p = torch_malloc(MiB(200), 0, nullptr), *q;
+    EXPECT(torch_segment(MiB(100), 0, nullptr) == nullptr);
+    q = torch_malloc(MiB(500), 1, nullptr);
+    torch_fraction(0.25, 0); /* no change: no error */
+    try {
+        torch_fraction(0.5, 0);
+    } catch (const c10::OutOfMemoryError &) {
+        caught = -1;
+    } catch (const c10::Error &error) {
+        caught = 1;
+        EXPECT(std::string(error.what()).find("before the first tensor") != std::string::npos);
+    }
+    EXPECT_EQ(caught, 1);
+    torch_free(p, MiB(200), 0, nullptr);
+    torch_free(q, MiB(500), 1, nullptr);
+    finish();
+}
+
+TEST(empty_cache_returns_unused_memory)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    void *p = torch_malloc(MiB(100), 0, nullptr), *q = torch_malloc(MiB(10), 0, nullptr);
+    torch_free(p, MiB(100), 0, nullptr);
+    EXPECT(held(0) >= MiB(110));
+    torch_reset();
+    EXPECT(held(0) < MiB(20));
+    torch_free(q, MiB(10), 0, nullptr);
+    finish();
+}
+
+TEST(base_and_size_of_a_tensor)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    char *p = static_cast<char *>(torch_malloc(5000, 0, nullptr));
+    size_t size = 0;
+    int caught = 0;
+    EXPECT(torch_base(p + 4000, &size) == p);
+    EXPECT_EQ(size, 5120);
+    try {
+        (void)torch_base(&size, &size);
+    } catch (const c10::Error &) {
+        caught = 1;
+    }
+    EXPECT(caught);
+    torch_free(p, 5000, 0, nullptr);
+    finish();
+}
+
+TEST(counters_are_json)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    char text[4096];
+    EXPECT_EQ(stats_text(0, text, sizeof text), 0); /* nothing allocated */
+    EXPECT_EQ(stats_text(-1, text, sizeof text), 0);
+    EXPECT_EQ(stats_text(64, text, sizeof text), 0);
+    void *p = torch_malloc(1000, 0, nullptr);
+    size_t bytes = stats_text(0, text, sizeof text);
+    EXPECT_EQ(bytes, strlen(text));
+    EXPECT(strstr(text, "\"requested_bytes.all.current\": 1000,"));
+    EXPECT(strstr(text, "\"allocated_bytes.all.current\": 1024,"));
+    EXPECT(text[0] == '{' && text[strlen(text) - 1] == '}');
+    EXPECT_EQ(stats_text(0, text, 100), 0);
+    torch_free(p, 1000, 0, nullptr);
+    finish();
+}
+
+/* Captures work with a temporary of 64 MiB and a result. */
+static cudaGraphExec_t capture(cudaStream_t stream, void **result)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    void *temporary = torch_malloc(MiB(64), 0, stream);
+    put(stream, temporary, MiB(64), 7);
+    *result = torch_malloc(MiB(2), 0, stream);
+    put(stream, *result, MiB(2), 8);
+    torch_free(temporary, MiB(64), 0, stream);
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    return exec;
+}
+
+/* Captures twice into one pool or two, replays, and destroys; `release` selects the hooks of 2.3, 2.1 or 2.0. */
+static size_t captured_twice(MempoolId first, MempoolId second, int release)
+{
+    cudaStream_t stream = stream_new();
+    cudaGraphExec_t execs[2];
+    void *results[2];
+    size_t most;
+    for (int i = 0; i < 2; i++) {
+        MempoolId id = i ? second : first;
+        int filtered = 0;
+        unsigned long long capture_id = 0;
+        cudaStreamCaptureStatus status;
+        if (release == 23) torch_begin(0, id, [&](cudaStream_t) { return ++filtered > 0; });
+        if (release == 21) torch_begin_2_1(0, stream, id);
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        OK(cudaStreamGetCaptureInfo(stream, &status, &capture_id));
+        if (release == 20) torch_begin_2_0(0, capture_id, id);
+        execs[i] = capture(stream, &results[i]);
+        if (release == 23) torch_end(0, id);
+        if (release == 21) torch_end_2_1(0, stream);
+        if (release == 20) torch_end_2_0(0, capture_id);
+    }
+    most = held(0);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 2; i++) {
+            OK(cudaGraphLaunch(execs[i], stream));
+            look(stream, results[i], MiB(2), 8);
+        }
+    }
+    OK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < 2; i++) {
+        torch_release(0, i ? second : first);
+        OK(cudaGraphExecDestroy(execs[i]));
+        torch_free(results[i], MiB(2), 0, stream);
+    }
+    OK(cudaStreamSynchronize(stream));
+    return most;
+}
+
+TEST(graphs_of_one_pool_share_memory)
+{
+    static const int releases[] = {23, 21, 20};
+    for (int release : releases) {
+        begin(1, SIM_PACE_STILL, nullptr);
+        size_t shared = captured_twice({0, 1}, {0, 1}, release);
+        finish();
+        begin(1, SIM_PACE_STILL, nullptr);
+        size_t apart = captured_twice({0, 1}, {0, 2}, release);
+        finish();
+        EXPECT(shared < MiB(80));
+        EXPECT(apart >= MiB(128));
+    }
+}
+
+/* Which of two pools a capture belongs to cannot be told, so it belongs to neither: a later graph of one of them shares
+   nothing with it, and may run at the same time. */
+static void two_pools_at_once(MempoolId later)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t streams[3] = {stream_new(), stream_new(), stream_new()};
+    void *results[3];
+    cudaGraphExec_t execs[3];
+    torch_begin(0, {0, 1}, Filter());
+    torch_begin(0, {0, 2}, Filter());
+    OK(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed));
+    OK(cudaStreamBeginCapture(streams[1], cudaStreamCaptureModeRelaxed));
+    for (int i = 0; i < 2; i++) execs[i] = capture(streams[i], &results[i]);
+    torch_end(0, {0, 2});
+    torch_end(0, {0, 1});
+    torch_end(0, {0, 1}); /* one too many does nothing */
+    torch_begin(0, later, Filter());
+    OK(cudaStreamBeginCapture(streams[2], cudaStreamCaptureModeRelaxed));
+    execs[2] = capture(streams[2], &results[2]);
+    torch_end(0, later);
+    for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(execs[i], streams[i]));
+    sim_run(-1);
+    for (int i = 0; i < 3; i++) {
+        OK(cudaGraphExecDestroy(execs[i]));
+        torch_free(results[i], MiB(2), 0, streams[i]);
+    }
+    torch_release(0, {0, 1});
+    torch_release(0, {0, 2});
+    torch_release(0, later);
+    torch_release(0, later);
+    finish();
+}
+
+TEST(captures_of_two_pools_at_once_share_nothing)
+{
+    two_pools_at_once({0, 1});
+    two_pools_at_once({0, 2});
+}
+
+TEST(a_pool_without_a_capture_is_the_heap)
+{
+    begin(1, SIM_PACE_STILL, nullptr);
+    cudaStream_t stream = stream_new();
+    torch_begin(0, {1, 0}, Filter());
+    void *p = torch_malloc(MiB(4), 0, stream), *q = torch_malloc(MiB(4), 0, nullptr);
+    EXPECT(p && q);
+    torch_free(p, MiB(4), 0, stream);
+    torch_free(q, MiB(4), 0, nullptr);
+    torch_end(0, {1, 0});
+    torch_release(0, {1, 0});
+    finish();
+}
+
+/* Each call of the driver fails in turn: the host program gets an exception or its memory, and can go on. */
+TEST(every_failing_driver_call_is_an_exception_or_nothing)
+{
+    long n, failed = 1, exceptions = 0;
+    for (n = 1; failed && n < 400; n++) {
+        begin(1, SIM_PACE_STILL, nullptr);
+        cudaStream_t stream = stream_new();
+        sim_fail(nullptr, n, 0, cudaErrorMemoryAllocation);
+        for (int i = 0; i < 3; i++) {
+            void *p = nullptr;
+            try {
+                p = torch_malloc(MiB(size_t(1 + 30 * i)), 0, i == 1 ? nullptr : stream);
+                EXPECT(p);
+            } catch (const c10::Error &) {
+                exceptions++;
+            }
+            if (p) torch_free(p, MiB(size_t(1 + 30 * i)), 0, i == 1 ? nullptr : stream);
+        }
+        failed = sim_failed();
+        sim_fail_clear();
+        void *p = torch_malloc(MiB(8), 0, stream);
+        EXPECT(p);
+        torch_free(p, MiB(8), 0, stream);
+        if (getenv("DBG")) printf("n=%ld\n", n);
+        finish();
+    }
+    EXPECT(n > 10 && n < 400);
+    EXPECT(exceptions > 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) return 2;
+    library_path = argv[1];
+    argv[1] = argv[0];
+    return test_main(argc - 1, argv + 1);
+}
