@@ -53,7 +53,7 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples adapters clean
+.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -80,6 +80,8 @@ help:
 	@echo 'make build/hotpath  the host time of an alloc/free pair; build/hotpath --help likewise'
 	@echo 'make build/adversary    writes traces that are built to hurt; build/adversary --help likewise'
 	@echo 'make bench-adversaries  what those cost; on the simulated device, a few minutes'
+	@echo 'make install        PREFIX=/usr/local DESTDIR=: header, licence, pkg-config, CMake, manual page, adaptors'
+	@echo 'make uninstall      the same PREFIX and DESTDIR: remove them'
 	@echo 'make clean          remove build/'
 
 # ---- the simulated device, and tests on it: for each set of CUDA headers and flags ----------------------------------
@@ -248,6 +250,32 @@ build/examples/%-cuda: examples/%.cu galloc.h
 	$(step)$(build_gpu)
 
 examples: $(EXAMPLES) $(if $(NVCC),$(GPU_EXAMPLES))
+
+# ---- install ---------------------------------------------------------------------------------------------------------
+
+PREFIX ?= /usr/local
+TO = $(DESTDIR)$(PREFIX)
+VERSION := $(shell sed -n 's/^\#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
+TORCH_FILES := $(wildcard examples/pytorch/*)
+filled = sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|'
+
+# The adaptors' libraries are installed where `make adapters` has made them.
+install:
+	@install -d "$(TO)/include" "$(TO)/share/pkgconfig" "$(TO)/share/cmake/galloc" "$(TO)/share/man/man3" \
+		"$(TO)/share/doc/galloc" "$(TO)/share/galloc/pytorch"
+	@install -m 644 galloc.h "$(TO)/include/galloc.h"
+	@install -m 644 LICENSE "$(TO)/share/doc/galloc/LICENSE"
+	@install -m 644 cmake/gallocConfig.cmake "$(TO)/share/cmake/galloc/gallocConfig.cmake"
+	@install -m 644 $(TORCH_FILES) "$(TO)/share/galloc/pytorch"
+	@$(filled) cmake/gallocConfigVersion.cmake.in >"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake"
+	@$(filled) cmake/galloc.pc.in >"$(TO)/share/pkgconfig/galloc.pc"
+	@docs/man.sh >"$(TO)/share/man/man3/galloc.3"
+	@[ ! -e build/libgalloc_torch.so ] || install -m 755 build/libgalloc_torch.so "$(TO)/share/galloc/pytorch"
+	@echo 'galloc $(VERSION) is in $(TO)'
+
+uninstall:
+	@rm -f "$(TO)/include/galloc.h" "$(TO)/share/pkgconfig/galloc.pc" "$(TO)/share/man/man3/galloc.3"
+	@rm -rf "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" "$(TO)/share/galloc"
 
 # ---- adaptors: galloc where a program expects another allocator ------------------------------------------------------
 

@@ -1,0 +1,108 @@
+#!/bin/sh
+# check_install.sh - `make install` into an empty folder; programs that find galloc there through pkg-config and CMake,
+# or fetch it, compile and run; `make uninstall` leaves nothing. Environment: CC, BUILD (a folder to work in).
+
+cd "$(dirname "$0")/../.." || exit 1
+cc=${CC:-gcc}
+work=$PWD/${BUILD:-build}/check_install
+passed=0 failed=0
+
+rm -rf "$work" && mkdir -p "$work" || exit 1
+unset MAKEFLAGS MAKELEVEL
+
+holds() { # what, command...
+    what=$1
+    shift
+    if "$@" >"$work/out" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $what"
+        tail -n 20 "$work/out"
+    fi
+}
+
+holds "install" make -s install PREFIX=/opt/galloc "DESTDIR=$work/root"
+prefix=$work/root/opt/galloc
+(cd "$prefix" && find . -type f ! -name 'libgalloc_*.so' | LC_ALL=C sort) >"$work/list" 2>&1
+cat >"$work/expected" <<'END'
+./include/galloc.h
+./share/cmake/galloc/gallocConfig.cmake
+./share/cmake/galloc/gallocConfigVersion.cmake
+./share/doc/galloc/LICENSE
+./share/galloc/pytorch/README.md
+./share/galloc/pytorch/galloc_torch.c
+./share/galloc/pytorch/galloc_torch.cpp
+./share/galloc/pytorch/galloc_torch.py
+./share/man/man3/galloc.3
+./share/pkgconfig/galloc.pc
+END
+holds "the installed files are those of the list" diff "$work/expected" "$work/list"
+holds "the header is the same" cmp galloc.h "$prefix/include/galloc.h"
+version=$(sed -n 's/^#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
+for file in share/pkgconfig/galloc.pc share/cmake/galloc/gallocConfigVersion.cmake share/man/man3/galloc.3; do
+    holds "$file has the version" grep -qF "$version" "$prefix/$file"
+    holds "$file is filled in" sh -c '! grep -q @ "$1"' sh "$prefix/$file"
+done
+for heading in NAME DESCRIPTION "ON STREAMS" "ON RUNNING OUT" FUNCTIONS; do
+    holds "the manual page has $heading" grep -q "^.SH $heading\$" "$prefix/share/man/man3/galloc.3"
+done
+holds "the manual page has each function" sh -c '
+    sed -n "s/^GALLOC_API .*[ *]\(galloc_[a-z_]*\)(.*;\$/\1/p" galloc.h | sort -u >"$1"
+    [ -s "$1" ] && while read -r name; do grep -q "$name(" "$2" || { echo "$name"; exit 1; }; done <"$1"' \
+    sh "$work/names" "$prefix/share/man/man3/galloc.3"
+if command -v groff >/dev/null 2>&1; then
+    holds "the manual page is well formed" sh -c '[ -z "$(groff -man -Tutf8 -ww "$1" 2>&1 >/dev/null)" ]' sh \
+        "$prefix/share/man/man3/galloc.3"
+fi
+
+runs() { # program
+    "$1" >"$work/said" && grep '1 MiB on the GPU' "$work/said"
+}
+
+# The simulated device stands for the CUDA runtime.
+device=$(tests/support/device.sh "$work/sim") || exit 1
+mkdir -p "$work/cuda/lib" && ar rcs "$work/cuda/lib/libcudart.a" "$device"/*.o || exit 1
+
+if command -v pkg-config >/dev/null 2>&1; then
+    export PKG_CONFIG_PATH="$prefix/share/pkgconfig"
+    flags=$(pkg-config --define-variable=prefix="$prefix" --cflags --libs galloc)
+    holds "pkg-config knows the version" [ "$(pkg-config --modversion galloc)" = "$version" ]
+    # shellcheck disable=SC2086
+    holds "a program through pkg-config" "$cc" -std=c99 -isystem tests/sim/include examples/cmake/uses_galloc.c \
+        examples/cmake/galloc.c "-L$work/cuda/lib" $flags -lm -ldl -o "$work/through_pkg_config"
+    holds "it runs" runs "$work/through_pkg_config"
+fi
+
+# CMake's own search for the toolkit wants nvcc; a module of this name, found first, stands for it.
+if command -v cmake >/dev/null 2>&1; then
+    mkdir -p "$work/modules"
+    cat >"$work/modules/FindCUDAToolkit.cmake" <<END
+if(NOT TARGET CUDA::cudart)
+  add_library(CUDA::cudart INTERFACE IMPORTED)
+  set_target_properties(CUDA::cudart PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "$PWD/tests/sim/include"
+    INTERFACE_LINK_LIBRARIES "$work/cuda/lib/libcudart.a;m;dl")
+endif()
+set(CUDAToolkit_FOUND TRUE)
+END
+    project() { # name, options
+        name=$1
+        shift
+        holds "cmake: $name" cmake -S examples/cmake -B "$work/$name" "-DCMAKE_MODULE_PATH=$work/modules" \
+            "-DCMAKE_C_COMPILER=$cc" "$@"
+        holds "cmake builds: $name" cmake --build "$work/$name"
+        holds "the program of $name" runs "$work/$name/uses_galloc"
+    }
+    project installed "-DCMAKE_PREFIX_PATH=$prefix"
+    project fetched "-DGALLOC_FETCH=$PWD"
+    holds "cmake refuses another version" sh -c '
+        cp -r examples/cmake "$1/later" && sed -i "s/galloc 0.1 REQUIRED/galloc 7.0 REQUIRED/" "$1/later/CMakeLists.txt"
+        ! cmake -S "$1/later" -B "$1/later/build" "-DCMAKE_MODULE_PATH=$1/modules" "-DCMAKE_PREFIX_PATH=$2"' \
+        sh "$work" "$prefix"
+fi
+
+holds "uninstall" make -s uninstall PREFIX=/opt/galloc "DESTDIR=$work/root"
+holds "nothing is left" sh -c '[ -z "$(find "$1" -type f)" ]' sh "$work/root"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
