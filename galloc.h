@@ -2077,7 +2077,7 @@ struct gai_set {
     gai_block *oldest, *newest;
     size_t bytes;
     int counted;   /* variant.unfiled is called for blocks that leave it */
-    gai_set *next; /* of pool->more_sets */
+    gai_set *next; /* of the pool: common, mixed, then the others, the newest first */
 };
 
 /* streams == stream states with block_pool[small] == this;  segments == segments with segment->block_pool == this
@@ -2524,12 +2524,11 @@ struct galloc_pool {
     gai_capture *captures;
     galloc_graph *graphs;
     gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
-    gai_set common, mixed;
+    gai_set common, mixed; /* the first two of the list of all free sets */
     gai_slab blocks, marks, pages, mappings, events, waits, positions;
     galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either suffices to read them */
     int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
     int walking;         /* 1: on_map is being told of all pages; guarded by `growth` */
-    gai_set *more_sets;      /* of the variant, beside those of the stream states */
     gai_block_pool *block_pools;
     size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
@@ -2986,6 +2985,20 @@ static void gai_set_remove(gai_block *block)
     gai_age_remove(set, block);
     set->bytes -= block->bytes;
     block->set = NULL;
+}
+
+/* Adds a set to the list of all sets of its pool, or removes it. */
+static void gai_set_link(galloc_pool *pool, gai_set *set)
+{
+    set->next = pool->mixed.next;
+    pool->mixed.next = set;
+}
+
+static void gai_set_unlink(galloc_pool *pool, const gai_set *set)
+{
+    gai_set *before = &pool->mixed;
+    while (before->next != set) before = before->next;
+    before->next = set->next;
 }
 
 /* The address within [begin, end) for the requested bytes; 0 when they do not fit. */
@@ -3999,18 +4012,16 @@ static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
     const gai_set *set;
-    stats->free_bytes = pool->common.bytes + pool->mixed.bytes + pool->parked + pool->kept;
-    stats->largest_free = gai_max(gai_set_largest(&pool->common), gai_set_largest(&pool->mixed));
-    stats->largest_free = gai_max(stats->largest_free, pool->kept); /* how much of it is contiguous is unknown */
-    stats->largest_free = gai_max(stats->largest_free, gai_pool_largest_parked(pool));
-    for (stream = pool->streams; stream; stream = stream->next) {
-        stats->free_bytes += stream->free.bytes + stream->cache.bytes + stream->cache.unconfirmed_bytes;
-        stats->largest_free = gai_max(stats->largest_free, gai_set_largest(&stream->free));
-        stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
-    }
-    for (set = pool->more_sets; set; set = set->next) {
+    stats->free_bytes = pool->parked + pool->kept;
+    /* How much of `kept` is contiguous is unknown. */
+    stats->largest_free = gai_max(pool->kept, gai_pool_largest_parked(pool));
+    for (set = &pool->common; set; set = set->next) {
         stats->free_bytes += set->bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
+    }
+    for (stream = pool->streams; stream; stream = stream->next) {
+        stats->free_bytes += stream->cache.bytes + stream->cache.unconfirmed_bytes;
+        stats->largest_free = gai_max(stats->largest_free, gai_cache_largest(&stream->cache));
     }
     stats->external_fragmentation = 0;
     if (stats->free_bytes) stats->external_fragmentation = 1 - (double)stats->largest_free / (double)stats->free_bytes;
@@ -5071,18 +5082,14 @@ static size_t gai_block_captured(const gai_block *block)
 /* Bytes of free memory that graphs own. [lock] */
 static size_t gai_pool_captured(const galloc_pool *pool)
 {
-    const gai_stream *stream;
     const gai_set *set;
     const gai_block *block;
     const gai_mapping *mapping;
     size_t bytes = 0;
     if (!gai_pool_has_captured(pool)) return 0;
-    for (set = pool->more_sets; set; set = set->next)
-        for (block = set->oldest; block; block = block->newer) bytes += gai_block_captured(block);
-    for (stream = pool->streams; stream; stream = stream->next)
-        for (block = stream->capture ? stream->free.oldest : NULL; block; block = block->newer)
+    for (set = &pool->mixed; set; set = set->next)
+        for (block = set->stream && !set->stream->capture ? NULL : set->oldest; block; block = block->newer)
             bytes += gai_block_captured(block);
-    for (block = pool->mixed.oldest; block; block = block->newer) bytes += gai_block_captured(block);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (gai_block_is_parked(mapping->block)) bytes += gai_block_captured(mapping->block);
     return bytes;
@@ -5142,6 +5149,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     stream->life = gai_next(&gai_lives);
     stream->epoch = 1;
     stream->free.stream = stream;
+    gai_set_link(pool, &stream->free);
     stream->next = pool->streams;
     pool->streams = stream;
     pool->stream_count += (size_t)gai_stream_is_plain(stream);
@@ -5306,7 +5314,6 @@ static void gai_set_drain(galloc_pool *pool, gai_set *set, int all)
 static void gai_pool_reap(galloc_pool *pool)
 {
     gai_capture *capture, *next;
-    gai_stream *stream;
     gai_set *set;
     int some = 0;
     for (capture = pool->captures; capture; capture = next) {
@@ -5315,10 +5322,10 @@ static void gai_pool_reap(galloc_pool *pool)
         gai_capture_forget(pool, capture);
         some = 1;
     }
-    for (stream = some ? pool->streams : NULL; stream; stream = stream->next)
-        if (stream->capture_id) gai_set_drain(pool, &stream->free, 1);
-    for (set = some ? pool->more_sets : NULL; set; set = set->next) gai_set_drain(pool, set, 1);
-    if (some) gai_set_drain(pool, &pool->mixed, 1);
+    if (!some) return;
+    for (set = pool->mixed.next; set; set = set->next)
+        if (!set->stream || set->stream->capture_id) gai_set_drain(pool, set, 1);
+    gai_set_drain(pool, &pool->mixed, 1);
 }
 
 /* Creates the stream state of a captured stream, and records its capture if that is new. Also forgets captures whose
@@ -5430,6 +5437,7 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
     gai_stream **at = &pool->streams, *stream;
     while (*at != gone) at = &(*at)->next;
     *at = gone->next;
+    gai_set_unlink(pool, &gone->free);
     pool->stream_count -= (size_t)gai_stream_is_plain(gone);
     gai_stream_unindex(pool, gone);
     gone->life = 0; /* threads that remember it must not find it */
@@ -5864,9 +5872,8 @@ static void gai_pool_poll(galloc_pool *pool)
     for (; stream; stream = stream->next) gai_stream_poll(pool, stream);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (stream->free.bytes) gai_set_drain(pool, &stream->free, 0);
-    for (set = pool->more_sets; set; set = set->next) gai_set_drain(pool, set, 0);
+    for (set = pool->mixed.next; set; set = set->next)
+        if (set->bytes) gai_set_drain(pool, set, 0);
     gai_set_drain(pool, &pool->mixed, 1);
     gai_lock_off(&pool->lock);
 }
@@ -5897,10 +5904,9 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
     gai_latch_off(&cache->latch);
     stats->stranded = in_cache;
     stats->unmarked = gai_stream_unmarked(stream) + in_cache;
-    for (block = stream->free.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
-    for (block = pool->mixed.oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
-    for (set = pool->more_sets; set; set = set->next)
-        for (block = set->oldest; block; block = block->newer) stats->stranded += gai_block_stranded(block, stream);
+    for (set = &pool->mixed; set; set = set->next)
+        for (block = set->stream && set->stream != stream ? NULL : set->oldest; block; block = block->newer)
+            stats->stranded += gai_block_stranded(block, stream);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
@@ -6896,16 +6902,14 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
    others. */
 static void gai_pool_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
-    gai_stream *own = filter->params ? filter->params->stream : NULL, *stream;
+    gai_stream *own = filter->params ? filter->params->stream : NULL;
     gai_set *set;
     int enough;
     gai_parked_to_batch(pool, filter, batch);
     enough = gai_set_to_batch(pool, &pool->common, filter, batch);
     if (enough && own) enough = gai_set_to_batch(pool, &own->free, filter, batch);
-    if (enough) enough = gai_set_to_batch(pool, &pool->mixed, filter, batch);
-    for (stream = pool->streams; stream && enough; stream = stream->next)
-        if (stream != own) enough = gai_set_to_batch(pool, &stream->free, filter, batch);
-    for (set = pool->more_sets; set && enough; set = set->next) enough = gai_set_to_batch(pool, set, filter, batch);
+    for (set = &pool->mixed; set && enough; set = set->next)
+        if (!own || set != &own->free) enough = gai_set_to_batch(pool, set, filter, batch);
 }
 
 /* Adds the stale aliases of a batch's pages to the batch, since the pages are going to be given back. [lock] */
@@ -7132,14 +7136,12 @@ static void gai_set_join(galloc_pool *pool, gai_set *set)
    marks of one stream are merged already, so one stream's set, the largest, can be left out. */
 static void gai_pool_join(galloc_pool *pool)
 {
-    const gai_set *largest = &pool->mixed;
-    gai_stream *stream;
+    gai_set *largest = pool->mixed.next, *set;
     if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (largest == &pool->mixed || stream->free.bytes > largest->bytes) largest = &stream->free;
-    gai_set_join(pool, &pool->mixed);
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (largest != &stream->free) gai_set_join(pool, &stream->free);
+    for (set = pool->mixed.next; set; set = set->next)
+        if (set->bytes > largest->bytes) largest = set;
+    for (set = &pool->mixed; set; set = set->next)
+        if (set != largest) gai_set_join(pool, set);
 }
 
 /* Returns whether pages are to be parked: nothing is live, and either pages were mapped since the last time, or
@@ -7517,11 +7519,9 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
 static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_filter *filter)
 {
     gai_page *list = NULL;
-    const gai_stream *stream;
+    const gai_set *set;
     const gai_mapping *mapping;
-    gai_set_list_spare(pool, &pool->common, filter, &list);
-    gai_set_list_spare(pool, &pool->mixed, filter, &list);
-    for (stream = pool->streams; stream; stream = stream->next) gai_set_list_spare(pool, &stream->free, filter, &list);
+    for (set = &pool->common; set; set = set->next) gai_set_list_spare(pool, set, filter, &list);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter))
             gai_page_list(mapping->page, &list);
@@ -7804,11 +7804,9 @@ static void gai_found_by_marks(gai_found *best, const galloc_pool *pool, const g
 static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int may_wait)
 {
     gai_found best = gai_find_own(pool, params);
-    gai_stream *stream;
+    const gai_set *set;
     if (best.block) return best;
-    gai_found_by_marks(&best, pool, &pool->mixed, params, may_wait);
-    for (stream = pool->streams; stream; stream = stream->next)
-        gai_found_by_marks(&best, pool, &stream->free, params, may_wait);
+    for (set = &pool->mixed; set; set = set->next) gai_found_by_marks(&best, pool, set, params, may_wait);
     return best;
 }
 
@@ -8462,16 +8460,14 @@ static int gai_block_starts_gap(const gai_block *block) { return !gai_block_is_u
 /* Finds the best plan over all runs. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
-    const gai_stream *stream;
+    const gai_set *set;
     gai_block *hole;
     gai_mapping *mapping;
     memset(best, 0, sizeof *best);
     pool->plans++;
     /* First notes for each page which free block holds it; page->looked == pool->plans says that the note is of this
        plan. */
-    gai_set_note_pages(pool, &pool->common, filter);
-    gai_set_note_pages(pool, &pool->mixed, filter);
-    for (stream = pool->streams; stream; stream = stream->next) gai_set_note_pages(pool, &stream->free, filter);
+    for (set = &pool->common; set; set = set->next) gai_set_note_pages(pool, set, filter);
     for (hole = pool->holes; hole; hole = hole->next_bin)
         if (gai_block_starts_gap(hole)) gai_plan_in_gap(pool, hole, filter, best);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
@@ -12617,8 +12613,8 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
             for (mark = block->recorded_uses; mark; mark = mark->next) uses += mark->stream == stream;
         }
     }
-    return broken + (uses != stream->uses) + gai_check_set(&stream->free) + gai_check_stream_links(pool, stream) +
-           gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
+    return broken + (uses != stream->uses) + gai_check_stream_links(pool, stream) + gai_check_cache(pool, stream, census) +
+           gai_check_captured(pool, stream);
 }
 
 /* Checks the equations above gai_mark. */
@@ -12788,7 +12784,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_mapping *mapping;
     const gai_block *hole;
     size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0, of_graphs = 0;
-    int broken = gai_check_set(&pool->common) + gai_check_set(&pool->mixed), lost = 0;
+    int broken = 0, lost = 0;
     memset(&census, 0, sizeof census);
     census.pages[0].bytes = census.free = census.largest = pool->kept;
     for (segment = pool->segments; segment; segment = segment->next) {
@@ -12803,7 +12799,7 @@ static int gai_check_pool(galloc_pool *pool)
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
-    for (set = pool->more_sets; set; set = set->next) broken += gai_check_set(set);
+    for (set = &pool->common; set; set = set->next) broken += gai_check_set(set);
     if (pool->variant.check) broken += pool->variant.check(pool);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
@@ -13091,12 +13087,10 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
 static void gai_block_pool_end(galloc_pool *pool, gai_block_pool *block_pool)
 {
     gai_block_pool **at = &pool->block_pools;
-    gai_set **sets = &pool->more_sets;
     if (block_pool->streams || block_pool->segments || block_pool->awaited) return;
     while (*at != block_pool) at = &(*at)->next;
     *at = block_pool->next;
-    while (*sets != &block_pool->free) sets = &(*sets)->next;
-    *sets = block_pool->free.next;
+    gai_set_unlink(pool, &block_pool->free);
     GALLOC_FREE(block_pool);
 }
 
@@ -13110,8 +13104,7 @@ static gai_block_pool *gai_block_pool_new(galloc_pool *pool, int small)
     block_pool->free.counted = 1;
     block_pool->next = pool->block_pools;
     pool->block_pools = block_pool;
-    block_pool->free.next = pool->more_sets;
-    pool->more_sets = &block_pool->free;
+    gai_set_link(pool, &block_pool->free);
     return block_pool;
 }
 
@@ -13209,10 +13202,10 @@ static void gai_torch_end(galloc_pool *pool)
 {
     while (pool->block_pools) {
         gai_block_pool *next = pool->block_pools->next;
+        gai_set_unlink(pool, &pool->block_pools->free);
         GALLOC_FREE(pool->block_pools);
         pool->block_pools = next;
     }
-    pool->more_sets = NULL;
 }
 
 /* ---- search ---- */
@@ -14690,6 +14683,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->mappings = mappings;
     pool->config = *config;
     if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
+    pool->common.next = &pool->mixed;
     pool->parking.patience = 8;
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
