@@ -3932,6 +3932,16 @@ static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
     gai_pool_unlock_caches(pool);
 }
 
+/* Bytes that the pool holds. [no lock] */
+static size_t gai_pool_held(galloc_pool *pool)
+{
+    size_t held;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current;
+    gai_lock_off(&pool->lock);
+    return held;
+}
+
 /* Bytes in use by the program, as requested. */
 static size_t gai_pool_live(galloc_pool *pool)
 {
@@ -6705,6 +6715,17 @@ typedef struct gai_page_filter {
     uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
 } gai_page_filter;
 
+/* All pages that suit the request, or that may be given back. */
+static gai_page_filter gai_page_filter_for(const gai_params *params)
+{
+    gai_page_filter filter;
+    filter.params = params;
+    filter.wanted = filter.most = SIZE_MAX;
+    filter.may_wait = filter.one_place = 0;
+    filter.before = UINT64_MAX;
+    return filter;
+}
+
 /* Returns whether the work that used a page at its stale aliases is complete. */
 static int gai_page_is_quiet(const gai_page *page)
 {
@@ -6936,16 +6957,14 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
 {
     gai_batch batch;
-    size_t held, after, given = 0;
+    size_t held, given = 0;
     int some;
     if (gai_pool_keeps(pool)) return 0;
     if (pool->variant.release) return pool->variant.release(pool, wanted);
     do {
-        gai_page_filter filter;
-        filter.params = NULL;
+        gai_page_filter filter = gai_page_filter_for(NULL);
         filter.wanted = wanted - given;
-        filter.most = most - gai_min(most, given);
-        filter.may_wait = 0;
+        filter.most = gai_left(most, given);
         filter.before = before;
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
@@ -6956,14 +6975,9 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         /* Host memory may have sufficed for a part only: the loop ends when a round finds nothing. */
         some = batch.first != NULL;
         gai_pool_tell_unmap(pool, &batch);
-        gai_lock_on(&pool->lock);
-        held = pool->stats.reserved.current;
-        gai_lock_off(&pool->lock);
+        held = gai_pool_held(pool);
         gai_batch_undo(pool, &batch);
-        gai_lock_on(&pool->lock);
-        after = pool->stats.reserved.current;
-        gai_lock_off(&pool->lock);
-        given += held - after;
+        given += held - gai_pool_held(pool);
     } while (some && given < wanted);
     return given;
 }
@@ -7050,11 +7064,10 @@ static void gai_donors_leave(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Finds the first run of whole pages in a free block, before `end`. Returns its length, 0 if there is none. */
-static size_t gai_block_whole_pages(const gai_block *block, uintptr_t end, uintptr_t *begin)
+/* Finds the whole pages in a free block, which lie side by side. Returns their bytes, 0 if there are none. */
+static size_t gai_block_whole_pages(const gai_block *block, uintptr_t *begin)
 {
-    uintptr_t at = block->addr;
-    end = gai_min(end, block->addr + block->bytes);
+    uintptr_t at = block->addr, end = block->addr + block->bytes;
     while (at < end && gai_page_at(at)->addr < at) at = gai_page_at(at)->addr + gai_page_at(at)->bytes;
     *begin = at;
     while (at < end && at + gai_page_at(at)->bytes <= end) at += gai_page_at(at)->bytes;
@@ -7076,11 +7089,11 @@ static gai_block *gai_batch_park(galloc_pool *pool, gai_batch *batch)
     return block;
 }
 
-/* Parks the first run of whole pages in a free block before `end`. Returns the next block. [lock] */
-static gai_block *gai_block_park(galloc_pool *pool, gai_block *block, uintptr_t end)
+/* Parks the whole pages in a free block. Returns the next block. [lock] */
+static gai_block *gai_block_park(galloc_pool *pool, gai_block *block)
 {
     uintptr_t begin;
-    size_t bytes = gai_block_whole_pages(block, end, &begin);
+    size_t bytes = gai_block_whole_pages(block, &begin);
     gai_batch batch;
     gai_batch_start(&batch);
     if (!bytes || !gai_block_to_batch(pool, block, begin, bytes, &batch)) return block->next;
@@ -7165,9 +7178,8 @@ static void gai_pool_park(galloc_pool *pool)
     gai_pool_join(pool);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->fixed) continue;
-        for (block = segment->first; block; block = next) {
-            next = block->kind == GAI_FREE ? gai_block_park(pool, block, UINTPTR_MAX) : block->next;
-        }
+        for (block = segment->first; block; block = next)
+            next = block->kind == GAI_FREE ? gai_block_park(pool, block) : block->next;
     }
     for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
         if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
@@ -7506,7 +7518,7 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
     const gai_block *block;
     for (block = set->oldest; block; block = block->newer) {
         uintptr_t begin, at;
-        size_t bytes = block->bytes < GAI_FIXED_SMALL ? 0 : gai_block_whole_pages(block, UINTPTR_MAX, &begin);
+        size_t bytes = block->bytes < GAI_FIXED_SMALL ? 0 : gai_block_whole_pages(block, &begin);
         for (at = bytes ? begin : 0; bytes && at < begin + bytes;) {
             gai_mapping *mapping = gai_page_at(at);
             at += mapping->bytes;
@@ -7565,14 +7577,10 @@ static gai_page *gai_pages_sort(gai_page *list)
    which can move to a request. */
 static size_t gai_pool_collect_oldest(galloc_pool *pool, size_t excess, size_t leave)
 {
-    gai_page_filter filter;
+    gai_page_filter filter = gai_page_filter_for(NULL);
     gai_page *list, *page;
     size_t spare = 0, chosen = 0;
     uint64_t before = 0;
-    filter.params = NULL;
-    filter.wanted = filter.most = SIZE_MAX;
-    filter.may_wait = filter.one_place = 0;
-    filter.before = UINT64_MAX;
     gai_lock_on(&pool->lock);
     list = gai_pages_sort(gai_pool_list_spare(pool, &filter));
     for (page = list; page; page = page->next_unused) spare += page->bytes;
@@ -7950,11 +7958,9 @@ static void gai_growth_range_note(gai_growth_range *range, enum gai_obstacle *ob
 /* Returns whether the page of an alias in the room can return to it without a driver call. */
 static int gai_job_returns(gai_job *job, const gai_block *piece, const gai_growth_range *range)
 {
-    gai_page_filter filter;
+    gai_page_filter filter = gai_page_filter_for(&job->params);
     const gai_block *holder;
     if (gai_block_is_parked(piece)) return 1;
-    memset(&filter, 0, sizeof filter);
-    filter.params = &job->params;
     filter.one_place = 1;
     job->pool->plans++;
     holder = gai_plan_holder(job->pool, piece->alias->page, &filter);
@@ -8280,7 +8286,7 @@ static int gai_block_is_unused(const gai_block *block)
 static void gai_block_note_pages(const galloc_pool *pool, gai_block *block, const gai_page_filter *filter)
 {
     uintptr_t begin, at;
-    size_t bytes = gai_block_whole_pages(block, UINTPTR_MAX, &begin);
+    size_t bytes = gai_block_whole_pages(block, &begin);
     for (at = begin; at < begin + bytes;) {
         gai_mapping *mapping = gai_page_at(at);
         at += mapping->bytes;
@@ -8727,9 +8733,6 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         if (job->got) job->got = found.block;
     }
     if (job->got) gai_block_keep_room(pool, job->got, job->params.room);
-    /* Whole pages that are left over behind the block are parked: the next request may need them elsewhere. */
-    if (job->got && !job->params.just_ready && job->got->next && job->got->next->kind == GAI_FREE)
-        (void)gai_block_park(pool, job->got->next, plan->end);
 }
 
 /* Adds the planned range to the growing block if it lies in its room, even if the growth fails later; else leaves it
@@ -8810,14 +8813,11 @@ static CUresult gai_job_find_addresses(gai_job *job, int tries)
 static int gai_job_plan(gai_job *job, gai_plan *plan)
 {
     galloc_pool *pool = job->pool;
-    gai_page_filter filter;
+    gai_page_filter filter = gai_page_filter_for(&job->params);
     CUresult result = CUDA_SUCCESS;
     int found, tries;
     if (job->grows) return gai_job_plan_behind(job, plan);
-    filter.params = &job->params;
     filter.may_wait = job->may_wait;
-    filter.wanted = filter.most = 0;
-    filter.one_place = 0;
     found = gai_plan_room(pool, &filter, plan) || gai_plan_again(pool, &filter, plan) ||
             gai_plan_best(pool, &filter, plan);
     for (tries = 0; tries < 3 && !found && !result; tries++) {
@@ -8943,13 +8943,12 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
 static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
 {
     galloc_pool *pool = job->pool;
-    gai_page_filter filter;
+    gai_page_filter filter = gai_page_filter_for(&job->params);
     size_t bytes = gai_plan_created(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
     int fits;
     int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     fill->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
-    filter.params = &job->params;
     filter.wanted = bytes;
     /* New pages come first, as far as the overhead allows; moved pages cover the rest. In a room or behind a block,
        where no free block could serve instead, moved pages come first. */
@@ -9743,15 +9742,6 @@ static int gai_step_wait_device(gai_job *job)
    `growth` lock of its pool only tries to take that of another pool, and never blocks on it. May call release,
    devicewait and all sections before them. */
 
-static size_t gai_pool_held(galloc_pool *pool)
-{
-    size_t held;
-    gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current;
-    gai_lock_off(&pool->lock);
-    return held;
-}
-
 /* Makes other pools of the device give back idle memory. The first pass skips pools whose `growth` lock is busy or that
    have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
    pool's `growth` lock while it holds the other one, waits for the device, and may call on_unmap. */
@@ -9972,14 +9962,12 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
 static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
 {
     gai_params params;
-    gai_page_filter filter;
+    gai_page_filter filter = gai_page_filter_for(&params);
     uintptr_t at, begin = 0, end = block->addr + block->bytes;
     size_t bytes = 0;
-    if (block->segment->fixed || !gai_block_whole_pages(block, UINTPTR_MAX, &begin)) return 0;
+    if (block->segment->fixed || !gai_block_whole_pages(block, &begin)) return 0;
     memset(&params, 0, sizeof params);
-    memset(&filter, 0, sizeof filter);
     params.stream = survey->stream;
-    filter.params = &params;
     for (at = begin; at < end && at + gai_page_at(at)->bytes <= end; at += gai_page_at(at)->bytes)
         if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &filter)) bytes += gai_page_at(at)->bytes;
     return bytes;
@@ -13979,10 +13967,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 /* The same, and trims the driver's pool by as much. Returns by how much less is held. */
 static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 {
-    size_t before, held, after;
-    gai_lock_on(&pool->lock);
-    before = pool->stats.reserved.current;
-    gai_lock_off(&pool->lock);
+    size_t before = gai_pool_held(pool), held;
     /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
     gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
     held = pool->variant.refresh ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
@@ -13991,10 +13976,7 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
         gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
         gai_pool_ask_held(pool);
     }
-    gai_lock_on(&pool->lock);
-    after = pool->stats.reserved.current;
-    gai_lock_off(&pool->lock);
-    return before > after ? before - after : 0;
+    return gai_left(before, gai_pool_held(pool));
 }
 
 /* Returns the block of a pool with another backend that contains an address. [lock] */
