@@ -16057,6 +16057,17 @@ GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *te
     return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
 }
 
+static const char gai_no_array[] = "array must not be NULL unless n is 0, nor n negative";
+
+/* Looks up and pins the pool that a call names. wrong: what is wrong with its other arguments, or NULL. */
+static cudaError_t gai_pool_of_call(galloc_pool **pool, const char *wrong)
+{
+    cudaError_t error = gai_begin();
+    if (!error && !*pool) wrong = "pool is NULL";
+    if (!error && wrong) error = gai_fail(cudaErrorInvalidValue, "%s", wrong);
+    return error ? error : gai_pool_find(pool);
+}
+
 GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_config *config)
 {
     galloc_config defaults = galloc_config_default();
@@ -16072,9 +16083,7 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
 {
-    cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
     if (pool->is_default) {
         error = gai_fail(cudaErrorNotPermitted, "a default pool can only be ended by galloc_shutdown");
@@ -16258,9 +16267,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
 {
     gai_job job;
     galloc_request request;
-    cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
     memset(&job, 0, sizeof job);
     memset(&request, 0, sizeof request);
@@ -16298,29 +16305,22 @@ static cudaError_t gai_pool_give_back(galloc_pool *pool, size_t keep_bytes, int 
 
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released)
 {
-    cudaError_t error = gai_begin();
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (released) *released = 0;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
     return gai_end(__func__, error ? error : gai_pool_give_back(pool, keep_bytes, 0, released));
 }
 
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released)
 {
-    cudaError_t error = gai_begin();
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (released) *released = 0;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
     if (!error) error = gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
     return gai_end(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
 {
-    cudaError_t error = gai_begin();
-    if (!error && (!pool || !config))
-        error = gai_fail(cudaErrorInvalidValue, "pool and config must not be NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, config ? NULL : "config is NULL");
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_read_config(pool, config);
@@ -16332,10 +16332,7 @@ GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *conf
 GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision *array, int n, int *count)
 {
     int i;
-    cudaError_t error = gai_begin();
-    if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "pool must not be NULL, nor array unless n is 0");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, n < 0 || (n && !array) ? gai_no_array : NULL);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     for (i = 0; i < n && i < pool->tuning.decided; i++) array[i] = pool->tuning.decisions[i];
@@ -16347,9 +16344,7 @@ GALLOC_API cudaError_t galloc_pool_decisions(galloc_pool *pool, galloc_decision 
 
 GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
 {
-    cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     pool->tuning.watching = 0;
@@ -16363,11 +16358,9 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
 {
     galloc_callbacks call;
     gai_scope scope;
-    cudaError_t error = gai_begin();
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     memset(&call, 0, sizeof call);
     if (callbacks) call = *callbacks;
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
     if (error) return gai_end(__func__, error);
     error = gai_pool_enter(pool, &scope);
     if (!error) {
@@ -16409,10 +16402,7 @@ GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *tex
 GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 {
     const gai_capture *capture;
-    cudaError_t error = gai_begin();
-    if (!error && (!pool || !stats))
-        error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, stats ? NULL : "stats is NULL");
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
@@ -16430,10 +16420,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
 
 GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_stats *stats)
 {
-    cudaError_t error = gai_begin();
-    if (!error && (!pool || !stats))
-        error = gai_fail(cudaErrorInvalidValue, "pool and stats must not be NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, stats ? NULL : "stats is NULL");
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
@@ -16449,10 +16436,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
 {
     gai_stream *stream;
     int i = 0;
-    cudaError_t error = gai_begin();
-    if (!error && (!pool || n < 0 || (n && !array)))
-        error = gai_fail(cudaErrorInvalidValue, "pool must not be NULL, nor array unless n is 0");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, n < 0 || (n && !array) ? gai_no_array : NULL);
     if (error) return gai_end(__func__, error);
     gai_lock_on(&pool->lock);
     for (stream = pool->streams; stream; stream = stream->next) {
@@ -16469,9 +16453,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
 GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
 {
     galloc_stats now, *stats;
-    cudaError_t error = gai_begin();
-    if (!error && !pool) error = gai_fail(cudaErrorInvalidValue, "pool is NULL");
-    if (!error) error = gai_pool_find(&pool);
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (error) return gai_end(__func__, error);
     stats = &pool->stats;
     gai_lock_on(&pool->lock);
