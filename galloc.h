@@ -2036,7 +2036,7 @@ typedef struct gai_event {
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     uint64_t clock; /* when it was recorded, counted in frees */
-    uint64_t occasion; /* its number in the mark predictor; 0: none */
+    uint64_t occasion; /* its number in pool->mark_predictor; 0: none */
 } gai_event;
 
 /* "`stream` has a wait in its queue for all memory that `on` freed up to `epoch`" */
@@ -2250,6 +2250,16 @@ typedef struct gai_parking {
     uint64_t patience; /* parking ends after so many */
 } gai_parking;
 
+#define GAI_PREDICTIONS 2048
+
+/* What a program that repeats itself did the last time: a ring of keys, numbered from 1 on.
+   latest[key % GAI_PREDICTIONS]: the number of the last such key.  next: the number of the key that is expected, which
+   followed the last key when that came before; 0 or too old: none is.  agreed: how often in a row that was right */
+typedef struct gai_predictor {
+    uint64_t keys[GAI_PREDICTIONS], latest[GAI_PREDICTIONS];
+    uint64_t noted, next, agreed;
+} gai_predictor;
+
 /* A plan that was carried out with stale aliases and parked pages alone. */
 typedef struct gai_memo {
     struct gai_mapping *first; /* the descriptor may have another number by now, and be another mapping's */
@@ -2257,35 +2267,6 @@ typedef struct gai_memo {
     uintptr_t at;
     size_t bytes;
 } gai_memo;
-
-#define GAI_MEMOS 2048
-
-/* The last plans, as a ring. In a program that repeats itself the next plan is the one that followed the same plan the
-   last time: `next` is its number, and `agreed` counts how often in a row that was right. */
-typedef struct gai_plan_predictor {
-    gai_memo memos[GAI_MEMOS];
-    uint64_t written, next; /* next >= written: nothing is expected */
-    int agreed;
-} gai_plan_predictor;
-
-/* An event decision point: a time at which an event was due on a stream. The mark predictor may have skipped it. */
-typedef struct gai_occasion {
-    uint64_t
-        key; /* a hash of the stream state, its unmarked bytes, and the frees and looks since the occasion before */
-    int useless;  /* when its event was looked at, a later one was complete as well */
-} gai_occasion;
-
-#define GAI_OCCASIONS 2048
-
-/* The last event decision points (occasions), as a ring, numbered from 1 on. latest[key % GAI_OCCASIONS]: the number of
-   the last one with such a key. `next` and `agreed`: as in the plan predictor. */
-typedef struct gai_mark_predictor {
-    gai_occasion occasions[GAI_OCCASIONS];
-    uint64_t latest[GAI_OCCASIONS];
-    uint64_t noted, next, agreed;
-    uint64_t clock; /* of the last one */
-    uint64_t looks; /* at the progress of streams, since then */
-} gai_mark_predictor;
 
 #define GAI_SAMPLES 16
 
@@ -2518,8 +2499,11 @@ struct galloc_pool {
     gai_parking parking;
     gai_collector collector;
     gai_tuning tuning;
-    gai_plan_predictor plan_predictor;
-    gai_mark_predictor mark_predictor;
+    gai_predictor plan_predictor, mark_predictor;
+    gai_memo memos[GAI_PREDICTIONS]; /* the plans of plan_predictor's keys */
+    char useless[GAI_PREDICTIONS]; /* mark_predictor: when the event was looked at, a later one was complete as well */
+    uint64_t occasion_clock;       /* when a mark was due last, counted in frees */
+    uint64_t looks;                /* at the progress of streams, since then */
     gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
     gai_capture *captures;
     galloc_graph *graphs;
@@ -5480,6 +5464,34 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
     return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_MARK_FREES);
 }
 
+/* ---- predictors ---- */
+
+/* Is the key with this number still in the ring? */
+static int gai_predictor_has(const gai_predictor *predictor, uint64_t number)
+{
+    return number && number <= predictor->noted && predictor->noted - number < GAI_PREDICTIONS;
+}
+
+/* Notes a key. Returns the number of its previous occurrence; 0: there is none. */
+static uint64_t gai_predictor_note(gai_predictor *predictor, uint64_t key)
+{
+    uint64_t before = predictor->next, *latest = &predictor->latest[key % GAI_PREDICTIONS];
+    if (gai_predictor_has(predictor, before) && predictor->keys[before % GAI_PREDICTIONS] == key) {
+        predictor->agreed++;
+    } else {
+        predictor->agreed = 0;
+        before = *latest;
+        if (!gai_predictor_has(predictor, before) || predictor->keys[before % GAI_PREDICTIONS] != key) before = 0;
+    }
+    predictor->next = before ? before + 1 : 0;
+    *latest = ++predictor->noted;
+    predictor->keys[*latest % GAI_PREDICTIONS] = key;
+    return before;
+}
+
+/* Mixes a number into a key. */
+static uint64_t gai_key_mix(uint64_t key, uint64_t number) { return (key + number) * 0x9e3779b97f4a7c15u; }
+
 /* The mark predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
    complete as well. A program that repeats itself repeats its occasions for marks, so an occasion that was useless
    last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
@@ -5489,34 +5501,6 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 
 /* Bytes freed since the last event: not marked yet, or with marks skipped. */
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
-
-/* The occasion with this number, or NULL once it has been overwritten. */
-static gai_occasion *gai_mark_predictor_find(gai_mark_predictor *mark_predictor, uint64_t number)
-{
-    if (!number || number > mark_predictor->noted || mark_predictor->noted - number >= GAI_OCCASIONS) return NULL;
-    return &mark_predictor->occasions[number % GAI_OCCASIONS];
-}
-
-/* Notes an occasion. Returns its previous occurrence if the prediction can be trusted, else NULL. */
-static const gai_occasion *gai_mark_predictor_note(gai_mark_predictor *mark_predictor, uint64_t key)
-{
-    uint64_t *latest = &mark_predictor->latest[key % GAI_OCCASIONS];
-    const gai_occasion *before = gai_mark_predictor_find(mark_predictor, mark_predictor->next);
-    gai_occasion *now;
-    if (before && before->key == key) {
-        mark_predictor->agreed++;
-        mark_predictor->next++;
-    } else {
-        mark_predictor->agreed = 0;
-        before = gai_mark_predictor_find(mark_predictor, *latest);
-        mark_predictor->next = before && before->key == key ? *latest + 1 : 0;
-    }
-    *latest = ++mark_predictor->noted;
-    now = gai_mark_predictor_find(mark_predictor, mark_predictor->noted);
-    now->key = key;
-    now->useless = 0;
-    return mark_predictor->agreed >= GAI_MARK_PREDICTOR_TRUST ? before : NULL;
-}
 
 /* A stream without marks requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
    every mark counts. */
@@ -5529,27 +5513,29 @@ static int gai_pool_needs_marks(const galloc_pool *pool)
 GAI_APART
 static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
 {
-    const uint64_t odd = 0x9e3779b97f4a7c15u;
-    uint64_t since = (pool->clock - pool->mark_predictor.clock) * odd + pool->mark_predictor.looks;
-    uint64_t key = ((stream->life * odd + since) * odd + stream->unmarked) * odd;
+    gai_predictor *predictor = &pool->mark_predictor;
+    uint64_t since = gai_key_mix(0, pool->clock - pool->occasion_clock) + pool->looks;
+    uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, stream->life), since), stream->unmarked);
+    uint64_t before = gai_predictor_note(predictor, key ^ key >> 32);
     size_t most = pool->stats.reserved.current / GAI_PASSED_PART / pool->stream_count;
-    const gai_occasion *before = gai_mark_predictor_note(&pool->mark_predictor, key ^ key >> 32);
-    pool->mark_predictor.clock = pool->clock;
-    pool->mark_predictor.looks = 0;
-    stream->occasion = pool->mark_predictor.noted;
-    if (!before || !before->useless || gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
-    gai_mark_predictor_find(&pool->mark_predictor, pool->mark_predictor.noted)->useless = 1;
+    char *useless = &pool->useless[predictor->noted % GAI_PREDICTIONS];
+    pool->occasion_clock = pool->clock;
+    pool->looks = 0;
+    stream->occasion = predictor->noted;
+    *useless = 0;
+    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_PREDICTIONS]) return 0;
+    if (gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
+    *useless = 1;
     stream->passed += stream->unmarked;
     stream->unmarked = 0;
     return 1;
 }
 
-/* Tells the predictor whether the event was useless. Called when the event is found complete or is waited for. [lock]
-   */
+/* Notes whether an event was useless. Called when the event is found complete or is waited for. [lock] */
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
-    gai_occasion *occasion = gai_mark_predictor_find(&pool->mark_predictor, event->occasion);
-    if (occasion) occasion->useless = useless;
+    if (gai_predictor_has(&pool->mark_predictor, event->occasion))
+        pool->useless[event->occasion % GAI_PREDICTIONS] = (char)useless;
 }
 
 /* Is a mark due? */
@@ -5877,7 +5863,7 @@ static void gai_pool_poll(galloc_pool *pool)
     gai_set *set;
     gai_lock_on(&pool->lock);
     stream = pool->streams;
-    pool->mark_predictor.looks++;
+    pool->looks++;
     gai_lock_off(&pool->lock);
     for (; stream; stream = stream->next) gai_stream_poll(pool, stream);
     gai_lock_on(&pool->lock);
@@ -8547,34 +8533,6 @@ static int gai_plan_room(galloc_pool *pool, const gai_page_filter *filter, gai_p
     return best->first != NULL;
 }
 
-static gai_memo *gai_plan_predictor_memo(gai_plan_predictor *plan_predictor, uint64_t index)
-{
-    return &plan_predictor->memos[index % GAI_MEMOS];
-}
-
-static int gai_memo_is(const gai_memo *a, const gai_memo *b)
-{
-    return a->number == b->number && a->at == b->at && a->bytes == b->bytes;
-}
-
-/* Adds a plan to the predictor, and finds the plan to expect next. */
-static void gai_plan_predictor_add(gai_plan_predictor *plan_predictor, const gai_memo *memo)
-{
-    uint64_t oldest = plan_predictor->written > GAI_MEMOS ? plan_predictor->written - GAI_MEMOS : 0;
-    /* As expected: the memo after it is expected next. Otherwise the latest equal memo is searched. */
-    if (plan_predictor->next < plan_predictor->written &&
-        gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next), memo)) {
-        plan_predictor->next++;
-        plan_predictor->agreed++;
-    } else {
-        plan_predictor->agreed = 0;
-        for (plan_predictor->next = plan_predictor->written; plan_predictor->next > oldest; plan_predictor->next--)
-            if (gai_memo_is(gai_plan_predictor_memo(plan_predictor, plan_predictor->next - 1), memo)) break;
-        if (plan_predictor->next == oldest) plan_predictor->next = UINT64_MAX;
-    }
-    *gai_plan_predictor_memo(plan_predictor, plan_predictor->written++) = *memo;
-}
-
 /* Makes a plan of a memo, if aliases alone suffice there again. */
 static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const gai_page_filter *filter,
                             gai_plan *plan)
@@ -8600,14 +8558,14 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
 /* Makes the predicted plan without a search, once predictions are trusted. */
 static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *plan)
 {
-    gai_plan_predictor *plan_predictor = &pool->plan_predictor;
+    const gai_predictor *predictor = &pool->plan_predictor;
     int found = 0;
     memset(plan, 0, sizeof *plan);
-    if (filter->params->room || plan_predictor->next >= plan_predictor->written || plan_predictor->agreed < GAI_TRUST)
+    if (filter->params->room || predictor->agreed < GAI_TRUST || !gai_predictor_has(predictor, predictor->next))
         return 0;
     pool->plans++;
     filter->one_place = 1;
-    found = gai_plan_by_memo(pool, gai_plan_predictor_memo(plan_predictor, plan_predictor->next), filter, plan);
+    found = gai_plan_by_memo(pool, &pool->memos[predictor->next % GAI_PREDICTIONS], filter, plan);
     filter->one_place = 0;
     return found;
 }
@@ -8980,12 +8938,14 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
 /* Adds a plan that aliases alone fill to the plan predictor. */
 static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mapping *first, size_t bytes)
 {
-    gai_memo memo;
-    memo.first = first;
-    memo.number = first->number;
-    memo.at = plan->at;
-    memo.bytes = bytes;
-    gai_plan_predictor_add(&pool->plan_predictor, &memo);
+    uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, first->number), plan->at), bytes);
+    gai_memo *memo;
+    (void)gai_predictor_note(&pool->plan_predictor, key ^ key >> 32);
+    memo = &pool->memos[pool->plan_predictor.noted % GAI_PREDICTIONS];
+    memo->first = first;
+    memo->number = first->number;
+    memo->at = plan->at;
+    memo->bytes = bytes;
 }
 
 /* Chooses without the spared part of the overhead (thrifty), then with it. */

@@ -233,8 +233,8 @@ uint64_t inside_early_moves(galloc_pool *pool, uint64_t n)
 
 static const gai_memo *inside_next_memo(galloc_pool *handle)
 {
-    const gai_plan_predictor *predictor = &inside_pool(handle)->plan_predictor;
-    return &predictor->memos[predictor->next];
+    galloc_pool *pool = inside_pool(handle);
+    return &pool->memos[pool->plan_predictor.next % GAI_PREDICTIONS];
 }
 
 uintptr_t inside_memo_first(galloc_pool *pool) { return inside_next_memo(pool)->first->addr; }
