@@ -9922,12 +9922,13 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
 static size_t gai_survey_movable(const gai_survey *survey, const gai_block *block)
 {
     gai_params params;
-    gai_page_filter filter = gai_page_filter_for(&params);
+    gai_page_filter filter;
     uintptr_t at, begin = 0, end = block->addr + block->bytes;
     size_t bytes = 0;
     if (block->segment->fixed || !gai_block_whole_pages(block, &begin)) return 0;
     memset(&params, 0, sizeof params);
     params.stream = survey->stream;
+    filter = gai_page_filter_for(&params);
     for (at = begin; at < end && at + gai_page_at(at)->bytes <= end; at += gai_page_at(at)->bytes)
         if (gai_mapping_is_spare(survey->pool, gai_page_at(at), block->marks, &filter)) bytes += gai_page_at(at)->bytes;
     return bytes;
@@ -12561,8 +12562,8 @@ static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_cen
             for (mark = block->recorded_uses; mark; mark = mark->next) uses += mark->stream == stream;
         }
     }
-    return broken + (uses != stream->uses) + gai_check_stream_links(pool, stream) + gai_check_cache(pool, stream, census) +
-           gai_check_captured(pool, stream);
+    return broken + (uses != stream->uses) + gai_check_stream_links(pool, stream) +
+        gai_check_cache(pool, stream, census) + gai_check_captured(pool, stream);
 }
 
 /* Checks the equations above gai_mark. */
