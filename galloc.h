@@ -240,8 +240,9 @@
      Resets: after an error that ends the context (an illegal address, for example) its pools refuse requests until
      cudaDeviceReset, which galloc detects. Pools of other contexts go on, without what was freed on that one's streams
      until it has ended. Pages survive the reset, cudaMalloc segments do not. A block in such a segment may be freed;
-     once the driver hands out its addresses again they belong to the new block, and the old one counts as freed. Once
-     the driver has shut down, frees succeed and do nothing.
+     once the driver hands out its addresses again they belong to the new block, and the old one counts as freed.
+     Exit: once the driver has shut down, calls that free, release or end something succeed and do nothing, and calls
+     that need the device return cudaErrorCudartUnloading.
 
    SECTIONS (search for the tag)
      >>config >>types >>api
@@ -1588,6 +1589,7 @@ static cudaError_t gai_driver_failed(CUresult result, const char *function)
 {
     cudaError_t error = (cudaError_t)(int)result;
     if (result == GAI_NO_HOST_MEMORY) return gai_fail(cudaErrorMemoryAllocation, "no host memory for %s", function);
+    if (error == cudaErrorCudartUnloading) return error; /* gai_end has the words */
     return gai_fail(error, "%s: %s", function, cudaGetErrorString(error));
 }
 
@@ -1797,7 +1799,6 @@ static cudaError_t gai_site_of(cudaStream_t stream, gai_site *site)
         if (error) return error;
         result = gai_site_look(site);
     }
-    if (gai_is_driver_gone(result)) return cudaErrorCudartUnloading;
     return result ? gai_driver_failed(result, "looking at the stream") : cudaSuccess;
 }
 
@@ -12229,7 +12230,9 @@ static void gai_message_begin(const char *function)
 /* Every public function that can fail returns through this one. */
 static cudaError_t gai_end(const char *function, cudaError_t error)
 {
-    int is_new = gai_message_is_new;
+    int is_new;
+    if (error == cudaErrorCudartUnloading) (void)gai_fail(error, "the CUDA driver is shutting down");
+    is_new = gai_message_is_new;
     gai_message_is_new = 0;
     if (is_new == GAI_NOTE) {
         gai_log(GALLOC_LOG_INFO);
@@ -12238,6 +12241,14 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
         gai_log(GALLOC_LOG_ERROR);
     }
     return error;
+}
+
+/* The same for a call that gives something back: nothing is left to give back once the driver has shut down. */
+static cudaError_t gai_end_giving(const char *function, cudaError_t error)
+{
+    if (error != cudaErrorCudartUnloading) return gai_end(function, error);
+    gai_message_is_new = 0;
+    return cudaSuccess;
 }
 
 /* ==== REPORT ==================================================================================================== */
@@ -15326,7 +15337,7 @@ static galloc_pool *gai_pool_around(const void *ptr)
 }
 
 /* The beginning of every function that takes a used block; pins the pool. *pool is NULL if there is nothing to do: no
-   pointer, or the driver is gone. */
+   pointer. */
 static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t stream, gai_site *site)
 {
     cudaError_t error;
@@ -15334,7 +15345,6 @@ static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t str
     error = gai_begin();
     if (error || !ptr) return error;
     error = gai_site_of(stream, site);
-    if (error == cudaErrorCudartUnloading) return cudaSuccess;
     if (error) return error;
     *pool = gai_pool_around(ptr);
     return *pool ? cudaSuccess : gai_pointer_refused(NULL, ptr);
@@ -15770,7 +15780,6 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     int device = 0;
     cudaError_t error = *pool ? gai_pool_refuses(*pool) : cudaSuccess;
     if (!error) error = gai_site_of(request->stream, &site);
-    if (error == cudaErrorCudartUnloading) return gai_fail(error, "the CUDA driver is shutting down");
     if (!error) error = gai_site_is_sound(&site);
     if (!error && !*pool) {
         error = gai_site_device(&site, &device);
@@ -15905,13 +15914,13 @@ static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entr
     } else {
         error = gai_find_pool(&pool, ptr, stream, &site);
     }
-    if (!pool) return gai_end("galloc_free", error);
+    if (!pool) return gai_end_giving("galloc_free", error);
     error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
-    if (taken && !gai_pool_pin(pool)) return gai_end("galloc_free", error);
+    if (taken && !gai_pool_pin(pool)) return gai_end_giving("galloc_free", error);
     if (!error && !(entry && site.life == entry->site.life) && (site.own_context || !pool->is_default))
         gai_entry_note(&site, pool, (const galloc_pool *)pool->key);
     gai_pool_unpin(pool);
-    return gai_end("galloc_free", error);
+    return gai_end_giving("galloc_free", error);
 }
 
 GAI_APART
@@ -15952,7 +15961,7 @@ static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream
       galloc_malloc_growable(ptr, bytes, max_bytes, gai_per_thread(stream)))                                           \
     X(galloc_free, (void *ptr, cudaStream_t stream), galloc_free(ptr, gai_per_thread(stream)))                         \
     X(galloc_free_after, (void *ptr, const cudaStream_t *streams, int n),                                              \
-      gai_end("galloc_free_after", gai_free_after(ptr, streams, n, cudaStreamPerThread)))                              \
+      gai_end_giving("galloc_free_after", gai_free_after(ptr, streams, n, cudaStreamPerThread)))                       \
     X(galloc_alloc, (void **ptr, const galloc_request *request), gai_alloc_per_thread(ptr, request))                   \
     X(galloc_pool_malloc, (galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream),                          \
       galloc_pool_malloc(pool, ptr, bytes, gai_per_thread(stream)))                                                    \
@@ -16045,7 +16054,7 @@ GALLOC_API cudaError_t galloc_pool_create(galloc_pool **pool, const galloc_confi
 GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
 {
     cudaError_t error = gai_pool_of_call(&pool, NULL);
-    if (error) return gai_end(__func__, error);
+    if (error) return gai_end_giving(__func__, error);
     if (pool->is_default) {
         error = gai_fail(cudaErrorNotPermitted, "a default pool can only be ended by galloc_shutdown");
     } else {
@@ -16053,7 +16062,7 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
         error = gai_pool_end(pool);
     }
     if (error) gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_giving(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device)
@@ -16111,7 +16120,7 @@ GALLOC_API cudaError_t galloc_free(void *ptr, cudaStream_t stream)
 
 GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams, int n)
 {
-    return gai_end(__func__, gai_free_after(ptr, streams, n, cudaStreamLegacy));
+    return gai_end_giving(__func__, gai_free_after(ptr, streams, n, cudaStreamLegacy));
 }
 
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream)
@@ -16138,11 +16147,11 @@ GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream)
     cudaError_t error;
     if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
     error = gai_find_pool(&pool, ptr, stream, &site);
-    if (!pool) return gai_end(__func__, error);
+    if (!pool) return gai_end_giving(__func__, error);
     error = gai_site_is_sound(&site);
     if (!error) error = gai_pool_record_stream(pool, ptr, &site);
     gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_giving(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
@@ -16151,11 +16160,11 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     cudaError_t error = gai_begin();
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
-    if (error) return gai_end(__func__, error == cudaErrorCudartUnloading ? cudaSuccess : error);
+    if (error) return gai_end_giving(__func__, error);
     gai_lock_on(&gai_global_lock);
     error = gai_retire(&site);
     gai_lock_off(&gai_global_lock);
-    return gai_end(__func__, error);
+    return gai_end_giving(__func__, error);
 }
 
 /* Pins the pool of an existing group, or the pool for a new one. */
@@ -16214,14 +16223,14 @@ GALLOC_API cudaError_t galloc_graph_release(galloc_graph *graph, cudaStream_t st
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
     if (!error) error = gai_graph_find(graph, &pool);
-    if (error) return gai_end(__func__, error);
+    if (error) return gai_end_giving(__func__, error);
     error = gai_pool_enter(pool, &scope);
     if (!error) {
         error = gai_graph_release(pool, graph, &site);
         gai_pool_leave(pool, &scope, 0);
     }
     gai_pool_unpin(pool);
-    return gai_end(__func__, error);
+    return gai_end_giving(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
@@ -16268,7 +16277,7 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
 {
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (released) *released = 0;
-    return gai_end(__func__, error ? error : gai_pool_give_back(pool, keep_bytes, 0, released));
+    return gai_end_giving(__func__, error ? error : gai_pool_give_back(pool, keep_bytes, 0, released));
 }
 
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released)
@@ -16276,7 +16285,7 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
     cudaError_t error = gai_pool_of_call(&pool, NULL);
     if (released) *released = 0;
     if (!error) error = gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
-    return gai_end(__func__, error);
+    return gai_end_giving(__func__, error);
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)
@@ -16492,7 +16501,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     galloc_pool *pool;
     int device;
     cudaError_t error = gai_begin(), first = cudaSuccess;
-    if (error) return gai_end(__func__, error);
+    if (error) return gai_end_giving(__func__, error);
     for (device = 0; device < GAI_DEVICES; device++) {
         pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
         if (!pool || !gai_pool_pin(pool)) continue;
@@ -16515,7 +16524,7 @@ GALLOC_API cudaError_t galloc_shutdown(void)
         gai_threads_forget();
     }
     gai_lock_off(&gai_global_lock);
-    return gai_end(__func__, first);
+    return gai_end_giving(__func__, first);
 }
 
 static cudaError_t gai_alloc_per_thread(void **ptr, const galloc_request *request)

@@ -701,6 +701,149 @@ TEST(the_driver_is_gone)
     }
 }
 
+/* What a call does once the driver has shut down. What gives something back succeeds and does nothing, since nothing is
+   left to give back; what reads galloc's own state does so; what wants anything of the device is told why not. */
+typedef struct survivor {
+    galloc_pool *pool;
+    galloc_graph *graph, *begun;
+    void *block, *other;
+    cudaStream_t stream;
+    galloc_config config;
+} survivor;
+
+static const cudaError_t gone = cudaErrorCudartUnloading;
+static void *got;
+static galloc_pool *got_pool;
+static size_t released;
+
+/* Name, result, call. */
+#define AFTER_THE_DRIVER(X)                                                                                            \
+    X(galloc_malloc, gone, galloc_malloc(&got, 512, v->stream))                                                        \
+    X(galloc_malloc_growable, gone, galloc_malloc_growable(&got, 512, MIB(4), v->stream))                              \
+    X(galloc_alloc, gone, galloc_alloc(&got, &(galloc_request){.bytes = 512, .stream = v->stream}))                    \
+    X(galloc_pool_malloc, gone, galloc_pool_malloc(v->pool, &got, MIB(100), v->stream))                                \
+    X(galloc_resize, gone, galloc_resize(v->block, MIB(4), v->stream))                                                 \
+    X(galloc_resize, gone, galloc_resize(v->block, 512, v->stream))                                                    \
+    X(galloc_graph_begin, gone, galloc_graph_begin(&(galloc_graph *){NULL}, v->pool, v->stream))                       \
+    X(galloc_pool_create, gone, galloc_pool_create(&got_pool, NULL))                                                   \
+    X(galloc_pool_default, gone, galloc_pool_default(&got_pool, 1))                                                    \
+    X(galloc_pool_reserve, v->config.backend ? cudaErrorNotSupported : gone, galloc_pool_reserve(v->pool, 512))        \
+    X(galloc_pool_set_callbacks, gone, galloc_pool_set_callbacks(v->pool, NULL))                                       \
+    X(galloc_free, cudaSuccess, galloc_free(v->block, v->stream))                                                      \
+    X(galloc_free, cudaSuccess, galloc_free(NULL, v->stream))                                                          \
+    X(galloc_free_after, cudaSuccess, galloc_free_after(v->other, &v->stream, 1))                                      \
+    X(galloc_record_stream, cudaSuccess, galloc_record_stream(v->block, v->stream))                                    \
+    X(galloc_stream_retire, cudaSuccess, galloc_stream_retire(v->stream))                                              \
+    X(galloc_graph_end, cudaSuccess, v->begun ? galloc_graph_end(v->begun) : cudaSuccess)                              \
+    X(galloc_graph_release, cudaSuccess, v->graph ? galloc_graph_release(v->graph, v->stream) : cudaSuccess)           \
+    X(galloc_pool_trim, cudaSuccess, galloc_pool_trim(v->pool, 0, &released))                                          \
+    X(galloc_pool_sync_point, cudaSuccess, galloc_pool_sync_point(v->pool, &released))                                 \
+    X(galloc_pool_config, cudaSuccess, galloc_pool_config(v->pool, &(galloc_config){.device = 0}))                     \
+    X(galloc_pool_decisions, cudaSuccess, galloc_pool_decisions(v->pool, NULL, 0, NULL))                               \
+    X(galloc_pool_freeze, cudaSuccess, galloc_pool_freeze(v->pool))                                                    \
+    X(galloc_pool_stats, cudaSuccess, galloc_pool_stats(v->pool, &(galloc_stats){.mallocs = 0}))                       \
+    X(galloc_pool_stats_reset, cudaSuccess, galloc_pool_stats_reset(v->pool))                                          \
+    X(galloc_pool_streams, cudaSuccess, galloc_pool_streams(v->pool, NULL, 0, NULL))                                   \
+    X(galloc_pool_check, cudaSuccess, (cudaError_t)galloc_pool_check(v->pool))                                         \
+    X(galloc_pointer_info, cudaSuccess, galloc_pointer_info(v->block, &(galloc_pointer){.device = 0}))                 \
+    X(galloc_config_parse, cudaSuccess, galloc_config_parse(&(galloc_config){.device = 0}, "", NULL, 0))               \
+    X(galloc_config_print, cudaSuccess, galloc_config_print(&v->config, (char[GALLOC_CONFIG_TEXT]){0}, 2048))          \
+    X(galloc_pool_torch_stats, v->config.like ? cudaSuccess : cudaErrorNotSupported,                                   \
+      galloc_pool_torch_stats(v->pool, &(galloc_torch_stats){.num_ooms = 0}))                                          \
+    X(galloc_oom_report, cudaErrorNotReady, galloc_oom_report(&(galloc_report){.asked = 0}))                           \
+    X(galloc_report_text, cudaSuccess, galloc_report_text(&(galloc_report){.asked = 0}, (char[9999]){0}, 9999))        \
+    X(galloc_pool_destroy, cudaSuccess, galloc_pool_destroy(v->pool))                                                  \
+    X(galloc_shutdown, cudaSuccess, galloc_shutdown())
+
+static void expect_after_the_driver(const char *name, cudaError_t expected, cudaError_t error)
+{
+    if (!EXPECT_EQ(error, expected)) printf("    %s: %s\n", name, galloc_last_message());
+    EXPECT(!got && !got_pool && !released);
+    EXPECT_EQ(log_lines, error != cudaSuccess);
+    if (error == gone) EXPECT(strstr(galloc_last_message(), "the CUDA driver is shutting down") != NULL);
+    log_lines = 0;
+}
+
+static void survive_the_driver(const char *settings)
+{
+    char said[200];
+    begin_with_devices(2, SIM_PACE_RANDOM);
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, settings, said, sizeof said));
+    cudaStream_t s = stream_new();
+    survivor held = {pool_new(&config), NULL, NULL, NULL, NULL, s, config}, *v = &held;
+    if (config.backend != GALLOC_BACKEND_CUDA_MALLOC_ASYNC) {
+        OK(galloc_graph_begin(&v->graph, v->pool, s));
+        OK(galloc_graph_end(v->graph));
+        OK(galloc_graph_begin(&v->begun, v->pool, s));
+    }
+    v->block = get(v->pool, MIB(2), s);
+    v->other = get(v->pool, MIB(2), s);
+    OK(galloc_free(get(v->pool, MIB(8), s), s));
+    OK(galloc_malloc(&got, 512, s));
+    OK(galloc_free(got, s));
+    got = NULL;
+    sim_driver_exit();
+#define AFTER(name, expected, call) expect_after_the_driver(#name, expected, call);
+    AFTER_THE_DRIVER(AFTER)
+    EXPECT_EQ(sim_malloc_live(), 0);
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    sim_stop();
+}
+
+/* The table has every function that returns an error. */
+static int is_in_the_table(const char *name)
+{
+#define NAME(name, expected, call) #name,
+    static const char *const names[] = {AFTER_THE_DRIVER(NAME)};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i], name)) return 1;
+    return 0;
+}
+
+TEST(every_call_is_in_the_table)
+{
+    char line[256], name[128] = "galloc_";
+    FILE *header = fopen("galloc.h", "r");
+    int n = 0;
+    if (!EXPECT(header != NULL)) return;
+    while (fgets(line, sizeof line, header)) {
+        if (sscanf(line, "GALLOC_API cudaError_t galloc_%100[a-z_](", name + 7) != 1) continue;
+        if (!EXPECT(is_in_the_table(name))) printf("    %s\n", name);
+        n++;
+    }
+    EXPECT(n > 30);
+    fclose(header);
+}
+
+/* A static destructor may be the first to call galloc. */
+TEST(the_first_call_comes_after_the_driver)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    sim_driver_exit();
+    OK(galloc_free(NULL, s));
+    OK(galloc_stream_retire(s));
+    OK(galloc_shutdown());
+    EXPECT_EQ(log_lines, 0);
+    FAILS(galloc_malloc(&got, 512, s), gone);
+    FAILS(galloc_pool_create(&got_pool, NULL), gone);
+    EXPECT_EQ(sim_malloc_live(), 0);
+    sim_stop();
+}
+
+TEST(every_call_once_the_driver_is_gone)
+{
+    static const char *const settings[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
+                                           "backend:cudaMalloc", "backend:cudaMallocAsync", "strategy:pooled",
+                                           "strategy:heuristic", "gc_age:1ms", "stats:exact"};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        long before = test_failures;
+        survive_the_driver(settings[i]);
+        if (test_failures > before) printf("    %s\n", settings[i]);
+    }
+}
+
 static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
 {
     galloc_stats stats;
