@@ -25,9 +25,10 @@
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
-     GALLOC_STATIC        off    every file             All functions are static. Each file that calls them must also
-                                                        define GALLOC_IMPLEMENTATION, and has a heap and limits of
-                                                        its own: memory of one file cannot be freed in another
+     GALLOC_STATIC        off    every file             All functions are static. Each file that includes galloc.h must
+                                                        also define GALLOC_IMPLEMENTATION (or gcc warns of functions
+                                                        never defined), and has a heap and limits of its own: memory of
+                                                        one file cannot be freed in another
      GALLOC_NO_PYTORCH    off    implementation         Leaves out like:pytorch. GALLOC_NO_BACKENDS leaves out other
                                                         backends, GALLOC_NO_POOLED and GALLOC_NO_HEURISTIC leave out
                                                         these strategies. Settings that need them are then refused
