@@ -1505,13 +1505,11 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 
 #define GAI_DRIVER_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
 #define GAI_DRIVER_LOAD(name, arguments) \
-    if (!error) error = gai_load_function("cu" #name, &cu->name, sizeof cu->name);
+    if (!error) error = gai_load_function("cu" #name, &gai_cu.name, sizeof gai_cu.name);
 
-typedef struct gai_driver_table {
+static struct {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
-} gai_driver_table;
-
-static gai_driver_table gai_cu;
+} gai_cu;
 static void *gai_cu_ready; /* not NULL once the table is filled */
 
 /* Clears the runtime's last error if one of galloc's own runtime calls set it. */
@@ -1540,13 +1538,13 @@ static cudaError_t gai_load_function(const char *name, void *into, size_t size)
 }
 
 /* Fills the driver table and initialises the driver. [global lock] */
-static cudaError_t gai_driver_load(gai_driver_table *cu)
+static cudaError_t gai_driver_load(void)
 {
     cudaError_t error = cudaSuccess;
     CUresult result;
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_LOAD)
     if (error) return error;
-    result = cu->Init(0);
+    result = gai_cu.Init(0);
     if (result) return gai_fail((cudaError_t)(int)result, "cuInit: %s", cudaGetErrorString((cudaError_t)(int)result));
     if (!gai_forks_are_watched && gai_watch_forks())
         return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
@@ -1563,7 +1561,7 @@ static cudaError_t gai_begin(void)
     if (gai_load_pointer(&gai_cu_ready)) return cudaSuccess;
     gai_lock_on(&gai_global_lock);
     if (!gai_cu_ready) {
-        error = gai_driver_load(&gai_cu);
+        error = gai_driver_load();
         if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
         if (!error) gai_generation_end();
     }
@@ -12837,68 +12835,48 @@ static void gai_torch_subtract(galloc_torch_stat *stat, int small, size_t n)
 /* Does the block span its whole segment? */
 static int gai_block_is_whole(const gai_block *block) { return block->bytes == block->segment->bytes; }
 
-/* Counts a free block of a block pool that enters a set. */
-static void gai_torch_count_in(const gai_set *set, const gai_block *block)
+/* Adds to the current value, or subtracts from it. */
+static void gai_torch_move(galloc_torch_stat *stat, int small, size_t n, int enters, int new_ones)
+{
+    if (enters) gai_torch_add(stat, small, n, new_ones);
+    else gai_torch_subtract(stat, small, n);
+}
+
+/* Counts a free block of a block pool that enters a set, or leaves it with the size that it had there. */
+static void gai_torch_count_free(const gai_set *set, const gai_block *block, int enters)
 {
     const gai_segment *segment = block->segment;
     galloc_torch_stats *stats = &segment->pool->torch_stats;
     int small = segment->block_pool->small;
     if (set == &segment->pool->mixed) {
-        gai_torch_add(&stats->active, small, 1, 0);
-        gai_torch_add(&stats->active_bytes, small, block->bytes, 0);
+        gai_torch_move(&stats->active, small, 1, enters, 0);
+        gai_torch_move(&stats->active_bytes, small, block->bytes, enters, 0);
     } else if (!gai_block_is_whole(block)) {
-        gai_torch_add(&stats->inactive_split, small, 1, 1);
-        gai_torch_add(&stats->inactive_split_bytes, small, block->bytes, 1);
+        gai_torch_move(&stats->inactive_split, small, 1, enters, 1);
+        gai_torch_move(&stats->inactive_split_bytes, small, block->bytes, enters, 1);
     }
 }
 
-/* Counts a free block of a block pool that leaves its set, with the size it had there. */
-GAI_APART
-static void gai_torch_count_out(const gai_set *set, const gai_block *block)
-{
-    const gai_segment *segment = block->segment;
-    galloc_torch_stats *stats = &segment->pool->torch_stats;
-    int small = segment->block_pool->small;
-    if (set == &segment->pool->mixed) {
-        gai_torch_subtract(&stats->active, small, 1);
-        gai_torch_subtract(&stats->active_bytes, small, block->bytes);
-    } else if (!gai_block_is_whole(block)) {
-        gai_torch_subtract(&stats->inactive_split, small, 1);
-        gai_torch_subtract(&stats->inactive_split_bytes, small, block->bytes);
-    }
-}
+static void gai_torch_unfiled(const gai_set *set, const gai_block *block) { gai_torch_count_free(set, block, 0); }
 
-/* Counts a block that becomes used in torch_stats. */
-static void gai_torch_count_used(galloc_pool *pool, const gai_block *block)
+/* Counts a block that becomes used, or whose use ends. */
+static void gai_torch_count_used(galloc_pool *pool, const gai_block *block, int begins)
 {
     galloc_torch_stats *stats = &pool->torch_stats;
     int small = block->segment->block_pool->small;
-    gai_torch_add(&stats->allocation, small, 1, 1);
-    gai_torch_add(&stats->active, small, 1, 1);
-    gai_torch_add(&stats->allocated_bytes, small, block->bytes, 1);
-    gai_torch_add(&stats->active_bytes, small, block->bytes, 1);
-    gai_torch_add(&stats->requested_bytes, small, (size_t)block->requested, 1);
-    if (gai_pool_is_oversize(pool, block->bytes)) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
-}
-
-/* Counts the end of a used block in torch_stats. */
-GAI_APART
-static void gai_torch_count_unused(galloc_pool *pool, const gai_block *block)
-{
-    galloc_torch_stats *stats = &pool->torch_stats;
-    int small = block->segment->block_pool->small;
-    gai_torch_subtract(&stats->allocation, small, 1);
-    gai_torch_subtract(&stats->active, small, 1);
-    gai_torch_subtract(&stats->allocated_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->active_bytes, small, block->bytes);
-    gai_torch_subtract(&stats->requested_bytes, small, (size_t)block->requested);
-    if (gai_pool_is_oversize(pool, block->bytes)) stats->oversize_allocations.current--;
+    gai_torch_move(&stats->allocation, small, 1, begins, 1);
+    gai_torch_move(&stats->active, small, 1, begins, 1);
+    gai_torch_move(&stats->allocated_bytes, small, block->bytes, begins, 1);
+    gai_torch_move(&stats->active_bytes, small, block->bytes, begins, 1);
+    gai_torch_move(&stats->requested_bytes, small, (size_t)block->requested, begins, 1);
+    if (!gai_pool_is_oversize(pool, block->bytes)) return;
+    if (begins) gai_torch_add_one(&stats->oversize_allocations, 1, 1);
+    else stats->oversize_allocations.current--;
 }
 
 static void gai_torch_change(galloc_torch_stat *stat, int small, size_t before, size_t now)
 {
-    if (now > before) gai_torch_add(stat, small, now - before, 1);
-    else gai_torch_subtract(stat, small, before - now);
+    gai_torch_move(stat, small, now > before ? now - before : before - now, now > before, 1);
 }
 
 /* Counts the new size of a used block in torch_stats. */
@@ -12941,8 +12919,8 @@ static void gai_torch_count(galloc_pool *pool, enum gai_count what, const gai_bl
 {
     galloc_torch_stats *stats = &pool->torch_stats;
     switch (what) {
-    case GAI_COUNT_USED: gai_torch_count_used(pool, block); break;
-    case GAI_COUNT_UNUSED: gai_torch_count_unused(pool, block); break;
+    case GAI_COUNT_USED: gai_torch_count_used(pool, block, 1); break;
+    case GAI_COUNT_UNUSED: gai_torch_count_used(pool, block, 0); break;
     case GAI_COUNT_NO_MEMORY: stats->num_ooms++; break;
     case GAI_COUNT_WAIT: stats->num_sync_all_streams++; break;
     case GAI_COUNT_RESET: gai_torch_stats_reset(stats); break;
@@ -13015,7 +12993,7 @@ static gai_block *gai_block_file_block_pool(galloc_pool *pool, gai_block *block,
     }
     if (set != &pool->mixed) gai_segment_note_search(pool, block);
     gai_set_insert(set, block);
-    gai_torch_count_in(set, block);
+    gai_torch_count_free(set, block, 1);
     return block;
 }
 
@@ -13197,6 +13175,13 @@ static size_t gai_block_pool_cut(const galloc_pool *pool, const gai_block *block
     return remains > GAI_TORCH_REMAINS && !gai_pool_is_oversize(pool, params->bytes) ? params->bytes : all;
 }
 
+/* The first free segment from `block` on in a set, by time of free, whose work is done. NULL: there is none. */
+static gai_block *gai_whole_from(gai_block *block)
+{
+    while (block && (!gai_block_is_whole(block) || block->marks)) block = block->newer;
+    return block;
+}
+
 /* Finds the smallest segment that is free as a whole, whose work is done, and whose block pool has no stream and no
    graph any more. */
 static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_params *params)
@@ -13205,10 +13190,8 @@ static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_par
     gai_block *best = NULL, *block;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
         if (block_pool->streams || block_pool->captured || block_pool->small != gai_is_small(params)) continue;
-        for (block = block_pool->free.oldest; block; block = block->newer)
-            if (gai_block_is_whole(block) && !block->marks && gai_is_better(block, best) &&
-                gai_place(block->addr, block->addr + block->bytes, params))
-                best = block;
+        for (block = gai_whole_from(block_pool->free.oldest); block; block = gai_whole_from(block->newer))
+            if (gai_is_better(block, best) && gai_place(block->addr, block->addr + block->bytes, params)) best = block;
     }
     return best;
 }
@@ -13272,27 +13255,20 @@ static int gai_block_pool_is_collected(const gai_block_pool *block_pool)
     return !block_pool->small && !block_pool->captured;
 }
 
-/* Ages of the segments that can be collected: their sum and their number. */
-typedef struct gai_ages {
-    double sum;
-    size_t count;
-} gai_ages;
-
-/* Adds up the ages of the segments that can be collected. */
-static gai_ages gai_pool_ages(const galloc_pool *pool)
+/* The mean age of the segments that can be collected; -1: there are none. */
+static double gai_pool_mean_age(const galloc_pool *pool)
 {
-    gai_ages ages = {0, 0};
     const gai_block_pool *block_pool;
     const gai_block *block;
+    double sum = 0, count = 0;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block;
-             block = block->newer) {
-            if (!gai_block_is_whole(block) || block->marks) continue;
-            ages.sum += gai_segment_age(pool, block->segment);
-            ages.count++;
+        if (!gai_block_pool_is_collected(block_pool)) continue;
+        for (block = gai_whole_from(block_pool->free.oldest); block; block = gai_whole_from(block->newer)) {
+            sum += gai_segment_age(pool, block->segment);
+            count++;
         }
     }
-    return ages;
+    return count > 0 ? sum / count : -1;
 }
 
 /* Adds a free segment to a batch to be given back. 0: no host memory. [lock] */
@@ -13301,44 +13277,49 @@ static int gai_whole_to_batch(galloc_pool *pool, gai_block *block, gai_batch *ba
     return gai_block_to_batch(pool, block, block->addr, block->bytes, batch);
 }
 
-/* Takes all segments that are as old as the mean or older, even if fewer would do, so that collection is not needed
-   again soon. Returns the bytes taken. [lock] */
-static size_t gai_pool_collect_older(galloc_pool *pool, gai_ages *ages, gai_batch *batch)
+/* Takes all segments of an age, even if fewer would do, so that collection is not needed again soon. Returns the bytes
+   taken. [lock] */
+static size_t gai_pool_collect_older(galloc_pool *pool, double least, gai_batch *batch)
 {
-    double least = ages->sum / (double)ages->count;
     gai_block_pool *block_pool;
     gai_block *block, *newer;
     size_t taken = 0;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        for (block = gai_block_pool_is_collected(block_pool) ? block_pool->free.oldest : NULL; block; block = newer) {
-            double age = gai_segment_age(pool, block->segment);
+        if (!gai_block_pool_is_collected(block_pool)) continue;
+        for (block = gai_whole_from(block_pool->free.oldest); block; block = newer) {
             size_t bytes = block->bytes;
-            newer = block->newer;
-            if (!gai_block_is_whole(block) || block->marks || age < least) continue;
+            newer = gai_whole_from(block->newer);
+            if (gai_segment_age(pool, block->segment) < least) continue;
             if (!gai_whole_to_batch(pool, block, batch)) return 0;
             taken += bytes;
-            ages->sum -= age;
-            ages->count--;
         }
     }
     return taken;
 }
 
-/* Gives old segments back until `wanted` bytes are given or there are no more. */
+/* Gives back the segments of a batch. [lock], which is released */
+static void gai_wholes_give_back(galloc_pool *pool, gai_batch *batch)
+{
+    gai_batch_add_aliases(pool, batch);
+    gai_lock_off(&pool->lock);
+    gai_pool_tell_unmap(pool, batch);
+    gai_batch_undo(pool, batch);
+}
+
+/* Gives old segments back until `wanted` bytes are given or there are no more: those as old as the mean or older, then
+   of the others those as old as their mean, and so on. */
 static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
-    gai_ages ages;
-    size_t taken = 0, more;
+    size_t taken = 0, more = 1;
     if (gai_pool_keeps(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
-    ages = gai_pool_ages(pool);
-    while (taken < wanted && ages.count && (more = gai_pool_collect_older(pool, &ages, &batch)) != 0) taken += more;
-    gai_batch_add_aliases(pool, &batch);
-    gai_lock_off(&pool->lock);
-    gai_pool_tell_unmap(pool, &batch);
-    gai_batch_undo(pool, &batch);
+    for (; taken < wanted && more; taken += more) {
+        double mean = gai_pool_mean_age(pool);
+        more = mean < 0 ? 0 : gai_pool_collect_older(pool, mean, &batch);
+    }
+    gai_wholes_give_back(pool, &batch);
 }
 
 /* Finds the smallest segment of a block pool that is free as a whole, has at least `bytes`, and whose work is done;
@@ -13346,8 +13327,8 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 static gai_block *gai_block_pool_whole(const gai_block_pool *block_pool, size_t bytes, int largest)
 {
     gai_block *best = NULL, *block;
-    for (block = block_pool->free.oldest; block; block = block->newer) {
-        if (!gai_block_is_whole(block) || block->marks || block->bytes < bytes) continue;
+    for (block = gai_whole_from(block_pool->free.oldest); block; block = gai_whole_from(block->newer)) {
+        if (block->bytes < bytes) continue;
         if (!best || (largest ? block->bytes > best->bytes : gai_is_better(block, best))) best = block;
     }
     return best;
@@ -13371,10 +13352,7 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
         taken += more;
         block = gai_block_pool_whole(block_pool, pool->config.max_split_size, 1);
     }
-    gai_batch_add_aliases(pool, &batch);
-    gai_lock_off(&pool->lock);
-    gai_pool_tell_unmap(pool, &batch);
-    gai_batch_undo(pool, &batch);
+    gai_wholes_give_back(pool, &batch);
 }
 
 /* ---- steps ---- */
@@ -13653,7 +13631,7 @@ static void gai_variant_torch(gai_variant *variant)
     variant->low = 1;      /* PyTorch always takes the low end of a free block */
     variant->ladder = gai_torch_ladder;
     variant->file = gai_block_file_block_pool;
-    variant->unfiled = gai_torch_count_out;
+    variant->unfiled = gai_torch_unfiled;
     variant->search = gai_job_search_block_pool;
     variant->count = gai_torch_count;
     variant->resized = gai_torch_count_resized;
