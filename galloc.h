@@ -5822,16 +5822,14 @@ static void gai_pool_end_dead_streams(galloc_pool *pool)
     }
 }
 
-/* The next event to query in a binary search. `open` is the oldest event known to be incomplete; while there is none,
-   the newest event comes first. NULL: nothing is left to query. */
+/* The next event to query: the newest, since often all are complete; if it is not, the oldest, which each answer brings
+   one further. `open`: the oldest event known to be incomplete. NULL: nothing is left to query. */
 static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_event *open)
 {
-    gai_event *event = stream->recorded, *middle = stream->recorded;
-    size_t n = 0;
+    gai_event *event = stream->recorded;
     if (event == open || stream->silent) return NULL;
-    for (; event->next != open; event = event->next)
-        if (++n % 2 == 0) middle = middle->next;
-    return open ? middle : event;
+    while (!open && event->next) event = event->next;
+    return event;
 }
 
 /* Finds out how far the stream has come. `growth` held, in a scope. */
