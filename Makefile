@@ -263,7 +263,7 @@ filled = sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|'
 install:
 	@install -d "$(TO)/include" "$(TO)/share/pkgconfig" "$(TO)/share/cmake/galloc" "$(TO)/share/man/man3" \
 		"$(TO)/share/doc/galloc" "$(TO)/share/galloc/pytorch"
-	@install -m 644 galloc.h "$(TO)/include/galloc.h"
+	@install -m 644 galloc.h examples/cpp/galloc.hpp "$(TO)/include"
 	@install -m 644 LICENSE "$(TO)/share/doc/galloc/LICENSE"
 	@install -m 644 cmake/gallocConfig.cmake "$(TO)/share/cmake/galloc/gallocConfig.cmake"
 	@install -m 644 $(TORCH_FILES) "$(TO)/share/galloc/pytorch"
@@ -274,7 +274,8 @@ install:
 	@echo 'galloc $(VERSION) is in $(TO)'
 
 uninstall:
-	@rm -f "$(TO)/include/galloc.h" "$(TO)/share/pkgconfig/galloc.pc" "$(TO)/share/man/man3/galloc.3"
+	@rm -f "$(TO)/include/galloc.h" "$(TO)/include/galloc.hpp" "$(TO)/share/pkgconfig/galloc.pc" \
+		"$(TO)/share/man/man3/galloc.3"
 	@rm -rf "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" "$(TO)/share/galloc"
 
 # ---- adaptors: galloc where a program expects another allocator ------------------------------------------------------

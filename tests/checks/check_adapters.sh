@@ -45,5 +45,21 @@ count() { # program, arguments
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
 
+# ---- examples/cpp ---------------------------------------------------------------------------------------------------
+
+"$cxx" -std=c++11 -O1 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
+    "$device"/*.o -o "$work/cpp_host" -lpthread -lm -ldl || exit 1
+count "$work/cpp_host"
+
+# With the toolkit's CCCL also the memory resources, in the generation that it has.
+home=${CUDA_HOME:-/usr/local/cuda}
+if [ -e "$home/include/cccl/cuda/memory_resource" ]; then
+    toolkit=$(INCLUDE=$home/include tests/support/device.sh "$work/toolkit_sim") &&
+        "$cxx" -std=c++17 -O1 -g -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
+            -Itests/support -isystem "$home/include/cccl" -isystem "$home/include" tests/plugin/cpp_host.cpp \
+            "$toolkit"/*.o -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
+    count "$work/cpp_host_cccl"
+fi
+
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

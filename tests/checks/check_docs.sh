@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_docs
 include=tests/sim/include
-pages="README.md CHANGELOG.md $(ls docs/*.md)"
+pages="README.md CHANGELOG.md $(ls docs/*.md examples/*/README.md)"
 passed=0 failed=0
 
 rm -rf "$work" && mkdir -p "$work" || exit 1
@@ -49,7 +49,7 @@ awk -v folder="$work" '
     /^ *```/ {
         language = $0
         sub(/^ *```/, "", language)
-        if (language !~ /^(c|cpp|cmake|sh|text)$/) complain("language of code: \"" language "\"")
+        if (language !~ /^(c|cpp|cmake|python|sh|text)$/) complain("language of code: \"" language "\"")
         name = FILENAME
         gsub(/[\/.]/, "_", name)
         file = "/dev/null"
@@ -105,7 +105,7 @@ while read -r file page line; do
         continue
     }
     if grep -q '^int main(' "$file"; then
-        $compiler -Wall -Wextra -Werror -I. -isystem $include "$file" "$sim"/*.o -o "$work/program" -lpthread -lm \
+        $compiler -Wall -Wextra -Werror -I. -Iexamples/cpp -isystem $include "$file" "$sim"/*.o -o "$work/program" -lpthread -lm \
             >"$work/out" 2>&1 && "$work/program" >"$work/out" 2>&1
         verdict $? "$page:$line: this program does not compile, link and run:" "$work/out"
     else

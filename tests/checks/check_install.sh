@@ -27,6 +27,7 @@ prefix=$work/root/opt/galloc
 (cd "$prefix" && find . -type f ! -name 'libgalloc_*.so' | LC_ALL=C sort) >"$work/list" 2>&1
 cat >"$work/expected" <<'END'
 ./include/galloc.h
+./include/galloc.hpp
 ./share/cmake/galloc/gallocConfig.cmake
 ./share/cmake/galloc/gallocConfigVersion.cmake
 ./share/doc/galloc/LICENSE

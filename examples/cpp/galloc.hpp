@@ -1,0 +1,555 @@
+/* galloc.hpp - galloc.h for C++11 and later: owners of blocks, pools and streams; and galloc where C++ libraries take an
+   allocator. Copy it beside galloc.h. One file of the program still defines GALLOC_IMPLEMENTATION and includes galloc.h.
+
+     galloc::unique_ptr<float>       owner of one block; freed on its stream     make_unique<float>(n, stream)
+     galloc::growable<T>             an array that grows in place, up to a maximum
+     galloc::pool, galloc::stream    owners of a pool and of a stream
+     galloc::resource                a memory resource of CCCL (cuda::mr), before and after its release 3.1, and so of
+                                     RMM 26.06 and later
+     galloc::rmm_resource            of RMM before 26.06 (rmm::mr::device_memory_resource)
+     galloc::thrust_allocator        for thrust::cuda::par_nosync(allocator).on(stream)
+     galloc::CachingDeviceAllocator  with the member functions of cub::CachingDeviceAllocator
+
+   The parts that need a library's header are there when the compiler finds it. Failures throw galloc::out_of_memory (a
+   std::bad_alloc; an rmm::out_of_memory where RMM is found) or galloc::error; CachingDeviceAllocator returns
+   cudaError_t, as CUB's. Functions that free throw nothing: galloc logs why a free failed.
+
+   Threads, streams, waits: as the C functions that are called. Whatever has no stream in its interface (resource's
+   synchronous functions) says so below. */
+
+#ifndef GALLOC_HPP
+#define GALLOC_HPP
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "galloc.h"
+
+#if defined(__has_include)
+#if __has_include(<cuda/version>)
+#include <cuda/version>
+#elif __has_include(<cuda/std/version>)
+#include <cuda/std/version>
+#endif
+/* CCCL before 3.1 offers memory resources only where this macro is defined. */
+#if defined(CCCL_VERSION) && __has_include(<cuda/memory_resource>) && \
+    (CCCL_VERSION >= 3001000 || defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE))
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+#define GALLOC_HPP_CUDA_MR
+#endif
+#if __has_include(<rmm/error.hpp>)
+#include <rmm/error.hpp>
+#define GALLOC_HPP_RMM
+#endif
+#if __has_include(<rmm/mr/device_memory_resource.hpp>)
+#include <rmm/mr/device_memory_resource.hpp>
+#define GALLOC_HPP_RMM_BASE
+#elif __has_include(<rmm/mr/device/device_memory_resource.hpp>)
+#include <rmm/mr/device/device_memory_resource.hpp>
+#define GALLOC_HPP_RMM_BASE
+#endif
+#endif
+
+namespace galloc {
+
+/* ---- errors --------------------------------------------------------------------------------------------------------- */
+
+/* A call of galloc or CUDA that failed for another reason than memory. */
+class error : public std::runtime_error {
+public:
+    explicit error(cudaError_t code, const char *message = galloc_last_message())
+        : std::runtime_error(*message ? message : cudaGetErrorString(code)), code_(code)
+    {
+    }
+    cudaError_t code() const noexcept { return code_; }
+
+private:
+    cudaError_t code_;
+};
+
+/* Device memory has run out. galloc_oom_report has the details. */
+#if defined(GALLOC_HPP_RMM)
+class out_of_memory : public rmm::out_of_memory {
+public:
+    out_of_memory() : rmm::out_of_memory(galloc_last_message()) {}
+};
+#else
+class out_of_memory : public std::bad_alloc {
+public:
+    out_of_memory() : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + galloc_last_message())) {}
+    const char *what() const noexcept override { return text_->c_str(); }
+
+private:
+    std::shared_ptr<std::string> text_; /* copying an exception must not throw */
+};
+#endif
+
+/* Throws unless the call succeeded. */
+inline void check(cudaError_t code)
+{
+    if (code == cudaErrorMemoryAllocation) throw out_of_memory();
+    if (code != cudaSuccess) throw error(code);
+}
+
+/* The same for calls of the CUDA runtime, which leave no message; clears its last error. */
+inline void check_cuda(cudaError_t code)
+{
+    if (code == cudaSuccess) return;
+    (void)cudaGetLastError();
+    throw error(code, "");
+}
+
+/* ---- pools and streams ---------------------------------------------------------------------------------------------- */
+
+/* A pool of your own. Destroy it after its blocks: while blocks are used the pool stays, and galloc logs that. */
+class pool {
+public:
+    /* galloc::pool p("memory_limit:20G"); settings as in GALLOC_CONF, for the current device or another one. */
+    explicit pool(const char *settings = "", int device = -1)
+    {
+        char message[512];
+        galloc_config config = galloc_config_default();
+        if (galloc_config_parse(&config, settings, message, sizeof message) != cudaSuccess)
+            throw error(cudaErrorInvalidValue, message);
+        config.device = device;
+        check(galloc_pool_create(&pool_, &config));
+    }
+    explicit pool(const galloc_config &config) { check(galloc_pool_create(&pool_, &config)); }
+    pool(pool &&other) noexcept : pool_(other.pool_) { other.pool_ = nullptr; }
+    pool &operator=(pool &&other) noexcept
+    {
+        std::swap(pool_, other.pool_);
+        return *this;
+    }
+    ~pool()
+    {
+        if (pool_) (void)galloc_pool_destroy(pool_);
+    }
+
+    galloc_pool *get() const noexcept { return pool_; }
+
+private:
+    galloc_pool *pool_ = nullptr;
+};
+
+/* A non-blocking stream that is retired before it is destroyed. */
+class stream {
+public:
+    stream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    stream(stream &&other) noexcept : stream_(other.stream_) { other.stream_ = nullptr; }
+    stream &operator=(stream &&other) noexcept
+    {
+        std::swap(stream_, other.stream_);
+        return *this;
+    }
+    ~stream()
+    {
+        if (!stream_) return;
+        (void)galloc_stream_retire(stream_);
+        (void)cudaStreamDestroy(stream_);
+    }
+
+    cudaStream_t get() const noexcept { return stream_; }
+    operator cudaStream_t() const noexcept { return stream_; }
+    void synchronize() const { check_cuda(cudaStreamSynchronize(stream_)); }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+/* ---- blocks --------------------------------------------------------------------------------------------------------- */
+
+/* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
+   block, order that work before this stream's, or call galloc_record_stream. */
+struct deleter {
+    cudaStream_t stream;
+    void operator()(void *p) const noexcept { (void)galloc_free(p, stream); }
+};
+
+/* get_deleter().stream = other; changes the stream that the block is freed on. */
+template <class T> using unique_ptr = std::unique_ptr<T[], deleter>;
+
+/* An array of n uninitialised elements, for `stream`; from a pool, or the default pool of the stream's device. */
+template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream, galloc_pool *pool = nullptr)
+{
+    static_assert(std::is_trivially_destructible<T>::value, "device memory holds plain data");
+    galloc_request request = galloc_request();
+    void *p = nullptr;
+    if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    request.bytes = n * sizeof(T);
+    request.alignment = alignof(T) > 512 ? alignof(T) : 0;
+    request.stream = stream;
+    request.pool = pool;
+    check(galloc_alloc(&p, &request));
+    return unique_ptr<T>(static_cast<T *>(p), deleter{stream});
+}
+
+/* An array that grows in place: its address stays, nothing is copied. Addresses for `max` elements are reserved at the
+   start, memory is not. */
+template <class T> class growable {
+public:
+    growable(std::size_t max, cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), max_(max)
+    {
+        static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
+        galloc_request request = galloc_request();
+        if (max > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+        request.bytes = 1;
+        request.max_bytes = max * sizeof(T);
+        request.stream = stream;
+        request.pool = pool;
+        check(galloc_alloc(&data_, &request));
+    }
+    growable(growable &&other) noexcept
+        : data_(other.data_), stream_(other.stream_), size_(other.size_), max_(other.max_)
+    {
+        other.data_ = nullptr;
+    }
+    growable &operator=(growable &&other) noexcept
+    {
+        std::swap(data_, other.data_);
+        std::swap(stream_, other.stream_);
+        std::swap(size_, other.size_);
+        std::swap(max_, other.max_);
+        return *this;
+    }
+    ~growable() { (void)galloc_free(data_, stream_); }
+
+    /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
+    void resize(std::size_t n)
+    {
+        if (n > max_) throw std::length_error("galloc::growable: more elements than its maximum");
+        check(galloc_resize(data_, n ? n * sizeof(T) : 1, stream_));
+        size_ = n;
+    }
+    T *data() const noexcept { return static_cast<T *>(data_); }
+    std::size_t size() const noexcept { return size_; }
+    std::size_t max_size() const noexcept { return max_; }
+
+private:
+    void *data_ = nullptr;
+    cudaStream_t stream_;
+    std::size_t size_ = 0, max_;
+};
+
+/* ---- interfaces of libraries ---------------------------------------------------------------------------------------- */
+
+namespace detail {
+
+/* Makes a device current for the time of its life; -1: leaves it. */
+class device_guard {
+public:
+    explicit device_guard(int device)
+    {
+        if (device >= 0 && cudaGetDevice(&before_) == cudaSuccess && before_ != device) check_cuda(cudaSetDevice(device));
+        else before_ = -1;
+    }
+    ~device_guard()
+    {
+        if (before_ >= 0) (void)cudaSetDevice(before_);
+    }
+    device_guard(const device_guard &) = delete;
+    device_guard &operator=(const device_guard &) = delete;
+
+private:
+    int before_ = -1;
+};
+
+/* The stream of callers that name none: one for each device, never destroyed. No work is queued on it, but waits that
+   galloc queues: once they are over, memory that was allocated for it may be used on any stream. */
+inline cudaStream_t private_stream(int device)
+{
+    static std::mutex mutex;
+    static std::vector<cudaStream_t> *streams = new std::vector<cudaStream_t>;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (device < 0) check_cuda(cudaGetDevice(&device));
+    if (streams->size() <= std::size_t(device)) streams->resize(std::size_t(device) + 1);
+    cudaStream_t &stream = (*streams)[std::size_t(device)];
+    if (!stream) {
+        device_guard guard(device);
+        check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    }
+    return stream;
+}
+
+inline void *allocate(galloc_pool *pool, std::size_t bytes, std::size_t alignment, cudaStream_t stream)
+{
+    galloc_request request = galloc_request();
+    void *p = nullptr;
+    request.bytes = bytes;
+    request.alignment = alignment > 512 ? alignment : 0;
+    request.stream = stream;
+    request.pool = pool;
+    check(galloc_alloc(&p, &request));
+    return p;
+}
+
+/* Memory that any stream may use at once. Waits for what is left of the work that used it before. */
+inline void *allocate_sync(galloc_pool *pool, int device, std::size_t bytes, std::size_t alignment)
+{
+    cudaStream_t stream = private_stream(device);
+    void *p = allocate(pool, bytes, alignment, stream);
+    cudaError_t code = cudaStreamSynchronize(stream);
+    if (code != cudaSuccess) {
+        (void)galloc_free(p, stream);
+        check_cuda(code);
+    }
+    return p;
+}
+
+inline int device_of(galloc_pool *pool)
+{
+    galloc_config config;
+    int device = -1;
+    if (pool) {
+        check(galloc_pool_config(pool, &config));
+        return config.device;
+    }
+    check_cuda(cudaGetDevice(&device));
+    return device;
+}
+
+} // namespace detail
+
+#if defined(GALLOC_HPP_CUDA_MR)
+
+/* A memory resource: of a pool, or (no argument) of the default pool of the current device. It does not own the pool. It
+   has the functions of both generations of cuda::mr: before CCCL 3.1 allocate(bytes, alignment) is synchronous and
+   allocate_async has the stream last; since then allocate has the stream first, and allocate_sync is synchronous.
+
+   Synchronous functions: memory may be used on any stream after allocation; the program has waited for its work before
+   it deallocates. */
+class resource {
+public:
+    resource() : device_(detail::device_of(nullptr)) { check(galloc_pool_default(&pool_, device_)); }
+    explicit resource(galloc_pool *pool) : pool_(pool), device_(detail::device_of(pool)) {}
+
+    void *allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256)
+    {
+        return detail::allocate(pool_, bytes, alignment, stream.get());
+    }
+    void deallocate(::cuda::stream_ref stream, void *p, std::size_t, std::size_t = 256) noexcept
+    {
+        (void)galloc_free(p, stream.get());
+    }
+    void *allocate_sync(std::size_t bytes, std::size_t alignment = 256)
+    {
+        return detail::allocate_sync(pool_, device_, bytes, alignment);
+    }
+    void deallocate_sync(void *p, std::size_t, std::size_t = 256) noexcept { free_sync(p); }
+
+#if CCCL_VERSION < 3001000
+    void *allocate(std::size_t bytes, std::size_t alignment = 256) { return allocate_sync(bytes, alignment); }
+    void deallocate(void *p, std::size_t, std::size_t = 256) noexcept { free_sync(p); }
+    void *allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream)
+    {
+        return allocate(stream, bytes, alignment);
+    }
+    void *allocate_async(std::size_t bytes, ::cuda::stream_ref stream) { return allocate(stream, bytes); }
+    void deallocate_async(void *p, std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) noexcept
+    {
+        deallocate(stream, p, bytes, alignment);
+    }
+    void deallocate_async(void *p, std::size_t bytes, ::cuda::stream_ref stream) noexcept
+    {
+        deallocate(stream, p, bytes);
+    }
+#endif
+
+    galloc_pool *get() const noexcept { return pool_; }
+    bool operator==(const resource &other) const noexcept { return pool_ == other.pool_; }
+    bool operator!=(const resource &other) const noexcept { return pool_ != other.pool_; }
+    friend constexpr void get_property(const resource &, ::cuda::mr::device_accessible) noexcept {}
+#if CCCL_VERSION >= 3002000
+    using default_queries = ::cuda::mr::properties_list<::cuda::mr::device_accessible>;
+#endif
+
+private:
+    /* The private stream exists: it was made for the allocation. */
+    void free_sync(void *p) noexcept
+    {
+        try {
+            (void)galloc_free(p, detail::private_stream(device_));
+        } catch (...) { /* a block without a stream stays used */
+        }
+    }
+
+    galloc_pool *pool_ = nullptr;
+    int device_;
+};
+
+#endif /* GALLOC_HPP_CUDA_MR */
+
+#if defined(GALLOC_HPP_RMM_BASE)
+
+/* RMM before 26.06: galloc::rmm_resource mr; rmm::mr::set_current_device_resource(&mr); */
+class rmm_resource final : public rmm::mr::device_memory_resource {
+public:
+    /* Of a pool, or the default pool of the stream's device. It does not own the pool. */
+    explicit rmm_resource(galloc_pool *pool = nullptr) : pool_(pool) {}
+    galloc_pool *get() const noexcept { return pool_; }
+
+private:
+    void *do_allocate(std::size_t bytes, rmm::cuda_stream_view stream) override
+    {
+        return detail::allocate(pool_, bytes, 0, stream.value());
+    }
+    /* noexcept where RMM demands it (since 25.10), which any release accepts. */
+    void do_deallocate(void *p, std::size_t, rmm::cuda_stream_view stream) noexcept override
+    {
+        (void)galloc_free(p, stream.value());
+    }
+    bool do_is_equal(const rmm::mr::device_memory_resource &other) const noexcept override
+    {
+        auto const *mine = dynamic_cast<const rmm_resource *>(&other);
+        return mine && mine->pool_ == pool_;
+    }
+
+    galloc_pool *pool_;
+};
+
+#endif /* GALLOC_HPP_RMM_BASE */
+
+/* Temporaries of Thrust's algorithms: thrust::sort(thrust::cuda::par_nosync(allocator).on(stream), ...). */
+class thrust_allocator {
+public:
+    using value_type = char;
+    explicit thrust_allocator(cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), pool_(pool) {}
+    char *allocate(std::ptrdiff_t bytes)
+    {
+        if (bytes < 0) throw std::bad_alloc();
+        return static_cast<char *>(detail::allocate(pool_, std::size_t(bytes), 0, stream_));
+    }
+    void deallocate(char *p, std::size_t) noexcept { (void)galloc_free(p, stream_); }
+
+private:
+    cudaStream_t stream_;
+    galloc_pool *pool_;
+};
+
+/* The member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree names no stream:
+   the block is freed on the stream of its allocation, which must still exist. Differences: bins do not exist, so their
+   arguments have no effect; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the
+   device, and returns whole pages. */
+class CachingDeviceAllocator {
+public:
+    static constexpr std::size_t INVALID_SIZE = std::size_t(-1);
+
+    explicit CachingDeviceAllocator(unsigned /* bin_growth */, unsigned /* min_bin */ = 1, unsigned /* max_bin */ = 0,
+                                    std::size_t max_cached_bytes = INVALID_SIZE, bool /* skip_cleanup */ = false)
+        : most_(max_cached_bytes)
+    {
+    }
+    CachingDeviceAllocator(bool /* skip_cleanup */ = false, bool /* debug */ = false) : most_(INVALID_SIZE) {}
+    CachingDeviceAllocator(const CachingDeviceAllocator &) = delete;
+    CachingDeviceAllocator &operator=(const CachingDeviceAllocator &) = delete;
+    ~CachingDeviceAllocator() { (void)FreeAllCached(); }
+
+    cudaError_t SetMaxCachedBytes(std::size_t max_cached_bytes)
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        most_ = max_cached_bytes;
+        for (galloc_pool *pool : pools_) (void)trim(pool);
+        return cudaSuccess;
+    }
+
+    cudaError_t DeviceAllocate(int device, void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
+    {
+        galloc_pool *pool = nullptr;
+        if (!p) return cudaErrorInvalidValue;
+        *p = nullptr;
+        try {
+            detail::device_guard guard(device); /* the default streams are those of the current device */
+            cudaError_t code = galloc_pool_default(&pool, device < 0 ? -1 : device);
+            if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes, active_stream);
+            if (code != cudaSuccess || !*p) return code;
+            remember(*p, block{active_stream, detail::device_of(pool), pool});
+            return cudaSuccess;
+        } catch (const error &e) {
+            return e.code();
+        } catch (...) { /* no host memory */
+            if (*p) (void)galloc_free(*p, active_stream);
+            *p = nullptr;
+            return cudaErrorMemoryAllocation;
+        }
+    }
+    cudaError_t DeviceAllocate(void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
+    {
+        return DeviceAllocate(-1, p, bytes, active_stream);
+    }
+
+    cudaError_t DeviceFree(int, void *p) { return DeviceFree(p); }
+    cudaError_t DeviceFree(void *p)
+    {
+        block b;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            auto found = blocks_.find(p);
+            if (found == blocks_.end()) return galloc_free(p, nullptr); /* NULL, or an error */
+            b = found->second;
+            blocks_.erase(found); /* first: the address may come back in another thread */
+        }
+        try {
+            detail::device_guard guard(b.device);
+            cudaError_t code = galloc_free(p, b.stream);
+            if (code == cudaSuccess && most_ != INVALID_SIZE) code = trim(b.pool);
+            return code;
+        } catch (const error &e) {
+            return e.code();
+        }
+    }
+
+    /* Returns unused memory of all devices that this object has used. Waits for the device. */
+    cudaError_t FreeAllCached()
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        cudaError_t result = cudaSuccess;
+        for (galloc_pool *pool : pools_) {
+            cudaError_t code = galloc_pool_trim(pool, 0, nullptr);
+            if (code != cudaSuccess && code != cudaErrorInvalidResourceHandle) result = code; /* after galloc_shutdown */
+        }
+        return result;
+    }
+
+private:
+    struct block {
+        cudaStream_t stream;
+        int device;
+        galloc_pool *pool;
+    };
+
+    void remember(void *p, block b)
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        bool known = false;
+        for (galloc_pool *pool : pools_) known = known || pool == b.pool;
+        if (!known) pools_.push_back(b.pool);
+        blocks_[p] = b;
+    }
+
+    cudaError_t trim(galloc_pool *pool) const
+    {
+        galloc_stats stats;
+        if (most_ == INVALID_SIZE) return cudaSuccess;
+        cudaError_t code = galloc_pool_stats(pool, &stats);
+        if (code != cudaSuccess || stats.cached.current <= most_) return code;
+        return galloc_pool_trim(pool, stats.allocated.current + most_, nullptr);
+    }
+
+    std::mutex mutex_;
+    std::size_t most_;
+    std::unordered_map<void *, block> blocks_;
+    std::vector<galloc_pool *> pools_;
+};
+
+} // namespace galloc
+
+#endif

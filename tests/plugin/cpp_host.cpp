@@ -1,0 +1,292 @@
+/* cpp_host.cpp [TEXT] - examples/cpp/galloc.hpp on the simulated device. Where CCCL's memory resources are found, they
+   are tested as well. */
+
+#define GALLOC_IMPLEMENTATION
+#include "galloc.hpp"
+
+#include "sim.h"
+#include "test.h"
+
+#define OK(call) EXPECT_EQ((call), cudaSuccess)
+static std::size_t MiB(std::size_t n) { return n << 20; }
+
+static void begin(int devices = 1)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_STILL;
+    options.devices = devices;
+    options.memory = MiB(1024);
+    setenv("GALLOC_CONF", "log:off", 1);
+    EXPECT_EQ(sim_start(&options), 0);
+}
+
+static void finish()
+{
+    sim_run(-1);
+    OK(galloc_shutdown());
+    for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(cudaPeekAtLastError());
+    sim_stop();
+}
+
+static galloc_state state_of(const void *p)
+{
+    galloc_pointer info;
+    OK(galloc_pointer_info(p, &info));
+    return info.state;
+}
+
+static void put(cudaStream_t stream, void *p, std::size_t bytes, uint64_t tag)
+{
+    sim_access access = {p, bytes, SIM_WRITE, tag};
+    OK(sim_launch(stream, &access, 1));
+}
+
+TEST(an_owner_frees_on_its_stream)
+{
+    begin();
+    {
+        galloc::stream stream, other;
+        void *p;
+        {
+            galloc::unique_ptr<float> a = galloc::make_unique<float>(MiB(1), stream);
+            galloc::unique_ptr<float> b = std::move(a);
+            EXPECT(!a && b);
+            p = b.get();
+            put(stream, p, MiB(4), 1);
+        }
+        EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+        galloc::unique_ptr<float> c = galloc::make_unique<float>(MiB(1), other);
+        EXPECT(c.get() != p); /* the work of `stream` is not over */
+        put(other, c.get(), MiB(4), 2);
+        galloc::unique_ptr<float> d = galloc::make_unique<float>(MiB(1), stream);
+        EXPECT(d.get() == p);
+        EXPECT(galloc::make_unique<char>(0, stream).get() == nullptr);
+    }
+    finish();
+}
+
+TEST(an_array_grows_in_place)
+{
+    begin();
+    {
+        galloc::stream stream;
+        galloc::growable<double> array(MiB(8), stream);
+        double *p = array.data();
+        for (std::size_t n = 1; n <= MiB(8); n *= 2) {
+            array.resize(n);
+            put(stream, array.data(), n * sizeof(double), n);
+            EXPECT(array.data() == p);
+            EXPECT_EQ(array.size(), n);
+        }
+        int caught = 0;
+        try {
+            array.resize(MiB(8) + 1);
+        } catch (const std::length_error &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+        EXPECT_EQ(array.size(), MiB(8));
+        array.resize(0);
+        EXPECT_EQ(array.size(), 0);
+        galloc::growable<double> moved(std::move(array));
+        EXPECT(moved.data() == p && !array.data());
+    }
+    finish();
+}
+
+TEST(running_out_throws_and_leaves_everything)
+{
+    begin();
+    {
+        galloc::pool pool("memory_limit:64M");
+        galloc::stream stream;
+        galloc::unique_ptr<char> a = galloc::make_unique<char>(MiB(40), stream, pool.get());
+        int caught = 0;
+        try {
+            galloc::make_unique<char>(MiB(40), stream, pool.get());
+        } catch (const std::bad_alloc &e) {
+            std::string copy = e.what();
+            caught = copy.find("out_of_memory") == 0 && copy.find("galloc_alloc") != std::string::npos;
+        }
+        EXPECT(caught);
+        galloc::growable<char> g(MiB(100), stream, pool.get());
+        g.resize(MiB(2));
+        caught = 0;
+        try {
+            g.resize(MiB(60));
+        } catch (const galloc::out_of_memory &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+        EXPECT_EQ(g.size(), MiB(2));
+        a.reset();
+        g.resize(MiB(60));
+        EXPECT_EQ(g.size(), MiB(60));
+        caught = 0;
+        try {
+            galloc::make_unique<double>(SIZE_MAX / 4, stream);
+        } catch (const std::bad_alloc &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+    }
+    finish();
+}
+
+TEST(settings_that_are_wrong_throw_with_the_remedy)
+{
+    begin();
+    int caught = 0;
+    try {
+        galloc::pool pool("memory_limit:lots");
+    } catch (const galloc::error &e) {
+        caught = e.code() == cudaErrorInvalidValue && std::string(e.what()).find("memory_limit") != std::string::npos;
+    }
+    EXPECT(caught);
+    finish();
+}
+
+TEST(cub_s_allocator_remembers_the_stream)
+{
+    begin(2);
+    {
+        galloc::CachingDeviceAllocator cub(8, 3, 7);
+        galloc::stream a, b;
+        void *p, *q, *r;
+        OK(cub.DeviceAllocate(&p, MiB(8), a));
+        put(a, p, MiB(8), 1);
+        OK(cub.DeviceFree(p));
+        OK(cub.DeviceAllocate(&q, MiB(8), b));
+        EXPECT(q != p);
+        put(b, q, MiB(8), 2);
+        OK(cub.DeviceFree(0, q));
+        EXPECT(cub.DeviceFree(q) == cudaErrorInvalidDevicePointer);
+        OK(cub.DeviceFree(nullptr));
+        OK(cub.DeviceAllocate(1, &r, MiB(8)));
+        OK(cudaSetDevice(1));
+        put(nullptr, r, MiB(8), 3);
+        OK(cudaSetDevice(0));
+        OK(cub.DeviceFree(1, r));
+        OK(cub.DeviceAllocate(&p, 0));
+        EXPECT(!p);
+        EXPECT(cub.DeviceAllocate(nullptr, 1) == cudaErrorInvalidValue);
+        EXPECT(cub.DeviceAllocate(7, &p, 1) != cudaSuccess && !p);
+        sim_run(-1);
+        OK(cub.FreeAllCached());
+        EXPECT_EQ(sim_physical(0), 0);
+        EXPECT_EQ(sim_physical(1), 0);
+    }
+    finish();
+}
+
+TEST(cub_s_allocator_keeps_its_bound)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator cub;
+        void *blocks[8];
+        galloc_pool *pool;
+        galloc_stats stats;
+        for (auto &p : blocks) OK(cub.DeviceAllocate(&p, MiB(16)));
+        OK(galloc_pool_default(&pool, 0));
+        for (int i = 0; i < 4; i++) OK(cub.DeviceFree(blocks[i]));
+        OK(galloc_pool_stats(pool, &stats));
+        EXPECT(stats.cached.current >= MiB(64));
+        OK(cub.SetMaxCachedBytes(MiB(32)));
+        OK(galloc_pool_stats(pool, &stats));
+        EXPECT(stats.cached.current <= MiB(32));
+        for (int i = 4; i < 8; i++) OK(cub.DeviceFree(blocks[i]));
+        OK(galloc_pool_stats(pool, &stats));
+        EXPECT(stats.cached.current <= MiB(32));
+    }
+    finish();
+}
+
+TEST(thrust_s_temporaries)
+{
+    begin();
+    {
+        galloc::stream stream;
+        galloc::thrust_allocator allocator(stream);
+        char *p = allocator.allocate(5000);
+        put(stream, p, 5000, 1);
+        allocator.deallocate(p, 5000);
+        EXPECT(allocator.allocate(5000) == p); /* in order of the stream */
+        allocator.deallocate(p, 5000);
+        int caught = 0;
+        try {
+            allocator.allocate(-1);
+        } catch (const std::bad_alloc &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+    }
+    finish();
+}
+
+#if defined(GALLOC_HPP_CUDA_MR)
+
+/* The concepts, of both generations. */
+#if CCCL_VERSION < 3001000
+static_assert(cuda::mr::async_resource_with<galloc::resource, cuda::mr::device_accessible>, "");
+static_assert(cuda::mr::resource_with<galloc::resource, cuda::mr::device_accessible>, "");
+#else
+static_assert(cuda::mr::resource_with<galloc::resource, cuda::mr::device_accessible>, "");
+static_assert(cuda::mr::synchronous_resource_with<galloc::resource, cuda::mr::device_accessible>, "");
+#endif
+
+TEST(a_memory_resource_in_stream_order)
+{
+    begin();
+    {
+        galloc::stream a, b;
+        galloc::resource resource, same;
+        EXPECT(resource == same);
+        void *p = resource.allocate(cuda::stream_ref(a.get()), MiB(4), 256), *q;
+        put(a, p, MiB(4), 1);
+        resource.deallocate(cuda::stream_ref(a.get()), p, MiB(4), 256);
+        q = resource.allocate(cuda::stream_ref(b.get()), MiB(4), 256);
+        EXPECT(q != p);
+        put(b, q, MiB(4), 2);
+        resource.deallocate(cuda::stream_ref(b.get()), q, MiB(4), 256);
+        q = resource.allocate(cuda::stream_ref(b.get()), 100, 4096);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(q) % 4096, 0);
+        resource.deallocate(cuda::stream_ref(b.get()), q, 100, 4096);
+    }
+    finish();
+}
+
+/* Whatever stream used the memory before, any stream may use it after a synchronous allocation. */
+TEST(a_memory_resource_without_streams)
+{
+    begin();
+    {
+        galloc::pool pool("memory_limit:16M");
+        galloc::stream a, b;
+        galloc::resource resource(pool.get());
+        void *p = resource.allocate(cuda::stream_ref(a.get()), MiB(12), 256);
+        put(a, p, MiB(12), 1);
+        resource.deallocate(cuda::stream_ref(a.get()), p, MiB(12), 256);
+        p = resource.allocate_sync(MiB(12), 256); /* only a's memory is there: it waits for a's work */
+        put(b, p, MiB(12), 2);
+        b.synchronize();
+        resource.deallocate_sync(p, MiB(12), 256);
+        p = resource.allocate_sync(MiB(12), 256);
+        put(a, p, MiB(12), 3);
+        a.synchronize();
+        resource.deallocate_sync(p, MiB(12), 256);
+        int caught = 0;
+        try {
+            resource.allocate_sync(MiB(20), 256);
+        } catch (const std::bad_alloc &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+    }
+    finish();
+}
+#endif
+
+TEST_MAIN()
