@@ -53,7 +53,8 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu bench-adversaries examples adapters install uninstall clean
+.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu timeline-gpu bench-adversaries
+.PHONY: examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -75,6 +76,7 @@ help:
 	@echo 'make soak-graphs-gpu  the same while graphs are captured, launched and destroyed beside 16 threads'
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
 	@echo 'make adapters       build/libgalloc_torch.so, for examples/pytorch; needs the CUDA Toolkit'
+	@echo 'make timeline-gpu   memory held over the calls of a trace, beside the peers, in a minute; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
 	@echo 'make build/hotpath  the host time of an alloc/free pair; build/hotpath --help likewise'
@@ -295,6 +297,10 @@ build/libgalloc_torch.so: examples/pytorch/galloc_torch.c galloc.h
 test-gpu:
 	$(need_gpu)
 	@tests/gpu/run.sh
+
+timeline-gpu: build/replay-cuda
+	$(need_gpu)
+	@bench/timeline.sh
 
 soak-gpu:
 	$(need_gpu)

@@ -26,6 +26,7 @@ typedef struct allocator {
     int (*close)(void);           /* ends; as open */
     cudaError_t (*set_device)(int device); /* for allocators with a CUDA runtime of their own; NULL: cudaSetDevice */
     size_t (*peak)(void);         /* bytes held at most since open, by its own account; NULL: the device's sees them */
+    size_t (*held)(void);         /* bytes held now, likewise; there where `peak` is */
     galloc_pool *(*pool)(void);   /* the pool under test; NULL for allocators that have none */
     const char *(*message)(void); /* what the last error was, in words */
 } allocator;

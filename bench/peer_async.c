@@ -100,6 +100,13 @@ static size_t async_peak(void)
     return error ? 0 : (size_t)bytes;
 }
 
+static size_t async_held(void)
+{
+    uint64_t bytes = 0;
+    cudaError_t error = cudaMemPoolGetAttribute(limited ? limited : pool[0], cudaMemPoolAttrReservedMemCurrent, &bytes);
+    return error ? 0 : (size_t)bytes;
+}
+
 static const char *async_message(void)
 {
     return cudaGetErrorString(last);
@@ -107,5 +114,5 @@ static const char *async_message(void)
 
 const allocator allocator_async = {
     .name = "async", .caching = true, .open = async_open, .alloc = async_alloc, .free = async_free,
-    .close = async_close, .peak = async_peak, .message = async_message
+    .close = async_close, .peak = async_peak, .held = async_held, .message = async_message
 };

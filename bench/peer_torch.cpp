@@ -94,6 +94,12 @@ static size_t torch_peak()
     return (size_t)std::max<int64_t>(0, cache->getDeviceStats(0).reserved_bytes[all].peak);
 }
 
+static size_t torch_held()
+{
+    const size_t all = (size_t)c10::CachingAllocator::StatType::AGGREGATE;
+    return (size_t)std::max<int64_t>(0, cache->getDeviceStats(0).reserved_bytes[all].current);
+}
+
 static const char *torch_message()
 {
     return message.c_str();
@@ -112,6 +118,7 @@ static allocator made()
     a.close = torch_close;
     a.set_device = cudaSetDevice;
     a.peak = torch_peak;
+    a.held = torch_held;
     a.message = torch_message;
     return a;
 }

@@ -3,6 +3,7 @@
    build/replay --help says how it is called and what the figures mean. */
 
 #define _GNU_SOURCE
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -29,6 +30,8 @@ static const char help[] =
     "  --repeat N          replay N times in the same process and pool\n"
     "  --busy              queued work that runs well behind the host uses every block\n"
     "  --verify            queued work writes every byte of every block and checks it before the free\n"
+    "  --timeline FILE     also write live and held bytes over the calls, 256 rows for each pass: the most since the\n"
+    "                      row before\n"
     "  --calls             also print which of the driver's functions are called, how often and for how long, counted\n"
     "                      by functions that stand before them; all the while work is held that only then ends, so\n"
     "                      that a call which waits for the device is found\n"
@@ -56,12 +59,12 @@ static const char help[] =
 typedef struct settings {
     run_options run;
     bool json;
-    const char *allocator, *backend;
+    const char *allocator, *backend, *timeline;
 } settings;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, CALLS, BACKEND, HELP };
+enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, TIMELINE, CALLS, BACKEND, HELP };
 
 static const struct option long_options[] = {
     {"json", no_argument, NULL, JSON},
@@ -72,6 +75,7 @@ static const struct option long_options[] = {
     {"repeat", required_argument, NULL, REPEAT},
     {"busy", no_argument, NULL, BUSY},
     {"verify", no_argument, NULL, VERIFY},
+    {"timeline", required_argument, NULL, TIMELINE},
     {"calls", no_argument, NULL, CALLS},
     {"backend", required_argument, NULL, BACKEND},
     {"help", no_argument, NULL, HELP},
@@ -96,6 +100,7 @@ static bool set_option(settings *s, int option)
         return true;
     case BUSY: s->run.busy = true; return true;
     case VERIFY: s->run.verify = true; return true;
+    case TIMELINE: s->timeline = optarg; return true;
     case CALLS: s->run.calls = true; return true;
     case BACKEND: s->backend = optarg; return true;
     case HELP: fputs(help, stdout); exit(0);
@@ -112,6 +117,7 @@ static bool read_options(settings *s, int argc, char **argv)
     if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
     else if (s->run.calls && strcmp(s->allocator, "galloc")) fprintf(stderr, "--calls is for galloc\n");
     else if (s->run.calls && s->run.fit) fprintf(stderr, "--fit runs out of memory on purpose: leave out --calls\n");
+    else if (s->timeline && s->run.fit) fprintf(stderr, "--timeline is of one replay: leave out --fit\n");
     else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
     else return true;
     return false;
@@ -305,6 +311,22 @@ static int replay_file(const settings *s, const char *path, totals *sum)
     return status;
 }
 
+static bool timeline_open(settings *s)
+{
+    if (!s->timeline) return true;
+    s->run.timeline = fopen(s->timeline, "w");
+    if (s->run.timeline) fputs(RUN_TIMELINE_HEAD "\n", s->run.timeline);
+    else fprintf(stderr, "%s cannot be written: %s\n", s->timeline, strerror(errno));
+    return s->run.timeline != NULL;
+}
+
+static bool timeline_close(const settings *s)
+{
+    if (!s->run.timeline || !fclose(s->run.timeline)) return true;
+    fprintf(stderr, "%s cannot be written: %s\n", s->timeline, strerror(errno));
+    return false;
+}
+
 int main(int argc, char **argv)
 {
     settings s;
@@ -317,10 +339,12 @@ int main(int argc, char **argv)
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
     s.run.allocator = allocator_load(s.allocator, s.run.conf);
     if (!s.run.allocator) return CLI_USAGE;
+    if (!timeline_open(&s)) return RUN_FAILED;
     if (s.run.calls) calls_watch();
     if (!s.json) print_head(&s);
     for (int i = optind; i < argc && !status; i++) status = replay_file(&s, argv[i], &sum);
     if (!s.json && sum.n) print_totals(&sum);
     if (s.run.calls) calls_print(s.json);
+    if (!timeline_close(&s) && !status) status = RUN_FAILED;
     return status || !sum.findings ? status : RUN_FAILED;
 }

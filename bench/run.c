@@ -14,6 +14,7 @@
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
+#define TIMELINE_ROWS 256      /* of a pass */
 
 /* The calls that an allocator makes to get something done, beside those that only look at a stream. */
 #define COUNTED_CALLS(X) GALLOC_DRIVER_CALLS(X) X(runtime_malloc, "cudaMalloc") X(runtime_free, "cudaFree")
@@ -42,6 +43,9 @@ typedef struct run {
     double opened_ns;       /* when the pool was */
     double held;            /* added up over so many looks */
     size_t looks;
+    size_t live;            /* bytes now */
+    size_t call;            /* of the timeline, and the most since its last row */
+    size_t live_most, held_most;
 } run;
 
 void run_progress(const char *format, ...)
@@ -96,6 +100,12 @@ static bool works(const run *r)
     return r->o->busy || r->o->verify;
 }
 
+/* Only the allocator's own calls are timed, since others stand between them. */
+static bool timed_apart(const run *r)
+{
+    return works(r) || r->o->timeline;
+}
+
 /* An allocator that keeps nothing knows no limit; what a call makes the driver hold is known only after it. */
 static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t stream)
 {
@@ -129,9 +139,9 @@ static int replay_alloc(run *r, const trace_op *op, double *spent)
 {
     block *b = &r->block[op->slot];
     cudaStream_t stream = r->stream[op->stream];
-    double start = works(r) ? now_ns() : 0;
+    double start = timed_apart(r) ? now_ns() : 0;
     cudaError_t error = alloc_within(r, &b->ptr, op->bytes, stream);
-    if (works(r)) *spent += now_ns() - start;
+    if (timed_apart(r)) *spent += now_ns() - start;
     b->bytes = op->bytes;
     b->stream = op->stream;
     if (error == cudaErrorMemoryAllocation) {
@@ -140,6 +150,7 @@ static int replay_alloc(run *r, const trace_op *op, double *spent)
     }
     if (error) return failed(r, "an allocation", error);
     r->mallocs++;
+    r->live += b->bytes;
     b->tag = ++r->tags;
     if (works(r)) note_past(r, b);
     if (r->o->verify) error = device_write(stream, b->ptr, b->bytes, b->tag);
@@ -165,11 +176,12 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
         error = last_use(r, b, freeing);
         if (error) return failed(r, "a launch", error);
         if (!device_idle(r->stream[freeing])) r->unfinished++;
-        start = now_ns();
     }
+    if (timed_apart(r)) start = now_ns();
     error = r->o->allocator->free(b->ptr, r->stream[freeing]);
-    if (works(r)) *spent += now_ns() - start;
+    if (timed_apart(r)) *spent += now_ns() - start;
     b->ptr = NULL;
+    r->live -= b->bytes;
     r->frees++;
     return error ? failed(r, "a free", error) : RUN_OK;
 }
@@ -178,6 +190,21 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
 static uint32_t freed_on(const run *r, const trace_op *op)
 {
     return r->o->allocator->keeps_stream ? r->block[op->slot].stream : op->stream;
+}
+
+/* Looks after a call; the last call of a pass always ends a row. */
+static void note_timeline(run *r, size_t i)
+{
+    const allocator *a = r->o->allocator;
+    size_t every = (r->t->n + TIMELINE_ROWS - 1) / TIMELINE_ROWS, held = a->held ? a->held() : account_held();
+    r->call++;
+    if (r->live > r->live_most) r->live_most = r->live;
+    if (held > r->held_most) r->held_most = held;
+    if ((i + 1) % every && i + 1 < r->t->n) return;
+    fprintf(r->o->timeline, "%s,%s,", r->t->name, a->name);
+    for (const char *c = allocator_settings(a, r->o->conf); *c; c++) fputc(*c == ',' ? ' ' : *c, r->o->timeline);
+    fprintf(r->o->timeline, ",%zu,%zu,%zu\n", r->call, r->live_most, r->held_most);
+    r->live_most = r->held_most = 0;
 }
 
 /* Replays the trace once, then frees what it left. ns: host time of the trace's calls. */
@@ -191,11 +218,12 @@ static int replay_pass(run *r, double *ns)
         if (r->o->calls) device_sign();
         if (op->bytes) status = replay_alloc(r, op, &spent);
         else status = replay_free(r, &r->block[op->slot], freed_on(r, op), &spent);
+        if (r->o->timeline) note_timeline(r, i);
         if (i % 64) continue;
         r->held += (double)account_held();
         r->looks++;
     }
-    *ns = works(r) ? spent : now_ns() - start;
+    *ns = timed_apart(r) ? spent : now_ns() - start;
     for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
     return status;
 }

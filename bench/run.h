@@ -4,9 +4,14 @@
 #define BENCH_RUN_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "allocator.h"
 #include "trace.h"
+
+/* A row is about the calls since the row before it: the number of the last one, counted through all passes, and the
+   most bytes that were live and held after one of them. */
+#define RUN_TIMELINE_HEAD "trace,allocator,settings,call,live_bytes,held_bytes"
 
 typedef struct run_options {
     const allocator *allocator;
@@ -16,6 +21,7 @@ typedef struct run_options {
     bool fit;         /* also find the smallest limit */
     bool busy;        /* queued work, well behind the host, uses every block */
     bool verify;      /* queued work writes every block and checks it */
+    FILE *timeline;   /* gets rows of live and held bytes over the calls (RUN_TIMELINE_HEAD); NULL: none */
     bool calls;       /* the driver's calls are watched (calls.h), while work runs that does not end meanwhile */
 } run_options;
 

@@ -105,6 +105,31 @@ says '"looks": [1-9][0-9]*, "looks_us_model": [1-9][0-9.]*, ' 'looks are counted
 says '"driver_us_model_warm": [0-9]' 'the driver time of the last pass is told'
 says '"looks_us_model_warm": [1-9]' 'so are those of the last pass'
 says '"moves_seen": null, "moves_busy": null, "handovers": null' 'without work nobody saw what blocks went through'
+
+# The peaks over the calls are those of the whole replay, and the rows count the calls of all passes.
+ends 0 --json --repeat 2 --timeline "$work/timeline" --conf overhead:0.1,growth:64M "$small"
+awk -F'[ ,}]+' '
+    FNR == NR { for (i = 1; i < NF; i++) fact[$i] = $(i + 1); next }
+    FNR == 1 { head = $0; next }
+    {
+        wrong += NF != 7 || $1 != "moe_multistream" || $2 != "galloc" || $3 " " $4 != "overhead:0.1 growth:64M"
+        wrong += $5 <= call || $6 > $7
+        call = $5
+        if ($6 > live) live = $6
+        if ($7 > held) held = $7
+    }
+    END {
+        print "wrong rows", wrong + 0, "calls", call, "live", live, "held", held
+        exit wrong || head != "trace,allocator,settings,call,live_bytes,held_bytes" || FNR < 400 ||
+            call != 2 * fact["\"ops\":"] || live != fact["\"peak_live_bytes\":"] ||
+            held != fact["\"peak_reserved_bytes\":"]
+    }' "$work/out" "$work/timeline" >"$work/said"
+status=$?
+cat "$work/said" >>"$work/out"
+verdict $status 'the timeline agrees with the figures'
+ends 2 --fit --timeline "$work/timeline" "$small"
+ends 1 --timeline "$work/no such folder/file" "$small"
+
 ends 0 --json --limit-mib 4000 "$small"
 says '"oom": [1-9]' 'too low a limit is out-of-memory, not a failure'
 ends 0 --allocator cudamalloc --busy --verify "$small"
