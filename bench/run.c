@@ -14,7 +14,7 @@
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
-#define TIMELINE_ROWS 256      /* of a pass */
+#define TIMELINE_ROWS 120      /* of a pass, at most */
 
 /* The calls that an allocator makes to get something done, beside those that only look at a stream. */
 #define COUNTED_CALLS(X) GALLOC_DRIVER_CALLS(X) X(runtime_malloc, "cudaMalloc") X(runtime_free, "cudaFree")

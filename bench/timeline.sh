@@ -2,13 +2,15 @@
 # timeline.sh - memory held over the calls of a trace: galloc, PyTorch with either kind of segments, cudaMallocAsync.
 # Writes one file of rows, which bench/plots draws. Run by `make timeline-gpu`, which takes less than a minute.
 #
-# The trace is moe_multistream: of the ten, the one on which held / live of all four allocators is nearest to their
-# means over the ten.
+# The trace is moe_multistream, a mixture of experts on five streams: of the ten, the one on which held / live of all
+# four allocators is nearest to their means over the ten (least squares of the logarithms). It is neither the best nor
+# the worst case of any of them.
 #
 # Environment
 #   FILE         where to (bench/results/GPU-timeline.csv)
 #   BACKEND=sim  the simulated device, galloc beside galloc with PyTorch's rules, into build/bench-sim/sim-timeline.csv
 #   TRACES       names of traces (moe_multistream)
+#   PASSES       of the trace in one process and pool, as bench/gpu.sh has them (3)
 #   ROUNDS       of each allocator (3)
 #   NVCC, GALLOC_COMMIT
 
@@ -16,6 +18,7 @@ cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 traces=${TRACES:-moe_multistream}
 rounds=${ROUNDS:-3}
+passes=${PASSES:-3}
 if [ "$backend" = sim ]; then
     export BACKEND
     file=${FILE:-build/bench-sim/sim-timeline.csv}
@@ -35,7 +38,7 @@ status=0
 
 # Runs one allocator over one trace and adds its rows, with the round in front.
 round() { # number, trace, allocator, settings
-    if timeout -k 5 30 "$replay" --json --timeline "$rows" --allocator "$3" --conf "$4" \
+    if timeout -k 5 30 "$replay" --json --repeat "$passes" --timeline "$rows" --allocator "$3" --conf "$4" \
         "bench/traces/$2.csv.gz" >/dev/null; then
         sed "1d; s/^/$1,/" "$rows" >>"$table"
     else
@@ -58,8 +61,8 @@ for trace in $traces; do
     done
 done
 {
-    echo "# bench/timeline.sh: build/replay --backend $backend --timeline, $rounds rounds; bytes are the most since the" \
-        "row before"
+    echo "# bench/timeline.sh: build/replay --backend $backend --repeat $passes --timeline, $rounds rounds; bytes are the" \
+        "most since the row before"
     tests/gpu/describe.sh | sed 's/^/# /'
     [ "$backend" = sim ] || sed 's/^/# torch   /' build/bench-cuda/peer_torch.txt
     echo "round,trace,allocator,settings,call,live_bytes,held_bytes"

@@ -120,7 +120,7 @@ awk -F'[ ,}]+' '
     }
     END {
         print "wrong rows", wrong + 0, "calls", call, "live", live, "held", held
-        exit wrong || head != "trace,allocator,settings,call,live_bytes,held_bytes" || FNR < 400 ||
+        exit wrong || head != "trace,allocator,settings,call,live_bytes,held_bytes" || FNR < 200 ||
             call != 2 * fact["\"ops\":"] || live != fact["\"peak_live_bytes\":"] ||
             held != fact["\"peak_reserved_bytes\":"]
     }' "$work/out" "$work/timeline" >"$work/said"
