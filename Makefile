@@ -53,7 +53,7 @@ folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare docs-api fuzz bench-gpu timeline-gpu bench-adversaries
+.PHONY: check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu bench-adversaries
 .PHONY: examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -68,6 +68,8 @@ help:
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make docs-api       write docs/api.md anew from the comments of galloc.h'
+	@echo 'make docs           README and docs/ as a site, build/site; links and code are checked; pip gets what it needs'
+	@echo 'make plots          draw the charts of docs/ anew from bench/results/; pip gets what it needs'
 	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
 	@echo 'make test-bare      demo and test on a machine that has but gcc, libc6-dev, make and gzip; as root'
 	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
@@ -171,6 +173,20 @@ check-tags:
 
 docs-api:
 	@mkdir -p build && docs/api.sh >build/api.md && cp build/api.md docs/api.md
+
+# ---- the site and the charts: the packages of docs/requirements.txt, in a virtual environment ------------------------
+
+VENV := build/venv
+$(VENV)/ready: docs/requirements.txt
+	@docs/venv.sh $(VENV)
+
+docs: $(VENV)/ready
+	@tests/checks/check_plots.sh
+	@tests/checks/check_docs.sh
+	@docs/site.sh $(VENV)
+
+plots: $(VENV)/ready
+	@$(VENV)/bin/python bench/plots/plots.py
 
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
 # the worst case of any of them.
 #
 # Environment
-#   FILE         where to (bench/results/GPU-timeline.csv)
+#   FILE         where to (bench/results, a name that begins with that of the GPU)
 #   BACKEND=sim  the simulated device, galloc beside galloc with PyTorch's rules, into build/bench-sim/sim-timeline.csv
 #   TRACES       names of traces (moe_multistream)
 #   PASSES       of the trace in one process and pool, as bench/gpu.sh has them (3)
@@ -61,8 +61,8 @@ for trace in $traces; do
     done
 done
 {
-    echo "# bench/timeline.sh: build/replay --backend $backend --repeat $passes --timeline, $rounds rounds; bytes are the" \
-        "most since the row before"
+    echo "# bench/timeline.sh: build/replay --backend $backend --repeat $passes --timeline, $rounds rounds;" \
+        "bytes are the most since the row before"
     tests/gpu/describe.sh | sed 's/^/# /'
     [ "$backend" = sim ] || sed 's/^/# torch   /' build/bench-cuda/peer_torch.txt
     echo "round,trace,allocator,settings,call,live_bytes,held_bytes"
