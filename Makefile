@@ -240,7 +240,7 @@ build/replay-cuda build/demo-cuda: build/%-cuda: build/bench-cuda/%.o \
 	$(step)$(NVCC) $^ -o $@ $(WRAPPED:%=-Xlinker --wrap=%) $(LIBS)
 build/hotpath-cuda: $(call bench_objects,bench-cuda,hotpath $(HOTPATH) $(PAIRS) $(PEERS) device_cuda)
 	$(step)$(NVCC) $^ -o $@ $(LIBS)
-build/replay-cuda build/hotpath-cuda: | build/bench-cuda/peer_torch.txt
+build/replay-cuda build/hotpath-cuda build/demo-cuda: | build/bench-cuda/peer_torch.txt
 # `make test` measures nothing: it only sees that the files for a GPU compile, and check-compile-all builds them.
 build/replay build/hotpath: build/%: | $(if $(NVCC),$(if $(filter test,$(MAKECMDGOALS)),,build/%-cuda))
 build/toolkit/bench/%.compiles: bench/%.c galloc.h $(wildcard bench/*.h)
@@ -250,7 +250,7 @@ test: | $(if $(TOOLKIT),$(patsubst %,build/toolkit/bench/%.compiles,hotpath $(RE
 	account_cuda))
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
-	@build/demo $(if $(GPU),--backend cuda) --peers bench/results/peers-h200.csv --svg build/demo.svg bench/traces/*.gz
+	@build/demo $(if $(GPU),--backend cuda) --measured bench/results/nvidia-h200-x2-summary.txt --svg build/demo.svg bench/traces/*.gz
 
 bench-adversaries: build/replay build/adversary
 	+@bench/adversaries.sh
