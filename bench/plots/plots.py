@@ -9,11 +9,11 @@ import argparse
 import csv
 import hashlib
 import json
-import math
 import pathlib
 import re
 import statistics
 import sys
+import textwrap
 
 import matplotlib
 
@@ -39,7 +39,7 @@ matplotlib.rcParams.update({
     "svg.fonttype": "none",
     "svg.hashsalt": "galloc",
     "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: other fonts fit where it does
-    "font.size": 10,
+    "font.size": 9,
     "text.color": TEXT,
     "axes.labelcolor": TEXT,
     "axes.edgecolor": FAINT,
@@ -51,7 +51,7 @@ matplotlib.rcParams.update({
     "figure.constrained_layout.use": True,
     "savefig.transparent": True,
 })
-WIDTH = 6.2  # inches
+WIDTH = 5.1  # inches: text stays legible on a phone
 
 
 class Data:
@@ -121,11 +121,12 @@ def with_mean(found):
 
 def head(figure, title, *lines):
     """A title, and lines that say what was measured, on what and when."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    lines = [part for line in lines for part in textwrap.wrap(line, 84)]
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     height = figure.get_figheight()
     for i, line in enumerate(lines):
-        figure.text(0.01, 1 - (0.36 + 0.17 * i) / height, line, fontsize=8.5, alpha=0.8, va="center")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - (0.12 + 0.17 * len(lines)) / height))
+        figure.text(0.01, 1 - (0.34 + 0.15 * i) / height, line, fontsize=7.5, alpha=0.8, va="center")
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - (0.14 + 0.15 * len(lines)) / height))
 
 
 def dots(axes, found, names):
@@ -148,12 +149,24 @@ def dots(axes, found, names):
     axes.tick_params(axis="y", length=0)
 
 
+def apart(values, gap):
+    """Where labels of these values go: as near as can be, with a gap between them."""
+    at = list(values)
+    order = sorted(range(len(at)), key=lambda i: at[i])
+    for _ in range(1000):
+        for low, high in zip(order, order[1:]):
+            missing = gap - (at[high] - at[low])
+            if missing > 0:
+                at[low], at[high] = at[low] - missing / 2, at[high] + missing / 2
+    return at
+
+
 def keys(figure, names):
     """What the marks stand for, in a line below the chart."""
     handles = [pyplot.Line2D([], [], marker=STYLE[n][1], color=STYLE[n][0], linestyle="none", markersize=5)
                for n in names]
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9,
-                  handletextpad=0.1, columnspacing=1.0)
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8,
+                  handletextpad=0.0, columnspacing=0.7)
 
 
 # ---- charts --------------------------------------------------------------------------------------------------------------
@@ -183,16 +196,13 @@ def timeline(data):
                           color=colour, alpha=0.3, linewidth=0, step="pre")
         axes.step(calls, middle, color=colour, linewidth=2.2 if name == GALLOC else 1.5,
                   zorder=4 if name == GALLOC else 3)
-        ends.append((middle[-1], f"{name.replace(' ', chr(10))}", max(middle) / peak, colour))
+        ends.append((middle[-1], name.replace(" ", "\n").replace("cudaMalloc", "cudaMalloc\n"), max(middle) / peak, colour))
     top = max(max(values) for by_call in held.values() for values in by_call.values()) * 1.1
 
-    # Labels at the ends of the lines, pushed apart where they would touch.
-    at = -math.inf
-    for value, name, ratio, colour in sorted(ends):
-        at = max(value, at + top * (0.115 if "\n" in name else 0.1))
+    for (_, name, ratio, colour), at in zip(ends, apart([end[0] for end in ends], 0.105 * top)):
         axes.annotate(f"{name} {ratio:.2f}", (calls[-1], at), xytext=(5, 0), textcoords="offset points", color=colour,
-                      fontsize=9, va="center", fontweight="bold" if name == GALLOC else "normal", annotation_clip=False,
-                      linespacing=0.95)
+                      fontsize=8.5, va="center", fontweight="bold" if name == GALLOC else "normal",
+                      annotation_clip=False, linespacing=0.95)
     axes.annotate("live", (calls[len(calls) // 2], peak * 0.3), fontsize=9, ha="center")
 
     length = len(calls) // 3
@@ -209,7 +219,7 @@ def timeline(data):
     axes.grid(axis="y", alpha=0.25)
     counts = {len(values) for by_call in held.values() for values in by_call.values()}
     head(figure, "Memory held for one program, by allocator",
-         f"{trace}, three times in one process; beside a name: its peak over that of live memory",
+         f"{trace}, three times in one process; beside a name: held / live, peaks",
          machine(text), f"lines: median of {max(counts)} rounds; shaded: from least to most")
     return figure
 
@@ -228,10 +238,10 @@ def held(data):
     axes.set_xlim(0.98, 4)
     axes.set_xticks([1, 1.2, 1.5, 2, 3, 4], ["1", "1.2", "1.5", "2", "3", "4"])
     axes.minorticks_off()
-    axes.set_xlabel("memory held / memory live, at their peaks (1 is the least possible)")
+    axes.set_xlabel("held / live, at their peaks (1 is the least possible)")
     keys(figure, names)
     head(figure, "Memory held on ten real programs", 
-         "three passes of each program's allocations; mark: median of three rounds, line: least to most", where)
+         "three passes of each program; mark: median of three rounds, line: least to most", where)
     return figure
 
 
@@ -243,14 +253,15 @@ def cost(data):
     for axes, key, title in zip(panels, ("ns_per_op_warm", "ns_per_op"), ("third pass", "first pass, from nothing")):
         dots(axes, with_mean(rounds_of(text, key)), names)
         axes.set_xscale("log")
-        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("ns per call")
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if key == "ns_per_op_warm" else (1, 3)))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:.0f}" if x < 1000 else f"{x/1000:.0f}k"))
         axes.minorticks_off()
     keys(figure, names)
-    head(figure, "Host time of an allocation or a free on ten real programs",
-         "mark: median of three rounds, line: least to most; further left is better", where)
+    head(figure, "Host time of an allocation or a free",
+         "on ten real programs; mark: median of three rounds, line: least to most",
+         where)
     return figure
 
 
@@ -268,7 +279,8 @@ def tuning(data):
         default = name == "default"
         colour, shape = STYLE[GALLOC] if default else STYLE[ASYNC]
         axes.plot(x, y, "o", color=colour, markersize=7 if default else 5)
-        axes.annotate("the defaults" if default else name, (x, y), fontsize=9, ha="center", va="center",
+        axes.annotate("the defaults" if default else name, (x, y), fontsize=8.5, va="center",
+                      ha="right" if name.startswith("overhead") else "center",
                       xytext=(0, -11 if default or name.startswith("overhead") else 11), textcoords="offset points",
                       fontweight="bold" if default else "normal")
     axes.set_xscale("log")
