@@ -213,5 +213,12 @@ empty "$work/unmapped" "pages that docs/index.md does not name:"
 tests/support/figures.sh >"$work/out" 2>&1
 verdict $? "figures:" "$work/out"
 
+# The table of results names the commits that the files name.
+sed -nE 's/^\| `([a-z0-9.-]+)`.*\| ([0-9a-f]{7,}) \|$/\1 \2/p' bench/results/README.md | while read -r file commit; do
+    said=$(grep -m 1 -oE 'commit [0-9a-f]{7,}' "bench/results/$file" 2>&1 | cut -c8-14)
+    [ "${said:-$commit}" = "$commit" ] || echo "bench/results/README.md: $file: $commit, but the file says $said"
+done >"$work/commits"
+empty "$work/commits" "commits of results:"
+
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
