@@ -220,6 +220,68 @@ if command -v "${CXX:-g++}" >/dev/null; then
     prints 297 "a kernel's body runs in C++"
 fi
 
+# CUDA C++ as it is, by the command of docs/simulated-device.md: launches of each form, atomics, errors, a race.
+cat >"$work/launches.cu" <<'END'
+#include <stdio.h>
+#include "galloc.h"
+namespace shapes {
+__global__ void fill(unsigned *p, unsigned value, int n)
+{
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) p[i] = value;
+}
+}
+template <class T, int by> static __global__ void add(T *sum, const T *p, int n)
+{
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) atomicAdd(sum, by * p[i]);
+}
+static __device__ unsigned threads() { return gridDim.x * gridDim.y * blockDim.x * blockDim.y; }
+static __global__ void count(unsigned *at, const unsigned *unused) { if (!unused) atomicMax(at, threads()); }
+static __global__ void nothing() {}
+int main(int argc, char **)
+{
+    unsigned *p, host = 0;
+    cudaStream_t s, t;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking);
+    if (cudaMalloc(&p, 1000 * sizeof *p)) return 3;
+    shapes::fill<<<(1000 + 127) / 128, 128, 0, s>>>(p, 2, 1000);
+    add<unsigned, 3><<<4, dim3(256), 0, s>>>(p, p + 1,
+        999);
+    cudaMemcpyAsync(&host, p, sizeof host, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    printf("%u\n", host);
+    count<<<dim3(3, 2), dim3(2, 5), 0, argc > 1 ? t : s>>>(p + 1, nullptr);
+    count <<< 1, 1, 0, s >>> (p + 1, nullptr);
+    cudaMemcpyAsync(&host, p + 1, sizeof host, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    if (argc == 1) printf("%u\n", host);
+    nothing<<<1, 1>>>();
+    printf("%s\n", cudaGetErrorName(cudaGetLastError()));
+    nothing<<<1, 2048>>>();
+    printf("%s\n", cudaGetErrorName(cudaGetLastError()));
+    return 0;
+}
+END
+if command -v "${CXX:-g++}" >/dev/null; then
+    SIM_OBJECTS=$(echo "$sim"/*.o) tests/sim/nvcc.sh -Wall -Wextra -Werror -I. "$work/launches.cu" \
+        -o "$work/launches" 2>"$work/err" && run launches
+    is 0 "CUDA C++"
+    prints 5996 "kernels of a namespace and of a template run, and add atomically"
+    prints 60 "launches have shapes"
+    prints cudaSuccess "a launch without arguments works"
+    prints cudaErrorInvalidConfiguration "a launch leaves its error"
+    "$work/launches" race >"$work/out" 2>"$work/err"
+    status=$?
+    is 1 "a launch on the wrong stream"
+    says "race: in cudaLaunchKernel" "a launch on the wrong stream is told of"
+    sed 's/<<<1, 2048>>>()/<<<1, 2048>>>(); no_such_name()/' "$work/launches.cu" >"$work/mistake.cu"
+    ! tests/sim/nvcc.sh -c -I. "$work/mistake.cu" -o "$work/mistake.o" 2>"$work/err"
+    verdict $? "a mistake in CUDA C++ compiles"
+    says "mistake.cu:$(grep -n no_such_name "$work/mistake.cu" | cut -d: -f1):" "a mistake is told by its line"
+fi
+
 # What the device has not got does not link.
 cat >"$work/missing.c" <<'END'
 #include <cuda_runtime_api.h>

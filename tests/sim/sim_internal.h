@@ -61,7 +61,8 @@ enum {
     X(cudaDriverGetVersion, F_ALWAYS, 33) X(cudaRuntimeGetVersion, F_ALWAYS, 33) \
     X(cudaDeviceCanAccessPeer, 0, 100) X(cudaDeviceEnablePeerAccess, F_CTX, 1000) \
     X(cudaMalloc, F_CTX | F_LOOK, 0) X(cudaFree, F_CTX | F_LOOK, 0) X(cudaMemGetInfo, F_CTX, 6300) \
-    X(cudaMallocAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) \
+    X(cudaMallocAsync, F_CTX, 600) X(cudaFreeAsync, F_CTX, 600) X(cudaDeviceGetDefaultMemPool, 0, 100) \
+    X(cudaMemPoolSetAttribute, 0, 100) X(cudaMemPoolGetAttribute, 0, 100) X(cudaMemPoolTrimTo, 0, 1000) \
     X(cudaMallocHost, F_CTX | F_LOOK, 600000) X(cudaHostAlloc, F_CTX | F_LOOK, 600000) \
     X(cudaFreeHost, F_CTX | F_LOOK, 10000) X(cudaHostGetDevicePointer, F_CTX, 50) \
     X(cudaMemcpy, F_CTX | F_LOOK, 4300) X(cudaMemcpyAsync, F_CTX, 4300) \
@@ -233,7 +234,8 @@ typedef struct sm_region {
     sm_context *context; /* not in reservations */
     sm_slab *slab;
     sm_stamp freed;      /* freed in stream order here; kept for the next cudaMallocAsync */
-    struct CUmemPoolHandle_st *pool; /* the pool that it was allocated from; NULL: the device's default pool */
+    struct CUmemPoolHandle_st *pool; /* the pool that it was allocated from; NULL: the device's default pool,
+                                        before its handle was asked for */
     sm_graph *graph;     /* the graph with a node that allocates it */
     bool ran, node_frees, away; /* a launch has allocated it; another node frees it; the program has freed it */
 } sm_region;
@@ -394,6 +396,7 @@ typedef struct sm_device {
     size_t used, peak, mapped, rdma;
     int memfd;
     int64_t offset; /* next unused offset in the memfd */
+    struct CUmemPoolHandle_st *pool; /* its default pool, once somebody has asked for the handle */
 } sm_device;
 
 /* ---- threads --------------------------------------------------------------------------------------------------- */
@@ -658,6 +661,7 @@ int sm_malloc_block(uint64_t *out, size_t bytes);
 int sm_free_block(uint64_t address);
 int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream stream);
 int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props);
+int sm_pool_default(CUmemoryPool *out, int device);
 int sm_pool_destroy(CUmemoryPool pool);
 int sm_pool_set(CUmemoryPool pool, int attribute, const void *value);
 int sm_pool_get(CUmemoryPool pool, int attribute, void *value);

@@ -629,6 +629,7 @@ int sm_malloc_async(uint64_t *out, size_t bytes, CUmemoryPool pool, CUstream str
     if (error || !out || !bytes) return error ? error : E_VALUE;
     if (bytes > sm.opt.memory) return E_MEMORY;
     if (s->capture) return malloc_in_capture(out, size, s);
+    if (!pool) pool = sm.device[s->context->device].pool;
     sm_region *r = async_reuse(s, size, pool);
     if (!r) r = async_new(s, size, pool);
     if (!r) return E_MEMORY;
@@ -737,25 +738,38 @@ static bool is_pool(const struct CUmemPoolHandle_st *pool) {
     return p && pool;
 }
 
+static struct CUmemPoolHandle_st *pool_new(int device) {
+    struct CUmemPoolHandle_st *pool = sm_alloc(sizeof *pool);
+    pool->follows = pool->opportunistic = pool->internal = 1;
+    pool->device = device;
+    pool->next = sm.pools;
+    return sm.pools = pool;
+}
+
 int sm_pool_create(CUmemoryPool *out, const CUmemPoolProps *props) {
     if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
         props->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return E_VALUE;
     if (props->location.id < 0 || props->location.id >= sm.opt.devices) return E_DEVICE;
-    struct CUmemPoolHandle_st *pool = sm_alloc(sizeof *pool);
+    *out = pool_new(props->location.id);
 #if CUDA_VERSION >= 12020
-    pool->most = props->maxSize;
+    (*out)->most = props->maxSize;
 #endif
-    pool->follows = pool->opportunistic = pool->internal = 1;
-    pool->device = props->location.id;
-    pool->next = sm.pools;
-    *out = sm.pools = pool;
+    return 0;
+}
+
+/* What cudaMallocAsync took before the first call of this stays outside the pool's figures. */
+int sm_pool_default(CUmemoryPool *out, int device) {
+    if (!out) return E_VALUE;
+    if (device < 0 || device >= sm.opt.devices) return E_DEVICE;
+    if (!sm.device[device].pool) sm.device[device].pool = pool_new(device);
+    *out = sm.device[device].pool;
     return 0;
 }
 
 /* What is still in use, or may be, is the device's own from then on. */
 int sm_pool_destroy(CUmemoryPool pool) {
-    if (!is_pool(pool)) return E_VALUE;
+    if (!is_pool(pool) || pool == sm.device[pool->device].pool) return E_VALUE;
     pool_empty(pool, 0);
     for (size_t i = 0; i < sm.nregions; i++)
         if (sm.regions[i]->pool == pool) sm.regions[i]->pool = NULL;
@@ -904,6 +918,7 @@ static void region_clear(sm_region *r) {
 }
 
 void sm_memory_clear(void) {
+    for (int d = 0; d < sm.opt.devices; d++) sm.device[d].pool = NULL;
     for (struct CUmemPoolHandle_st *p = sm.pools, *next; p; p = next) next = p->next, sm_pool_destroy(p);
     while (sm.nregions) region_clear(sm.regions[sm.nregions - 1]);
     for (size_t i = 0; i < sm.nhandles; i++)

@@ -148,6 +148,22 @@ cudaError_t CUDARTAPI cudaFreeAsync(void *p, cudaStream_t stream) {
     SM_RUNTIME(cudaFreeAsync, sm_free_async(number(p), stream));
 }
 
+cudaError_t CUDARTAPI cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
+    SM_RUNTIME(cudaDeviceGetDefaultMemPool, sm_pool_default(pool, device));
+}
+
+cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value) {
+    SM_RUNTIME(cudaMemPoolSetAttribute, sm_pool_set(pool, (int)attribute, value));
+}
+
+cudaError_t CUDARTAPI cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value) {
+    SM_RUNTIME(cudaMemPoolGetAttribute, sm_pool_get(pool, (int)attribute, value));
+}
+
+cudaError_t CUDARTAPI cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
+    SM_RUNTIME(cudaMemPoolTrimTo, sm_pool_trim(pool, keep));
+}
+
 cudaError_t CUDARTAPI cudaMallocHost(void **p, size_t bytes) { SM_RUNTIME(cudaMallocHost, sm_host_malloc(p, bytes)); }
 
 cudaError_t CUDARTAPI cudaHostAlloc(void **p, size_t bytes, unsigned int flags) {

@@ -424,6 +424,39 @@ TEST(memory_of_a_pool_outlives_the_context_where_it_was_asked_for)
     finish();
 }
 
+TEST(the_default_pool_keeps_what_its_threshold_says)
+{
+    start_with(SIM_LEDGER, 2, 64 * PAGE);
+    cudaStream_t s = stream();
+    cudaMemPool_t pool = NULL, same = NULL, other = NULL;
+    uint64_t threshold = UINT64_MAX, held = 0;
+    void *p = NULL, *q = NULL;
+    OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    OK(cudaDeviceGetDefaultMemPool(&same, 0));
+    OK(cudaDeviceGetDefaultMemPool(&other, 1));
+    EXPECT(pool == same && pool != other);
+    EXPECT_EQ(cudaDeviceGetDefaultMemPool(&other, 2), cudaErrorInvalidDevice);
+    OK(cudaMallocAsync(&p, PAGE, s));
+    OK(cudaFreeAsync(p, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), 0); /* at first it keeps nothing that a synchronisation shows to be unused */
+    OK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
+    OK(cudaMallocAsync(&p, PAGE, s));
+    OK(cudaFreeAsync(p, s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(sim_physical(0), PAGE);
+    OK(cudaMallocAsync(&q, PAGE, s));
+    EXPECT(q == p);
+    OK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &held));
+    EXPECT_EQ(held, PAGE);
+    OK(cudaFreeAsync(q, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaMemPoolTrimTo(pool, 0));
+    EXPECT_EQ(sim_physical(0), 0);
+    EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
+    finish();
+}
+
 static void count(void *n) { ++*(int *)n; }
 
 TEST(contexts_of_one_device_live_apart)
