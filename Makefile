@@ -54,7 +54,7 @@ $(call need,$(CC),gcc)
 
 .PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
 .PHONY: check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu bench-adversaries
-.PHONY: examples adapters install uninstall clean
+.PHONY: examples run-examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -80,6 +80,7 @@ help:
 	@echo 'make adapters       build/libgalloc_torch.so, for examples/pytorch; needs the CUDA Toolkit'
 	@echo 'make timeline-gpu   memory held over the calls of a trace, beside the peers, in a minute; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
+	@echo 'make run-examples   builds and runs them; one table and build/examples.svg; on the GPU if there is one'
 	@echo 'make build/replay   what traces cost; build/replay --help says how it is called'
 	@echo 'make build/hotpath  the host time of an alloc/free pair; build/hotpath --help likewise'
 	@echo 'make build/adversary    writes traces that are built to hurt; build/adversary --help likewise'
@@ -132,12 +133,20 @@ build/toolkit/%.compiles: %.c galloc.h tests/support/setup.h $(wildcard tests/su
 	$(folder)
 	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests/support -Itests/sim -isystem $(TOOLKIT) $< && touch $@
 
-EXAMPLES := $(patsubst examples/%.c,build/examples/%,$(wildcard examples/*.c))
+# Without a compiler of C++ the examples in C remain. galloc is compiled once for all of them.
+EXAMPLES := $(addprefix build/,$(basename $(wildcard examples/*.c $(if $(shell command -v $(CXX)),examples/*.cu))))
 
-# As a program to read, not to measure: most of the time is the compiler's.
-build/examples/%: examples/%.c galloc.h $(SIM_OBJECTS)
+build/examples/galloc.o: galloc.h
 	$(folder)
-	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
+	$(step)echo '#include "galloc.h"' | $(CC) -DGALLOC_IMPLEMENTATION -O1 -I. -isystem $(BUNDLED) -x c -c - -o $@
+# As programs to read, not to measure: most of the time is the compiler's.
+build/examples/%: examples/%.c examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
+	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -DGALLOC_IMPLEMENTATION_DONE -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) \
+		-o $@ $(LIBS)
+build/examples/%: examples/%.cu examples/example.h build/examples/galloc.o $(SIM_OBJECTS) tests/sim/sim_cuda.h \
+		tests/sim/nvcc.sh
+	$(step)SIM_OBJECTS='$(SIM_OBJECTS)' tests/sim/nvcc.sh -Wall -Wextra -Wshadow $(if $(CI),-Werror) $(CFLAGS) -O1 \
+		-DGALLOC_IMPLEMENTATION_DONE -I. $(filter %.cu %galloc.o,$^) -o $@
 
 test: | build/hotpath
 test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
@@ -260,14 +269,17 @@ bench-adversaries: build/replay build/adversary
 GPU_EXAMPLES := $(patsubst examples/%,build/examples/%-cuda,$(basename $(wildcard examples/*.c examples/*.cu)))
 build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. $< -o $@ $(LIBS)
 
-build/examples/%-cuda: examples/%.c galloc.h
+build/examples/%-cuda: examples/%.c examples/example.h galloc.h
 	$(folder)
 	$(step)$(build_gpu)
-build/examples/%-cuda: examples/%.cu galloc.h
+build/examples/%-cuda: examples/%.cu examples/example.h galloc.h
 	$(folder)
 	$(step)$(build_gpu)
 
 examples: $(EXAMPLES) $(if $(NVCC),$(GPU_EXAMPLES))
+
+run-examples: $(if $(GPU),$(GPU_EXAMPLES),$(EXAMPLES))
+	@bench/examples.sh $(sort $^)
 
 # ---- install ---------------------------------------------------------------------------------------------------------
 
