@@ -123,7 +123,7 @@ mkdir -p "$out" build || exit 1
 # One line: what was called, on what, when.
 tests/gpu/describe.sh >"$log"
 awk -v command="make run-examples" '
-    { name = $1; sub(/^[^ ]+ +/, ""); of[name] = $0 }
+    { name = $1; sub(/^[^ ]+ +(none: )?/, ""); of[name] = $0 }
     END {
         text = "# " command "; " of["GPU"]
         if (of["driver"] != "") text = text ", driver " of["driver"] ", CUDA " of["CUDA"]

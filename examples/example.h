@@ -134,7 +134,9 @@ static inline void example_row(const char *unit, int with, const example_timing 
     FILE *file = path && *path ? fopen(path, "a") : NULL;
     example_timing median = round[example_rounds / 2];
     double least = round[0].us, most = round[example_rounds - 1].us;
-    printf("%-16s %13.2f %22.2f", example_allocator_name[with], median.us, median.in_allocator);
+    printf("%-16s %13.2f", example_allocator_name[with], median.us);
+    if (median.in_allocator > 0) printf(" %22.2f", median.in_allocator);
+    else printf(" %22s", "-"); /* other threads called it, or nobody did */
     if (with < GALLOC) printf(" %8.2f times", median.us / galloc_us);
     else printf(" %14s", "");
     printf("   %.2f - %.2f\n", least, most);
