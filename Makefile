@@ -134,7 +134,7 @@ build/toolkit/%.compiles: %.c galloc.h tests/support/setup.h $(wildcard tests/su
 	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -Itests/support -Itests/sim -isystem $(TOOLKIT) $< && touch $@
 
 # Without a compiler of C++ the examples in C remain. galloc is compiled once for all of them.
-EXAMPLES := $(addprefix build/,$(basename $(wildcard examples/*.c $(if $(shell command -v $(CXX)),examples/*.cu))))
+EXAMPLES := $(addprefix build/,$(basename $(wildcard examples/*.c $(if $(shell command -v $(CXX)),examples/*.cu examples/*.cpp))))
 
 build/examples/galloc.o: galloc.h
 	$(folder)
@@ -143,10 +143,12 @@ build/examples/galloc.o: galloc.h
 build/examples/%: examples/%.c examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -DGALLOC_IMPLEMENTATION_DONE -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) \
 		-o $@ $(LIBS)
+EXAMPLE_CXX = -Wall -Wextra -Wshadow $(if $(CI),-Werror) $(CFLAGS) -O1 -DGALLOC_IMPLEMENTATION_DONE -I.
+build/examples/%: examples/%.cpp examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
+	$(step)$(CXX) -std=c++11 $(EXAMPLE_CXX) -isystem $(BUNDLED) $(filter %.cpp %.o,$^) -o $@ $(LIBS)
 build/examples/%: examples/%.cu examples/example.h build/examples/galloc.o $(SIM_OBJECTS) tests/sim/sim_cuda.h \
 		tests/sim/nvcc.sh
-	$(step)SIM_OBJECTS='$(SIM_OBJECTS)' tests/sim/nvcc.sh -Wall -Wextra -Wshadow $(if $(CI),-Werror) $(CFLAGS) -O1 \
-		-DGALLOC_IMPLEMENTATION_DONE -I. $(filter %.cu %galloc.o,$^) -o $@
+	$(step)SIM_OBJECTS='$(SIM_OBJECTS)' tests/sim/nvcc.sh $(EXAMPLE_CXX) $(filter %.cu %galloc.o,$^) -o $@
 
 test: | build/hotpath
 test: build/replay build/adversary build/bundled/enumerate $(TESTS:%=build/bundled/%) \
@@ -266,10 +268,13 @@ bench-adversaries: build/replay build/adversary
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
-GPU_EXAMPLES := $(patsubst examples/%,build/examples/%-cuda,$(basename $(wildcard examples/*.c examples/*.cu)))
+GPU_EXAMPLES := $(patsubst examples/%,build/examples/%-cuda,$(basename $(wildcard examples/*.c examples/*.cu examples/*.cpp)))
 build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. $< -o $@ $(LIBS)
 
 build/examples/%-cuda: examples/%.c examples/example.h galloc.h
+	$(folder)
+	$(step)$(build_gpu)
+build/examples/%-cuda: examples/%.cpp examples/example.h galloc.h
 	$(folder)
 	$(step)$(build_gpu)
 build/examples/%-cuda: examples/%.cu examples/example.h galloc.h

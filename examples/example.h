@@ -92,10 +92,11 @@ static inline void example_begin(const char *name)
         exit(2);
     }
     if (example_is_simulated()) example_rounds = EXAMPLE_ROUNDS_SIMULATED;
-    CHECK(cudaGetDevice(&device));
-    CHECK(cudaGetDeviceProperties(&example_gpu, device));
-    CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
-    CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+    for (device = 0; device < devices; device++) {
+        CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+        CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+    }
+    CHECK(cudaGetDeviceProperties(&example_gpu, 0));
     printf("%s on %s\n", name, example_is_simulated() ?
            "the simulated device: what its CUDA calls take on the host of an H200" : example_gpu.name);
 }

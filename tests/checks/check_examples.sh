@@ -23,7 +23,7 @@ verdict() { # 0 when it holds, what does, file that says more
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
-for file in examples/*.c examples/*.cu; do
+for file in examples/*.c examples/*.cu examples/*.cpp; do
     sed '/\*\//q' "$file" >"$work/comment"
     [ "$(grep -cE '^   (Shows  |Gain   |Look up)  [^ ]' "$work/comment")" -eq 3 ] && [ "$(wc -l <"$file")" -lt 200 ]
     verdict $? "$file: says not what it Shows, Gain, Look up; or has 200 lines" "$work/comment"

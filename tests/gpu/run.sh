@@ -22,7 +22,7 @@ pressure_seconds=${PRESSURE_SECONDS:-9}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 programs="gpu_backends gpu_behaviour gpu_content gpu_devices gpu_graph_updates gpu_graphs gpu_pdl gpu_pressure"
 programs="$programs gpu_reset"
-examples=$(cd examples && ls -- *.c *.cu | sed 's/\.[^.]*$//' | sort)
+examples=$(cd examples && ls -- *.c *.cu *.cpp | sed 's/\.[^.]*$//' | sort)
 [ -n "$PROBE" ] && [ "$backend" = cuda ] && programs="$programs probe_context_sync probe_graphs"
 [ -n "$ONLY" ] && programs=$ONLY examples=
 passed=0 failed=0 table=
@@ -39,7 +39,7 @@ build_cuda() { # source, program
 }
 
 build_sim() { # source, program
-    if [ "${1#examples/*.cu}" != "$1" ]; then
+    if [ "${1#examples/*.c[up]}" != "$1" ]; then
         SIM_OBJECTS=$(echo "$build"/sim_*.o) tests/sim/nvcc.sh -O1 -g -w -I. "$1" -o "$build/$2"
     elif [ "${1%.c}" != "$1" ]; then
         "${CC:-gcc}" -O1 -g -w -I. -isystem tests/sim/include "$1" tests/sim/*.c -o "$build/$2" -lpthread -lm
