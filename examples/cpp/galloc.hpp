@@ -1,5 +1,5 @@
-/* galloc.hpp - galloc.h for C++11 and later: owners of blocks, pools and streams; and galloc where C++ libraries take an
-   allocator. Copy it beside galloc.h. One file of the program still defines GALLOC_IMPLEMENTATION and includes galloc.h.
+/* galloc.hpp - galloc.h for C++11 and later: owners of blocks, pools and streams; and galloc where C++ libraries take
+   an allocator. Copy it beside galloc.h. One file of the program still defines GALLOC_IMPLEMENTATION.
 
      galloc::unique_ptr<float>       owner of one block; freed on its stream     make_unique<float>(n, stream)
      galloc::growable<T>             an array that grows in place, up to a maximum
@@ -61,7 +61,7 @@
 
 namespace galloc {
 
-/* ---- errors --------------------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 /* A call of galloc or CUDA that failed for another reason than memory. */
 class error : public std::runtime_error {
@@ -108,7 +108,7 @@ inline void check_cuda(cudaError_t code)
     throw error(code, "");
 }
 
-/* ---- pools and streams ---------------------------------------------------------------------------------------------- */
+/* ---- pools and streams ------------------------------------------------------------------------------------------- */
 
 /* A pool of your own. Destroy it after its blocks: while blocks are used the pool stays, and galloc logs that. */
 class pool {
@@ -166,7 +166,7 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* Frees a block on a stream: work queued there before the end of the owner may still use it. If another stream uses the
    block, order that work before this stream's, or call galloc_record_stream. */
@@ -240,7 +240,7 @@ private:
     std::size_t size_ = 0, max_;
 };
 
-/* ---- interfaces of libraries ---------------------------------------------------------------------------------------- */
+/* ---- interfaces of libraries ------------------------------------------------------------------------------------- */
 
 namespace detail {
 
@@ -249,8 +249,10 @@ class device_guard {
 public:
     explicit device_guard(int device)
     {
-        if (device >= 0 && cudaGetDevice(&before_) == cudaSuccess && before_ != device) check_cuda(cudaSetDevice(device));
-        else before_ = -1;
+        if (device >= 0 && cudaGetDevice(&before_) == cudaSuccess && before_ != device)
+            check_cuda(cudaSetDevice(device));
+        else
+            before_ = -1;
     }
     ~device_guard()
     {
@@ -321,8 +323,8 @@ inline int device_of(galloc_pool *pool)
 
 #if defined(GALLOC_HPP_CUDA_MR)
 
-/* A memory resource: of a pool, or (no argument) of the default pool of the current device. It does not own the pool. It
-   has the functions of both generations of cuda::mr: before CCCL 3.1 allocate(bytes, alignment) is synchronous and
+/* A memory resource: of a pool, or (no argument) of the default pool of the current device. It does not own the pool.
+   It has the functions of both generations of cuda::mr: before CCCL 3.1 allocate(bytes, alignment) is synchronous and
    allocate_async has the stream last; since then allocate has the stream first, and allocate_sync is synchronous.
 
    Synchronous functions: memory may be used on any stream after allocation; the program has waited for its work before
@@ -514,7 +516,8 @@ public:
         cudaError_t result = cudaSuccess;
         for (galloc_pool *pool : pools_) {
             cudaError_t code = galloc_pool_trim(pool, 0, nullptr);
-            if (code != cudaSuccess && code != cudaErrorInvalidResourceHandle) result = code; /* after galloc_shutdown */
+            if (code == cudaErrorInvalidResourceHandle) continue; /* galloc_shutdown has ended the pool */
+            if (code != cudaSuccess) result = code;
         }
         return result;
     }

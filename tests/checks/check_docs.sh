@@ -105,8 +105,8 @@ while read -r file page line; do
         continue
     }
     if grep -q '^int main(' "$file"; then
-        $compiler -Wall -Wextra -Werror -I. -Iexamples/cpp -isystem $include "$file" "$sim"/*.o -o "$work/program" -lpthread -lm \
-            >"$work/out" 2>&1 && "$work/program" >"$work/out" 2>&1
+        $compiler -Wall -Wextra -Werror -I. -Iexamples/cpp -isystem $include "$file" "$sim"/*.o -o "$work/program" \
+            -lpthread -lm >"$work/out" 2>&1 && "$work/program" >"$work/out" 2>&1
         verdict $? "$page:$line: this program does not compile, link and run:" "$work/out"
     else
         fragment "$file" "$work/scope.$(basename "$page").${file##*.}" >"$work/fragment.${file##*.}"

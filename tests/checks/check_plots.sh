@@ -1,8 +1,8 @@
 #!/bin/sh
 # check_plots.sh - the charts of docs/ belong to the files of bench/results that they name: each says in its first lines
 # what it was drawn from, with the SHA-256 of that file (bench/plots/plots.py writes them; `make plots` draws anew).
-# Pictures show in light and dark, ask no other host for anything, and are on a page. Neither matplotlib nor a network is
-# needed. Environment: BUILD (a folder to work in), DOCS (another folder of pictures).
+# Pictures show in light and dark, ask no other host for anything, and are on a page. Neither matplotlib nor a network
+# is needed. Environment: BUILD (a folder to work in), DOCS (another folder of pictures).
 
 cd "$(dirname "$0")/../.." || exit 1
 work=${BUILD:-build}/check_plots

@@ -137,7 +137,8 @@ sed -n '/gai_keys\[\]/,/};/p' galloc.h | grep -oE '\{"[a-z0-9_]+"' | tr -d '{"' 
 [ -s "$work/keys.header" ] && diff "$work/keys.docs" "$work/keys.header" >"$work/out"
 verdict $? "the keys of GALLOC_CONF in docs/settings.md and in galloc.h differ:" "$work/out"
 
-awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' $texts examples/* tests/gpu/* bench/*.sh \
+awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' \
+    $texts $(find examples -type f) tests/gpu/* bench/*.sh \
     >"$work/long"
 empty "$work/long" "lines over 120 columns:"
 
