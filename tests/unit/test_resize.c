@@ -885,6 +885,78 @@ TEST(the_place_with_most_pages_is_taken_for_a_room)
     finish();
 }
 
+/* The pages of a block with room that was freed are kept at its place, but not from a block that grows over it. */
+TEST(a_block_grows_over_the_place_of_a_room)
+{
+    for (int room = 0; room < 2; room++) {
+        begin_still();
+        galloc_config config = frugal(SIZE_MAX, ALL);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        char *p = room ? get_growable(pool, 4 * PAGE, 4 * PAGE, s) : get(pool, 4 * PAGE, s);
+        char *q = room_leave(pool, s, 4, 4);
+        EXPECT(q == p + 4 * PAGE);
+        long calls = memory_calls();
+        OK(galloc_resize(p, 7 * PAGE, s));
+        EXPECT_EQ(memory_calls(), calls);
+        put(s, p, 7 * PAGE, 3);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A page that is larger than the room is not moved into it, not even when nothing else is left. */
+TEST(a_room_takes_in_no_page_larger_than_itself)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(64));
+    config.growth = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *big = get(pool, MIB(64), s);
+    OK(galloc_free(big, s));
+    void *p = get_growable(pool, PAGE, 4 * PAGE, s);
+    EXPECT(info_of(p).usable <= 4 * PAGE);
+    EXPECT_EQ(info_of(p).room, 4 * PAGE);
+    OK(galloc_resize(p, 4 * PAGE, s));
+    put(s, p, 4 * PAGE, 1);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A place whose pages lie free elsewhere gets them back with no driver call. */
+TEST(pages_return_to_the_place_of_a_room)
+{
+    begin_still();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *live = get(pool, PAGE, s);
+    char *p = room_leave(pool, s, 4, 4), *q = get_growable(pool, PAGE, 4 * PAGE, s);
+    char *other = get_used(pool, 3 * PAGE, s, 2);
+    EXPECT(q == p && (other >= p + 4 * PAGE || other + 3 * PAGE <= p));
+    OK(galloc_free(q, s));
+    OK(galloc_free(other, s));
+    sim_run(-1);
+    long calls = memory_calls();
+    q = get_growable(pool, 4 * PAGE, 4 * PAGE, s);
+    EXPECT(q == p);
+    EXPECT_EQ(memory_calls(), calls);
+    put(s, q, 4 * PAGE, 3);
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, s));
+    OK(galloc_free(live, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* Pages that lie free right behind the room do not come back into it: they are part of the answer there. */
 TEST(a_block_grows_beyond_its_room_over_its_own_old_pages)
 {
