@@ -7096,18 +7096,14 @@ static int gai_mapping_is_within(const galloc_pool *pool, const gai_mapping *map
    free block before the one just cut out. */
 static void gai_pool_park_room(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 {
-    gai_block *block = NULL;
+    gai_block *block = gai_block_before(end - 1);
     while (begin < end) {
         gai_mapping *mapping = gai_page_at(end - 1);
         gai_batch batch;
-        if (!mapping || mapping->block || mapping->addr < begin) return; /* all are parked already, or there is none */
         end = mapping->addr;
-        if (!block) block = gai_block_before(end);
         gai_batch_start(&batch);
         if (gai_mapping_is_within(pool, mapping, block) && gai_block_to_batch(pool, block, end, mapping->bytes, &batch))
             block = gai_batch_park(pool, &batch)->prev;
-        else
-            block = NULL;
     }
 }
 
@@ -8001,8 +7997,6 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
     if (!block) return GAI_OBSTACLE_SHUT;
-    /* In its own room a block grows by whole pages. */
-    if (bytes <= block->room) bytes = gai_min(gai_up(bytes, pool->granularity), block->room);
     range->block = block;
     range->end = block->addr + bytes;
     job->params.bytes = 0;
@@ -8974,8 +8968,8 @@ static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill
     for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
-    return gai_slab_need(&pool->marks, 3 * marks + 3) && gai_block_map_need(plan->begin) &&
-           gai_block_map_need(plan->at) && gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
+    return gai_slab_need(&pool->marks, 3 * marks + 3) && gai_block_map_need(plan->at) &&
+           gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
 }
 
 /* Covers the planned range with mappings, in order of address. The caller has reserved all descriptors. */
