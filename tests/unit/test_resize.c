@@ -1283,6 +1283,42 @@ TEST(a_stuck_room_is_freed_with_its_block)
     row_close(&r);
 }
 
+/* A block that came out of a stream cache and is resized on another stream waits for what its first stream did until
+   then, and not for what that stream does until the block is freed. */
+TEST(a_resize_ends_what_the_first_stream_did)
+{
+    begin_still();
+    galloc_config config = config_limit(PAGE);
+    config.reuse = COMPLETED;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    void *base = get(pool, PAGE - KIB(192), s), *p = get(pool, KIB(64), t), *wall = get(pool, KIB(64), s);
+    void *q = get(pool, KIB(64), t);
+    OK(galloc_free(p, t));
+    EXPECT(get(pool, KIB(64), t) == p); /* of the cache of T */
+    put(t, p, KIB(64), 1);
+    order(t, s);
+    OK(galloc_resize(p, KIB(64) - 100, s));
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    sim_hold(t, 1);
+    put(t, q, KIB(64), 2);
+    OK(galloc_free(q, t));
+    OK(galloc_free(p, s));
+    OK(galloc_stream_retire(s));
+    sim_run(-1);
+    void *r = get(pool, KIB(64), u);
+    EXPECT(r == p);
+    put(u, r, KIB(64), 3);
+    sim_hold(t, 0);
+    OK(galloc_free(r, u));
+    OK(galloc_free(base, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 enum { OF_HOLES, OF_ROOM, OF_BOTH, KINDS };
 
 typedef struct trial {
