@@ -1978,7 +1978,8 @@ typedef struct gai_block {
    Each of them but current is a stale alias.  (current->block->kind == GAI_ALIAS) == the page is parked; its bytes are
    in no used or free block then.  Stale aliases stay, so that a page can return to them without a driver call. */
 typedef struct gai_page {
-    struct gai_page *next_unused; /* links unused descriptors */
+    struct gai_page *next_unused; /* links unused descriptors, and lists of pages */
+    uint64_t order; /* by which such a list is sorted */
     CUmemGenericAllocationHandle handle; /* 0 in fixed segments */
     struct gai_mapping *current; /* the mapping at whose addresses blocks use the page; parked: where it is parked;
                                     NULL: the page is being created or released, or is in quarantine */
@@ -2243,13 +2244,6 @@ typedef struct gai_slab {
     void *chunks;
 } gai_slab;
 
-/* When pages are parked; see gai_pool_should_park. */
-typedef struct gai_parking {
-    uint64_t mapped;   /* times that pages were mapped since the last parking */
-    uint64_t calm;     /* times in a row that none was */
-    uint64_t patience; /* parking ends after so many */
-} gai_parking;
-
 #define GAI_PREDICTIONS 2048
 
 /* What a program that repeats itself did the last time: a ring of keys, numbered from 1 on.
@@ -2270,11 +2264,6 @@ typedef struct gai_memo {
 
 #define GAI_SAMPLES 16
 
-/* How many frees there had been at some time. */
-typedef struct gai_sample {
-    uint64_t frees, ns;
-} gai_sample;
-
 /* When free pages are given back unasked; see gai_pool_collect. */
 typedef struct gai_collector {
     uint64_t look;     /* the pool's clock at which the next check is due; UINT64_MAX: never */
@@ -2286,7 +2275,9 @@ typedef struct gai_collector {
     uint64_t ns;       /* when that was changed last; */
     size_t collected;  /* bytes collected above gc_threshold since then, */
     size_t created;    /* and bytes of pages created */
-    gai_sample samples[GAI_SAMPLES]; /* as a ring */
+    struct {
+        uint64_t frees, ns;
+    } samples[GAI_SAMPLES]; /* how many frees there had been at some time; a ring */
 } gai_collector;
 
 /* What strategy:heuristic has set and seen. Without it the settings are those of the configuration.
@@ -2496,7 +2487,11 @@ struct galloc_pool {
     size_t parked;        /* bytes of parked pages */
     size_t stale;         /* number of stale aliases */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
-    gai_parking parking;
+    struct { /* when pages are parked; see gai_pool_should_park */
+        uint64_t mapped;   /* times that pages were mapped since the last parking */
+        uint64_t calm;     /* times in a row that none was */
+        uint64_t patience; /* parking ends after so many */
+    } parking;
     gai_collector collector;
     gai_tuning tuning;
     gai_predictor plan_predictor, mark_predictor;
@@ -6848,47 +6843,66 @@ static gai_mapping *gai_parked_farthest(const galloc_pool *pool, const gai_page_
     return best;
 }
 
-/* Merges two lists of mappings in rooms, each sorted with the farthest first. */
-static gai_mapping *gai_mappings_merge(gai_mapping *a, gai_mapping *b)
+/* ---- lists of pages ---- */
+
+/* Adds a page to a list, which can be sorted by the pages' `order`. */
+static void gai_page_list(gai_page *page, uint64_t order, gai_page **list)
 {
-    gai_mapping *all = NULL, **last = &all;
+    page->order = order;
+    page->next_unused = *list; /* free while the page is in use */
+    *list = page;
+}
+
+/* Merges two sorted lists. Of equal pages those of `a` come first. */
+static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
+{
+    gai_page *merged = NULL, **at = &merged;
     while (a && b) {
-        gai_mapping **least = b->block->room > a->block->room ? &b : &a;
-        *last = *least;
-        last = &(*least)->next;
-        *least = *last;
+        gai_page **least = a->order <= b->order ? &a : &b;
+        *at = *least;
+        at = &(*at)->next_unused;
+        *least = *at;
     }
-    *last = a ? a : b;
+    *at = a ? a : b;
+    return merged;
+}
+
+/* Merge sort; sorted[i] has 2^i pages or none. */
+static gai_page *gai_pages_sort(gai_page *list)
+{
+    gai_page *sorted[64] = {NULL}, *all = NULL;
+    int i;
+    while (list) {
+        gai_page *some = list;
+        list = list->next_unused;
+        some->next_unused = NULL;
+        for (i = 0; sorted[i]; i++) {
+            some = gai_pages_merge(sorted[i], some);
+            sorted[i] = NULL;
+        }
+        sorted[i] = some;
+    }
+    for (i = 0; i < 64; i++) all = gai_pages_merge(sorted[i], all);
     return all;
 }
 
-#define GAI_RUNS 64 /* sorted lists of 1, 2, 4 ... mappings */
-
-/* Sorts the parked pages in rooms, the farthest first: a merge sort, since a search for each page would be
+/* The parked pages in rooms, sorted, the farthest from the start of its room first: a search for each would be
    quadratic. */
-static gai_mapping *gai_parked_in_rooms(const galloc_pool *pool)
+static gai_page *gai_parked_in_rooms(const galloc_pool *pool)
 {
-    gai_mapping *runs[GAI_RUNS], *mapping, *all = NULL;
-    int i;
-    memset(runs, 0, sizeof runs);
-    for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
-        gai_mapping *run = mapping;
-        if (!mapping->block->room || !gai_block_is_parked(mapping->block)) continue;
-        run->next = NULL;
-        for (i = 0; runs[i]; i++) {
-            run = gai_mappings_merge(runs[i], run);
-            runs[i] = NULL;
-        }
-        runs[i] = run;
-    }
-    for (i = 0; i < GAI_RUNS; i++) all = gai_mappings_merge(runs[i], all);
-    return all;
+    gai_page *list = NULL;
+    gai_mapping *mapping;
+    for (mapping = pool->newest_alias; mapping; mapping = mapping->older)
+        if (mapping->block->room && gai_block_is_parked(mapping->block))
+            gai_page_list(mapping->page, UINT64_MAX - mapping->block->room, &list);
+    return gai_pages_sort(list);
 }
 
 /* Takes parked pages that pass the filter, those parked longest first, and those in rooms last. */
 static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_batch *batch)
 {
     gai_mapping *mapping, *next;
+    gai_page *page;
     for (mapping = pool->oldest_alias; mapping && filter->wanted; mapping = next) {
         next = mapping->newer;
         if (!mapping->block->room && gai_parked_serves(pool, mapping, filter))
@@ -6897,10 +6911,8 @@ static void gai_parked_to_batch(galloc_pool *pool, gai_page_filter *filter, gai_
     mapping = filter->wanted && pool->parked ? gai_parked_farthest(pool, filter) : NULL;
     if (!mapping) return;
     gai_parked_take(pool, mapping, filter, batch);
-    for (mapping = filter->wanted ? gai_parked_in_rooms(pool) : NULL; mapping && filter->wanted; mapping = next) {
-        next = mapping->next;
-        if (gai_parked_serves(pool, mapping, filter)) gai_parked_take(pool, mapping, filter, batch);
-    }
+    for (page = filter->wanted ? gai_parked_in_rooms(pool) : NULL; page && filter->wanted; page = page->next_unused)
+        if (gai_parked_serves(pool, page->current, filter)) gai_parked_take(pool, page->current, filter, batch);
 }
 
 /* Takes parked pages, then pages of free blocks: of the common set, of the requesting stream's own set, then of all
@@ -7142,15 +7154,13 @@ static void gai_pool_join(galloc_pool *pool)
    limit. */
 static int gai_pool_should_park(galloc_pool *pool)
 {
-    const gai_parking *parking = &pool->parking;
     if (!pool->config.expandable_segments) return 0;
-    return (parking->mapped || parking->calm < parking->patience) && !gai_pool_live(pool);
+    return (pool->parking.mapped || pool->parking.calm < pool->parking.patience) && !gai_pool_live(pool);
 }
 
 /* Parks all pages that are free as a whole. Streams with frees that have no mark yet are asked for one. */
 static void gai_pool_park(galloc_pool *pool)
 {
-    gai_parking *parking = &pool->parking;
     gai_segment *segment;
     gai_block *block, *next;
     gai_stream *stream;
@@ -7164,9 +7174,9 @@ static void gai_pool_park(galloc_pool *pool)
     for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
         if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
     /* Parking had stopped, and then pages were mapped: the next time it stops after twice as many quiet passes. */
-    if (parking->mapped && parking->calm >= parking->patience) parking->patience *= 2;
-    parking->calm = parking->mapped ? 0 : parking->calm + 1;
-    parking->mapped = 0;
+    if (pool->parking.mapped && pool->parking.calm >= pool->parking.patience) pool->parking.patience *= 2;
+    pool->parking.calm = pool->parking.mapped ? 0 : pool->parking.calm + 1;
+    pool->parking.mapped = 0;
 }
 
 /* Makes parked pages that overlap [begin, end) free blocks again, except those in rooms. Requests may then take
@@ -7465,30 +7475,29 @@ static size_t gai_pool_excess(const galloc_pool *pool)
     return held - (begin - begin / GAI_COLLECT_BELOW);
 }
 
+/* The time of the last sample. */
+static uint64_t gai_collector_last(const gai_collector *collector)
+{
+    return collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES].ns;
+}
+
 /* Takes a sample if it is time for one. Returns the number of the last free that is known to be gc_age old. [lock] */
 static uint64_t gai_pool_aged(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
-    uint64_t age = pool->config.gc_age, aged = 0, i;
-    const gai_sample *last = &collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES];
+    uint64_t age = pool->config.gc_age, aged = 0, at;
     if (!gai_pool_has_age(pool)) return 0;
-    for (i = 0; i < GAI_SAMPLES && i < collector->sampled; i++) {
-        const gai_sample *sample = &collector->samples[i];
-        if (now >= sample->ns && now - sample->ns >= age && sample->frees > aged) aged = sample->frees;
+    for (at = 0; at < GAI_SAMPLES && at < collector->sampled; at++) {
+        uint64_t ns = collector->samples[at].ns;
+        if (now >= ns && now - ns >= age) aged = gai_max(aged, collector->samples[at].frees);
     }
     /* Half of the samples span gc_age, so one that old is still there when it is needed. */
-    if (!collector->sampled || now - last->ns >= age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST) {
-        gai_sample *next = &collector->samples[collector->sampled++ % GAI_SAMPLES];
-        next->frees = pool->clock;
-        next->ns = now;
+    if (!collector->sampled || now - gai_collector_last(collector) >= age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST) {
+        at = collector->sampled++ % GAI_SAMPLES;
+        collector->samples[at].frees = pool->clock;
+        collector->samples[at].ns = now;
     }
     return aged;
-}
-
-static void gai_page_list(gai_page *page, gai_page **list)
-{
-    page->next_unused = *list; /* free while the page is in use */
-    *list = page;
 }
 
 /* Lists the spare pages of one set's blocks. */
@@ -7502,7 +7511,8 @@ static void gai_set_list_spare(const galloc_pool *pool, const gai_set *set, cons
         for (at = bytes ? begin : 0; bytes && at < begin + bytes;) {
             gai_mapping *mapping = gai_page_at(at);
             at += mapping->bytes;
-            if (gai_mapping_is_spare(pool, mapping, block->marks, filter)) gai_page_list(mapping->page, list);
+            if (gai_mapping_is_spare(pool, mapping, block->marks, filter))
+                gai_page_list(mapping->page, mapping->page->used, list);
         }
     }
 }
@@ -7516,41 +7526,8 @@ static gai_page *gai_pool_list_spare(const galloc_pool *pool, const gai_page_fil
     for (set = &pool->common; set; set = set->next) gai_set_list_spare(pool, set, filter, &list);
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer)
         if (mapping->page->current == mapping && gai_mapping_is_spare(pool, mapping, mapping->block->marks, filter))
-            gai_page_list(mapping->page, &list);
+            gai_page_list(mapping->page, mapping->page->used, &list);
     return list;
-}
-
-/* Merges two lists of pages, each sorted by last use, the oldest first. */
-static gai_page *gai_pages_merge(gai_page *a, gai_page *b)
-{
-    gai_page *merged = NULL, **at = &merged;
-    while (a && b) {
-        gai_page **least = a->used <= b->used ? &a : &b;
-        *at = *least;
-        at = &(*at)->next_unused;
-        *least = *at;
-    }
-    *at = a ? a : b;
-    return merged;
-}
-
-/* Merge sort by last use; sorted[i] has 2^i pages or none. */
-static gai_page *gai_pages_sort(gai_page *list)
-{
-    gai_page *sorted[64] = {NULL}, *all = NULL;
-    int i;
-    while (list) {
-        gai_page *some = list;
-        list = list->next_unused;
-        some->next_unused = NULL;
-        for (i = 0; sorted[i]; i++) {
-            some = gai_pages_merge(sorted[i], some);
-            sorted[i] = NULL;
-        }
-        sorted[i] = some;
-    }
-    for (i = 0; i < 64; i++) all = gai_pages_merge(sorted[i], all);
-    return all;
 }
 
 /* Gives back up to `excess` bytes of pages, those unused for longest first, but keeps `leave` bytes of spare pages,
@@ -7638,9 +7615,8 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 {
     gai_collector *collector = &pool->collector;
     uint64_t step = pool->config.gc_age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST;
-    uint64_t last = collector->samples[(collector->sampled + GAI_SAMPLES - 1) % GAI_SAMPLES].ns;
     collector->stride = gai_min(2 * collector->stride, GAI_STRIDE_MOST);
-    if (gai_pool_has_age(pool) && now - last > step) collector->stride = 1;
+    if (gai_pool_has_age(pool) && now - gai_collector_last(collector) > step) collector->stride = 1;
     collector->look = pool->clock + collector->stride;
 }
 
@@ -12099,19 +12075,16 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 #define GAI_REPEAT_KINDS 16        /* kinds of messages that are counted separately, the latest ones */
 #define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
 
-/* Counts of messages that differ in numbers only. */
-typedef struct gai_log_repeat {
-    uint64_t key, count;
-    uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
-} gai_log_repeat;
-
 typedef void (*gai_log_call)(int level, const char *text, void *user);
 
 /* Guarded by gai_log_lock. */
 static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read yet */
 static gai_log_call gai_log_function;
 static void *gai_log_user;
-static gai_log_repeat gai_log_repeats[GAI_REPEAT_KINDS];
+static struct {          /* counts of messages that differ in numbers only */
+    uint64_t key, count;
+    uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
+} gai_log_repeats[GAI_REPEAT_KINDS];
 static unsigned gai_repeat_kinds; /* kinds that have used an element so far */
 
 /* Returns the log level in GALLOC_CONF, even if the rest of the text is invalid, because its errors are logged too. */
@@ -12156,22 +12129,20 @@ static int gai_is_power_of_ten(uint64_t n)
 static int gai_repeat_shows(const char *text, uint64_t *hidden)
 {
     uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
-    gai_log_repeat *repeat;
-    int i = 0;
+    unsigned i = 0;
     while (i < GAI_REPEAT_KINDS && gai_log_repeats[i].key != key) i++;
-    repeat = &gai_log_repeats[i < GAI_REPEAT_KINDS ? (unsigned)i : gai_repeat_kinds % GAI_REPEAT_KINDS];
     if (i == GAI_REPEAT_KINDS) {
-        gai_repeat_kinds++;
-        memset(repeat, 0, sizeof *repeat);
-        repeat->key = key;
+        i = gai_repeat_kinds++ % GAI_REPEAT_KINDS;
+        memset(&gai_log_repeats[i], 0, sizeof gai_log_repeats[i]);
+        gai_log_repeats[i].key = key;
     }
-    if (!gai_is_power_of_ten(++repeat->count) && now - repeat->when < GAI_REPEAT_REST) {
-        repeat->hidden++;
+    if (!gai_is_power_of_ten(++gai_log_repeats[i].count) && now - gai_log_repeats[i].when < GAI_REPEAT_REST) {
+        gai_log_repeats[i].hidden++;
         return 0;
     }
-    *hidden = repeat->hidden;
-    repeat->hidden = 0;
-    repeat->when = now;
+    *hidden = gai_log_repeats[i].hidden;
+    gai_log_repeats[i].hidden = 0;
+    gai_log_repeats[i].when = now;
     return 1;
 }
 
