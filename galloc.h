@@ -9018,8 +9018,6 @@ static CUresult gai_job_grow_expandable(gai_job *job, int exact)
         gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += fill.new_bytes != 0;
         pool->parking.mapped += fill.new_bytes || fill.moved;
-        /* The pool had to grow: no mark is left out until the mark predictor is trusted again. */
-        if (fill.new_bytes || fill.moved) pool->mark_predictor.agreed = 0;
         if (!job->grows) job->grown += fill.new_bytes || fill.moved || fill.returning_blocks.first;
         gai_donors_leave(pool, &fill.returning_blocks);
         gai_donors_leave(pool, &fill.donors);
@@ -9304,9 +9302,6 @@ static int gai_step_wait(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int done;
-    gai_lock_on(&pool->lock);
-    pool->mark_predictor.agreed = 0;
-    gai_lock_off(&pool->lock);
     if (!gai_job_can_wait(job)) return gai_job_leave_out(job, gai_job_why_no_wait(job));
     gai_lock_on(&pool->lock);
     gai_pool_join(pool);
