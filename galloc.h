@@ -2050,12 +2050,12 @@ typedef struct gai_wait {
 #define GAI_POSITION_NODES 13
 
 /* A graph position: all work captured on the stream up to it comes before these nodes of the graph or is among them. */
-typedef struct gai_position {
-    struct gai_position *older;
+typedef struct gai_graph_position {
+    struct gai_graph_position *older;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     size_t n;
     CUgraphNode nodes[GAI_POSITION_NODES];
-} gai_position;
+} gai_graph_position;
 
 /* Two-level segregated fit. In units of 512 bytes: sizes below 32 have a bin each; above, every power of two is cut
    into 32 bins, so that neighbours are 1/32 = 3.1 % apart at most. */
@@ -2229,8 +2229,8 @@ struct gai_stream {
     gai_event *idle;
     gai_wait *waits;
     gai_block_pool *block_pool[2]; /* for large and for small requests; NULL: none so far */
-    gai_position *positions; /* captured; the newest first */
-    gai_position here;   /* captured: its position at its last call; n > GAI_POSITION_NODES: not known */
+    gai_graph_position *positions; /* captured; the newest first */
+    gai_graph_position here;   /* captured: its position at its last call; n > GAI_POSITION_NODES: not known */
     gai_set free;
     unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
 };
@@ -3966,7 +3966,7 @@ static void gai_stat_unused(galloc_pool *pool, size_t bytes, size_t requested)
     gai_stat_cached(pool);
 }
 
-/* The longest run of adjacent parked pages, which one plan can turn into a block. */
+/* The longest row of adjacent parked pages, which one plan can turn into a block. */
 static size_t gai_pool_largest_parked(const galloc_pool *pool)
 {
     const gai_mapping *mapping;
@@ -4889,7 +4889,7 @@ static void gai_walk_on(gai_walk *walk, size_t at)
 }
 
 /* Are all nodes of a position among those found? */
-static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
+static int gai_walk_covers(const gai_walk *walk, const gai_graph_position *position)
 {
     size_t i = 0;
     while (i < position->n && walk->index[gai_walk_find(walk, position->nodes[i])]) i++;
@@ -4897,7 +4897,7 @@ static int gai_walk_covers(const gai_walk *walk, const gai_position *position)
 }
 
 /* Does the stream's next work come after the position? If the walk is partial and finds no answer, it counts as yes. */
-static int gai_walk_reaches(gai_walk *walk, const gai_position *position)
+static int gai_walk_reaches(gai_walk *walk, const gai_graph_position *position)
 {
     size_t at = 0;
     while (!gai_walk_covers(walk, position)) {
@@ -5021,7 +5021,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
 {
     while (stream->positions) {
-        gai_position *position = stream->positions;
+        gai_graph_position *position = stream->positions;
         stream->positions = position->older;
         gai_slab_give(&pool->positions, position);
     }
@@ -5348,7 +5348,7 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
 static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
-    gai_position was = stream->here, is;
+    gai_graph_position was = stream->here, is;
     int goes_on;
     stream->busy++;
     gai_lock_off(&pool->lock);
@@ -5682,12 +5682,12 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
 /* Drops every second position once there are too many. */
 static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 {
-    gai_position *position;
+    gai_graph_position *position;
     size_t n = 0;
     for (position = stream->positions; position; position = position->older) n++;
     if (n <= GAI_POSITIONS) return;
     for (position = stream->positions; position && position->older; position = position->older) {
-        gai_position *gone = position->older;
+        gai_graph_position *gone = position->older;
         position->older = gone->older;
         gai_slab_give(&pool->positions, gone);
     }
@@ -5698,11 +5698,11 @@ static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
 static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
                                      size_t n)
 {
-    gai_position *position = stream->positions;
+    gai_graph_position *position = stream->positions;
     if (!stream->capture || epoch <= stream->done) return;
     if (!position || position->n != n || memcmp(position->nodes, nodes, n * sizeof *nodes)) {
         if (!gai_slab_need(&pool->positions, 1)) return;
-        position = (gai_position *)gai_slab_take(&pool->positions);
+        position = (gai_graph_position *)gai_slab_take(&pool->positions);
         position->n = n;
         memcpy(position->nodes, nodes, n * sizeof *nodes);
         position->older = stream->positions;
@@ -6496,12 +6496,12 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage;
 
 /* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
-typedef struct gai_saved_message {
+typedef struct gai_callback_frame {
     char text[sizeof gai_message];
     int is_new;
-} gai_saved_message;
+} gai_callback_frame;
 
-static void gai_callback_begin(int *in, gai_saved_message *saved)
+static void gai_callback_begin(int *in, gai_callback_frame *saved)
 {
     saved->is_new = gai_message_is_new;
     if (saved->is_new) memcpy(saved->text, gai_message, sizeof gai_message);
@@ -6509,7 +6509,7 @@ static void gai_callback_begin(int *in, gai_saved_message *saved)
     *in += 1;
 }
 
-static void gai_callback_end(int *in, const gai_saved_message *saved)
+static void gai_callback_end(int *in, const gai_callback_frame *saved)
 {
     *in -= 1;
     if (saved->is_new) memcpy(gai_message, saved->text, sizeof gai_message);
@@ -6531,7 +6531,7 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
 {
     void *user = pool->callbacks.user;
     const gai_mapping *mapping;
-    gai_saved_message saved;
+    gai_callback_frame saved;
     pool->telling++;
     gai_lock_off(&pool->growth);
     gai_callback_begin(&gai_in_mapping, &saved);
@@ -6732,8 +6732,8 @@ static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapp
     return 1;
 }
 
-/* Finds the last run of whole pages in a free block that pass the filter. It takes the high end, since blocks are
-   placed at the low one. Returns the run's length, 0 if there is none. */
+/* Finds the last row of whole pages in a free block that pass the filter. It takes the high end, since blocks are
+   placed at the low one. Returns the row's length, 0 if there is none. */
 static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *block, const gai_page_filter *filter,
                                     uintptr_t *begin)
 {
@@ -6743,7 +6743,7 @@ static size_t gai_block_spare_pages(const galloc_pool *pool, const gai_block *bl
     while (at > block->addr && bytes < filter->wanted) {
         const gai_mapping *mapping = gai_page_at(at - 1);
         int fits = mapping->addr >= block->addr && mapping->addr + mapping->bytes <= block->addr + block->bytes;
-        /* A page that does not fit or pass ends a run that has begun, and is skipped before one has. */
+        /* A page that does not fit or pass ends a row that has begun, and is skipped before one has. */
         if (fits && bytes + mapping->bytes <= filter->most &&
             gai_mapping_is_spare(pool, mapping, block->marks, filter)) {
             if (!end) end = mapping->addr + mapping->bytes;
@@ -8196,8 +8196,8 @@ static void gai_job_wait_behind(gai_job *job)
 /* ==== PLANNER ===================================================================================================== */
 /* >>planner */
 
-/* Plans where pages move to, and how large new pages are. A plan is an address range to fill. A run is here a sequence
-   of neighbouring holes and aliases (not of slots); a window is the part of a run that is considered for a plan. The
+/* Plans where pages move to, and how large new pages are. A plan is an address range to fill. A gap is a sequence of
+   neighbouring holes and aliases; a window is the part of a gap that is considered for a plan. The
    plan predictor expects the plan that followed the same plan the last time, so that a program that repeats itself
    needs no search.
    [growth, lock] Calls search, release, parking, collection, budget. */
@@ -8230,7 +8230,7 @@ static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, con
     return block->set == &pool->common || (params->stream && block->set == &params->stream->free);
 }
 
-/* Returns whether the block is a hole or an alias outside rooms: a part of a run. */
+/* Returns whether the block is a hole or an alias outside rooms: a part of a gap. */
 static int gai_block_is_unused(const gai_block *block)
 {
     return block && (block->kind == GAI_HOLE || (block->kind == GAI_ALIAS && !block->room));
@@ -8261,12 +8261,12 @@ static void gai_set_note_pages(const galloc_pool *pool, const gai_set *set, cons
     } while (gai_bin_next(set, &bin));
 }
 
-/* A window: the part from `first` to `last` of a run of holes and aliases. It is extended at its end and shrunk at its
-   start, so that all windows of a run are tried in one pass.
+/* A window: the part from `first` to `last` of a gap. It is extended at its end and shrunk at its start, so that all
+   windows of a gap are tried in one pass.
    last == NULL: it is empty;  hole == its only hole or NULL;  alias == bytes of its aliases
    page->taken: an alias of this page is in the window */
 typedef struct gai_window {
-    gai_block *left; /* the free block before the run, if the requested range begins there */
+    gai_block *left; /* the free block before the gap, if the requested range begins there */
     gai_block *first, *last, *hole;
     const gai_block *newest; /* the newest of its aliases; NULL: not known */
     size_t alias;
@@ -8335,7 +8335,7 @@ static int gai_window_plan(const galloc_pool *pool, gai_window *window, const ga
     uintptr_t needed = at + params->bytes, last_end = last->addr + last->bytes;
     memset(plan, 0, sizeof *plan);
     plan->begin = first->addr;
-    /* The range begins in the free block before the run, or in the run's first block. */
+    /* The range begins in the free block before the gap, or in the gap's first block. */
     if (at < first->addr) plan->left = window->left;
     else if (first->kind == GAI_HOLE) plan->begin = gai_down(at, pool->granularity);
     if (needed <= first->addr) return 0;
@@ -8393,7 +8393,7 @@ static void gai_window_clear(gai_window *window)
     while (window->last) gai_window_drop_first(window);
 }
 
-/* Tries all windows of one run: first from the free block before it, then from each block of the run. */
+/* Tries all windows of one gap: first from the free block before it, then from each block of the gap. */
 static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_params *params = filter->params;
@@ -8417,7 +8417,7 @@ static void gai_plan_in_gap(const galloc_pool *pool, gai_block *first, const gai
 
 static int gai_block_starts_gap(const gai_block *block) { return !gai_block_is_unused(block->prev); }
 
-/* Finds the best plan over all runs. */
+/* Finds the best plan over all gaps. */
 static int gai_plan_best(galloc_pool *pool, const gai_page_filter *filter, gai_plan *best)
 {
     const gai_set *set;
@@ -8511,7 +8511,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     window.first = memo->first->block;
     if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
     if (memo->bytes != params->bytes || gai_up(memo->at, params->alignment) != memo->at) return 0;
-    /* The plan began in the free block before the run: it must be free again, and reach as far down. */
+    /* The plan began in the free block before the gap: it must be free again, and reach as far down. */
     if (memo->at < window.first->addr) {
         window.left = window.first->prev;
         if (!gai_block_is_own(pool, window.left, params) || memo->at < window.left->addr) return 0;
@@ -9144,9 +9144,9 @@ static int gai_job_is_captured(const gai_job *job) { return job->params.stream &
 
 /* The newest graph position of `stream` that `other` does not follow yet. NULL: it follows all of them, or the graph
    cannot order the two. */
-static const gai_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
+static const gai_graph_position *gai_stream_ahead(const gai_stream *stream, const gai_stream *other)
 {
-    const gai_position *position = stream->positions;
+    const gai_graph_position *position = stream->positions;
     /* A graph orders only streams of its capture. A stream that no mark names has freed nothing that could be taken. */
     if (stream == other || stream->capture != other->capture || !stream->uses || !position) return NULL;
     return position->epoch > gai_stream_waited(other, stream) ? position : NULL;
@@ -9170,7 +9170,7 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
 {
     gai_stream *stream, *own = job->params.stream;
     for (stream = own->capture ? job->pool->streams : NULL; stream; stream = stream->next) {
-        const gai_position *position = gai_stream_ahead(stream, own);
+        const gai_graph_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
         /* Up to the newest position that the walk reached. */
         while (position && !gai_walk_covers(walk, position)) position = position->older;
@@ -10208,7 +10208,7 @@ static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
 static int gai_job_asks(gai_job *job, galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_saved_message saved;
+    gai_callback_frame saved;
     int again;
     gai_report_add_pools(report);
     if (!call.on_oom || job->rejected || gai_in_shortage || gai_in_mapping) return 0;
@@ -10226,7 +10226,7 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
 static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
-    gai_saved_message saved;
+    gai_callback_frame saved;
     if (job->rejected && call.on_reject && !gai_in_shortage) {
         gai_callback_begin(&gai_in_shortage, &saved);
         call.on_reject(report, call.user);
@@ -12426,7 +12426,7 @@ static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
 
 static int gai_check_positions(const gai_stream *stream)
 {
-    const gai_position *position;
+    const gai_graph_position *position;
     uint64_t newer = stream->epoch;
     int broken = stream->positions && !stream->capture;
     for (position = stream->positions; position; position = position->older) {
@@ -14585,7 +14585,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->mappings.size = sizeof(gai_mapping);
     pool->events.size = sizeof(gai_event);
     pool->waits.size = sizeof(gai_wait);
-    pool->positions.size = sizeof(gai_position);
+    pool->positions.size = sizeof(gai_graph_position);
 }
 
 /* Empties a stream cache without returning its blocks, which have been released by other means. */
@@ -14820,7 +14820,7 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 {
     gai_range *ranges;
-    gai_saved_message saved;
+    gai_callback_frame saved;
     size_t n, i;
     gai_lock_on(&pool->lock);
     n = gai_pool_ranges(pool, NULL);
@@ -15306,7 +15306,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
 /* >>threadcache */
 
 /* The fast path of galloc_malloc and galloc_free, and the slower paths behind it. Each thread keeps a table of recently
-   used streams (gai_entry), which leads from a stream and a pool to the stream cache without a shared lock; then only
+   used streams (gai_tcache), which leads from a stream and a pool to the stream cache without a shared lock; then only
    the latch of the stream cache is taken. The outcome (enum gai_outcome) selects what follows: the pool's short path
    with one lock, or a full call. May call all sections before it. */
 
@@ -15314,7 +15314,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
    the generation is current          no pool has ended or changed its sizes since the entry was written
    the stream has the same id         with default streams: the same context id (gai_cache says why this is needed)
    stream->cache.open == site.life    under the latch: the stream state still belongs to that stream */
-typedef struct gai_entry {
+typedef struct gai_tcache_entry {
     uint64_t generation; /* valid only if it equals gai_generation */
     const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
@@ -15327,14 +15327,14 @@ typedef struct gai_entry {
     uintptr_t last_ptr;
     size_t reach; /* larger requests are never in a stream cache */
     size_t most;  /* larger requests are not, or are rounded beyond 512 bytes */
-} gai_entry;
+} gai_tcache_entry;
 
-#define GAI_ENTRIES_LOG2 5
-#define GAI_ENTRIES 32
-#define GAI_ENTRY_PROBES 4 /* neighbouring places that an entry may take */
+#define GAI_TCACHE_LOG2 5
+#define GAI_TCACHE_ENTRIES 32
+#define GAI_TCACHE_PROBES 4 /* neighbouring places that an entry may take */
 
-static GAI_THREAD_LOCAL gai_entry gai_entries[GAI_ENTRIES];
-static GAI_THREAD_LOCAL gai_entry *gai_last_entry; /* the entry that allocated last; NULL: it was replaced since */
+static GAI_THREAD_LOCAL gai_tcache_entry gai_tcache[GAI_TCACHE_ENTRIES];
+static GAI_THREAD_LOCAL gai_tcache_entry *gai_tcache_last; /* the one that allocated last; NULL: replaced since */
 static GAI_THREAD_LOCAL int gai_one_context; /* some entry is, or was, of a pool with one_context */
 
 /* Stream 0 is the legacy stream, whose handle is 1. */
@@ -15343,67 +15343,68 @@ static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
     return (CUstream)((uintptr_t)stream + (stream == NULL));
 }
 
-/* Returns the first place of an entry. The others are that place ^ 1 .. GAI_ENTRY_PROBES - 1. */
-static GAI_INLINE size_t gai_entry_at(CUstream stream, CUcontext context, const galloc_pool *key)
+/* Returns the first place of an entry. The others are that place ^ 1 .. GAI_TCACHE_PROBES - 1. */
+static GAI_INLINE size_t gai_tcache_at(CUstream stream, CUcontext context, const galloc_pool *key)
 {
     uint64_t mixed = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)context << 1 ^ (uint64_t)(uintptr_t)key << 2;
-    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_ENTRIES_LOG2));
+    return (size_t)(mixed * 0x9e3779b97f4a7c15u >> (64 - GAI_TCACHE_LOG2));
 }
 
-static GAI_INLINE int gai_entry_leads(const gai_entry *entry, uint64_t generation, CUstream stream)
+static GAI_INLINE int gai_tcache_leads(const gai_tcache_entry *entry, uint64_t generation, CUstream stream)
 {
     return entry->site.handle == stream && entry->generation == generation;
 }
 
-static GAI_INLINE int gai_entry_is(const gai_entry *entry, uint64_t generation, CUstream stream, CUcontext context,
-                                 const galloc_pool *key)
+static GAI_INLINE int gai_tcache_is(const gai_tcache_entry *entry, uint64_t generation, CUstream stream,
+                                    CUcontext context, const galloc_pool *key)
 {
-    return gai_entry_leads(entry, generation, stream) && entry->key == key &&
+    return gai_tcache_leads(entry, generation, stream) && entry->key == key &&
            (!context || entry->site.context == context);
 }
 
 /* The entry is not in its first place. */
 GAI_APART
-static gai_entry *gai_entry_search(uint64_t generation, CUstream stream, CUcontext context, const galloc_pool *key)
+static gai_tcache_entry *gai_tcache_search(uint64_t generation, CUstream stream, CUcontext context,
+                                           const galloc_pool *key)
 {
-    size_t at = gai_entry_at(stream, context, key), probes;
-    for (probes = 1; probes < GAI_ENTRY_PROBES; probes++)
-        if (gai_entry_is(&gai_entries[at ^ probes], generation, stream, context, key)) return &gai_entries[at ^ probes];
+    size_t at = gai_tcache_at(stream, context, key), probes;
+    for (probes = 1; probes < GAI_TCACHE_PROBES; probes++)
+        if (gai_tcache_is(&gai_tcache[at ^ probes], generation, stream, context, key)) return &gai_tcache[at ^ probes];
     return NULL;
 }
 
-static GAI_INLINE gai_entry *gai_entry_look_up(uint64_t generation, CUstream stream, CUcontext context,
-                                           const galloc_pool *key)
+static GAI_INLINE gai_tcache_entry *gai_tcache_look_up(uint64_t generation, CUstream stream, CUcontext context,
+                                                       const galloc_pool *key)
 {
-    gai_entry *entry = &gai_entries[gai_entry_at(stream, context, key)];
-    return gai_entry_is(entry, generation, stream, context, key) ? entry
-                                                                 : gai_entry_search(generation, stream, context, key);
+    gai_tcache_entry *entry = &gai_tcache[gai_tcache_at(stream, context, key)];
+    return gai_tcache_is(entry, generation, stream, context, key) ? entry
+                                                                 : gai_tcache_search(generation, stream, context, key);
 }
 
 /* A default stream belongs to a context, so the current context is queried. */
 GAI_APART
-static gai_entry *gai_entry_find_default(CUstream stream, const galloc_pool *key)
+static gai_tcache_entry *gai_tcache_find_default(CUstream stream, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
     CUcontext context = NULL;
-    gai_entry *entry = gai_one_context ? gai_entry_look_up(generation, stream, NULL, key) : NULL;
+    gai_tcache_entry *entry = gai_one_context ? gai_tcache_look_up(generation, stream, NULL, key) : NULL;
     if (entry && !entry->asks) return entry;
     if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
-    return gai_entry_look_up(generation, stream, context, key);
+    return gai_tcache_look_up(generation, stream, context, key);
 }
 
 /* Returns this thread's entry, or NULL. */
-static GAI_INLINE gai_entry *gai_entry_find(cudaStream_t named, const galloc_pool *key)
+static GAI_INLINE gai_tcache_entry *gai_tcache_find(cudaStream_t named, const galloc_pool *key)
 {
     CUstream stream = (CUstream)named;
-    if (gai_is_default_stream(stream)) return gai_entry_find_default(gai_named_stream(named), key);
-    return gai_entry_look_up(gai_load(&gai_generation), stream, NULL, key);
+    if (gai_is_default_stream(stream)) return gai_tcache_find_default(gai_named_stream(named), key);
+    return gai_tcache_look_up(gai_load(&gai_generation), stream, NULL, key);
 }
 
 /* The context of a default stream must not have been reset, and a per-thread stream must not be captured. The legacy
    stream cannot be captured, so it is not queried. */
 GAI_APART
-static int gai_entry_is_free_default(const gai_entry *entry)
+static int gai_tcache_is_free_default(const gai_tcache_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     unsigned long long id = 0;
@@ -15412,23 +15413,23 @@ static int gai_entry_is_free_default(const gai_entry *entry)
     return !gai_cu.CtxGetId(entry->site.context, &id) && id == entry->site.context_id;
 }
 
-static GAI_INLINE int gai_entry_is_free_named(const gai_entry *entry)
+static GAI_INLINE int gai_tcache_is_free_named(const gai_tcache_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return !gai_cu.StreamIsCapturing(entry->site.handle, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* Returns whether the stream can be used, as far as is known without its id: a captured stream cannot. */
-static GAI_INLINE int gai_entry_is_free(const gai_entry *entry)
+static GAI_INLINE int gai_tcache_is_free(const gai_tcache_entry *entry)
 {
     if (!entry->looks) return 1;
-    return gai_is_default_stream(entry->site.handle) ? gai_entry_is_free_default(entry)
-                                                     : gai_entry_is_free_named(entry);
+    return gai_is_default_stream(entry->site.handle) ? gai_tcache_is_free_default(entry)
+                                                     : gai_tcache_is_free_named(entry);
 }
 
-/* Returns whether the handle still belongs to the same stream. Called only after gai_entry_is_free, because the id of a
-   captured stream must not be queried. */
-static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
+/* Returns whether the handle still belongs to the same stream. Called only after gai_tcache_is_free, because the id of
+   a captured stream must not be queried. */
+static GAI_INLINE int gai_tcache_keeps_id(const gai_tcache_entry *entry)
 {
     unsigned long long id = 0;
     return !gai_cu.StreamGetId(entry->site.handle, &id) && id == entry->site.stream_id;
@@ -15436,21 +15437,21 @@ static GAI_INLINE int gai_entry_keeps_id(const gai_entry *entry)
 
 /* Returns whether the call may confirm blocks. A default stream is identified by its context, which has been
    checked. */
-static int gai_entry_confirms(const gai_entry *entry)
+static int gai_tcache_confirms(const gai_tcache_entry *entry)
 {
-    return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_entry_keeps_id(entry);
+    return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_tcache_keeps_id(entry);
 }
 
 /* Both checks. */
-static GAI_INLINE int gai_entry_is_sure(const gai_entry *entry)
+static GAI_INLINE int gai_tcache_is_sure(const gai_tcache_entry *entry)
 {
     if (!entry->looks) return 1;
-    if (gai_is_default_stream(entry->site.handle)) return gai_entry_is_free_default(entry);
-    return gai_entry_is_free_named(entry) && gai_entry_keeps_id(entry);
+    if (gai_is_default_stream(entry->site.handle)) return gai_tcache_is_free_default(entry);
+    return gai_tcache_is_free_named(entry) && gai_tcache_keeps_id(entry);
 }
 
 /* Pins the pool of an entry. Returns 0 if the pool has ended since. */
-static int gai_entry_pin(const gai_entry *entry)
+static int gai_tcache_pin(const gai_tcache_entry *entry)
 {
     galloc_pool *pool = entry->pool;
     if (!gai_pool_pin(pool)) return 0;
@@ -15537,21 +15538,21 @@ static void gai_threads_forget(void)
 
 /* Writes an entry for a call that succeeded. It replaces the old entry of the stream, an outdated entry, or any other.
    There is none for a stream that can outlive the pool's memory (gai_pool_look_for_reset). */
-static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
+static void gai_tcache_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
     uint64_t generation = gai_load(&gai_generation);
     int asks = gai_is_default_stream(site->handle) && !pool->one_context;
     CUcontext context = asks ? site->context : NULL;
-    size_t at = gai_entry_at(site->handle, context, key), probes;
-    gai_entry *entry = &gai_entries[at ^ site->life % GAI_ENTRY_PROBES];
+    size_t at = gai_tcache_at(site->handle, context, key), probes;
+    gai_tcache_entry *entry = &gai_tcache[at ^ site->life % GAI_TCACHE_PROBES];
     if (!site->life || site->capture || site->broken || pool->variant.one_each) return;
     if (pool->lost_on_reset && !site->own_context) return;
-    for (probes = GAI_ENTRY_PROBES; probes-- > 0;)
-        if (gai_entries[at ^ probes].generation != generation) entry = &gai_entries[at ^ probes];
-    for (probes = 0; probes < GAI_ENTRY_PROBES; probes++)
-        if (gai_entry_is(&gai_entries[at ^ probes], generation, site->handle, context, key))
-            entry = &gai_entries[at ^ probes];
-    if (entry == gai_last_entry) gai_last_entry = NULL;
+    for (probes = GAI_TCACHE_PROBES; probes-- > 0;)
+        if (gai_tcache[at ^ probes].generation != generation) entry = &gai_tcache[at ^ probes];
+    for (probes = 0; probes < GAI_TCACHE_PROBES; probes++)
+        if (gai_tcache_is(&gai_tcache[at ^ probes], generation, site->handle, context, key))
+            entry = &gai_tcache[at ^ probes];
+    if (entry == gai_tcache_last) gai_tcache_last = NULL;
     entry->generation = generation;
     entry->key = key;
     entry->pool = pool;
@@ -15562,7 +15563,7 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
     entry->reach = (size_t)gai_cache_reach(pool);
     entry->most = gai_min(pool->plain, entry->reach);
     entry->site = *site;
-    entry->site.capture_forbids = 0; /* may change; see gai_entry_may_act */
+    entry->site.capture_forbids = 0; /* may change; see gai_tcache_may_act */
     if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
 }
 
@@ -15571,39 +15572,39 @@ static void gai_entry_note(const gai_site *site, galloc_pool *pool, const galloc
 /* Returns whether driver calls on the legacy stream are allowed: not while a blocking stream is captured. The stream
    cache needs no such call. */
 GAI_APART
-static int gai_legacy_may_act(const gai_entry *entry)
+static int gai_legacy_may_act(const gai_tcache_entry *entry)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!entry->looks) return 1;
     return !gai_cu.StreamIsCapturing(CU_STREAM_LEGACY, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static GAI_INLINE int gai_entry_may_act(const gai_entry *entry)
+static GAI_INLINE int gai_tcache_may_act(const gai_tcache_entry *entry)
 {
     return entry->site.handle != CU_STREAM_LEGACY || gai_legacy_may_act(entry);
 }
 
 /* Returns the outcome when the stream cache has not served the call. Without stream_check only an open stream cache
    proves that the stream has not been retired. */
-static enum gai_outcome gai_entry_outcome(const gai_entry *entry, enum gai_cache_state state)
+static enum gai_outcome gai_tcache_outcome(const gai_tcache_entry *entry, enum gai_cache_state state)
 {
-    if ((state == GAI_SHUT && !entry->looks) || !gai_entry_may_act(entry)) return GAI_LONG;
+    if ((state == GAI_SHUT && !entry->looks) || !gai_tcache_may_act(entry)) return GAI_LONG;
     return state == GAI_EMPTY ? GAI_KNOWN_EMPTY : GAI_KNOWN;
 }
 
 /* Notes a block that was allocated through this entry. */
-static GAI_INLINE void gai_entry_gave(gai_entry *entry, gai_block *block, uintptr_t addr, void **ptr)
+static GAI_INLINE void gai_tcache_gave(gai_tcache_entry *entry, gai_block *block, uintptr_t addr, void **ptr)
 {
     entry->last_ptr = addr;
     entry->last = block;
-    gai_last_entry = entry;
+    gai_tcache_last = entry;
     *ptr = (void *)addr;
 }
 
 /* The same for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache: before
    that, the pool may have ended and another may have begun in its memory. */
 GAI_APART
-static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_entry *entry)
+static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_tcache_entry *entry)
 {
     gai_cache *cache = &entry->site.stream->cache;
     gai_block *block = NULL;
@@ -15613,36 +15614,36 @@ static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     if (cache->open == entry->site.life)
         block = gai_cache_pop(cache, gai_rounded(entry->pool, bytes), bytes, tag, &state);
     gai_latch_off(&cache->latch);
-    if (!block) return gai_entry_outcome(entry, state);
+    if (!block) return gai_tcache_outcome(entry, state);
     addr = block->addr;
     gai_store_pointer(&block->held, entry->site.stream);
-    gai_entry_gave(entry, block, addr, ptr);
+    gai_tcache_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
 
 /* The fast path of an allocation: checks the entry and takes a block out of the stream cache. Takes no lock but the
    latch. */
 static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
-                                                     const galloc_pool *key, gai_entry **found)
+                                                     const galloc_pool *key, gai_tcache_entry **found)
 {
-    gai_entry *entry = *found = gai_entry_find(stream, key);
+    gai_tcache_entry *entry = *found = gai_tcache_find(stream, key);
     gai_block *block;
     uintptr_t addr;
     enum gai_cache_state state = GAI_SHUT;
-    if (!entry || !gai_entry_is_sure(entry)) return GAI_LONG;
+    if (!entry || !gai_tcache_is_sure(entry)) return GAI_LONG;
     if (bytes > entry->most) {
-        if (bytes > entry->reach) return gai_entry_outcome(entry, GAI_SHUT); /* no stream cache holds that size */
+        if (bytes > entry->reach) return gai_tcache_outcome(entry, GAI_SHUT); /* no stream cache holds that size */
         return gai_malloc_rounded(ptr, bytes, tag, entry);
     }
     block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
-    if (!block) return gai_entry_outcome(entry, state);
+    if (!block) return gai_tcache_outcome(entry, state);
     addr = block->addr;
     gai_store_pointer(&block->held, entry->site.stream);
-    gai_entry_gave(entry, block, addr, ptr);
+    gai_tcache_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
 
-static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *ptr, const gai_entry *entry,
+static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry,
                                                       int confirmed)
 {
     return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
@@ -15651,7 +15652,7 @@ static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *pt
 /* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
    this stream state and enters its cache. Other blocks go to the pool's short path, if stream_check shows that the
    stream is not retired, and if like:pytorch is off. */
-static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_entry *entry)
+static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry)
 {
     int suits;
     if (!gai_block_acquire(block, ptr)) return GAI_LONG;
@@ -15666,7 +15667,8 @@ static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const 
 /* After the stream cache has refused a block: queries the stream's id, and with GAI_ASK tries the stream cache again.
    If the pool cannot take the block on its short path either, the program holds the block again. */
 GAI_APART
-static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *block, void *ptr, const gai_entry *entry)
+static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *block, void *ptr,
+                                       const gai_tcache_entry *entry)
 {
     int confirms, taken;
     if (outcome == GAI_FOREIGN) { /* the address may belong to another pool's block now */
@@ -15674,37 +15676,37 @@ static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *bloc
         outcome = gai_foreign_by_entry(block, ptr, entry);
     }
     if (outcome == GAI_DONE) return GAI_DONE;
-    confirms = gai_entry_confirms(entry);
+    confirms = gai_tcache_confirms(entry);
     if (outcome == GAI_ASK && confirms) outcome = gai_block_by_entry(block, ptr, entry, 1);
     if (outcome == GAI_DONE) return GAI_DONE;
     taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
-    if (taken && confirms && gai_entry_may_act(entry)) return outcome;
+    if (taken && confirms && gai_tcache_may_act(entry)) return outcome;
     if (taken) gai_store_pointer(&block->held, entry->site.stream);
-    return confirms ? gai_entry_outcome(entry, GAI_SHUT) : GAI_LONG;
+    return confirms ? gai_tcache_outcome(entry, GAI_SHUT) : GAI_LONG;
 }
 
 /* Returns whether the block allocated last can be freed without a query for the context. It may have been freed, and
    its address reused on a default stream of another device; hence the check of `held`. */
-static GAI_INLINE int gai_entry_keeps_context(const gai_entry *entry)
+static GAI_INLINE int gai_tcache_keeps_context(const gai_tcache_entry *entry)
 {
     return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->held) == entry->site.stream);
 }
 
 /* A thread often frees the block that it allocated last; this saves the look-up in the block map. If the address
    belongs to another block by now, the stream cache finds that `held` or the address differs. */
-static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_entry **found)
+static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_tcache_entry **found)
 {
-    gai_entry *entry = *found = gai_last_entry;
+    gai_tcache_entry *entry = *found = gai_tcache_last;
     const galloc_pool *pool;
     gai_block *block;
     if (entry && entry->last_ptr == (uintptr_t)ptr &&
-        gai_entry_leads(entry, gai_load(&gai_generation), gai_named_stream(stream)) && gai_entry_keeps_context(entry))
+        gai_tcache_leads(entry, gai_load(&gai_generation), gai_named_stream(stream)) && gai_tcache_keeps_context(entry))
         return entry->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);
     if (!block) return NULL;
     pool = (const galloc_pool *)gai_load_pointer(&block->pool);
-    *found = gai_entry_find(stream, (const galloc_pool *)gai_load_pointer(&pool->key));
+    *found = gai_tcache_find(stream, (const galloc_pool *)gai_load_pointer(&pool->key));
     return *found && (*found)->pool == pool ? block : NULL;
 }
 
@@ -15724,7 +15726,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     }
     if (error) gai_has_report = 0;
     else error = gai_pool_alloc(*pool, ptr, request, &site);
-    if (!error) gai_entry_note(&site, *pool, request->pool);
+    if (!error) gai_tcache_note(&site, *pool, request->pool);
     return error;
 }
 
@@ -15754,46 +15756,46 @@ static int gai_request_is_plain(const galloc_request *request)
 
 /* After a miss in the stream cache: the pool's short path. */
 GAI_APART
-static int gai_malloc_near(enum gai_outcome outcome, gai_entry *entry, void **ptr, size_t bytes, uint32_t tag)
+static int gai_malloc_near(enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr, size_t bytes, uint32_t tag)
 {
     gai_block *block = NULL;
     if (outcome == GAI_LONG || bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2)) return 0;
     block = gai_pool_take_near(entry->pool, &entry->site, bytes, tag, outcome == GAI_KNOWN_EMPTY);
     if (!block) return 0;
-    gai_entry_gave(entry, block, block->addr, ptr);
+    gai_tcache_gave(entry, block, block->addr, ptr);
     return 1;
 }
 
 /* A full call. It may call the program, whose calls may replace the entry, so the entry is copied. If the stream state
    has changed, a new entry is written. */
-static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_entry *entry, void **ptr,
+static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_tcache_entry *entry, void **ptr,
                                  const galloc_request *request)
 {
     galloc_pool *pool;
     gai_site site;
     uint64_t life;
     cudaError_t error;
-    if (outcome == GAI_LONG || !gai_entry_pin(entry)) return gai_alloc_at(request->pool, ptr, request);
+    if (outcome == GAI_LONG || !gai_tcache_pin(entry)) return gai_alloc_at(request->pool, ptr, request);
     *ptr = NULL;
     pool = entry->pool;
     site = entry->site;
     life = site.life;
     error = gai_pool_alloc(pool, ptr, request, &site);
-    if (!error && site.life != life) gai_entry_note(&site, pool, request->pool);
+    if (!error && site.life != life) gai_tcache_note(&site, pool, request->pool);
     gai_pool_unpin(pool);
     return error;
 }
 
 /* A separate function, so that its callers stay short. */
 GAI_APART
-static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_entry *entry, void **ptr,
+static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr,
                                     const galloc_request *request)
 {
     return gai_end("galloc_alloc", gai_alloc_far(outcome, entry, ptr, request));
 }
 
 GAI_APART
-static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_entry *entry, galloc_pool *pool, void **ptr,
+static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_tcache_entry *entry, galloc_pool *pool, void **ptr,
                                      size_t bytes, cudaStream_t stream)
 {
     galloc_request request;
@@ -15818,7 +15820,7 @@ static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_entry *entry,
 
 static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
 {
-    gai_entry *entry = NULL;
+    gai_tcache_entry *entry = NULL;
     enum gai_outcome outcome = GAI_LONG;
     if (ptr && bytes) outcome = gai_malloc_by_entry(ptr, bytes, 0, stream, pool, &entry);
     if (outcome == GAI_DONE) return cudaSuccess;
@@ -15827,7 +15829,7 @@ static GAI_INLINE cudaError_t gai_malloc(galloc_pool *pool, void **ptr, size_t b
 
 static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *request)
 {
-    gai_entry *entry = NULL;
+    gai_tcache_entry *entry = NULL;
     enum gai_outcome outcome = GAI_LONG;
     if (ptr && request->bytes && gai_request_is_plain(request))
         outcome = gai_malloc_by_entry(ptr, request->bytes, request->tag, request->stream, request->pool, &entry);
@@ -15838,14 +15840,14 @@ static GAI_INLINE cudaError_t gai_alloc(void **ptr, const galloc_request *reques
 
 /* A full call, which writes an entry if there was none. */
 GAI_APART
-static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
+static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_tcache_entry *entry, void *ptr, gai_block *block,
                                  cudaStream_t stream)
 {
     galloc_pool *pool = NULL;
     gai_site site;
     cudaError_t error = cudaSuccess;
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
-    if (taken || (outcome != GAI_LONG && gai_entry_pin(entry))) { /* a used block keeps its pool alive */
+    if (taken || (outcome != GAI_LONG && gai_tcache_pin(entry))) { /* a used block keeps its pool alive */
         pool = entry->pool;
         site = entry->site;
     } else {
@@ -15855,13 +15857,13 @@ static cudaError_t gai_free_long(enum gai_outcome outcome, const gai_entry *entr
     error = gai_pool_free(pool, ptr, &site, taken ? block : NULL);
     if (taken && !gai_pool_pin(pool)) return gai_end_giving("galloc_free", error);
     if (!error && !(entry && site.life == entry->site.life) && (site.own_context || !pool->is_default))
-        gai_entry_note(&site, pool, (const galloc_pool *)pool->key);
+        gai_tcache_note(&site, pool, (const galloc_pool *)pool->key);
     gai_pool_unpin(pool);
     return gai_end_giving("galloc_free", error);
 }
 
 GAI_APART
-static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_entry *entry, void *ptr, gai_block *block,
+static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_tcache_entry *entry, void *ptr, gai_block *block,
                                    cudaStream_t stream)
 {
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
@@ -15871,10 +15873,10 @@ static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_entry *en
 
 static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
-    gai_entry *entry = NULL;
+    gai_tcache_entry *entry = NULL;
     gai_block *block = gai_block_and_entry(ptr, stream, &entry);
     enum gai_outcome outcome;
-    if (!block || !gai_entry_is_free(entry)) return gai_free_slowly(GAI_LONG, entry, ptr, block, stream);
+    if (!block || !gai_tcache_is_free(entry)) return gai_free_slowly(GAI_LONG, entry, ptr, block, stream);
     outcome = gai_block_by_entry(block, ptr, entry, 0);
     if (outcome != GAI_DONE) outcome = gai_free_asked(outcome, block, ptr, entry);
     return outcome == GAI_DONE ? cudaSuccess : gai_free_slowly(outcome, entry, ptr, block, stream);

@@ -177,7 +177,7 @@ void inside_ask_for_event(galloc_pool *handle, unsigned long long id)
     gai_lock_off(&pool->lock);
 }
 
-int inside_remembers(cudaStream_t stream, const galloc_pool *pool) { return gai_entry_find(stream, pool) != NULL; }
+int inside_remembers(cudaStream_t stream, const galloc_pool *pool) { return gai_tcache_find(stream, pool) != NULL; }
 
 size_t inside_most_blocks(void) { return GAI_CACHE_BLOCKS; }
 size_t inside_most_fresh_blocks(void) { return GAI_UNCONFIRMED_BLOCKS; }
