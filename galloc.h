@@ -4427,8 +4427,17 @@ static gai_block *gai_cache_search(gai_cache *cache, size_t bytes)
     return gai_cache_bin_pop(cache, bytes);
 }
 
-/* Why a stream cache has no block for a call. */
-enum gai_cache_state { GAI_SHUT, GAI_OPEN, GAI_EMPTY };
+/* How a call ends that has found its stream state without the pool's lock. */
+enum gai_outcome {
+    GAI_DONE,  /* the stream cache served it */
+    GAI_FOREIGN, /* another stream state's latch guards the block, or the program does not have it */
+    GAI_ASK,   /* the stream cache would take the block after a query of the stream's id */
+    GAI_TAKEN, /* the pool must do it; the block has been claimed from the program */
+    GAI_TAKEN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_KNOWN, /* the pool must do it; the stream has been queried */
+    GAI_KNOWN_EMPTY, /* the same, and the stream cache was empty */
+    GAI_LONG   /* the whole call is the pool's */
+};
 
 /* Is the cache empty and without counts to report, except for busy_frees? Then a call need not flush it to see
    all free memory. */
@@ -4437,10 +4446,10 @@ static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
     return !(cache->unconfirmed_blocks | cache->blocks | cache->mallocs);
 }
 
-/* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *state says why.
-   The stream cache is open, its latch is held, and the caller has confirmed the stream. */
+/* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *outcome becomes
+   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, its latch is held, and the caller has confirmed the stream. */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
-                                           enum gai_cache_state *state)
+                                           enum gai_outcome *outcome)
 {
     gai_block *block = NULL;
     if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
@@ -4456,33 +4465,21 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
         gai_set_relaxed(&block->requested, requested);
         gai_set_relaxed(&block->tag, GAI_CACHED | tag);
     } else {
-        *state = gai_cache_is_empty(cache) ? GAI_EMPTY : GAI_OPEN;
+        *outcome = gai_cache_is_empty(cache) ? GAI_KNOWN_EMPTY : GAI_KNOWN;
     }
     return block;
 }
 
 /* The same for a stream cache that may be shut. */
 static GAI_INLINE gai_block *gai_cache_take(gai_cache *cache, uint64_t life, size_t bytes, size_t requested,
-                                            uint32_t tag, enum gai_cache_state *state)
+                                            uint32_t tag, enum gai_outcome *outcome)
 {
     gai_block *block = NULL;
     gai_latch_on(&cache->latch);
-    if (cache->open == life) block = gai_cache_pop(cache, bytes, requested, tag, state);
+    if (cache->open == life) block = gai_cache_pop(cache, bytes, requested, tag, outcome);
     gai_latch_off(&cache->latch);
     return block;
 }
-
-/* How a call ends that has found its stream state without the pool's lock. */
-enum gai_outcome {
-    GAI_DONE,  /* the stream cache served it */
-    GAI_FOREIGN, /* another stream state's latch guards the block, or the program does not have it */
-    GAI_ASK,   /* the stream cache would take the block after a query of the stream's id */
-    GAI_TAKEN, /* the pool must do it; the block has been claimed from the program */
-    GAI_TAKEN_EMPTY, /* the same, and the stream cache was empty */
-    GAI_KNOWN, /* the pool must do it; the stream has been queried */
-    GAI_KNOWN_EMPTY, /* the same, and the stream cache was empty */
-    GAI_LONG   /* the whole call is the pool's */
-};
 
 /* The rest of gai_cache_put: checks the bounds and confirms blocks. The stream cache is open. */
 GAI_APART
@@ -15584,12 +15581,12 @@ static GAI_INLINE int gai_tcache_may_act(const gai_tcache_entry *entry)
     return entry->site.handle != CU_STREAM_LEGACY || gai_legacy_may_act(entry);
 }
 
-/* Returns the outcome when the stream cache has not served the call. Without stream_check only an open stream cache
-   proves that the stream has not been retired. */
-static enum gai_outcome gai_tcache_outcome(const gai_tcache_entry *entry, enum gai_cache_state state)
+/* Returns the outcome when the stream cache has not served the call; GAI_LONG: the stream cache was shut. Without
+   stream_check only an open stream cache proves that the stream has not been retired. */
+static enum gai_outcome gai_tcache_outcome(const gai_tcache_entry *entry, enum gai_outcome outcome)
 {
-    if ((state == GAI_SHUT && !entry->looks) || !gai_tcache_may_act(entry)) return GAI_LONG;
-    return state == GAI_EMPTY ? GAI_KNOWN_EMPTY : GAI_KNOWN;
+    if ((outcome == GAI_LONG && !entry->looks) || !gai_tcache_may_act(entry)) return GAI_LONG;
+    return outcome == GAI_LONG ? GAI_KNOWN : outcome;
 }
 
 /* Notes a block that was allocated through this entry. */
@@ -15609,12 +15606,12 @@ static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     gai_cache *cache = &entry->site.stream->cache;
     gai_block *block = NULL;
     uintptr_t addr;
-    enum gai_cache_state state = GAI_SHUT;
+    enum gai_outcome outcome = GAI_LONG;
     gai_latch_on(&cache->latch);
     if (cache->open == entry->site.life)
-        block = gai_cache_pop(cache, gai_rounded(entry->pool, bytes), bytes, tag, &state);
+        block = gai_cache_pop(cache, gai_rounded(entry->pool, bytes), bytes, tag, &outcome);
     gai_latch_off(&cache->latch);
-    if (!block) return gai_tcache_outcome(entry, state);
+    if (!block) return gai_tcache_outcome(entry, outcome);
     addr = block->addr;
     gai_store_pointer(&block->held, entry->site.stream);
     gai_tcache_gave(entry, block, addr, ptr);
@@ -15629,14 +15626,15 @@ static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes,
     gai_tcache_entry *entry = *found = gai_tcache_find(stream, key);
     gai_block *block;
     uintptr_t addr;
-    enum gai_cache_state state = GAI_SHUT;
+    enum gai_outcome outcome = GAI_LONG;
     if (!entry || !gai_tcache_is_sure(entry)) return GAI_LONG;
     if (bytes > entry->most) {
-        if (bytes > entry->reach) return gai_tcache_outcome(entry, GAI_SHUT); /* no stream cache holds that size */
+        if (bytes > entry->reach) return gai_tcache_outcome(entry, GAI_LONG); /* no stream cache holds that size */
         return gai_malloc_rounded(ptr, bytes, tag, entry);
     }
-    block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag, &state);
-    if (!block) return gai_tcache_outcome(entry, state);
+    block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag,
+                           &outcome);
+    if (!block) return gai_tcache_outcome(entry, outcome);
     addr = block->addr;
     gai_store_pointer(&block->held, entry->site.stream);
     gai_tcache_gave(entry, block, addr, ptr);
@@ -15682,7 +15680,7 @@ static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *bloc
     taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
     if (taken && confirms && gai_tcache_may_act(entry)) return outcome;
     if (taken) gai_store_pointer(&block->held, entry->site.stream);
-    return confirms ? gai_tcache_outcome(entry, GAI_SHUT) : GAI_LONG;
+    return confirms ? gai_tcache_outcome(entry, GAI_LONG) : GAI_LONG;
 }
 
 /* Returns whether the block allocated last can be freed without a query for the context. It may have been freed, and
