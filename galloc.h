@@ -1346,12 +1346,23 @@ static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in 
                                                                              unloaded */
 #endif
 
-/* This thread's last error message, and whether it still has to be logged. Logging happens at the end of the public
-   function, with no lock held, so that GALLOC_LOG may call anything. */
-static GAI_THREAD_LOCAL char gai_message[544];
-static GAI_THREAD_LOCAL int gai_message_is_new; /* 0, 1 or GAI_NOTE */
-
 #define GAI_NOTE 2
+
+/* What galloc keeps for each thread, besides its thread cache. The message is logged at the end of the public function,
+   with no lock held, so that GALLOC_LOG may call anything.
+   A thread that is in a callback starts no other of the same kind, so callbacks cannot recurse. */
+static GAI_THREAD_LOCAL struct {
+    char message[544];       /* the last error or note */
+    int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
+    int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
+    int in_shortage;         /* on_oom and on_reject */
+    int in_log;              /* it is in the log function */
+    int has_report;          /* its last allocation failed for lack of memory */
+    uint64_t number;         /* of the thread; 0: none so far */
+    uint64_t watched;        /* the generation in which gai_thread_watch was called last */
+    uint64_t call_began;     /* when its present driver call began */
+    galloc_report report;    /* the last one */
+} gai_thread;
 
 /* Records the error message at the place where the error is found. The first message of a call is the most specific
    one; later ones are ignored. */
@@ -1359,10 +1370,10 @@ GAI_FORMAT(2, 3)
 static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
 {
     va_list arguments;
-    if (gai_message_is_new == 1) return error;
-    gai_message_is_new = 1;
+    if (gai_thread.message_is_new == 1) return error;
+    gai_thread.message_is_new = 1;
     va_start(arguments, format);
-    (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
+    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
     va_end(arguments);
     return error;
 }
@@ -1372,10 +1383,10 @@ GAI_FORMAT(1, 2)
 static void gai_note(const char *format, ...)
 {
     va_list arguments;
-    if (gai_message_is_new) return;
-    gai_message_is_new = GAI_NOTE;
+    if (gai_thread.message_is_new) return;
+    gai_thread.message_is_new = GAI_NOTE;
     va_start(arguments, format);
-    (void)vsnprintf(gai_message, sizeof gai_message, format, arguments);
+    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
     va_end(arguments);
 }
 
@@ -1729,15 +1740,14 @@ static CUresult gai_site_context(gai_site *site)
 }
 
 static uint64_t gai_threads; /* numbers given to threads so far */
-static GAI_THREAD_LOCAL uint64_t gai_thread_number;
 
 /* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread.
    Handles of created streams are never as small as a thread's number. */
 static unsigned long long gai_stream_key(CUstream stream)
 {
     if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
-    if (!gai_thread_number) gai_thread_number = gai_next(&gai_threads);
-    return gai_thread_number;
+    if (!gai_thread.number) gai_thread.number = gai_next(&gai_threads);
+    return gai_thread.number;
 }
 
 /* The id of the capture that the stream takes part in; 0: none. */
@@ -4447,7 +4457,8 @@ static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 }
 
 /* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *outcome becomes
-   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, its latch is held, and the caller has confirmed the stream. */
+   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, its latch is held, and the caller has confirmed the
+   stream. */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
                                            enum gai_outcome *outcome)
 {
@@ -5553,18 +5564,15 @@ static void gai_pool_note(galloc_pool *pool, CUresult result)
     gai_lock_off(&pool->lock);
 }
 
-/* When this thread's current driver call began. */
-static GAI_THREAD_LOCAL uint64_t gai_call_began;
-
 static void gai_call_begin(uint64_t *calls)
 {
     gai_count(calls, 1);
-    gai_call_began = GALLOC_CLOCK();
+    gai_thread.call_began = GALLOC_CLOCK();
 }
 
 static CUresult gai_call_end(uint64_t *ns, uint64_t *longest, CUresult result)
 {
-    uint64_t spent = GALLOC_CLOCK() - gai_call_began;
+    uint64_t spent = GALLOC_CLOCK() - gai_thread.call_began;
     gai_count(ns, spent);
     gai_count_max(longest, spent);
     return result;
@@ -6488,35 +6496,31 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
    released while the program's function runs. The mappings concerned are in no free set meanwhile, and their blocks
    are busy, so no other call can use them. Calls pages, statistics. */
 
-/* How many callbacks this thread is in: gai_in_mapping counts on_map and on_unmap, gai_in_shortage on_oom and
-   on_reject. A thread in a callback starts no other of the same kind, so callbacks cannot recurse. */
-static GAI_THREAD_LOCAL int gai_in_mapping, gai_in_shortage;
-
 /* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
 typedef struct gai_callback_frame {
-    char text[sizeof gai_message];
+    char text[sizeof gai_thread.message];
     int is_new;
 } gai_callback_frame;
 
 static void gai_callback_begin(int *in, gai_callback_frame *saved)
 {
-    saved->is_new = gai_message_is_new;
-    if (saved->is_new) memcpy(saved->text, gai_message, sizeof gai_message);
-    gai_message_is_new = 0;
+    saved->is_new = gai_thread.message_is_new;
+    if (saved->is_new) memcpy(saved->text, gai_thread.message, sizeof gai_thread.message);
+    gai_thread.message_is_new = 0;
     *in += 1;
 }
 
 static void gai_callback_end(int *in, const gai_callback_frame *saved)
 {
     *in -= 1;
-    if (saved->is_new) memcpy(gai_message, saved->text, sizeof gai_message);
-    gai_message_is_new = saved->is_new;
+    if (saved->is_new) memcpy(gai_thread.message, saved->text, sizeof gai_thread.message);
+    gai_thread.message_is_new = saved->is_new;
 }
 
 /* Returns whether this thread is in on_map or on_unmap: then its calls must not map or unmap. */
 static int gai_pool_is_still(const galloc_pool *pool)
 {
-    return gai_in_mapping && (pool->callbacks.on_map || pool->callbacks.on_unmap);
+    return gai_thread.in_mapping && (pool->callbacks.on_map || pool->callbacks.on_unmap);
 }
 
 /* Returns whether nothing may be unmapped: as above, or because all mappings are being reported to on_map. */
@@ -6531,10 +6535,10 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     gai_callback_frame saved;
     pool->telling++;
     gai_lock_off(&pool->growth);
-    gai_callback_begin(&gai_in_mapping, &saved);
+    gai_callback_begin(&gai_thread.in_mapping, &saved);
     for (mapping = batch->first; mapping; mapping = mapping->next)
         if (!mapping->was_mapped && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
-    gai_callback_end(&gai_in_mapping, &saved);
+    gai_callback_end(&gai_thread.in_mapping, &saved);
     gai_lock_on(&pool->growth);
     pool->telling--;
 }
@@ -7622,7 +7626,7 @@ static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
     if (gai_pool_enter_locked(pool, &scope)) {
-        gai_message_is_new = 0; /* the free has succeeded nevertheless */
+        gai_thread.message_is_new = 0; /* the free has succeeded nevertheless */
         return;
     }
     gai_pool_collect(pool, 0);
@@ -9681,7 +9685,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
         if (!last && other->callbacks.on_unmap) {
             gai_lock_off(&other->growth);
         } else if (gai_pool_enter_locked(other, &scope)) {
-            gai_message_is_new = 0; /* an error there is not this pool's error */
+            gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
             gai_pool_poll(other);
             if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
@@ -10077,10 +10081,6 @@ static void gai_report_add_pools(galloc_report *report)
     if (report->device_known) report->outside = report->device_total - gai_min(report->device_total, known);
 }
 
-/* This thread's last report, and whether its last allocation failed for lack of memory. */
-static GAI_THREAD_LOCAL galloc_report gai_last_report;
-static GAI_THREAD_LOCAL int gai_has_report;
-
 static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
 {
     char graphs[48] = "", stranded[64] = "";
@@ -10208,11 +10208,11 @@ static int gai_job_asks(gai_job *job, galloc_report *report)
     gai_callback_frame saved;
     int again;
     gai_report_add_pools(report);
-    if (!call.on_oom || job->rejected || gai_in_shortage || gai_in_mapping) return 0;
+    if (!call.on_oom || job->rejected || gai_thread.in_shortage || gai_thread.in_mapping) return 0;
     if (report->rounds >= job->pool->config.max_retries) return 0;
-    gai_callback_begin(&gai_in_shortage, &saved);
+    gai_callback_begin(&gai_thread.in_shortage, &saved);
     again = call.on_oom(report, call.user);
-    gai_callback_end(&gai_in_shortage, &saved);
+    gai_callback_end(&gai_thread.in_shortage, &saved);
     if (!again) return 0;
     report->rounds++;
     job->refusal = CUDA_SUCCESS;
@@ -10224,15 +10224,15 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
 {
     galloc_callbacks call = gai_pool_callbacks(job->pool);
     gai_callback_frame saved;
-    if (job->rejected && call.on_reject && !gai_in_shortage) {
-        gai_callback_begin(&gai_in_shortage, &saved);
+    if (job->rejected && call.on_reject && !gai_thread.in_shortage) {
+        gai_callback_begin(&gai_thread.in_shortage, &saved);
         call.on_reject(report, call.user);
-        gai_callback_end(&gai_in_shortage, &saved);
+        gai_callback_end(&gai_thread.in_shortage, &saved);
     }
     gai_lock_on(&job->pool->lock);
     if (job->pool->variant.count) job->pool->variant.count(job->pool, GAI_COUNT_NO_MEMORY, NULL);
     gai_lock_off(&job->pool->lock);
-    gai_last_report = *report;
+    gai_thread.report = *report;
     job->reported = 1;
     gai_job_say_no_memory(job, report);
 }
@@ -10359,7 +10359,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
         *ptr = (void *)job.got->addr;
         return cudaSuccess;
     }
-    gai_has_report = job.reported;
+    gai_thread.has_report = job.reported;
     gai_lock_on(&pool->lock);
     pool->stats.failures++;
     pool->stats.rejections += (uint64_t)(job.reported && job.rejected);
@@ -11051,7 +11051,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
         job.error = gai_pool_refuses(pool);
         if (!job.error) gai_job_run(&job);
     }
-    if (job.error) gai_has_report = job.reported;
+    if (job.error) gai_thread.has_report = job.reported;
     gai_lock_on(&pool->lock);
     gai_stream_release(pool, job.params.stream, &job.site);
     gai_lock_off(&pool->lock);
@@ -12138,47 +12138,46 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
     return 1;
 }
 
-static GAI_THREAD_LOCAL int gai_in_log; /* the log function runs in this thread */
-
 /* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
    prevents endless recursion. The message is restored afterwards. */
 GAI_APART
 static void gai_log(int level)
 {
-    char text[sizeof gai_message + 64];
-    size_t length = strlen(gai_message);
+    char text[sizeof gai_thread.message + 64];
+    size_t length = strlen(gai_thread.message);
     gai_log_call call;
     void *user;
     uint64_t hidden = 0;
     int shows;
-    if (gai_in_log) return;
+    if (gai_thread.in_log) return;
     gai_lock_on(&gai_log_lock);
     if (gai_log_level < 0) gai_log_level = gai_log_level_of(getenv("GALLOC_CONF"));
-    shows = level <= gai_log_level && (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_message, &hidden));
+    shows = level <= gai_log_level &&
+            (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
     call = gai_log_function;
     user = gai_log_user;
     gai_lock_off(&gai_log_lock);
     if (!shows) return;
-    memcpy(text, gai_message, length + 1);
+    memcpy(text, gai_thread.message, length + 1);
     if (hidden)
         (void)snprintf(text + length, sizeof text - length, " (and %llu similar lines)", (unsigned long long)hidden);
-    gai_in_log = 1;
+    gai_thread.in_log = 1;
     if (call) call(level, text, user);
     else GALLOC_LOG(text);
-    gai_in_log = 0;
-    memcpy(gai_message, text, length);
-    gai_message[length] = 0;
+    gai_thread.in_log = 0;
+    memcpy(gai_thread.message, text, length);
+    gai_thread.message[length] = 0;
 }
 
 /* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
 {
-    size_t length = strlen(function), most = sizeof gai_message - 3 - length;
-    size_t told = gai_min(strlen(gai_message), most);
-    memmove(gai_message + length + 2, gai_message, told);
-    memcpy(gai_message, function, length);
-    memcpy(gai_message + length, ": ", 2);
-    gai_message[length + 2 + told] = 0;
+    size_t length = strlen(function), most = sizeof gai_thread.message - 3 - length;
+    size_t told = gai_min(strlen(gai_thread.message), most);
+    memmove(gai_thread.message + length + 2, gai_thread.message, told);
+    memcpy(gai_thread.message, function, length);
+    memcpy(gai_thread.message + length, ": ", 2);
+    gai_thread.message[length + 2 + told] = 0;
 }
 
 /* Every public function that can fail returns through this one. */
@@ -12186,8 +12185,8 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
 {
     int is_new;
     if (error == cudaErrorCudartUnloading) (void)gai_fail(error, "the CUDA driver is shutting down");
-    is_new = gai_message_is_new;
-    gai_message_is_new = 0;
+    is_new = gai_thread.message_is_new;
+    gai_thread.message_is_new = 0;
     if (is_new == GAI_NOTE) {
         gai_log(GALLOC_LOG_INFO);
     } else if (error && is_new) {
@@ -12201,7 +12200,7 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
 static cudaError_t gai_end_giving(const char *function, cudaError_t error)
 {
     if (error != cudaErrorCudartUnloading) return gai_end(function, error);
-    gai_message_is_new = 0;
+    gai_thread.message_is_new = 0;
     return cudaSuccess;
 }
 
@@ -14746,7 +14745,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     if (pool->variant.close) (void)pool->variant.close(pool);
     (void)gai_cu.DevicePrimaryCtxRelease(pool->config.device);
     gai_pool_discard(pool);
-    if (gai_message_is_new == GAI_NOTE) gai_message_is_new = 0; /* the other thread logs it */
+    if (gai_thread.message_is_new == GAI_NOTE) gai_thread.message_is_new = 0; /* the other thread logs it */
     return cudaSuccess;
 }
 
@@ -14831,9 +14830,9 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     pool->walking = 1;
     pool->telling++;
     gai_lock_off(&pool->growth);
-    gai_callback_begin(&gai_in_mapping, &saved);
+    gai_callback_begin(&gai_thread.in_mapping, &saved);
     for (i = 0; i < n; i++) call->on_map(pool->handle, (void *)ranges[i].addr, ranges[i].bytes, call->user);
-    gai_callback_end(&gai_in_mapping, &saved);
+    gai_callback_end(&gai_thread.in_mapping, &saved);
     gai_lock_on(&pool->growth);
     pool->telling--;
     pool->walking = 0;
@@ -14999,7 +14998,7 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 static void gai_pool_await_told(galloc_pool *pool)
 {
     unsigned round;
-    for (round = 0; pool->telling && !gai_in_mapping; round++) {
+    for (round = 0; pool->telling && !gai_thread.in_mapping; round++) {
         gai_lock_off(&pool->growth);
         gai_latch_rest(round);
         gai_lock_on(&pool->growth);
@@ -15036,7 +15035,7 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     unsigned round;
     do {
         users = gai_load(&pool->users);
-        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_in_mapping || gai_in_shortage)))
+        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_thread.in_mapping || gai_thread.in_shortage)))
             return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or is in use "
                             "by the call that made this callback");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
@@ -15465,7 +15464,6 @@ static int gai_tcache_pin(const gai_tcache_entry *entry)
 
 static gai_thread_key gai_end_key;
 static uint64_t gai_ends; /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
-static GAI_THREAD_LOCAL uint64_t gai_watched; /* generation in which this thread has set the key */
 
 /* When a thread ends, flushes the stream caches of its per-thread streams, so that other streams find their blocks.
    Calls nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
@@ -15516,9 +15514,9 @@ static void gai_thread_watch(void)
 {
     uint64_t generation = gai_load(&gai_generation);
     uintptr_t number = (uintptr_t)gai_stream_key(CU_STREAM_PER_THREAD);
-    if (gai_watched == generation) return;
+    if (gai_thread.watched == generation) return;
     gai_lock_on(&gai_global_lock);
-    if (gai_watch_ends() && gai_thread_key_set(gai_end_key, (void *)number)) gai_watched = generation;
+    if (gai_watch_ends() && gai_thread_key_set(gai_end_key, (void *)number)) gai_thread.watched = generation;
     gai_lock_off(&gai_global_lock);
 }
 
@@ -15722,7 +15720,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(pool, device);
     }
-    if (error) gai_has_report = 0;
+    if (error) gai_thread.has_report = 0;
     else error = gai_pool_alloc(*pool, ptr, request, &site);
     if (!error) gai_tcache_note(&site, *pool, request->pool);
     return error;
@@ -15737,7 +15735,7 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
     error = gai_begin();
     if (!error && pool) error = gai_pool_find(&pool);
     if (error) {
-        gai_has_report = 0;
+        gai_thread.has_report = 0;
         return error;
     }
     if (request->bytes) error = gai_alloc_in(&pool, ptr, request);
@@ -15916,7 +15914,7 @@ static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream
     GALLOC_API cudaError_t name##_ptsz parameters;
 GAI_STREAM_FUNCTIONS(GAI_DECLARE)
 
-GALLOC_API const char *galloc_last_message(void) { return gai_message; }
+GALLOC_API const char *galloc_last_message(void) { return gai_thread.message; }
 
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
 {
@@ -16070,7 +16068,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
         return gai_end(__func__, gai_fail(cudaErrorNotSupported, "no address range of %zu bytes is left", bytes));
     error = gai_find_pool(&pool, ptr, stream, &site);
-    if (error) gai_has_report = 0;
+    if (error) gai_thread.has_report = 0;
     if (!pool) return gai_end(__func__, error);
     error = gai_site_is_free(&site) ? cudaErrorNotSupported : gai_pool_resize(pool, ptr, bytes, &site);
     gai_pool_unpin(pool);
@@ -16189,7 +16187,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         job.params.just_ready = 1;
         gai_job_run(&job);
         error = job.error;
-        if (error) gai_has_report = job.reported;
+        if (error) gai_thread.has_report = job.reported;
     }
     gai_pool_unpin(pool);
     return gai_end(__func__, error);
@@ -16281,9 +16279,9 @@ GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc
 GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 {
     if (!report) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report is NULL"));
-    if (!gai_has_report)
+    if (!gai_thread.has_report)
         return gai_end(__func__, gai_fail(cudaErrorNotReady, "no allocation of this thread ran out of memory"));
-    *report = gai_last_report;
+    *report = gai_thread.report;
     return cudaSuccess;
 }
 

@@ -73,7 +73,7 @@ void inside_log_anew(void)
 
 void inside_hold_log(int on) { inside_hold(&gai_log_lock, on); }
 
-size_t inside_message_size(void) { return sizeof gai_message; }
+size_t inside_message_size(void) { return sizeof gai_thread.message; }
 
 void inside_forget_pools(void)
 {
@@ -83,7 +83,7 @@ void inside_forget_pools(void)
 }
 
 int inside_page_class(size_t bytes) { return gai_page_class(bytes); }
-int inside_in_mapping(void) { return gai_in_mapping; }
+int inside_in_mapping(void) { return gai_thread.in_mapping; }
 pthread_mutex_t *inside_map_lock(void) { return &gai_map_lock; }
 
 void inside_latch(int on)
