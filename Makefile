@@ -95,7 +95,7 @@ SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
 THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
-	test_backends test_log,$(TESTS))
+	test_backends test_log test_snapshot,$(TESTS))
 CHECKS := $(wildcard tests/checks/check_*.sh)
 
 # Programs lie in one folder of build/, whichever folder of tests/ has them: no two of those files have the same name.

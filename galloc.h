@@ -49,7 +49,8 @@
         galloc_request with all parameters. galloc_free and galloc_resize find the pool of a block themselves.
      4  galloc_pool_reserve creates memory in advance, so that later allocations need no driver call.
      5  galloc_pool_stats and galloc_pool_streams show the state of a pool (galloc_pool_default gives the default pool).
-        galloc_pointer_info describes an address. galloc_pool_trim gives free memory back to the device.
+        galloc_pointer_info describes an address, galloc_snapshot_save writes all blocks for PyTorch's memory viewer.
+        galloc_pool_trim gives free memory back to the device.
      6  Call galloc_stream_retire before cudaStreamDestroy. Call galloc_shutdown at the end if you want to find leaks.
      The variable GALLOC_CONF sets the default pools' settings: GALLOC_CONF=memory_limit:20G,growth:64M ./program
 
@@ -251,7 +252,7 @@
      >>capture >>streams >>events >>pages >>callbacks >>fixed >>release >>parking >>rounding >>users >>collection
      >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>outofmemory >>job >>alloc
      >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>torch >>backends >>pooled >>heuristic
-     >>pools >>poolend >>defaultpools >>threadcache >>public
+     >>pools >>poolend >>snapshot >>defaultpools >>threadcache >>public
 
    Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
    galloc_pool_check computes the invariants. The licence is at the end of the file. */
@@ -445,6 +446,15 @@ typedef struct galloc_request {
     uint32_t tag;        /* any number; galloc_pointer_info returns it */
     int lifetime;        /* GALLOC_LIFETIME_... */
 } galloc_request;
+
+/* Formats of galloc_snapshot. */
+enum {
+    GALLOC_SNAPSHOT_JSON = 0,
+    GALLOC_SNAPSHOT_PICKLE = 1 /* for torch.cuda._memory_viz and PyTorch's viewer: Python's pickle, protocol 2 */
+};
+
+/* Receives a part of a snapshot; returns 0, or another number to stop. */
+typedef int (*galloc_write)(void *user, const void *data, size_t bytes);
 
 typedef enum galloc_state {
     GALLOC_STATE_FOREIGN, /* not in galloc's memory */
@@ -969,6 +979,28 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
      count    receives the number of streams, which may exceed n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
 
+/* Writes the state of a pool, or of all: each segment and block, the pages, the counters and the settings. The keys are
+   those of PyTorch's torch.cuda.memory._snapshot(), so that its viewer and its tools read it; galloc's own stand under
+   "galloc". A segment is a range of addresses with memory and without a gap. Blocks are "active_allocated" (the
+   program's), "active_pending_free" (free; a graph owns it, or several streams' work may still use it) or "inactive".
+   Of each pool, at one time: the sizes of its segments, with kept_by_driver, add up to galloc_stats.reserved, and the
+   requested sizes of its allocated blocks to galloc_stats.live. There is no history: device_traces are empty.
+     pool     NULL: all pools of the process, each as it is when its turn comes
+     format   GALLOC_SNAPSHOT_...
+     write    called with consecutive parts of up to 4096 bytes; returns 0, or another number to stop. No lock is held,
+              and it may call galloc
+     user     its first argument
+     Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, about 56 bytes for each block and
+              page; cudaErrorOperatingSystem: write has stopped it
+     Threads  waits for driver calls that other threads make for the pool; then calls on the pool wait while the state is
+              copied, about 50 ns for each block. While on_map or on_unmap runs, its pages are missing in the sums */
+GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user);
+
+/* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
+     path     an existing file is replaced at the end, so that no reader meets a part: PATH.partial becomes PATH
+     Returns  as galloc_snapshot; cudaErrorOperatingSystem: the file cannot be written; the message has the reason */
+GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path);
+
 /* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks.
      Returns  the number of violated invariants, 0 for a healthy heap; -1 for a pool that is NULL or has ended, and in
               the child of a fork */
@@ -1045,6 +1077,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 extern "C++" {
 #endif
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1953,7 +1986,7 @@ typedef struct gai_block {
     uintptr_t addr;
     size_t bytes;
     uint64_t requested;              /* in a stream cache: of its last use */
-    uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_DROPPED */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_KEPT */
     uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
     gai_stream *stream;                  /* used: of the stream that it was given to. An allocation and a free
                                             that a stream cache serves access no member behind this one */
@@ -1983,6 +2016,7 @@ typedef struct gai_block {
     ((uint64_t)1 << 32) /* the stream of `life` used it before, and its marks do not cover that use */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* a stream cache cannot do all that its free demands */
 #define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_CACHED: `age` is the epoch of the dropped mark of that use */
+#define GAI_KEPT ((uint64_t)1 << 35)    /* only while a snapshot is copied: it is in a stream cache */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
    Each of them but current is a stale alias.  (current->block->kind == GAI_ALIAS) == the page is parked; its bytes are
@@ -15123,6 +15157,524 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
     return cudaSuccess;
 }
 
+/* ==== SNAPSHOT ================================================================================================== */
+/* >>snapshot */
+
+/* galloc_snapshot. The state of the heap is copied with the pool's locks and all latches held, and written with no lock
+   held. One emitter writes JSON or a pickle (protocol 2), with the keys and types of torch.cuda.memory._snapshot(); all
+   that PyTorch has no key for stands under "galloc". Owns nothing. May call the sections before it. */
+
+/* A block or a page. */
+typedef struct gai_item {
+    uintptr_t addr;
+    size_t bytes, requested;
+    unsigned long long stream_id, capture_id;
+    uint32_t tag;
+    char state;  /* an index of gai_item_states */
+    char begins; /* the item before it ends elsewhere, or in another segment */
+    char lost;   /* its memory is gone */
+} gai_item;
+
+static const char *const gai_item_states[] = { "inactive", "active_pending_free", "active_allocated" };
+
+/* The state of a pool at one time: items[0 .. blocks) are blocks, items[blocks .. n) are pages.
+   requested bytes of blocks in state 2 == stats.live.current,  bytes of pages + kept == stats.reserved.current */
+typedef struct gai_copy {
+    struct gai_copy *next;
+    galloc_stats stats;
+    galloc_config config;
+    int is_default;
+    size_t kept;
+    gai_item *items;            /* NULL: they are only counted */
+    size_t n, blocks;
+    const gai_segment *segment; /* of the last item, and its end */
+    uintptr_t end;
+} gai_copy;
+
+/* ---- copying ---- */
+
+static void gai_copy_add(gai_copy *copy, const gai_segment *segment, const gai_item *item)
+{
+    if (copy->items) {
+        copy->items[copy->n] = *item;
+        copy->items[copy->n].begins = segment != copy->segment || item->addr != copy->end;
+    }
+    copy->segment = segment;
+    copy->end = item->addr + item->bytes;
+    copy->n++;
+}
+
+/* One stream at least can have a free block at once, unless a graph owns it or work of several streams may still use
+   it. */
+static char gai_item_state(const gai_block *block)
+{
+    const gai_mark *mark;
+    const gai_stream *stream = NULL;
+    if (block->kind == GAI_USED) return block->tag & GAI_KEPT ? 0 : 2;
+    for (mark = block->marks; mark; mark = mark->next) {
+        if (gai_mark_is_complete(mark)) continue;
+        if (mark->stream->capture || (stream && stream != mark->stream)) return 1;
+        stream = mark->stream;
+    }
+    return 0;
+}
+
+static void gai_copy_block(gai_copy *copy, const gai_block *block)
+{
+    gai_item item;
+    memset(&item, 0, sizeof item);
+    if (!gai_block_has_pages(block) || (block->segment->lost && block->kind != GAI_USED)) return;
+    item.addr = block->addr;
+    item.bytes = block->bytes;
+    item.state = gai_item_state(block);
+    item.lost = (char)(block->segment->lost != 0);
+    item.stream_id = gai_counted(&block->stream_id);
+    item.capture_id = gai_block_capture_id(block);
+    if (item.state == 2) {
+        item.requested = (size_t)gai_counted(&block->requested);
+        item.tag = (uint32_t)gai_counted(&block->tag);
+    }
+    gai_copy_add(copy, block->segment, &item);
+}
+
+static void gai_copy_page(gai_copy *copy, const gai_mapping *mapping)
+{
+    gai_item item;
+    memset(&item, 0, sizeof item);
+    item.addr = mapping->addr;
+    item.bytes = mapping->bytes;
+    gai_copy_add(copy, mapping->segment, &item);
+}
+
+/* The pages that begin in a block. */
+static void gai_copy_pages(gai_copy *copy, const gai_block *block)
+{
+    uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
+    const gai_segment *segment = block->segment;
+    if (!gai_block_has_pages(block) || segment->lost) return;
+    if (segment->given && block == segment->first) gai_copy_page(copy, segment->whole);
+    while (at < end && !segment->given) {
+        const gai_mapping *mapping = gai_page_at(at);
+        if (mapping && mapping->addr >= block->addr) gai_copy_page(copy, mapping);
+        at = mapping ? mapping->addr + mapping->bytes : end;
+    }
+}
+
+/* Pages in quarantine; their addresses are also blocks that nobody can use. */
+static void gai_copy_quarantine(gai_copy *copy, const galloc_pool *pool)
+{
+    const gai_mapping *mapping;
+    for (mapping = pool->quarantine; mapping; mapping = mapping->next)
+        if (mapping->page->stuck && mapping->page->shown == mapping) gai_copy_page(copy, mapping);
+}
+
+/* Sets or clears GAI_KEPT of a list of blocks. */
+static void gai_blocks_keep(gai_block *block, int on)
+{
+    for (; block; block = block->next_bin) gai_set_relaxed(&block->tag, (block->tag & ~GAI_KEPT) | (on ? GAI_KEPT : 0));
+}
+
+/* The same for all blocks in stream caches. A used block that neither the program holds nor a cache is about to be
+   freed, and counts as used until then. [lock, latches] */
+static void gai_caches_keep(const galloc_pool *pool, int on)
+{
+    const gai_stream *stream;
+    size_t i;
+    for (stream = pool->streams; stream; stream = stream->next) {
+        gai_blocks_keep(stream->cache.unconfirmed, on);
+        gai_blocks_keep(stream->cache.orphans, on);
+        for (i = 0; i < GAI_CACHE_BINS; i++)
+            if (stream->cache.filled >> i & 1) gai_blocks_keep(stream->cache.bins[i].first, on);
+    }
+}
+
+/* Copies, or counts, all items. [lock, latches] */
+static void gai_copy_items(gai_copy *copy, const galloc_pool *pool)
+{
+    const gai_segment *segment;
+    const gai_block *block;
+    copy->n = 0;
+    copy->segment = NULL;
+    for (segment = pool->segments; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next) gai_copy_block(copy, block);
+    gai_copy_quarantine(copy, pool);
+    copy->blocks = copy->n;
+    copy->segment = NULL;
+    for (segment = pool->segments; segment; segment = segment->next)
+        for (block = segment->first; block; block = block->next) gai_copy_pages(copy, block);
+    gai_copy_quarantine(copy, pool);
+}
+
+/* Adds a copy of the pool's state to a list. [no lock] */
+static cudaError_t gai_copy_new(gai_copy **list, galloc_pool *pool)
+{
+    gai_copy *copy = (gai_copy *)GALLOC_MALLOC(sizeof *copy);
+    if (!copy) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
+    memset(copy, 0, sizeof *copy);
+    gai_lock_on(&pool->growth); /* so that no page is on its way */
+    gai_lock_on(&pool->lock);
+    gai_pool_reap(pool);
+    gai_pool_lock_caches(pool);
+    gai_copy_items(copy, pool);
+    copy->items = (gai_item *)GALLOC_MALLOC((copy->n + 1) * sizeof *copy->items);
+    gai_caches_keep(pool, 1);
+    if (copy->items) gai_copy_items(copy, pool);
+    gai_caches_keep(pool, 0);
+    gai_stats_locked(pool, &copy->stats);
+    copy->kept = pool->kept;
+    gai_pool_unlock_caches(pool);
+    copy->stats.graph_bytes = gai_pool_captured(pool);
+    gai_pool_read_config(pool, &copy->config);
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->growth);
+    copy->is_default = pool->is_default;
+    if (!copy->items) {
+        GALLOC_FREE(copy);
+        return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
+    }
+    while (*list) list = &(*list)->next;
+    *list = copy;
+    return cudaSuccess;
+}
+
+static void gai_copies_free(gai_copy *copy)
+{
+    while (copy) {
+        gai_copy *next = copy->next;
+        GALLOC_FREE(copy->items);
+        GALLOC_FREE(copy);
+        copy = next;
+    }
+}
+
+/* ---- emitting ---- */
+
+#define GAI_EMITTER_DEPTH 12
+#define GAI_EMITTER_KEYS 128 /* keys that a pickle remembers, so that it names them by one byte */
+
+typedef struct gai_emitter {
+    galloc_write write;
+    void *user;
+    int pickle;
+    int refused; /* `write` did not return 0 */
+    int depth;
+    char open[GAI_EMITTER_DEPTH];  /* what values stand in: { or [ */
+    char first[GAI_EMITTER_DEPTH]; /* none stands there yet */
+    const char *keys[GAI_EMITTER_KEYS];
+    int n_keys;
+    size_t used;
+    unsigned char buffer[4096];
+} gai_emitter;
+
+static void gai_emit_flush(gai_emitter *e)
+{
+    if (e->used && !e->refused) e->refused = e->write(e->user, e->buffer, e->used) != 0;
+    e->used = 0;
+}
+
+static void gai_emit_bytes(gai_emitter *e, const void *data, size_t n)
+{
+    const unsigned char *from = (const unsigned char *)data;
+    while (n) {
+        size_t part = gai_min(n, sizeof e->buffer - e->used);
+        memcpy(e->buffer + e->used, from, part);
+        e->used += part;
+        from += part;
+        n -= part;
+        if (e->used == sizeof e->buffer) gai_emit_flush(e);
+    }
+}
+
+static void gai_emit_byte(gai_emitter *e, int byte)
+{
+    unsigned char c = (unsigned char)byte;
+    gai_emit_bytes(e, &c, 1);
+}
+
+/* The low bytes of a number, the lowest first. */
+static void gai_emit_little(gai_emitter *e, uint64_t n, int bytes)
+{
+    for (; bytes--; n >>= 8) gai_emit_byte(e, (int)(n & 255));
+}
+
+/* Before a value of a JSON list, or a key, that is not the first. */
+static void gai_emit_comma(gai_emitter *e)
+{
+    if (!e->pickle && !e->first[e->depth]) gai_emit_byte(e, ',');
+    e->first[e->depth] = 0;
+}
+
+static void gai_emit_value(gai_emitter *e)
+{
+    if (e->open[e->depth] == '[') gai_emit_comma(e);
+}
+
+/* After a value: a pickle puts it into the dictionary (SETITEM) or list (APPEND). */
+static void gai_emit_done(gai_emitter *e)
+{
+    if (e->pickle && e->depth) gai_emit_byte(e, e->open[e->depth] == '{' ? 's' : 'a');
+}
+
+static void gai_emit_open(gai_emitter *e, char what)
+{
+    gai_emit_value(e);
+    gai_emit_byte(e, !e->pickle ? what : what == '{' ? '}' : ']'); /* EMPTY_DICT, EMPTY_LIST */
+    e->depth++;
+    e->open[e->depth] = what;
+    e->first[e->depth] = 1;
+}
+
+static void gai_emit_close(gai_emitter *e)
+{
+    if (!e->pickle) gai_emit_byte(e, e->open[e->depth] == '{' ? '}' : ']');
+    e->depth--;
+    gai_emit_done(e);
+}
+
+/* A text of ASCII: BINUNICODE. */
+static void gai_emit_text(gai_emitter *e, const char *text)
+{
+    size_t n = strlen(text);
+    if (e->pickle) {
+        gai_emit_byte(e, 'X');
+        gai_emit_little(e, n, 4);
+        gai_emit_bytes(e, text, n);
+        return;
+    }
+    gai_emit_byte(e, '"');
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') gai_emit_byte(e, '\\');
+        gai_emit_byte(e, (unsigned char)*text < ' ' ? ' ' : *text);
+    }
+    gai_emit_byte(e, '"');
+}
+
+/* A key of the dictionary; a pickle remembers it (BINPUT), and names it by number from then on (BINGET). */
+static void gai_emit_key(gai_emitter *e, const char *key)
+{
+    int i = 0;
+    gai_emit_comma(e);
+    if (!e->pickle) {
+        gai_emit_text(e, key);
+        gai_emit_byte(e, ':');
+        return;
+    }
+    while (i < e->n_keys && strcmp(e->keys[i], key)) i++;
+    if (i < e->n_keys) {
+        gai_emit_byte(e, 'h');
+        gai_emit_byte(e, i);
+        return;
+    }
+    gai_emit_text(e, key);
+    if (i == GAI_EMITTER_KEYS) return;
+    e->keys[e->n_keys++] = key;
+    gai_emit_byte(e, 'q');
+    gai_emit_byte(e, i);
+}
+
+static void gai_emit_string(gai_emitter *e, const char *key, const char *text)
+{
+    if (key) gai_emit_key(e, key);
+    gai_emit_value(e);
+    gai_emit_text(e, text);
+    gai_emit_done(e);
+}
+
+/* BININT1, BININT2, BININT, or LONG1 of 9 bytes. */
+static void gai_emit_number(gai_emitter *e, const char *key, uint64_t n)
+{
+    char text[24];
+    if (key) gai_emit_key(e, key);
+    gai_emit_value(e);
+    if (!e->pickle) {
+        gai_emit_bytes(e, text, (size_t)snprintf(text, sizeof text, "%llu", (unsigned long long)n));
+    } else if (n < 256) {
+        gai_emit_byte(e, 'K');
+        gai_emit_little(e, n, 1);
+    } else if (n < 65536) {
+        gai_emit_byte(e, 'M');
+        gai_emit_little(e, n, 2);
+    } else if (n < (uint64_t)1 << 31) {
+        gai_emit_byte(e, 'J');
+        gai_emit_little(e, n, 4);
+    } else {
+        gai_emit_byte(e, 0x8a);
+        gai_emit_byte(e, 9);
+        gai_emit_little(e, n, 8);
+        gai_emit_byte(e, 0);
+    }
+    gai_emit_done(e);
+}
+
+/* NEWTRUE, NEWFALSE. */
+static void gai_emit_switch(gai_emitter *e, const char *key, int on)
+{
+    gai_emit_key(e, key);
+    if (e->pickle) gai_emit_byte(e, on ? 0x88 : 0x89);
+    else gai_emit_bytes(e, on ? "true" : "false", on ? 4 : 5);
+    gai_emit_done(e);
+}
+
+/* PyTorch's pool ids are pairs; a pickle has them as tuples (TUPLE2). */
+static void gai_emit_pair(gai_emitter *e, const char *key, unsigned a, unsigned b)
+{
+    char text[32];
+    gai_emit_key(e, key);
+    if (e->pickle) {
+        gai_emit_byte(e, 'J');
+        gai_emit_little(e, a, 4);
+        gai_emit_byte(e, 'J');
+        gai_emit_little(e, b, 4);
+        gai_emit_byte(e, 0x86);
+    } else {
+        gai_emit_bytes(e, text, (size_t)snprintf(text, sizeof text, "[%u,%u]", a, b));
+    }
+    gai_emit_done(e);
+}
+
+static void gai_emit_empty_list(gai_emitter *e, const char *key)
+{
+    if (key) gai_emit_key(e, key);
+    gai_emit_open(e, '[');
+    gai_emit_close(e);
+}
+
+/* ---- the dictionary ---- */
+
+static void gai_emit_block(gai_emitter *e, const gai_item *item)
+{
+    gai_emit_open(e, '{');
+    gai_emit_number(e, "address", item->addr);
+    gai_emit_number(e, "size", item->bytes);
+    gai_emit_number(e, "requested_size", item->requested);
+    gai_emit_string(e, "state", gai_item_states[(int)item->state]);
+    gai_emit_number(e, "stream", item->stream_id);
+    if (item->capture_id) gai_emit_number(e, "capture", item->capture_id);
+    if (item->tag) gai_emit_number(e, "tag", item->tag);
+    gai_emit_empty_list(e, "frames");
+    gai_emit_close(e);
+}
+
+/* One of PyTorch's segments: blocks without a gap between them. Returns the number of items. */
+static size_t gai_emit_segment(gai_emitter *e, const gai_copy *copy, size_t at, unsigned number)
+{
+    const gai_item *first = &copy->items[at];
+    size_t i = at, total = 0, allocated = 0, active = 0, requested = 0;
+    gai_emit_open(e, '{');
+    gai_emit_number(e, "device", (uint64_t)copy->config.device);
+    gai_emit_number(e, "address", first->addr);
+    gai_emit_number(e, "stream", first->stream_id);
+    gai_emit_string(e, "segment_type", "large");
+    gai_emit_pair(e, "segment_pool_id", 0, number);
+    gai_emit_switch(e, "is_expandable", copy->config.expandable_segments);
+    gai_emit_key(e, "blocks");
+    gai_emit_open(e, '[');
+    do {
+        const gai_item *item = &copy->items[i];
+        gai_emit_block(e, item);
+        total += item->lost ? 0 : item->bytes;
+        active += item->state ? item->bytes : 0;
+        allocated += item->state == 2 ? item->bytes : 0;
+        requested += item->requested;
+    } while (++i < copy->blocks && !copy->items[i].begins);
+    gai_emit_close(e);
+    gai_emit_number(e, "total_size", total);
+    gai_emit_number(e, "allocated_size", allocated);
+    gai_emit_number(e, "active_size", active);
+    gai_emit_number(e, "requested_size", requested);
+    gai_emit_empty_list(e, "frames");
+    gai_emit_close(e);
+    return i - at;
+}
+
+/* A pool's counters, settings and pages, which PyTorch has no keys for. */
+static void gai_emit_pool(gai_emitter *e, const gai_copy *copy, unsigned number)
+{
+    char text[GALLOC_CONFIG_TEXT];
+    size_t i;
+    gai_emit_open(e, '{');
+    gai_emit_number(e, "device", (uint64_t)copy->config.device);
+    gai_emit_pair(e, "segment_pool_id", 0, number);
+    if (gai_config_print(&copy->config, text, sizeof text)) gai_emit_string(e, "settings", text);
+    gai_emit_number(e, "live", copy->stats.live.current);
+    gai_emit_number(e, "live_peak", copy->stats.live.peak);
+    gai_emit_number(e, "allocated", copy->stats.allocated.current);
+    gai_emit_number(e, "reserved", copy->stats.reserved.current);
+    gai_emit_number(e, "reserved_peak", copy->stats.reserved.peak);
+    gai_emit_number(e, "kept_by_driver", copy->kept);
+    gai_emit_number(e, "blocks", copy->stats.blocks.current);
+    gai_emit_number(e, "mallocs", copy->stats.mallocs);
+    gai_emit_number(e, "frees", copy->stats.frees);
+    gai_emit_number(e, "failures", copy->stats.failures);
+    gai_emit_number(e, "moves", copy->stats.moves);
+    gai_emit_number(e, "moved_bytes", copy->stats.moved_bytes);
+    gai_emit_number(e, "waits", copy->stats.waits);
+    gai_emit_number(e, "graph_bytes", copy->stats.graph_bytes);
+    gai_emit_key(e, "pages");
+    gai_emit_open(e, '[');
+    for (i = copy->blocks; i < copy->n; i++) {
+        gai_emit_open(e, '[');
+        gai_emit_number(e, NULL, copy->items[i].addr);
+        gai_emit_number(e, NULL, copy->items[i].bytes);
+        gai_emit_close(e);
+    }
+    gai_emit_close(e);
+    gai_emit_close(e);
+}
+
+/* The settings of the first pool, by PyTorch's names. */
+static void gai_emit_settings(gai_emitter *e, const gai_copy *copy)
+{
+    char text[GALLOC_CONFIG_TEXT];
+    gai_emit_key(e, "allocator_settings");
+    gai_emit_open(e, '{');
+    if (copy) {
+        gai_emit_switch(e, "expandable_segments", copy->config.expandable_segments);
+        gai_emit_number(e, "max_split_size", copy->config.max_split_size);
+        if (gai_config_print(&copy->config, text, sizeof text))
+            gai_emit_string(e, "PYTORCH_CUDA_ALLOC_CONF", text);
+    }
+    gai_emit_close(e);
+}
+
+static void gai_emit_snapshot(gai_emitter *e, const gai_copy *copies)
+{
+    const gai_copy *copy;
+    unsigned number;
+    size_t i;
+    int device, devices = 0;
+    if (e->pickle) gai_emit_bytes(e, "\x80\x02", 2);
+    gai_emit_open(e, '{');
+    gai_emit_key(e, "segments");
+    gai_emit_open(e, '[');
+    for (copy = copies, number = 0; copy; copy = copy->next) {
+        number += !copy->is_default;
+        for (i = 0; i < copy->blocks;) i += gai_emit_segment(e, copy, i, copy->is_default ? 0 : number);
+        if (devices <= copy->config.device) devices = copy->config.device + 1;
+    }
+    gai_emit_close(e);
+    gai_emit_key(e, "device_traces");
+    gai_emit_open(e, '[');
+    for (device = 0; device < devices; device++) gai_emit_empty_list(e, NULL);
+    gai_emit_close(e);
+    gai_emit_empty_list(e, "external_annotations");
+    gai_emit_settings(e, copies);
+    gai_emit_key(e, "galloc");
+    gai_emit_open(e, '{');
+    gai_emit_string(e, "version", GALLOC_VERSION_STRING);
+    gai_emit_key(e, "pools");
+    gai_emit_open(e, '[');
+    for (copy = copies, number = 0; copy; copy = copy->next) {
+        number += !copy->is_default;
+        gai_emit_pool(e, copy, copy->is_default ? 0 : number);
+    }
+    gai_emit_close(e);
+    gai_emit_close(e);
+    gai_emit_close(e);
+    if (e->pickle) gai_emit_byte(e, '.');
+    gai_emit_flush(e);
+}
+
 /* ==== DEFAULT POOLS =============================================================================================== */
 /* >>defaultpools */
 
@@ -16379,6 +16931,109 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
     return cudaSuccess;
+}
+
+/* Pins all pools, so that they are reached without the global lock. NULL: no host memory. */
+static galloc_pool **gai_pools_pin(size_t *n)
+{
+    galloc_pool *pool, **pools;
+    size_t count = 1;
+    gai_lock_on(&gai_global_lock);
+    for (pool = gai_pools; pool; pool = pool->next) count++;
+    pools = (galloc_pool **)GALLOC_MALLOC(count * sizeof *pools);
+    *n = 0;
+    for (pool = pools ? gai_pools : NULL; pool; pool = pool->next)
+        if (gai_pool_pin(pool)) pools[(*n)++] = pool;
+    gai_lock_off(&gai_global_lock);
+    return pools;
+}
+
+/* Copies the state of one pool, or of all (NULL). */
+static cudaError_t gai_copies_take(gai_copy **list, galloc_pool *pool)
+{
+    galloc_pool **pools;
+    size_t i, n;
+    cudaError_t error = gai_begin();
+    *list = NULL;
+    if (error || pool) {
+        if (!error) error = gai_pool_find(&pool);
+        if (error) return error;
+        error = gai_copy_new(list, pool);
+        gai_pool_unpin(pool);
+        return error;
+    }
+    for (i = 0, pools = gai_pools_pin(&n); i < n; i++) {
+        if (!error) error = gai_copy_new(list, pools[i]);
+        gai_pool_unpin(pools[i]);
+    }
+    if (!pools) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of pools");
+    GALLOC_FREE(pools);
+    if (error) gai_copies_free(*list);
+    return error;
+}
+
+/* Writes a snapshot; the message of an error is there. */
+static cudaError_t gai_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
+{
+    gai_emitter emitter;
+    gai_copy *copies;
+    cudaError_t error;
+    if (!write) return gai_fail(cudaErrorInvalidValue, "write is NULL");
+    if (format != GALLOC_SNAPSHOT_JSON && format != GALLOC_SNAPSHOT_PICKLE)
+        return gai_fail(cudaErrorInvalidValue, "format %d is no GALLOC_SNAPSHOT_...", format);
+    error = gai_copies_take(&copies, pool);
+    if (error) return error;
+    memset(&emitter, 0, offsetof(gai_emitter, buffer));
+    emitter.write = write;
+    emitter.user = user;
+    emitter.pickle = format == GALLOC_SNAPSHOT_PICKLE;
+    gai_emit_snapshot(&emitter, copies);
+    gai_copies_free(copies);
+    if (emitter.refused) return gai_fail(cudaErrorOperatingSystem, "write has stopped the snapshot");
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
+{
+    return gai_end(__func__, gai_snapshot(pool, format, write, user));
+}
+
+static int gai_write_file(void *file, const void *data, size_t bytes)
+{
+    return fwrite(data, 1, bytes, (FILE *)file) != bytes;
+}
+
+/* Writes a snapshot to `partial`, and renames that to `path`. */
+static cudaError_t gai_snapshot_save(galloc_pool *pool, const char *path, const char *partial)
+{
+    const char *end = strrchr(path, '.');
+    int pickle = end && (!strcmp(end, ".pickle") || !strcmp(end, ".pkl"));
+    cudaError_t error;
+    FILE *file = fopen(partial, "wb");
+    if (!file) return gai_fail(cudaErrorOperatingSystem, "%s cannot be opened: errno %d", partial, errno);
+    error = gai_snapshot(pool, pickle ? GALLOC_SNAPSHOT_PICKLE : GALLOC_SNAPSHOT_JSON, gai_write_file, file);
+    if (fclose(file) && !error)
+        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be written: errno %d", partial, errno);
+    if (!error && rename(partial, path))
+        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be renamed to %s: errno %d", partial, path, errno);
+    if (error) (void)remove(partial);
+    return error;
+}
+
+GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
+{
+    static const char ending[] = ".partial";
+    char *partial;
+    cudaError_t error;
+    size_t n = path ? strlen(path) : 0;
+    if (!path) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "path is NULL"));
+    partial = (char *)GALLOC_MALLOC(n + sizeof ending);
+    if (!partial) return gai_end(__func__, gai_fail(cudaErrorMemoryAllocation, "no host memory for the path"));
+    memcpy(partial, path, n);
+    memcpy(partial + n, ending, sizeof ending);
+    error = gai_snapshot_save(pool, path, partial);
+    GALLOC_FREE(partial);
+    return gai_end(__func__, error);
 }
 
 GALLOC_API int galloc_pool_check(galloc_pool *pool)

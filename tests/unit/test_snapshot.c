@@ -1,0 +1,575 @@
+/* test_snapshot.c - galloc_snapshot: both formats say the same, the sums are those of the counters, and errors leave
+   nothing behind. */
+
+#include "setup.h"
+#include "value.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+/* ---- reading what is written ------------------------------------------------------------------------------------- */
+
+typedef struct text {
+    char *data;
+    size_t n, room;
+    long parts, stop_at; /* stop_at: the part at which write refuses; 0: none */
+} text;
+
+static int keep(void *user, const void *data, size_t bytes)
+{
+    text *t = user;
+    if (++t->parts == t->stop_at) return 1;
+    if (t->n + bytes > t->room) {
+        t->room = 2 * (t->n + bytes);
+        t->data = realloc(t->data, t->room);
+    }
+    memcpy(t->data + t->n, data, bytes);
+    t->n += bytes;
+    return 0;
+}
+
+static value *snapshot(galloc_pool *pool, int format)
+{
+    text t = {NULL, 0, 0, 0, 0};
+    value *v;
+    OK(galloc_snapshot(pool, format, keep, &t));
+    v = format == GALLOC_SNAPSHOT_JSON ? value_of_json(t.data, t.n) : value_of_pickle(t.data, t.n);
+    EXPECT(v);
+    free(t.data);
+    return v;
+}
+
+/* Checks one segment. Adds to the sums. */
+static void check_segment(const value *segment, uint64_t *total, uint64_t *requested, size_t *used)
+{
+    uint64_t at = number_of(segment, "address"), bytes = 0, allocated = 0, active = 0, of_blocks = 0;
+    const value *block = value_of(segment, "blocks");
+    EXPECT(value_count(block) > 0);
+    for (block = block ? block->first : NULL; block; block = block->next) {
+        const char *state = text_of(block, "state");
+        int is_used = !strcmp(state, "active_allocated");
+        EXPECT(is_used || !strcmp(state, "inactive") || !strcmp(state, "active_pending_free"));
+        EXPECT_EQ(number_of(block, "address"), at); /* no gap */
+        EXPECT(number_of(block, "requested_size") <= number_of(block, "size"));
+        EXPECT(is_used || number_of(block, "requested_size") == 0);
+        EXPECT_EQ(value_count(value_of(block, "frames")), 0);
+        at += number_of(block, "size");
+        bytes += number_of(block, "size");
+        if (is_used) allocated += number_of(block, "size");
+        if (strcmp(state, "inactive")) active += number_of(block, "size");
+        of_blocks += number_of(block, "requested_size");
+        *used += (size_t)is_used;
+    }
+    EXPECT_EQ(number_of(segment, "total_size"), bytes);
+    EXPECT_EQ(number_of(segment, "allocated_size"), allocated);
+    EXPECT_EQ(number_of(segment, "active_size"), active);
+    EXPECT_EQ(number_of(segment, "requested_size"), of_blocks);
+    *total += bytes;
+    *requested += of_blocks;
+}
+
+/* Both formats are the same, and their sums are the counters. */
+static void check_snapshot(galloc_pool *pool)
+{
+    value *json = snapshot(pool, GALLOC_SNAPSHOT_JSON), *pickle = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    const value *v, *mine = value_of(value_of(json, "galloc"), "pools");
+    galloc_stats stats = stats_of(pool);
+    uint64_t total = 0, requested = 0, pages = 0;
+    size_t used = 0;
+    EXPECT(values_equal(json, pickle));
+    v = value_of(json, "segments");
+    for (v = v ? v->first : NULL; v; v = v->next) check_segment(v, &total, &requested, &used);
+    EXPECT_EQ(value_count(mine), 1);
+    mine = mine ? mine->first : NULL;
+    v = value_of(mine, "pages");
+    for (v = v ? v->first : NULL; v; v = v->next) pages += v->first->next->number;
+    EXPECT_EQ(total + number_of(mine, "kept_by_driver"), stats.reserved.current);
+    EXPECT_EQ(pages + number_of(mine, "kept_by_driver"), stats.reserved.current);
+    EXPECT_EQ(requested, stats.live.current);
+    EXPECT_EQ(used, stats.blocks.current);
+    EXPECT_EQ(number_of(mine, "live"), stats.live.current);
+    EXPECT_EQ(number_of(mine, "reserved"), stats.reserved.current);
+    EXPECT_EQ(value_count(value_of(json, "device_traces")), 1);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    value_free(json);
+    value_free(pickle);
+}
+
+/* ---- what is in it ----------------------------------------------------------------------------------------------- */
+
+TEST(an_empty_pool_has_no_segments)
+{
+    galloc_pool *pool;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    check_snapshot(pool);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(blocks_have_their_state_stream_and_tag)
+{
+    cudaStream_t stream;
+    galloc_pool *pool;
+    galloc_request request;
+    void *p, *q;
+    value *json;
+    const value *block;
+    begin_still();
+    pool = pool_limited(SIZE_MAX);
+    stream = stream_new();
+    memset(&request, 0, sizeof request);
+    request.bytes = 5000;
+    request.stream = stream;
+    request.pool = pool;
+    request.tag = 7;
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_pool_malloc(pool, &q, MIB(1), stream));
+    put(stream, q, MIB(1), 1);
+    OK(galloc_free(q, stream));
+    json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    block = value_of(value_of(json, "segments")->first, "blocks")->first;
+    EXPECT_EQ(value_count(value_of(json, "segments")), 1);
+    EXPECT_EQ(number_of(block, "address"), (uintptr_t)p);
+    EXPECT_EQ(number_of(block, "size"), 5120);
+    EXPECT_EQ(number_of(block, "requested_size"), 5000);
+    EXPECT_EQ(number_of(block, "tag"), 7);
+    EXPECT_EQ(number_of(block, "stream"), stream_id(stream));
+    EXPECT(!strcmp(text_of(block, "state"), "active_allocated"));
+    EXPECT_EQ(number_of(block->next, "address"), (uintptr_t)q);
+    EXPECT(!strcmp(text_of(block->next, "state"), "inactive")); /* in the stream's cache */
+    EXPECT(!value_of(block->next, "tag"));
+    EXPECT(strstr(text_of(value_of(value_of(json, "galloc"), "pools")->first, "settings"), "memory_limit:"));
+    value_free(json);
+    check_snapshot(pool);
+    OK(galloc_free(p, stream));
+    stream_end(stream);
+    sim_run(-1);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(memory_that_several_streams_used_is_pending)
+{
+    cudaStream_t streams[2];
+    galloc_pool *pool;
+    void *p;
+    value *json;
+    const value *block;
+    begin_still();
+    pool = pool_limited(SIZE_MAX);
+    streams[0] = stream_new();
+    streams[1] = stream_new();
+    OK(galloc_pool_malloc(pool, &p, MIB(4), streams[0]));
+    order(streams[0], streams[1]);
+    put(streams[0], p, MIB(2), 1);
+    put(streams[1], (char *)p + MIB(2), MIB(2), 1);
+    OK(galloc_free_after(p, streams, 2));
+    json = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    block = value_of(value_of(json, "segments")->first, "blocks")->first;
+    EXPECT(!strcmp(text_of(block, "state"), "active_pending_free"));
+    value_free(json);
+    check_snapshot(pool);
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    json = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    block = value_of(value_of(json, "segments")->first, "blocks")->first;
+    EXPECT(!strcmp(text_of(block, "state"), "inactive"));
+    value_free(json);
+    stream_end(streams[0]);
+    stream_end(streams[1]);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(memory_of_a_graph_names_its_capture)
+{
+    cudaStream_t stream;
+    galloc_pool *pool;
+    cudaGraph_t graph = NULL;
+    unsigned long long id = 0;
+    void *p;
+    value *json;
+    const value *block;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    stream = stream_new();
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    OK(galloc_pool_malloc(pool, &p, MIB(4), stream));
+    id = info_of(p).capture_id;
+    EXPECT(id);
+    put(stream, p, MIB(4), 1);
+    OK(galloc_free(p, stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+    json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    block = value_of(value_of(json, "segments")->first, "blocks")->first;
+    EXPECT(!strcmp(text_of(block, "state"), "active_pending_free"));
+    EXPECT_EQ(number_of(block, "capture"), id);
+    EXPECT(number_of(value_of(value_of(json, "galloc"), "pools")->first, "graph_bytes") >= MIB(4));
+    value_free(json);
+    check_snapshot(pool);
+    OK(cudaGraphDestroy(graph));
+    stream_end(stream);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* All pools: the default ones are 0, those of the program are numbered. */
+TEST(all_pools_of_the_process)
+{
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *p, *q;
+    value *json;
+    const value *segment;
+    int own = 0, of_default = 0;
+    begin();
+    pool = pool_limited(GIB(1));
+    stream = stream_new();
+    OK(galloc_pool_malloc(pool, &p, MIB(4), stream));
+    OK(galloc_malloc(&q, MIB(6), stream));
+    json = snapshot(NULL, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(value_count(value_of(value_of(json, "galloc"), "pools")), 2);
+    for (segment = value_of(json, "segments")->first; segment; segment = segment->next) {
+        const value *block = value_of(segment, "blocks")->first;
+        uint64_t number = value_of(segment, "segment_pool_id")->first->next->number;
+        if (number_of(block, "address") == (uintptr_t)p) own += number == 1;
+        if (number_of(block, "address") == (uintptr_t)q) of_default += number == 0;
+    }
+    EXPECT_EQ(own, 1);
+    EXPECT_EQ(of_default, 1);
+    value_free(json);
+    OK(galloc_free(p, stream));
+    OK(galloc_free(q, stream));
+    stream_end(stream);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+/* Random calls under some settings; the sums hold after each few. */
+static void random_program(const char *settings)
+{
+    galloc_config config = galloc_config_default();
+    cudaStream_t streams[3];
+    galloc_pool *pool;
+    void *blocks[60] = {NULL};
+    uint64_t random = test_seed();
+    int i, k;
+    begin();
+    OK(galloc_config_parse(&config, settings, NULL, 0));
+    pool = pool_new(&config);
+    for (i = 0; i < 3; i++) streams[i] = stream_new();
+    for (i = 0; i < 600; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        k = (int)(random >> 33) % 60;
+        if (blocks[k]) {
+            OK(galloc_free(blocks[k], streams[(random >> 40) % 3]));
+            blocks[k] = NULL;
+        } else if ((random >> 50) % 9 == 0) {
+            galloc_request request;
+            memset(&request, 0, sizeof request);
+            request.bytes = MIB(1);
+            request.max_bytes = MIB(64);
+            request.stream = streams[(random >> 40) % 3];
+            request.pool = pool;
+            (void)galloc_alloc(&blocks[k], &request);
+        } else {
+            (void)galloc_pool_malloc(pool, &blocks[k], (size_t)(random >> 38) % ((random >> 60) ? KIB(900) : MIB(30)),
+                                     streams[(random >> 40) % 3]);
+        }
+        if (i % 40 == 0) sim_run(-1);
+        if (i % 100 == 77) OK(galloc_pool_trim(pool, stats_of(pool).reserved.current / 2, NULL));
+        if (i % 25 == 0) check_snapshot(pool);
+    }
+    for (k = 0; k < 60; k++) OK(galloc_free(blocks[k], streams[0]));
+    check_snapshot(pool);
+    for (i = 0; i < 3; i++) stream_end(streams[i]);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(sums_hold_in_random_programs)
+{
+    static const char *const settings[] = {
+        "memory_limit:2G", "memory_limit:256M", "overhead:0,memory_limit:2G", "memory_limit:2G,strategy:pooled",
+        "expandable_segments:False,memory_limit:2G", "like:pytorch,memory_limit:2G",
+        "backend:cudaMalloc,memory_limit:2G", "backend:cudaMallocAsync,memory_limit:2G", "memory_limit:1G,gc_age:1ms"};
+    size_t i;
+    for (i = 0; i < sizeof settings / sizeof *settings; i++) random_program(settings[i]);
+}
+
+/* A used block of a lost segment is the program's still; its memory counts no more. */
+TEST(memory_that_a_reset_took_counts_no_more)
+{
+    galloc_config config = config_fixed();
+    galloc_pool *pool;
+    void *p;
+    value *json;
+    begin();
+    pool = pool_new(&config);
+    OK(galloc_pool_malloc(pool, &p, MIB(4), NULL));
+    OK(cudaDeviceReset());
+    OK(galloc_pool_trim(pool, 0, NULL));
+    json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(value_of(json, "segments")->first, "total_size"), 0);
+    EXPECT_EQ(number_of(value_of(json, "segments")->first, "requested_size"), MIB(4));
+    value_free(json);
+    OK(galloc_free(p, NULL));
+    check_snapshot(pool);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(pages_that_the_driver_refuses_to_take_back_count)
+{
+    galloc_pool *pool;
+    void *p;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    OK(galloc_pool_malloc(pool, &p, MIB(64), NULL));
+    OK(galloc_free(p, NULL));
+    sim_fail("cuMemUnmap", 1, 1, CUDA_ERROR_UNKNOWN);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    (void)cudaGetLastError();
+    sim_fail_clear();
+    EXPECT(stats_of(pool).quarantined > 0);
+    check_snapshot(pool);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).quarantined, 0);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* Numbers of each length, around the borders of a pickle's codes. */
+TEST(sizes_of_any_length)
+{
+    static const size_t sizes[] = {512, KIB(63), KIB(64), GIB(1), GIB(2), GIB(3), GIB(4), GIB(5)};
+    galloc_pool *pool;
+    void *p;
+    size_t i;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        OK(galloc_pool_malloc(pool, &p, sizes[i], NULL));
+        check_snapshot(pool);
+        OK(galloc_free(p, NULL));
+    }
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* ---- files and errors -------------------------------------------------------------------------------------------- */
+
+static size_t file_size(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    long n = -1;
+    if (!file) return 0;
+    if (!fseek(file, 0, SEEK_END)) n = ftell(file);
+    fclose(file);
+    return (size_t)n;
+}
+
+static value *read_file(const char *path, int pickle)
+{
+    size_t n = file_size(path);
+    char *data = malloc(n + 1);
+    FILE *file = fopen(path, "rb");
+    value *v = NULL;
+    if (EXPECT(file) && EXPECT_EQ(fread(data, 1, n, file), n))
+        v = pickle ? value_of_pickle(data, n) : value_of_json(data, n);
+    if (file) fclose(file);
+    free(data);
+    return v;
+}
+
+TEST(files_by_their_names)
+{
+    static const char *const names[] = {"state.json", "state.pickle", "state.pkl", "state"};
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100];
+    struct rlimit limit;
+    galloc_pool *pool;
+    void *p;
+    size_t i;
+    value *v;
+    begin();
+    EXPECT(mkdtemp(folder));
+    pool = pool_limited(SIZE_MAX);
+    OK(galloc_pool_malloc(pool, &p, MIB(4), NULL));
+    for (i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        OK(galloc_snapshot_save(pool, path));
+        v = read_file(path, i == 1 || i == 2);
+        EXPECT_EQ(value_count(value_of(v, "segments")), 1);
+        value_free(v);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/nowhere/state.json", folder);
+    EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+    EXPECT(strstr(galloc_last_message(), "galloc_snapshot_save") && strstr(galloc_last_message(), path));
+    EXPECT_EQ(galloc_snapshot_save(pool, NULL), cudaErrorInvalidValue);
+    /* A file that cannot be written to its end is removed. */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0) {
+        struct rlimit little = {100, limit.rlim_max};
+        void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+        snprintf(path, sizeof path, "%s/state.json", folder);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+        EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        signal(SIGXFSZ, handler);
+        EXPECT(access(path, F_OK));
+    }
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST(wrong_arguments_and_a_write_that_stops)
+{
+    galloc_pool *pool;
+    text t = {NULL, 0, 0, 0, 0};
+    void *blocks[200];
+    long parts, i;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    for (i = 0; i < 200; i++) OK(galloc_pool_malloc(pool, &blocks[i], 1000, NULL));
+    EXPECT_EQ(galloc_snapshot(pool, 2, keep, &t), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_snapshot(pool, -1, keep, &t), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_snapshot(pool, 0, NULL, &t), cudaErrorInvalidValue);
+    EXPECT_EQ(t.parts, 0);
+    OK(galloc_snapshot(pool, 0, keep, &t));
+    parts = t.parts;
+    EXPECT(parts > 3);
+    for (i = 1; i <= parts; i++) {
+        t.n = 0;
+        t.parts = 0;
+        t.stop_at = i;
+        EXPECT_EQ(galloc_snapshot(pool, 0, keep, &t), cudaErrorOperatingSystem);
+        EXPECT_EQ(t.parts, i); /* it is not called again */
+    }
+    free(t.data);
+    for (i = 0; i < 200; i++) OK(galloc_free(blocks[i], NULL));
+    OK(galloc_pool_destroy(pool));
+    EXPECT_EQ(galloc_snapshot(pool, 0, keep, &t), cudaErrorInvalidResourceHandle);
+    finish();
+}
+
+TEST(without_host_memory_nothing_is_written)
+{
+    galloc_pool *pool;
+    text t = {NULL, 0, 0, 0, 0};
+    void *p;
+    long nth;
+    cudaError_t error = cudaErrorMemoryAllocation;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    OK(galloc_pool_malloc(pool, &p, 1000, NULL));
+    for (nth = 1; error && nth < 10; nth++) {
+        size_t live = sim_malloc_live();
+        sim_fail_malloc(nth, 0);
+        error = galloc_snapshot(nth % 2 ? pool : NULL, 0, keep, &t);
+        sim_fail_malloc(0, 0);
+        EXPECT(!error || error == cudaErrorMemoryAllocation);
+        EXPECT(!error || t.parts == 0);
+        EXPECT_EQ(sim_malloc_live(), live);
+    }
+    EXPECT(nth > 2 && nth < 10);
+    free(t.data);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* It may be called where memory has run out, and its write may call galloc. */
+static value *when_out;
+
+static int write_and_allocate(void *user, const void *data, size_t bytes)
+{
+    void *p;
+    OK(galloc_malloc(&p, 100, NULL));
+    OK(galloc_free(p, NULL));
+    return keep(user, data, bytes);
+}
+
+static int snapshot_on_oom(const galloc_report *report, void *user)
+{
+    text t = {NULL, 0, 0, 0, 0};
+    (void)report;
+    OK(galloc_snapshot(user, GALLOC_SNAPSHOT_PICKLE, write_and_allocate, &t));
+    when_out = value_of_pickle(t.data, t.n);
+    free(t.data);
+    return 0;
+}
+
+TEST(a_snapshot_when_memory_has_run_out)
+{
+    galloc_callbacks callbacks;
+    galloc_pool *pool;
+    void *p, *q;
+    begin();
+    pool = pool_limited(MIB(64));
+    memset(&callbacks, 0, sizeof callbacks);
+    callbacks.on_oom = snapshot_on_oom;
+    callbacks.user = pool;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    OK(galloc_pool_malloc(pool, &p, MIB(40), NULL));
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(30), NULL), cudaErrorMemoryAllocation);
+    EXPECT_EQ(number_of(value_of(value_of(when_out, "galloc"), "pools")->first, "live"), MIB(40));
+    value_free(when_out);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* Another thread allocates and frees meanwhile: each snapshot is of one time. */
+static int stop;
+
+static void *churn(void *pool)
+{
+    cudaStream_t stream = stream_new();
+    void *blocks[20] = {NULL}, *hot;
+    int i, k;
+    for (i = 0; !__atomic_load_n(&stop, __ATOMIC_RELAXED); i++) {
+        OK(galloc_free(blocks[i % 20], stream));
+        OK(galloc_pool_malloc(pool, &blocks[i % 20], (size_t)(i * 7919) % MIB(3) + 1, stream));
+        for (k = 0; k < 200; k++) {
+            OK(galloc_pool_malloc(pool, &hot, 5000, stream)); /* by the stream's cache, without the pool's lock */
+            OK(galloc_free(hot, stream));
+        }
+    }
+    for (i = 0; i < 20; i++) OK(galloc_free(blocks[i], stream));
+    stream_end(stream);
+    return NULL;
+}
+
+TEST(snapshots_beside_threads_are_of_one_time)
+{
+    galloc_pool *pool;
+    pthread_t threads[2];
+    int i;
+    begin();
+    pool = pool_limited(SIZE_MAX);
+    stop = 0;
+    for (i = 0; i < 2; i++) pthread_create(&threads[i], NULL, churn, pool);
+    for (i = 0; i < 100; i++) {
+        value *v = snapshot(pool, i % 2), *segment;
+        const value *mine = value_of(value_of(v, "galloc"), "pools")->first;
+        uint64_t total = 0, requested = 0;
+        size_t used = 0;
+        for (segment = value_of(v, "segments")->first; segment; segment = segment->next)
+            check_segment(segment, &total, &requested, &used);
+        EXPECT_EQ(total, number_of(mine, "reserved"));
+        EXPECT_EQ(requested, number_of(mine, "live"));
+        EXPECT_EQ(used, number_of(mine, "blocks"));
+        value_free(v);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+TEST_MAIN()
