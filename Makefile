@@ -144,7 +144,7 @@ build/examples/%: examples/%.c examples/example.h build/examples/galloc.o $(SIM_
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -DGALLOC_IMPLEMENTATION_DONE -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) \
 		-o $@ $(LIBS)
 EXAMPLE_CXX = -Wall -Wextra -Wshadow $(if $(CI),-Werror) $(CFLAGS) -O1 -DGALLOC_IMPLEMENTATION_DONE -I.
-build/examples/%: examples/%.cpp examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
+build/examples/%: examples/%.cpp examples/cpp/galloc.hpp examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
 	$(step)$(CXX) -std=c++11 $(EXAMPLE_CXX) -isystem $(BUNDLED) $(filter %.cpp %.o,$^) -o $@ $(LIBS)
 build/examples/%: examples/%.cu examples/example.h build/examples/galloc.o $(SIM_OBJECTS) tests/sim/sim_cuda.h \
 		tests/sim/nvcc.sh
@@ -274,7 +274,7 @@ build_gpu = $(NVCC) -O2 $(if $(filter %.cu,$<),-arch=$(ARCH)) -I. $< -o $@ $(LIB
 build/examples/%-cuda: examples/%.c examples/example.h galloc.h
 	$(folder)
 	$(step)$(build_gpu)
-build/examples/%-cuda: examples/%.cpp examples/example.h galloc.h
+build/examples/%-cuda: examples/%.cpp examples/cpp/galloc.hpp examples/example.h galloc.h
 	$(folder)
 	$(step)$(build_gpu)
 build/examples/%-cuda: examples/%.cu examples/example.h galloc.h

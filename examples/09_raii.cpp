@@ -1,135 +1,75 @@
-/* 09_raii.cpp - C++: a class that owns device memory, in a program that never calls malloc or free itself.
+/* 09_raii.cpp - C++: device memory that is freed with its owner, in a program that never calls malloc or free itself.
 
-   Shows    RAII over the C functions: memory that is freed with its owner, on the stream that it belongs to; owners
-            that move, grow and throw. No nvcc: any compiler of C++ does, since kernels are elsewhere.
-   Gain     that of the C functions: the class adds nothing to them, so that temporaries may be local variables.
-   Look up  galloc_malloc, galloc_free, galloc_malloc_growable, galloc_resize, galloc_record_stream */
+   Shows    the owners of cpp/galloc.hpp, which call the C functions: temporaries as local variables, members,
+            containers; owners that move, that grow, and that go when something throws.
+   Gain     that of the C functions, since the owners add nothing to them. An owner over cudaMalloc would wait for the
+            device at the end of each block of code.
+   Look up  make_unique, growable and stream in cpp/galloc.hpp; galloc_record_stream, galloc_set_log in galloc.h */
 
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
 
 #include "example.h"
 
-#include <memory>
-#include <new>
-#include <stdexcept>
-#include <string>
-#include <utility>
+#include "cpp/galloc.hpp" /* after example.h, so that its calls are compared with those of other allocators */
+
 #include <vector>
 
-/* ---- the classes: copy these ------------------------------------------------------------------------------------- */
+enum { STEPS = 50, WORDS = 1 << 10, LAYERS = 4 };
 
-/* Throws std::bad_alloc where memory ran out, and the message of galloc or CUDA otherwise. */
-static void expect(cudaError_t error)
+typedef galloc::unique_ptr<unsigned char> buffer;
+
+/* A result twice as long as the input, by way of a temporary. Its memory is there for the next caller as soon as this
+   returns, though the copies may still run: later work on the stream comes after them. */
+static buffer doubled(const buffer &in, size_t n, cudaStream_t s)
 {
-    if (error == cudaSuccess) return;
-    if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
-    throw std::runtime_error(std::string(cudaGetErrorString(error)) + ": " + galloc_last_message());
-}
-
-/* A non-blocking stream. It must outlive the memory that is freed on it. */
-class device_stream {
-    cudaStream_t stream = nullptr;
-
-  public:
-    device_stream() { expect(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-    device_stream(const device_stream &) = delete;
-    device_stream &operator=(const device_stream &) = delete;
-    ~device_stream()
-    {
-        (void)galloc_stream_retire(stream);
-        (void)cudaStreamDestroy(stream);
-    }
-    operator cudaStream_t() const { return stream; }
-};
-
-/* `size` objects of type T on the device, for work on a stream. Freed there: work that is queued may still use them. */
-template <class T> class device_array {
-    T *first = nullptr;
-    size_t count = 0;
-    cudaStream_t stream = nullptr;
-
-  public:
-    device_array() = default;
-    device_array(size_t n, cudaStream_t s) : count(n), stream(s) { expect(galloc_malloc(&first, n * sizeof(T), s)); }
-    device_array(size_t n, size_t most, cudaStream_t s) : count(n), stream(s)
-    {
-        expect(galloc_malloc_growable(&first, n * sizeof(T), most * sizeof(T), s));
-    }
-    device_array(device_array &&other) noexcept { swap(other); }
-    device_array &operator=(device_array &&other) noexcept
-    {
-        device_array(std::move(other)).swap(*this); /* what this had is freed here */
-        return *this;
-    }
-    ~device_array() { (void)galloc_free(first, stream); } /* NULL does nothing */
-
-    void swap(device_array &other) noexcept
-    {
-        std::swap(first, other.first);
-        std::swap(count, other.count);
-        std::swap(stream, other.stream);
-    }
-    /* Another stream uses it too; it must be ordered after what this stream has done so far. */
-    void also_used_on(cudaStream_t other) { expect(galloc_record_stream(first, other)); }
-    /* In place, for an array that was made with `most`. Addresses stay. */
-    void resize(size_t n)
-    {
-        expect(galloc_resize(first, n * sizeof(T), stream));
-        count = n;
-    }
-    T *data() const { return first; }
-    size_t size() const { return count; }
-    size_t bytes() const { return count * sizeof(T); }
-};
-
-/* ---- a program that uses them ------------------------------------------------------------------------------------ */
-
-/* Made of a temporary and a result; the temporary's memory is there for the next caller. */
-static device_array<unsigned char> doubled(const device_array<unsigned char> &in, cudaStream_t s)
-{
-    device_array<unsigned char> temporary(in.size(), s), out(2 * in.size(), s);
-    expect(cudaMemcpyAsync(temporary.data(), in.data(), in.bytes(), cudaMemcpyDeviceToDevice, s));
-    expect(cudaMemcpyAsync(out.data(), temporary.data(), in.bytes(), cudaMemcpyDeviceToDevice, s));
-    expect(cudaMemcpyAsync(out.data() + in.size(), temporary.data(), in.bytes(), cudaMemcpyDeviceToDevice, s));
+    buffer temporary = galloc::make_unique<unsigned char>(n, s), out = galloc::make_unique<unsigned char>(2 * n, s);
+    CHECK(cudaMemcpyAsync(temporary.get(), in.get(), n, cudaMemcpyDeviceToDevice, s));
+    CHECK(cudaMemcpyAsync(out.get(), temporary.get(), n, cudaMemcpyDeviceToDevice, s));
+    CHECK(cudaMemcpyAsync(out.get() + n, temporary.get(), n, cudaMemcpyDeviceToDevice, s));
     return out;
 }
 
 static void run_steps(void *state)
 {
-    cudaStream_t s = *(device_stream *)state;
-    std::vector<unsigned char> host(8 << 10);
-    for (int step = 0; step < 50; step++) {
-        device_array<unsigned char> a(1 << 10, s);
-        expect(cudaMemsetAsync(a.data(), step, a.bytes(), s));
-        for (int i = 0; i < 3; i++) a = doubled(a, s);
-        if (step == 49) expect(cudaMemcpyAsync(host.data(), a.data(), a.bytes(), cudaMemcpyDeviceToHost, s));
+    const galloc::stream &s = *(galloc::stream *)state;
+    std::vector<unsigned char> host(WORDS << LAYERS);
+    size_t right = 0;
+    for (int step = 0; step < STEPS; step++) {
+        buffer a = galloc::make_unique<unsigned char>(WORDS, s);
+        CHECK(cudaMemsetAsync(a.get(), step, WORDS, s));
+        for (int i = 0; i < LAYERS; i++) a = doubled(a, (size_t)WORDS << i, s); /* frees what `a` had */
+        if (step == STEPS - 1) CHECK(cudaMemcpyAsync(host.data(), a.get(), host.size(), cudaMemcpyDeviceToHost, s));
     }
-    expect(cudaStreamSynchronize(s));
-    int right = 0;
-    for (unsigned char c : host) right += c == 49;
-    example_result(right == 8 << 10);
+    s.synchronize();
+    for (unsigned char c : host) right += c == STEPS - 1;
+    example_result(right == host.size());
 }
 
-/* Owners in containers, by pointer, and in a function that throws. */
-static void show_owners(cudaStream_t s, cudaStream_t other)
-{
-    std::vector<device_array<float>> layers;
-    for (size_t i = 1; i <= 10; i++) layers.emplace_back(i * 1000, s); /* moves them as it grows */
-    std::unique_ptr<device_array<float>> one(new device_array<float>(std::move(layers[3])));
-    example_result(one->size() == 4000 && layers[3].data() == nullptr);
-    one->also_used_on(other);
+/* Owners as members. A copy of a network would have to copy device memory; it moves instead. */
+struct layer {
+    galloc::unique_ptr<float> weights;
+    galloc::growable<float> cache;
+    layer(size_t n, size_t most, cudaStream_t s) : weights(galloc::make_unique<float>(n, s)), cache(most, s) {}
+};
 
-    device_array<int> cache(1000, 10000000, s);
-    const int *before = cache.data();
-    cache.resize(5000000);
-    example_result(cache.data() == before && cache.bytes() == 20000000);
+static void show_owners(const galloc::stream &s, const galloc::stream &other)
+{
+    std::vector<layer> layers;
+    for (size_t i = 1; i <= 10; i++) layers.emplace_back(i * 1000, (size_t)1 << 24, s); /* they move as it grows */
+    const float *before = layers[3].cache.data();
+    layers[3].cache.resize(1 << 20);
+    example_result(layers[3].cache.data() == before && layers[3].cache.size() == 1 << 20);
+
+    /* Another stream uses the weights too: it is ordered after this one, and galloc is told. */
+    CHECK(galloc_record_stream(layers[3].weights.get(), other));
 
     try {
-        device_array<float> small(1000, s), large(SIZE_MAX / 8, s);
+        buffer small = galloc::make_unique<unsigned char>(1000, s);
+        buffer large = galloc::make_unique<unsigned char>(SIZE_MAX / 2, s);
         example_result(0);
-    } catch (const std::bad_alloc &) {
-        example_result(1); /* the small one has been freed */
+    } catch (const std::bad_alloc &) { /* also galloc::out_of_memory; the small one has been freed */
+        example_result(1);
     }
 }
 
@@ -138,20 +78,19 @@ int main()
     example_begin("09_raii");
     galloc_set_log([](int, const char *, void *) {}, nullptr); /* one request fails on purpose */
     try {
-        device_stream s, other;
+        galloc::stream s, other; /* retired and destroyed at the end of this block, after what is freed on them */
         show_owners(s, other);
-        example_compare("step", 50, run_steps, &s);
-
-        galloc_pool *pool;
-        galloc_stats stats;
-        expect(galloc_pool_default(&pool, -1));
-        expect(galloc_pool_stats(pool, &stats));
-        example_result(stats.blocks.current == 0 && stats.failures == 1);
-        printf("%d allocations, %d frees, %d blocks left\n", (int)stats.mallocs, (int)stats.frees,
-               (int)stats.blocks.current);
+        example_compare("step", STEPS, run_steps, &s);
     } catch (const std::exception &e) {
         fprintf(stderr, "%s\n", e.what());
         return 1;
     }
+    galloc_pool *pool;
+    galloc_stats stats;
+    CHECK(galloc_pool_default(&pool, -1));
+    CHECK(galloc_pool_stats(pool, &stats));
+    printf("%d allocations, %d frees, %d blocks left\n", (int)stats.mallocs, (int)stats.frees,
+           (int)stats.blocks.current);
+    example_result(stats.blocks.current == 0 && stats.failures == 1);
     return example_end();
 }

@@ -222,10 +222,21 @@ static inline cudaError_t example_resize(void *ptr, size_t bytes, cudaStream_t s
     return error;
 }
 
+static inline cudaError_t example_alloc(void **ptr, const galloc_request *request)
+{
+    double begin = example_now_us();
+    cudaError_t error = cudaSuccess;
+    if (example_with != GALLOC) return example_malloc(ptr, request->bytes, request->stream);
+    error = galloc_alloc(ptr, request);
+    example_allocator_us += example_now_us() - begin;
+    return error;
+}
+
 #define galloc_malloc(ptr, bytes, stream) example_malloc((void **)(ptr), bytes, stream)
 #define galloc_free(ptr, stream)          example_free(ptr, stream)
 #define galloc_malloc_growable(ptr, bytes, max_bytes, stream) \
     example_malloc_growable((void **)(ptr), bytes, max_bytes, stream)
+#define galloc_alloc(ptr, request)        example_alloc((void **)(ptr), request)
 #define galloc_resize(ptr, bytes, stream) example_resize(ptr, bytes, stream)
 
 #endif
