@@ -30,6 +30,7 @@ static int example_rounds = EXAMPLE_ROUNDS;   /* of a comparison, without the fi
 static void *example_kept[EXAMPLE_KEPT];      /* for NO_ALLOCATION: buffers that are handed out in turn */
 static int example_n_kept, example_next_kept;
 static long example_checked, example_wrong;   /* results */
+static int example_details;                   /* 1: calls of the allocator are timed, which takes time itself */
 static __thread double example_allocator_us;  /* the time that this thread has spent in the allocator */
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
@@ -149,6 +150,25 @@ static inline void example_row(const char *unit, int with, const example_timing 
     fclose(file);
 }
 
+/* One turn of an allocator. */
+static inline example_timing example_measure(int with, int steps, void (*work)(void *state), void *state)
+{
+    example_timing t;
+    double begin;
+    example_with = with;
+    example_details = example_is_simulated();
+    example_allocator_us = 0;
+    begin = example_now_us();
+    work(state);
+    t.us = (example_now_us() - begin) / steps;
+    if (!example_details) { /* the same again */
+        example_details = 1;
+        work(state);
+    }
+    t.in_allocator = example_allocator_us / steps;
+    return t;
+}
+
 /* Measures work(state), which does `steps` steps and waits for the device at its end, with each allocator. The first
    round warms up. The allocators take turns, so that a slow moment of the machine hits them alike. */
 static inline void example_compare(const char *unit, int steps, void (*work)(void *state), void *state)
@@ -158,15 +178,8 @@ static inline void example_compare(const char *unit, int steps, void (*work)(voi
     int with, round, all = example_n_kept ? EXAMPLE_ALLOCATORS : NO_ALLOCATION;
     for (round = -1; round < example_rounds; round++) {
         for (with = 0; with < all; with++) {
-            double begin, us;
-            example_with = with;
-            example_allocator_us = 0;
-            begin = example_now_us();
-            work(state);
-            us = example_now_us() - begin;
-            if (round < 0) continue;
-            timing[with][round].us = us / steps;
-            timing[with][round].in_allocator = example_allocator_us / steps;
+            example_timing t = example_measure(with, steps, work, state);
+            if (round >= 0) timing[with][round] = t;
         }
     }
     example_with = GALLOC;
@@ -179,56 +192,63 @@ static inline void example_compare(const char *unit, int steps, void (*work)(voi
 
 /* ---- calls of the example, sent to the allocator whose turn it is ------------------------------------------------ */
 
+static inline double example_call_begins(void) { return example_details ? example_now_us() : 0; }
+
+static inline void example_call_ends(double begin)
+{
+    if (example_details) example_allocator_us += example_now_us() - begin;
+}
+
 static inline cudaError_t example_malloc(void **ptr, size_t bytes, cudaStream_t stream)
 {
-    double begin = example_now_us();
+    double begin = example_call_begins();
     cudaError_t error = cudaSuccess;
     if (example_with == CUDA_MALLOC) error = cudaMalloc(ptr, bytes);
     else if (example_with == CUDA_MALLOC_ASYNC) error = cudaMallocAsync(ptr, bytes, stream);
     else if (example_with == GALLOC) error = galloc_malloc(ptr, bytes, stream);
     else *ptr = example_kept[example_next_kept++ % example_n_kept];
-    example_allocator_us += example_now_us() - begin;
+    example_call_ends(begin);
     return error;
 }
 
 static inline cudaError_t example_free(void *ptr, cudaStream_t stream)
 {
-    double begin = example_now_us();
+    double begin = example_call_begins();
     cudaError_t error = cudaSuccess;
     if (example_with == CUDA_MALLOC) error = cudaFree(ptr);
     else if (example_with == CUDA_MALLOC_ASYNC) error = cudaFreeAsync(ptr, stream);
     else if (example_with == GALLOC) error = galloc_free(ptr, stream);
-    example_allocator_us += example_now_us() - begin;
+    example_call_ends(begin);
     return error;
 }
 
 /* The others have no block that grows. */
 static inline cudaError_t example_malloc_growable(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
 {
-    double begin = example_now_us();
+    double begin = example_call_begins();
     cudaError_t error = cudaSuccess;
     if (example_with != GALLOC) return example_malloc(ptr, bytes, stream);
     error = galloc_malloc_growable(ptr, bytes, max_bytes, stream);
-    example_allocator_us += example_now_us() - begin;
+    example_call_ends(begin);
     return error;
 }
 
 static inline cudaError_t example_resize(void *ptr, size_t bytes, cudaStream_t stream)
 {
-    double begin = example_now_us();
+    double begin = example_call_begins();
     cudaError_t error = cudaErrorNotSupported;
     if (example_with == GALLOC) error = galloc_resize(ptr, bytes, stream);
-    example_allocator_us += example_now_us() - begin;
+    example_call_ends(begin);
     return error;
 }
 
 static inline cudaError_t example_alloc(void **ptr, const galloc_request *request)
 {
-    double begin = example_now_us();
+    double begin = example_call_begins();
     cudaError_t error = cudaSuccess;
     if (example_with != GALLOC) return example_malloc(ptr, request->bytes, request->stream);
     error = galloc_alloc(ptr, request);
-    example_allocator_us += example_now_us() - begin;
+    example_call_ends(begin);
     return error;
 }
 
