@@ -64,7 +64,7 @@ svg() { # file
             printf "<rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"11\"/>\n", class,
                    m < 1 ? x(m) : x(1), y, m < 1 ? x(1) - x(m) : x(m) - x(1)
             printf "<path class=\"spread\" d=\"M%.1f %.1fH%.1f\"/>\n", x(l), y + 5.5, x(h)
-            printf "<text x=\"%.1f\" y=\"%d\">%.2f</text>\n", (x(h) > x(m) ? x(h) : x(m)) + 5, y + 10, m
+            printf "<text x=\"%.1f\" y=\"%d\">%.2f</text>\n", x(h > 1 ? h : 1) + 5, y + 10, m
         }
         END {
             low = 0.5; high = 2
@@ -80,8 +80,8 @@ svg() { # file
                   "@media(prefers-color-scheme:dark){text{fill:#eee}.faint{fill:#aaa}.malloc{fill:#e58a50}" \
                   ".async{fill:#6fb1ee}.spread,.axis{stroke:#eee}.grid{stroke:#444}.back{fill:#151515}}</style>"
             printf "<rect class=\"back\" width=\"800\" height=\"%d\"/>\n", height
-            print "<text x=\"12\" y=\"22\" font-size=\"15\">Examples: time per step with other allocators, galloc = 1" \
-                  "</text>"
+            printf "<text x=\"12\" y=\"22\" font-size=\"15\">Time per step with other allocators, galloc = 1%s</text>" \
+                   "\n", device == "simulated device" ? "; simulated: what the CUDA calls take" : ""
             print "<rect class=\"malloc\" x=\"12\" y=\"34\" width=\"11\" height=\"11\"/><text x=\"28\" y=\"44\">" \
                   "cudaMalloc</text><rect class=\"async\" x=\"110\" y=\"34\" width=\"11\" height=\"11\"/>" \
                   "<text x=\"126\" y=\"44\">cudaMallocAsync</text><text class=\"faint\" x=\"250\" y=\"44\">" \
@@ -91,7 +91,9 @@ svg() { # file
                        t == 1 ? "axis" : "grid", x(t), height - 36, x(t) - 4, height - 22, t
             }
             for (i = 1; i <= n; i++) {
-                printf "<text x=\"12\" y=\"%d\">%s</text>\n", 40 * i + 40, cases[i]
+                label = cases[i]
+                sub(/ us per /, ", ", label)
+                printf "<text x=\"12\" y=\"%d\">%s</text>\n", 40 * i + 40, label
                 bar(cases[i], "cudaMalloc", 40 * i + 24, "malloc")
                 bar(cases[i], "cudaMallocAsync", 40 * i + 37, "async")
             }
