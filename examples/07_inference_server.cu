@@ -10,30 +10,33 @@
 #include "galloc.h"
 
 #include "example.h"
-
 #include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#define MIB ((size_t)1 << 20)
-enum { WORKERS = 4, SLOTS = 8, TOKEN = 65536, CELLS = TOKEN / 4, THREADS = 128 }; /* SLOTS: sequences of a worker */
+enum { WORKERS = 4, SLOTS = 8, TOKEN = 65536, CELLS = TOKEN / 4, THREADS = 128, MIB = 1 << 20 };
 
-/* A step of a sequence: the keys and values of a new token, and attention to the earlier ones. Of the cells of a token
-   few are used: one for each thread. */
-static __global__ void decode(uint32_t *cache, uint32_t tokens, uint32_t seed, uint32_t *state)
+struct batch {
+    uint32_t *cache[SLOTS], tokens[SLOTS], seed[SLOTS];
+};
+
+/* A step of each sequence: the keys and values of a new token, and attention to the earlier ones. Of the cells of a
+   token few are used: one for each thread. */
+static __global__ void decode(batch b, uint32_t *states)
 {
-    uint32_t sum = 0, i = threadIdx.x * (CELLS / THREADS);
+    uint32_t *cache = b.cache[blockIdx.x], tokens = b.tokens[blockIdx.x], sum = 0, i = threadIdx.x * (CELLS / THREADS);
+    if (!cache) return;
     for (uint32_t t = 0; t < tokens; t++) sum += cache[t * (size_t)CELLS + i];
-    cache[tokens * (size_t)CELLS + i] = (seed + tokens) * (2 * threadIdx.x + 1);
-    atomicAdd(state, sum);
+    cache[tokens * (size_t)CELLS + i] = (b.seed[blockIdx.x] + tokens) * (2 * threadIdx.x + 1);
+    atomicAdd(states + blockIdx.x, sum);
 }
 
 /* A sequence's state after all its tokens: each is seen by all later ones; the sum of 2 i + 1 is a square. */
 static uint32_t state_on_host(uint32_t seed, uint32_t tokens)
 {
-    uint32_t state = 0;
-    for (uint32_t t = 0; t < tokens; t++) state += (tokens - 1 - t) * (seed + t) * THREADS * THREADS;
+    uint32_t state = 0, t;
+    for (t = 0; t < tokens; t++) state += (tokens - 1 - t) * (seed + t) * THREADS * THREADS;
     return state;
 }
 
@@ -56,10 +59,9 @@ struct server {
 struct worker {
     server *s;
     cudaStream_t stream;
-    uint32_t *states; /* of the slots, on the device */
-    sequence slot[SLOTS];
-    sequence *asking; /* the one whose allocation is under way */
-    bool full;        /* takes no requests until a sequence has ended */
+    uint32_t *states;              /* of the slots, on the device */
+    sequence slot[SLOTS], *asking; /* the batch; the sequence whose allocation is under way */
+    bool full;                     /* takes no requests until a sequence has ended */
 };
 
 static thread_local worker *self; /* the callback runs in the thread whose allocation fails */
@@ -70,8 +72,7 @@ static cudaError_t begin_cache(worker *w, sequence *q)
     galloc_request r = {};
     r.bytes = q->bytes = example_with == GALLOC ? 2 * MIB : w->s->room;
     r.max_bytes = w->s->room;
-    r.stream = w->stream;
-    r.pool = w->s->pool;
+    r.stream = w->stream, r.pool = w->s->pool;
     if (example_with == GALLOC) return galloc_alloc(&q->cache, &r);
     if (--w->s->places < 0) return w->s->places++, cudaErrorMemoryAllocation;
     return galloc_malloc(&q->cache, q->bytes, w->stream);
@@ -80,8 +81,7 @@ static cudaError_t begin_cache(worker *w, sequence *q)
 static void end_cache(worker *w, sequence *q)
 {
     CHECK(galloc_free(q->cache, w->stream));
-    q->cache = NULL;
-    w->s->active--, w->s->places += example_with != GALLOC;
+    q->cache = NULL, w->s->active--, w->s->places += example_with != GALLOC;
 }
 
 /* Puts the request of a sequence back into the queue, to begin anew. */
@@ -97,10 +97,10 @@ static void evict(worker *w, sequence *q)
 static int on_oom(const galloc_report *, void *)
 {
     sequence *youngest = NULL;
+    if (!self->asking->cache) return 0; /* nobody gives way to a new sequence */
     for (sequence &q : self->slot)
         if (&q != self->asking && q.cache && (!youngest || q.tokens < youngest->tokens)) youngest = &q;
-    if (youngest) evict(self, youngest);
-    return youngest != NULL;
+    return youngest ? evict(self, youngest), 1 : 0;
 }
 
 /* Continuous batching: a free slot gets the next request while the other sequences go on. */
@@ -110,8 +110,7 @@ static void fill_slots(worker *w)
         if (q.cache || w->full) continue;
         std::unique_lock<std::mutex> guard(w->s->lock);
         if (w->s->queue.empty()) return;
-        q = w->s->queue.back();
-        w->s->queue.pop_back();
+        q = w->s->queue.back(), w->s->queue.pop_back();
         guard.unlock(); /* on_oom takes the lock */
         w->asking = &q;
         if (begin_cache(w, &q) != cudaSuccess) return evict(w, &q);
@@ -124,16 +123,19 @@ static void fill_slots(worker *w)
 static int decode_step(worker *w)
 {
     uint32_t found[SLOTS], n = 0;
+    batch b = {};
     for (sequence &q : w->slot) {
-        if (!q.cache) continue;
-        w->asking = &q, n++;
-        bool grows = (q.tokens + 1) * (size_t)TOKEN > q.bytes;
+        w->asking = &q;
+        bool grows = q.cache && (q.tokens + 1) * (size_t)TOKEN > q.bytes;
         if (grows && galloc_resize(q.cache, q.bytes += 2 * MIB, w->stream) != cudaSuccess) evict(w, &q);
-        else decode<<<1, THREADS, 0, w->stream>>>(q.cache, q.tokens++, q.seed, w->states + (&q - w->slot));
     }
-    CHECK(cudaGetLastError());
+    for (int i = 0; i < SLOTS; i++)
+        if ((b.cache[i] = w->slot[i].cache))
+            b.seed[i] = w->slot[i].seed, b.tokens[i] = w->slot[i].tokens++, n++;
     if (!n) return 0;
     w->s->steps[example_with]++, w->s->at_once[example_with] += w->s->active;
+    decode<<<SLOTS, THREADS, 0, w->stream>>>(b, w->states);
+    CHECK(cudaGetLastError());
     CHECK(cudaMemcpyAsync(found, w->states, sizeof found, cudaMemcpyDeviceToHost, w->stream));
     CHECK(cudaStreamSynchronize(w->stream));
     for (sequence &q : w->slot) {
@@ -153,7 +155,7 @@ static void work(server *s)
     CHECK(cudaMalloc(&w.states, SLOTS * sizeof *w.states));
     while (s->unfinished) {
         fill_slots(&w);
-        if (!decode_step(&w)) w.full = false, std::this_thread::yield();
+        if (!decode_step(&w)) w.full = false, std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     CHECK(cudaFree(w.states));
     CHECK(galloc_stream_retire(w.stream));
@@ -165,8 +167,7 @@ static void serve(void *state)
     server *s = (server *)state;
     std::vector<std::thread> workers;
     s->queue = s->requests;
-    s->unfinished = (int)s->requests.size();
-    s->places = (int)(s->limit / s->room);
+    s->unfinished = (int)s->requests.size(), s->places = (int)(s->limit / s->room);
     for (int i = 0; i < WORKERS; i++) workers.emplace_back(work, s);
     for (std::thread &t : workers) t.join();
     example_result(s->wrong == 0 && s->active == 0);
@@ -184,9 +185,8 @@ int main()
     printf("%u requests on %d threads; a limit of %zu MiB for caches of up to %zu MiB\n", n, WORKERS, s.limit / MIB,
            s.room / MIB);
     galloc_config config = galloc_config_default();
-    galloc_callbacks callbacks = {};
+    const galloc_callbacks callbacks = {on_oom, NULL, NULL, NULL, NULL};
     config.memory_limit = s.limit;
-    callbacks.on_oom = on_oom;
     CHECK(galloc_pool_create(&s.pool, &config));
     CHECK(galloc_pool_set_callbacks(s.pool, &callbacks));
     galloc_set_log([](int, const char *, void *) {}, NULL); /* an allocation that fails is no error here */
