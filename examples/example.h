@@ -2,7 +2,7 @@
 
    The examples call galloc_malloc and galloc_free, as your program would. Their code is measured three times: while
    cudaMalloc or cudaMallocAsync has its turn, the macros at the end of this file send the same calls there. Without
-   this file they are galloc's. Include it after galloc.h. C99 and C++; not needed to use galloc.
+   this file they are galloc's. Include it after galloc.h. C99 with POSIX (-std=gnu99), C++11; galloc does not need it.
 
    Environment: EXAMPLES_JSON, a file that gets a line of JSON for each row of a table (bench/examples.sh). */
 
