@@ -20,7 +20,8 @@ page() { # file
         s#\]\(((\.\./)*examples/[A-Za-z0-9_]+\.(c|cu|cpp))\)#](\1.md)#g" "$1" >"$to"
 }
 
-for file in README.md CHANGELOG.md docs/*.md tests/README.md tests/mutants/README.md bench/results/README.md; do
+for file in README.md CHANGELOG.md docs/*.md tests/README.md tests/mutants/README.md bench/results/README.md \
+    $(find examples -name README.md); do
     page "$file"
 done
 
