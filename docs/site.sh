@@ -25,6 +25,13 @@ for file in README.md CHANGELOG.md docs/*.md tests/README.md tests/mutants/READM
     page "$file"
 done
 
+# The manual is a page here, too.
+manual=manual
+docs/$manual.sh >"$source/docs/$manual.md"
+index=$source/docs/index.md
+sed 's#the manual at the top of \[galloc.h\](../galloc.h)#[the manual](manual.md)#' "$index" >"$index.new" &&
+    mv "$index.new" "$index"
+
 # What the pages link to, and is no page, lies where they say.
 (cd "$source" && find . -name '*.md') | while read -r file; do
     folder=$(dirname "$file")
@@ -52,7 +59,8 @@ list() { # title, pages
 
 {
     list "Begin" docs/index.md docs/when-not.md docs/migrate.md docs/faq.md docs/simulated-device.md
-    list "Look up" docs/api.md docs/settings.md docs/tuning.md docs/figures.md bench/results/README.md CHANGELOG.md
+    list "Look up" docs/$manual.md docs/api.md docs/settings.md docs/tuning.md docs/figures.md bench/results/README.md \
+        CHANGELOG.md
     list "Examples" $(cd "$source" && find examples -name '*.md' | sort)
     list "Inside" docs/design.md docs/experiments.md tests/README.md tests/mutants/README.md
 } >>"$source/index.md"
