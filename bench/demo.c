@@ -125,11 +125,11 @@ static int in_child(const demo *d, const column *c, void *answer, size_t size)
         _exit(status);
     }
     close(ends[1]);
-    ssize_t n = 1;
-    for (char *at = answer; child > 0 && size && n; at += n, size -= (size_t)n) {
-        n = read(ends[0], at, size);
-        if (n < 0 && errno != EINTR) break;
-        if (n < 0) n = 0;
+    for (size_t got = 0; child > 0 && got < size;) {
+        ssize_t n = read(ends[0], (char *)answer + got, size - got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        got += (size_t)n;
     }
     close(ends[0]);
     if (child < 0 || waitpid(child, &status, 0) != child) return RUN_FAILED;

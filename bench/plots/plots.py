@@ -299,8 +299,8 @@ def tuning(data):
     return figure
 
 
-CHARTS = {"held": held, "cost": cost, "tuning": tuning}
-NEEDS = {"timeline": "nvidia-h200-timeline.csv"}
+CHARTS = {"timeline": timeline, "held": held, "cost": cost, "tuning": tuning}
+NEEDS = {"timeline": "nvidia-h200-timeline.csv"}  # left out until it is measured
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------------

@@ -29,9 +29,11 @@ while read -r chart file digest; do
 done <"$work/stamps" >"$work/old"
 empty "charts that \`make plots\` must draw anew" "$work/old"
 
-# Every chart that the program can draw is there, with its stamp.
+# Every chart that the program can draw is there, with its stamp; not those whose file has not been measured.
 sed -n 's/^CHARTS = {\(.*\)}$/\1/p' bench/plots/plots.py | grep -oE '"[a-z]+"' | tr -d '"' >"$work/charts"
 while read -r name; do
+    needs=$(sed -n "s/^NEEDS = {.*\"$name\": \"\([^\"]*\)\".*/\1/p" bench/plots/plots.py)
+    [ -e "bench/results/$needs" ] || continue
     grep -q "^$docs/$name.svg " "$work/stamps" || echo "$docs/$name.svg"
 done <"$work/charts" >"$work/missing"
 [ -s "$work/charts" ] || echo "bench/plots/plots.py names no charts" >>"$work/missing"
