@@ -992,8 +992,8 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
      user     its first argument
      Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, about 56 bytes for each block and
               page; cudaErrorOperatingSystem: write has stopped it
-     Threads  waits for driver calls that other threads make for the pool; then calls on the pool wait while the state is
-              copied, about 50 ns for each block. While on_map or on_unmap runs, its pages are missing in the sums */
+     Threads  waits for driver calls that other threads make for the pool; then calls on the pool wait while the state
+              is copied, about 50 ns for each block. While on_map or on_unmap runs, its pages are missing in the sums */
 GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user);
 
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
