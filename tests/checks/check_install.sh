@@ -52,7 +52,12 @@ holds "the manual page has each function" sh -c '
     sed -n "s/^GALLOC_API .*[ *]\(galloc_[a-z_]*\)(.*;\$/\1/p" galloc.h | sort -u >"$1"
     [ -s "$1" ] && while read -r name; do grep -q "$name(" "$2" || { echo "$name"; exit 1; }; done <"$1"' \
     sh "$work/names" "$prefix/share/man/man3/galloc.3"
-if command -v groff >/dev/null 2>&1; then
+missing() { # program, what is not tested
+    command -v "$1" >/dev/null 2>&1 && return 1
+    echo "skipped: $2: $1 is not found"
+}
+
+if ! missing groff "the form of the manual page"; then
     holds "the manual page is well formed" sh -c '[ -z "$(groff -man -Tutf8 -ww "$1" 2>&1 >/dev/null)" ]' sh \
         "$prefix/share/man/man3/galloc.3"
 fi
@@ -65,7 +70,7 @@ runs() { # program
 device=$(tests/support/device.sh "$work/sim") || exit 1
 mkdir -p "$work/cuda/lib" && ar rcs "$work/cuda/lib/libcudart.a" "$device"/*.o || exit 1
 
-if command -v pkg-config >/dev/null 2>&1; then
+if ! missing pkg-config "a program through pkg-config"; then
     export PKG_CONFIG_PATH="$prefix/share/pkgconfig"
     flags=$(pkg-config --define-variable=prefix="$prefix" --cflags --libs galloc)
     holds "pkg-config knows the version" [ "$(pkg-config --modversion galloc)" = "$version" ]
@@ -76,7 +81,7 @@ if command -v pkg-config >/dev/null 2>&1; then
 fi
 
 # CMake's own search for the toolkit wants nvcc; a module of this name, found first, stands for it.
-if command -v cmake >/dev/null 2>&1; then
+if ! missing cmake "programs through CMake"; then
     mkdir -p "$work/modules"
     cat >"$work/modules/FindCUDAToolkit.cmake" <<END
 if(NOT TARGET CUDA::cudart)
