@@ -155,17 +155,23 @@ TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
     }
 }
 
+enum { BEFORE, BEHIND, GROWTH, PLACES };
+
 /* A free block before or behind a hole, freed in eight parts, each with an event of its own; then a request that takes
-   it and the hole, while the nth call of malloc and all later ones fail. Returns whether one failed. */
-static int take_beside_a_hole(int right, int nth)
+   it and the hole, or a block that grows over both, while the nth call of malloc and all later ones fail. Returns
+   whether one failed. */
+static int take_beside_a_hole(int place, int nth)
 {
     enum { PARTS = 8 };
+    int right = place == BEHIND;
     begin_still();
     galloc_config config = galloc_config_default();
     config.overhead = 0;
     galloc_pool *pool = pool_new(&config);
     cudaStream_t s = stream_new(), t = stream_new();
-    void *wall = get(pool, PAGE, t), *hole = right ? get(pool, 2 * PAGE, s) : NULL, *part[PARTS], *p = NULL;
+    OK(galloc_free(get(pool, 512, t), t)); /* the pool knows two streams */
+    OK(galloc_pool_trim(pool, 0, NULL));
+    void *wall = get(pool, PAGE, place == GROWTH ? s : t), *hole = right ? get(pool, 2 * PAGE, s) : NULL, *part[PARTS], *p = NULL;
     for (int i = 0; i < PARTS; i++) part[i] = get(pool, PAGE, s);
     void *end = right ? get(pool, PAGE, t) : NULL;
     if (right) OK(galloc_free(hole, s));
@@ -179,13 +185,14 @@ static int take_beside_a_hole(int right, int nth)
     inside_drain_all(pool);
     long created = sim_calls("cuMemCreate");
     sim_fail_malloc(nth, 1);
-    cudaError_t err = galloc_pool_malloc(pool, &p, (2 + PARTS) * PAGE - 512, s);
+    cudaError_t err = place == GROWTH ? galloc_resize(wall, (2 + PARTS) * PAGE - 512, s)
+                                      : galloc_pool_malloc(pool, &p, (2 + PARTS) * PAGE - 512, s);
     int fired = sim_failed_mallocs() > 0;
     sim_fail_malloc(0, 0);
     if (err) EXPECT_EQ(sim_calls("cuMemCreate"), created);
-    else EXPECT(p == (right ? hole : part[0]));
-    if (!err) OK(galloc_free(p, s));
-    OK(galloc_free(wall, t));
+    else if (place != GROWTH) EXPECT(p == (right ? hole : part[0]));
+    OK(galloc_free(p, s));
+    OK(galloc_free(wall, place == GROWTH ? s : t));
     if (end) OK(galloc_free(end, t));
     pool_end(pool);
     finish();
@@ -194,8 +201,8 @@ static int take_beside_a_hole(int right, int nth)
 
 TEST(the_marks_beside_a_hole_are_made_sure_of)
 {
-    for (int right = 0; right < 2; right++)
-        for (int nth = 1; take_beside_a_hole(right, nth) && nth < 200;) nth++;
+    for (int place = 0; place < PLACES; place++)
+        for (int nth = 1; take_beside_a_hole(place, nth) && nth < 200;) nth++;
 }
 
 static galloc_pool *drained;
