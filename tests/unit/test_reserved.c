@@ -171,7 +171,8 @@ static int take_beside_a_hole(int place, int nth)
     cudaStream_t s = stream_new(), t = stream_new();
     OK(galloc_free(get(pool, 512, t), t)); /* the pool knows two streams */
     OK(galloc_pool_trim(pool, 0, NULL));
-    void *wall = get(pool, PAGE, place == GROWTH ? s : t), *hole = right ? get(pool, 2 * PAGE, s) : NULL, *part[PARTS], *p = NULL;
+    void *wall = get(pool, PAGE, place == GROWTH ? s : t), *hole = right ? get(pool, 2 * PAGE, s) : NULL;
+    void *part[PARTS], *p = NULL;
     for (int i = 0; i < PARTS; i++) part[i] = get(pool, PAGE, s);
     void *end = right ? get(pool, PAGE, t) : NULL;
     if (right) OK(galloc_free(hole, s));
