@@ -251,8 +251,8 @@
      >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take >>streamcache
      >>capture >>streams >>events >>pages >>callbacks >>fixed >>release >>parking >>rounding >>users >>collection
      >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>outofmemory >>job >>alloc
-     >>free >>several >>resize >>graphs >>configuration >>log >>report >>check >>torch >>backends >>pooled >>heuristic
-     >>pools >>poolend >>snapshot >>defaultpools >>threadcache >>public
+     >>free >>several >>resize >>graphs >>configuration >>idle >>log >>report >>check >>torch >>backends >>pooled
+     >>heuristic >>pools >>poolend >>snapshot >>defaultpools >>threadcache >>public
 
    Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
    galloc_pool_check computes the invariants. The licence is at the end of the file. */
@@ -11932,7 +11932,88 @@ static int gai_parse(galloc_config *config, const char *text, const uint32_t *st
     return 1;
 }
 
-/* ---- settings without effect ---- */
+/* ---- printing ---- */
+
+/* Prints up to six decimal places without trailing zeros, in every locale. */
+static void gai_print_fraction(gai_string *string, double x)
+{
+    uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
+    unsigned below = (unsigned)(millionths % GAI_MILLION);
+    int digits = 6;
+    while (digits > 1 && below % 10 == 0) {
+        below /= 10;
+        digits--;
+    }
+    gai_print(string, "%llu", (unsigned long long)(millionths / GAI_MILLION));
+    if (below) gai_print(string, ".%0*u", digits, below);
+}
+
+/* Prints one number if all sizes have the same value, or else a list of pairs. */
+static void gai_print_divisions(gai_string *string, const unsigned *divisions)
+{
+    int i, last = GALLOC_DIVISIONS - 1;
+    while (last && divisions[last] == divisions[last - 1]) last--;
+    if (!last) {
+        gai_print(string, "%u", divisions[0]);
+        return;
+    }
+    for (i = 0; i < last; i++) gai_print(string, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
+    gai_print(string, ",>:%u]", divisions[last]);
+}
+
+static void gai_print_flags(gai_string *string, const char *words, int flags)
+{
+    int i, printed = 0;
+    if (!flags) gai_print_word(string, words, 0);
+    for (i = 0; flags >> i; i++) {
+        if (!(flags >> i & 1)) continue;
+        if (printed++) gai_print(string, "+");
+        gai_print_word(string, words, i + 1);
+    }
+}
+
+static void gai_print_value(gai_string *string, const galloc_config *config, const gai_key *key)
+{
+    static const char *const time_names[] = {"ms", "s", "m", "h"};
+    uint64_t n = 0;
+    if (key->form == GAI_FRACTION) {
+        gai_print_fraction(string, gai_key_fraction(config, key));
+        return;
+    }
+    if (key->form == GAI_ROUNDING) {
+        gai_print_divisions(string, config->roundup_power2_divisions);
+        return;
+    }
+    n = gai_key_number(config, key);
+    if (key->form == GAI_WORDS) gai_print_word(string, key->words, (int)n);
+    else if (key->form == GAI_FLAGS) gai_print_flags(string, key->words, (int)n);
+    else if (key->words[0] && n == key->odd) gai_print(string, "%s", key->words);
+    else if (key->form == GAI_BYTES) gai_print_bytes(string, n);
+    else if (key->form == GAI_TIME) gai_print_units(string, n, time_names, gai_time_units, 4);
+    else gai_print(string, "%llu", (unsigned long long)n);
+}
+
+/* Prints all settings as a text that can be parsed again. Returns 0 if the text does not fit. */
+static int gai_config_print(const galloc_config *config, char *text, size_t size)
+{
+    gai_string string;
+    int i;
+    string.at = text;
+    string.left = size;
+    for (i = 0; i < GAI_KEYS; i++) {
+        const gai_key *key = &gai_keys[i];
+        if (key->form >= GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
+        gai_print(&string, "%s%s:", i ? "," : "", key->name);
+        gai_print_value(&string, config, key);
+    }
+    return string.left != 0;
+}
+
+/* ==== SETTINGS WITHOUT EFFECT =================================================================================== */
+/* >>idle */
+
+/* Which settings of a text have no effect in combination with others. It owns nothing and needs no lock. May call
+   configuration. */
 
 /* The circumstances under which a setting has no effect. */
 #define GAI_IF_NATIVE 1u
@@ -12012,83 +12093,6 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if ((is & rules[i].with) == rules[i].with && !(is & rules[i].without))
             gai_say_idle(seen, rules[i].names, rules[i].because, message, size);
-}
-
-/* ---- printing ---- */
-
-/* Prints up to six decimal places without trailing zeros, in every locale. */
-static void gai_print_fraction(gai_string *string, double x)
-{
-    uint64_t millionths = (uint64_t)(x * (double)GAI_MILLION + 0.5);
-    unsigned below = (unsigned)(millionths % GAI_MILLION);
-    int digits = 6;
-    while (digits > 1 && below % 10 == 0) {
-        below /= 10;
-        digits--;
-    }
-    gai_print(string, "%llu", (unsigned long long)(millionths / GAI_MILLION));
-    if (below) gai_print(string, ".%0*u", digits, below);
-}
-
-/* Prints one number if all sizes have the same value, or else a list of pairs. */
-static void gai_print_divisions(gai_string *string, const unsigned *divisions)
-{
-    int i, last = GALLOC_DIVISIONS - 1;
-    while (last && divisions[last] == divisions[last - 1]) last--;
-    if (!last) {
-        gai_print(string, "%u", divisions[0]);
-        return;
-    }
-    for (i = 0; i < last; i++) gai_print(string, "%c%u:%u", i ? ',' : '[', 1u << i, divisions[i]);
-    gai_print(string, ",>:%u]", divisions[last]);
-}
-
-static void gai_print_flags(gai_string *string, const char *words, int flags)
-{
-    int i, printed = 0;
-    if (!flags) gai_print_word(string, words, 0);
-    for (i = 0; flags >> i; i++) {
-        if (!(flags >> i & 1)) continue;
-        if (printed++) gai_print(string, "+");
-        gai_print_word(string, words, i + 1);
-    }
-}
-
-static void gai_print_value(gai_string *string, const galloc_config *config, const gai_key *key)
-{
-    static const char *const time_names[] = {"ms", "s", "m", "h"};
-    uint64_t n = 0;
-    if (key->form == GAI_FRACTION) {
-        gai_print_fraction(string, gai_key_fraction(config, key));
-        return;
-    }
-    if (key->form == GAI_ROUNDING) {
-        gai_print_divisions(string, config->roundup_power2_divisions);
-        return;
-    }
-    n = gai_key_number(config, key);
-    if (key->form == GAI_WORDS) gai_print_word(string, key->words, (int)n);
-    else if (key->form == GAI_FLAGS) gai_print_flags(string, key->words, (int)n);
-    else if (key->words[0] && n == key->odd) gai_print(string, "%s", key->words);
-    else if (key->form == GAI_BYTES) gai_print_bytes(string, n);
-    else if (key->form == GAI_TIME) gai_print_units(string, n, time_names, gai_time_units, 4);
-    else gai_print(string, "%llu", (unsigned long long)n);
-}
-
-/* Prints all settings as a text that can be parsed again. Returns 0 if the text does not fit. */
-static int gai_config_print(const galloc_config *config, char *text, size_t size)
-{
-    gai_string string;
-    int i;
-    string.at = text;
-    string.left = size;
-    for (i = 0; i < GAI_KEYS; i++) {
-        const gai_key *key = &gai_keys[i];
-        if (key->form >= GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
-        gai_print(&string, "%s%s:", i ? "," : "", key->name);
-        gai_print_value(&string, config, key);
-    }
-    return string.left != 0;
 }
 
 /* ==== LOG ======================================================================================================= */
