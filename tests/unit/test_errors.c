@@ -716,6 +716,13 @@ static void *got;
 static galloc_pool *got_pool;
 static size_t released;
 
+static int drop(void *user, const void *data, size_t bytes)
+{
+    (void)user;
+    (void)data;
+    return bytes == 0;
+}
+
 /* Name, result, call. */
 #define AFTER_THE_DRIVER(X)                                                                                            \
     X(galloc_malloc, gone, galloc_malloc(&got, 512, v->stream))                                                        \
@@ -744,6 +751,8 @@ static size_t released;
     X(galloc_pool_stats, cudaSuccess, galloc_pool_stats(v->pool, &(galloc_stats){.mallocs = 0}))                       \
     X(galloc_pool_stats_reset, cudaSuccess, galloc_pool_stats_reset(v->pool))                                          \
     X(galloc_pool_streams, cudaSuccess, galloc_pool_streams(v->pool, NULL, 0, NULL))                                   \
+    X(galloc_snapshot, cudaSuccess, galloc_snapshot(v->pool, GALLOC_SNAPSHOT_JSON, drop, NULL))                        \
+    X(galloc_snapshot_save, cudaErrorOperatingSystem, galloc_snapshot_save(NULL, "/dev/null/none"))                    \
     X(galloc_pool_check, cudaSuccess, (cudaError_t)galloc_pool_check(v->pool))                                         \
     X(galloc_pointer_info, cudaSuccess, galloc_pointer_info(v->block, &(galloc_pointer){.device = 0}))                 \
     X(galloc_config_parse, cudaSuccess, galloc_config_parse(&(galloc_config){.device = 0}, "", NULL, 0))               \
@@ -869,6 +878,8 @@ static void use_in_child(galloc_pool *pool, void *held, cudaStream_t s)
     FAILS(galloc_pool_stats(pool, &stats), cudaErrorInitializationError);
     FAILS(galloc_pool_stats_reset(pool), cudaErrorInitializationError);
     FAILS(galloc_pool_streams(pool, NULL, 0, NULL), cudaErrorInitializationError);
+    FAILS(galloc_snapshot(pool, GALLOC_SNAPSHOT_JSON, drop, NULL), cudaErrorInitializationError);
+    FAILS(galloc_snapshot(NULL, GALLOC_SNAPSHOT_JSON, drop, NULL), cudaErrorInitializationError);
     FAILS(galloc_pool_config(pool, &config), cudaErrorInitializationError);
     FAILS(galloc_pointer_info(held, &info), cudaErrorInitializationError);
     FAILS(galloc_stream_retire(s), cudaErrorInitializationError);
