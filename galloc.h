@@ -2374,6 +2374,7 @@ enum gai_count {
     GAI_COUNT_USED,      /* a block became used */
     GAI_COUNT_UNUSED,    /* a used block ended */
     GAI_COUNT_NO_MEMORY, /* a request got no memory */
+    GAI_COUNT_RETRY,     /* all cached memory is given back for a request */
     GAI_COUNT_WAIT,      /* the host waited for all streams */
     GAI_COUNT_RESET      /* the statistics were reset */
 };
@@ -3953,6 +3954,15 @@ static void gai_stats_now(galloc_pool *pool, galloc_stats *stats)
     gai_pool_lock_caches(pool);
     gai_stats_locked(pool, stats);
     gai_pool_unlock_caches(pool);
+}
+
+/* Counts an occasion for the variant. [no lock] */
+static void gai_pool_count(galloc_pool *pool, enum gai_count what)
+{
+    if (!pool->variant.count) return;
+    gai_lock_on(&pool->lock);
+    pool->variant.count(pool, what, NULL);
+    gai_lock_off(&pool->lock);
 }
 
 /* Bytes that the pool holds. [no lock] */
@@ -10263,9 +10273,7 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
         call.on_reject(report, call.user);
         gai_callback_end(&gai_thread.in_shortage, &saved);
     }
-    gai_lock_on(&job->pool->lock);
-    if (job->pool->variant.count) job->pool->variant.count(job->pool, GAI_COUNT_NO_MEMORY, NULL);
-    gai_lock_off(&job->pool->lock);
+    gai_pool_count(job->pool, GAI_COUNT_NO_MEMORY);
     gai_thread.report = *report;
     job->reported = 1;
     gai_job_say_no_memory(job, report);
@@ -12914,6 +12922,7 @@ static void gai_torch_count(galloc_pool *pool, enum gai_count what, const gai_bl
     case GAI_COUNT_USED: gai_torch_count_used(pool, block, 1); break;
     case GAI_COUNT_UNUSED: gai_torch_count_used(pool, block, 0); break;
     case GAI_COUNT_NO_MEMORY: stats->num_ooms++; break;
+    case GAI_COUNT_RETRY: stats->num_alloc_retries++; break;
     case GAI_COUNT_WAIT: stats->num_sync_all_streams++; break;
     case GAI_COUNT_RESET: gai_torch_stats_reset(stats); break;
     }
@@ -13488,24 +13497,18 @@ static int gai_step_torch_oversize(gai_job *job)
 /* Waits for all streams, which returns every free block to its block pool with its marks complete. */
 static int gai_step_torch_wait(gai_job *job)
 {
-    galloc_pool *pool = job->pool;
     if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_job_refused(job, gai_job_wait_failed(job, NULL, gai_pool_wait(pool)), "cuMemFreeHost");
-    gai_lock_on(&pool->lock);
-    pool->torch_stats.num_sync_all_streams++;
-    gai_lock_off(&pool->lock);
+    gai_job_refused(job, gai_job_wait_failed(job, NULL, gai_pool_wait(job->pool)), "cuMemFreeHost");
+    gai_pool_count(job->pool, GAI_COUNT_WAIT);
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
 /* Releases all segments that are entirely free. */
 static int gai_step_torch_empty(gai_job *job)
 {
-    galloc_pool *pool = job->pool;
     if (!gai_job_can_wait_for_devices(job)) return 0;
-    gai_lock_on(&pool->lock);
-    pool->torch_stats.num_alloc_retries++;
-    gai_lock_off(&pool->lock);
-    (void)gai_pool_release(pool, SIZE_MAX);
+    gai_pool_count(job->pool, GAI_COUNT_RETRY);
+    (void)gai_pool_release(job->pool, SIZE_MAX);
     return gai_step_torch_grow(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
@@ -13538,19 +13541,15 @@ static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
    gone counts as usable, unless it belongs to a graph. */
-static void gai_survey_block_pool(gai_survey *survey, const gai_block_pool *block_pool)
-{
-    if (block_pool->stream == survey->stream || (!block_pool->stream && !block_pool->captured))
-        gai_survey_set(survey, &block_pool->free);
-    else if (!block_pool->stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
-    else gai_survey_strand(survey, block_pool->stream, block_pool->free.bytes);
-}
-
 static void gai_torch_survey(gai_survey *survey, const galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
-    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next)
-        gai_survey_block_pool(survey, block_pool);
+    for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
+        gai_stream *stream = block_pool->stream;
+        if (stream == survey->stream || (!stream && !block_pool->captured)) gai_survey_set(survey, &block_pool->free);
+        else if (!stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
+        else gai_survey_strand(survey, stream, block_pool->free.bytes);
+    }
 }
 
 /* Checks that a free block is in a set that its block pool allows, and is coalesced. Once the stream of the block pool
@@ -14934,9 +14933,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
         *released += gone;
         if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
-        gai_lock_on(&pool->lock);
-        if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_WAIT, NULL);
-        gai_lock_off(&pool->lock);
+        gai_pool_count(pool, GAI_COUNT_WAIT);
     }
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
