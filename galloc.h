@@ -25,10 +25,9 @@
      - allocate managed, pinned or peer-mapped memory
 
    OPTIONS             default   define where           effect
-     GALLOC_STATIC        off    every file             All functions are static. Each file that includes galloc.h must
-                                                        also define GALLOC_IMPLEMENTATION (or gcc warns of functions
-                                                        never defined), and has a heap and limits of its own: memory of
-                                                        one file cannot be freed in another
+     GALLOC_STATIC        off    every file             All functions are static. Each file has a heap and limits of
+                                                        its own: memory of one file cannot be freed in another. Each
+                                                        must define GALLOC_IMPLEMENTATION, too (else gcc warns)
      GALLOC_NO_PYTORCH    off    implementation         Leaves out like:pytorch. GALLOC_NO_BACKENDS leaves out other
                                                         backends, GALLOC_NO_POOLED and GALLOC_NO_HEURISTIC leave out
                                                         these strategies. Settings that need them are then refused
@@ -94,9 +93,8 @@
      that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
      mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
      time, soon makes no driver calls for pages. The first move of a page costs about 50 us of host time, and so does
-     the creation of a page. On ten traces of real programs overhead:0 holds 1.008 times the peak of live bytes for 2.3
-     s of driver time, the default 0.02 holds 1.028 for 0.4 s, 0.2 holds 1.084 for 0.2 s
-     (bench/results/sim-overhead.csv). Under a memory_limit pages are small, so that nearly all of it can be used.
+     the creation of a page. docs/tuning.md shows what overhead costs in time and memory. Under a memory_limit pages are
+     small, so that nearly all of it can be used.
      Stream cache: each stream has a cache of recently freed blocks, of size lane_bytes. It serves requests of exactly
      their sizes, without the pool's lock. The first request that it cannot serve empties it.
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
@@ -990,10 +988,10 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
      write    called with consecutive parts of up to 4096 bytes; returns 0, or another number to stop. No lock is held,
               and it may call galloc
      user     its first argument
-     Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, about 56 bytes for each block and
-              page; cudaErrorOperatingSystem: write has stopped it
+     Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, 48 bytes for each block and page;
+              cudaErrorOperatingSystem: write has stopped it
      Threads  waits for driver calls that other threads make for the pool; then calls on the pool wait while the state
-              is copied, about 50 ns for each block. While on_map or on_unmap runs, its pages are missing in the sums */
+              is copied. While on_map or on_unmap runs, its pages are missing in the sums */
 GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user);
 
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
