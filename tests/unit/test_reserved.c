@@ -155,6 +155,35 @@ TEST(who_lacks_host_memory_asks_the_driver_for_nothing)
     }
 }
 
+/* A request takes the middle of a free block that twelve streams may still use: both ends have marks of all of them. */
+TEST(a_cut_makes_sure_of_twice_the_marks)
+{
+    cudaStream_t s[STREAMS];
+    galloc_request request = {0};
+    void *p, *pad, *part;
+    begin_still();
+    galloc_pool *pool = pool_limited(24 * PAGE);
+    for (int i = 0; i < STREAMS; i++) s[i] = stream_new();
+    pad = get(pool, PAGE, s[0]);
+    p = get(pool, 16 * PAGE, s[0]);
+    for (int i = 0; i < STREAMS; i++) OK(sim_launch(s[i], NULL, 0));
+    OK(galloc_free_after(p, s, STREAMS));
+    request.bytes = 8 * PAGE;
+    request.alignment = 2 * ((uintptr_t)p & (0 - (uintptr_t)p));
+    request.stream = s[0];
+    request.pool = pool;
+    EXPECT(request.alignment <= 4 * PAGE);
+    inside_drain_all(pool);
+    OK(galloc_alloc(&part, &request)); /* s[0] waits for the others */
+    EXPECT((char *)part > (char *)p && (char *)part + 8 * PAGE < (char *)p + 16 * PAGE);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(part, s[0]));
+    OK(galloc_free(pad, s[0]));
+    pool_end(pool);
+    for (int i = 0; i < STREAMS; i++) stream_end(s[i]);
+    finish();
+}
+
 enum { BEFORE, BEHIND, GROWTH, PLACES };
 
 /* A free block before or behind a hole, freed in eight parts, each with an event of its own; then a request that takes
