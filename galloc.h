@@ -59,7 +59,8 @@
        - Later work on the same stream may reuse the memory at once. No event is recorded and nothing waits.
        - Work on another stream may reuse it when the earlier work is known to be complete (reuse:completed); when a
          wait that galloc queued already orders that stream after the earlier work (reuse:followed); or after galloc
-         queues such a wait (reuse:wait), which it does only when memory is short (ON RUNNING OUT).
+         queues such a wait (reuse:wait). It does so before it creates pages beyond `overhead` (or any fixed segment),
+         even if the device has memory left; in a small pool only when no more pages can be had (ON RUNNING OUT, 3, 5).
        - The legacy stream and the blocking streams of its context share freed memory at once, since CUDA orders them.
      Several streams: if more than one stream uses a block, name them all. Free it with galloc_free_after, or call
      galloc_record_stream for each further stream before galloc_free.
@@ -196,11 +197,13 @@
      galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
-     A request that no free block fits takes these steps until one of them serves it; when all have failed it returns
-     cudaErrorMemoryAllocation. galloc_oom_report names them:
+     A request that fits in no free block takes these steps until one of them serves it; when all have failed it returns
+     cudaErrorMemoryAllocation. galloc_oom_report lists the steps singly: several of them make up one number here.
+     like:pytorch has an order of its own.
        1  use memory freed earlier in the capture, or memory whose work is complete; collect idle memory (gc_threshold)
        2  move or create pages within overhead; use parts of parked pages, which wait for work
-       3  make the stream wait for memory that other streams freed (reuse:wait), in a pool that holds 1/64 of its limit
+       3  make the stream wait for memory that other streams freed (reuse:wait), as it is or moved within overhead; only
+          in a pool that holds at least 1/64 of the most that it may hold, and not on the legacy or a captured stream
        4  create pages up to the limit; return free pages and create others; use idle memory of other pools
        5  make the stream wait, in a smaller pool
        6  wait on the host for events, then for the device; return free pages again; use idle memory of other
@@ -336,7 +339,8 @@ enum {
     GALLOC_REUSE_COMPLETED = 1, /* the freeing stream's work is known to be complete: galloc polls events */
     GALLOC_REUSE_FOLLOWED = 2,  /* the requesting stream is already ordered after that work, by a wait that galloc
                                    queued, or in the graph that both streams are captured into */
-    GALLOC_REUSE_WAIT = 4       /* when memory is short, galloc makes the requesting stream wait for that work */
+    GALLOC_REUSE_WAIT = 4       /* galloc makes the requesting stream wait for that work: steps 3 and 5 of ON RUNNING
+                                   OUT */
 };
 
 /* The source of a pool's memory; see ON BACKENDS. */
@@ -364,7 +368,7 @@ enum {
     GALLOC_LOG_OFF = 0,
     GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
                              10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
-                             more like it)" */
+                             similar lines)" */
     GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
 };
@@ -396,10 +400,11 @@ typedef struct galloc_config {
                                 instead of being created; 0 .. 100, default 0.02; see ON MEMORY */
     size_t growth;           /* size of new pages: a power of two, 2 MiB .. 1 GiB; 0 (default): chosen by the size of
                                 the heap. The memory held may exceed `overhead` by one such page */
-    size_t lane_bytes;       /* the size of each stream's cache, 0 .. 64 MiB, default 1 MiB; 0: no cache. The cache of a
-                                lone stream, or of the legacy stream, never holds more, nor more than 1/256 of the
-                                device's memory. Once a second stream is in use, a cache takes no block while it holds
-                                more than this, and gains none beyond 2 MiB */
+    size_t lane_bytes;       /* the size of each stream cache, 0 .. 64 MiB, default 1 MiB; 0: no cache. While one stream
+                                is in use, its cache holds at most this, and at most 1/256 of the device's memory (the
+                                legacy stream's also later, until another stream needs its memory). With several streams
+                                a cache takes no block while it holds more than this, nor one that would make it exceed
+                                2 MiB */
     size_t large_segment_size; /* fixed segments: size of a segment for requests above 1 MiB and below 10 MiB; more than
                                   10 MiB, rounded up to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are not split, and serve only requests of
@@ -605,7 +610,7 @@ typedef struct galloc_stream_stats {
 } galloc_stream_stats;
 
 #define GALLOC_REPORT_STREAMS 8
-#define GALLOC_REPORT_STEPS 15
+#define GALLOC_REPORT_STEPS 16
 #define GALLOC_REPORT_TEXT 8192 /* bytes that suffice for galloc_report_text */
 
 /* Free bytes that the requesting stream cannot have because of the work of one other stream alone. */
@@ -614,7 +619,7 @@ typedef struct galloc_stranded {
     size_t bytes;
 } galloc_stranded;
 
-/* One step of ON RUNNING OUT. */
+/* One step of the ladder: a part of a step of ON RUNNING OUT. */
 typedef struct galloc_step {
     const char *name;
     const char *left_out;  /* why the step was left out, in words; NULL: it was taken, or there was nothing to do */
@@ -995,6 +1000,7 @@ GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stat
 GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user);
 
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
+     pool     NULL: all pools of the process
      path     an existing file is replaced at the end, so that no reader meets a part: PATH.partial becomes PATH
      Returns  as galloc_snapshot; cudaErrorOperatingSystem: the file cannot be written; the message has the reason */
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path);
@@ -1690,7 +1696,7 @@ static int gai_context_known(size_t n, CUcontext *context, unsigned long long *i
     return known != NULL;
 }
 
-/* [lock] NULL: there is none. */
+/* Looks up a known context. NULL: there is none. The caller holds the context lock. */
 static gai_known_context *gai_context_find(CUcontext context, unsigned long long id)
 {
     gai_known_context *known = gai_known_contexts;
@@ -1943,7 +1949,16 @@ static CUresult gai_context_error(CUcontext context)
    block pool        like:pytorch: the segments for small, or for large, requests of one stream, or of one stream in the
                      captures of a group. Its free blocks are in its own set, or in `mixed` while another stream may
                      still use them
-   params            what an allocation asks for, after rounding */
+   params            what an allocation asks for, after rounding
+   to stamp          to give a mark the current epoch of its stream, at a free
+   to file           to put a free block into its free set, merged with its neighbours where they allow it
+   to claim          to take a used block from the program: `held` becomes NULL
+   to mark a stream  to record an event on it. So gai_stream_mark, mark_predictor, `asked`, `wanted`, GAI_MARK_BYTES and
+                     galloc_stats.marks are about events, not about the byte ranges above
+   occasion          a moment at which an event is due on a stream; the mark predictor may skip it
+   site              (gai_site) the stream of one call, as the driver describes it: id, context, capture
+   job, ladder       (gai_job) one request that no short path served, and the steps that it takes until it has memory
+   variant           (gai_variant) what like:pytorch, the other backends and the strategies do in their own way */
 
 /* Kinds up to GAI_SLOT (gai_block_is_mapped): every byte has a page, whose current mapping is here. The addresses of
    GAI_ALIAS are mapped too, but their bytes are in no use. */
@@ -2011,9 +2026,10 @@ typedef struct gai_block {
 #define GAI_RUN_FIRST 2 /* the first of its run */
 
 #define GAI_CACHED                                                                                                     \
-    ((uint64_t)1 << 32) /* the stream of `life` used it before, and its marks do not cover that use */
+    ((uint64_t)1 << 32) /* the stream of `life` used it before it got it again, and no mark tells of that first use. If
+                           another stream frees it, gai_block_stamp_cache makes that mark */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* a stream cache cannot do all that its free demands */
-#define GAI_DROPPED ((uint64_t)1 << 34) /* besides GAI_CACHED: `age` is the epoch of the dropped mark of that use */
+#define GAI_DROPPED ((uint64_t)1 << 34) /* with GAI_CACHED: the epoch of that first use is known, and is in `age` */
 #define GAI_KEPT ((uint64_t)1 << 35)    /* only while a snapshot is copied: it is in a stream cache */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
@@ -2171,10 +2187,10 @@ typedef struct gai_cache_bin {
      - the cache of a retired stream is closed
    Where every call asks (default streams) or none does (stream_check:off) the cache is trusted.
 
-   busy_frees: frees since the stream state last held nothing, less those that the stream state's own `busy_frees`
-   counts. The stream state holds stream->blocks - blocks - unconfirmed_blocks blocks, apart from blocks that were given
-   to another stream state and freed here. After GAI_MARK_FREES frees or more the free that leaves it nothing goes to
-   the pool, because it may be the last for long.
+   busy_frees plus the stream state's busy_frees: frees since the stream state last held no block. The part here may be
+   below 0 (it wraps). The stream state holds stream->blocks - blocks - unconfirmed_blocks blocks, apart from blocks
+   that were given to another stream state and freed here. After GAI_MARK_FREES frees or more the free that leaves it
+   nothing goes to the pool, because it may be the last for long.
 
    Where threads share a stream cache, a pair transfers two cache lines between processors; both begin here. Counters
    that change together are kept apart: as neighbours the compiler would turn them into one vector. */
@@ -2245,8 +2261,9 @@ struct gai_stream {
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
     int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
-    int asked;           /* a mark is wanted: the next call on the stream records an event */
-    int wanted;          /* a mark was wanted once: on legacy, only then is it worth an event */
+    int asked;           /* the next call on the stream shall record an event */
+    int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
+                            a request only after that */
     int due;             /* gai_pool_mark_due has to record an event (docs/design.md, Streams, rule 6) */
     short retired;       /* its stream is, or is about to be, destroyed */
     short silent;        /* its context did not answer whether it exists, or has an error: no call is made on it */
@@ -2255,8 +2272,9 @@ struct gai_stream {
     uint64_t epoch;      /* of frees from now on */
     uint64_t done;       /* all frees stamped so or less are complete */
     uint64_t freed;      /* the latest stamp given to freed memory; unused for captured streams */
-    uint64_t handed;     /* latest epoch of a use that has no mark: the mark was dropped because the stream got the
-                            block again, its cache served the block, or the driver freed it in stream order */
+    uint64_t handed;     /* this stream may have work up to this epoch that no mark tells of, because the stream got the
+                            block again, its cache served the block, or the driver freed it in stream order. Until
+                            `done` reaches it the stream state must not be forgotten */
     uint64_t waited_for; /* the epoch that a wait for the device, now under way, will complete */
     uint64_t uses;
     uint64_t life;       /* never changes while the stream state is in the pool; 0: unused */
@@ -2289,8 +2307,10 @@ typedef struct gai_slab {
 #define GAI_PREDICTIONS 2048
 
 /* What a program that repeats itself did the last time: a ring of keys, numbered from 1 on.
-   latest[key % GAI_PREDICTIONS]: the number of the last such key.  next: the number of the key that is expected, which
-   followed the last key when that came before; 0 or too old: none is.  agreed: how often in a row that was right */
+   latest[key % GAI_PREDICTIONS]: the number under which such a key was noted last
+   next: the number under which the expected key was noted before, which is the one behind the previous occurrence of
+   the last key; 0, or so old that the ring has lost it: no key is expected
+   agreed: how often in a row the expected key came */
 typedef struct gai_predictor {
     uint64_t keys[GAI_PREDICTIONS], latest[GAI_PREDICTIONS];
     uint64_t noted, next, agreed;
@@ -2314,9 +2334,9 @@ typedef struct gai_collector {
     uint64_t aged;     /* pages not used since then, counted in frees, have been collected for their age */
     uint64_t rest;     /* above gc_threshold nothing is collected before this free */
     uint64_t patience; /* so many frees it rests */
-    uint64_t ns;       /* when that was changed last; */
-    size_t collected;  /* bytes collected above gc_threshold since then, */
-    size_t created;    /* and bytes of pages created */
+    uint64_t ns;       /* the time when `patience` was changed last */
+    size_t collected;  /* bytes collected above gc_threshold since `ns` */
+    size_t created;    /* bytes of pages created since `ns` */
     struct {
         uint64_t frees, ns;
     } samples[GAI_SAMPLES]; /* how many frees there had been at some time; a ring */
@@ -2413,13 +2433,15 @@ typedef struct gai_variant {
     void (*coalesce)(galloc_pool *pool, int all);
     /* Creates memory for an allocation and takes its block. [growth] */
     void (*grow)(struct gai_job *job);
-    /* Gives back free memory until about `wanted` bytes are given: what is complete already; the same for a trim, which
-       returns the bytes given. [growth] */
+    /* give_back: returns blocks whose work is complete to the driver, until about `wanted` bytes are returned; for
+       gai_step_poll. release: the same for gai_pool_release; returns how many bytes less the pool holds then.
+       [growth] */
     void (*give_back)(galloc_pool *pool, size_t wanted);
     size_t (*release)(galloc_pool *pool, size_t wanted);
     /* Asks the driver how much it holds. [growth] */
     void (*refresh)(galloc_pool *pool);
-    /* Allocates and frees a fixed segment. [growth], or no lock. */
+    /* alloc: allocates a fixed segment. dealloc: frees one whose making failed in a later step, and no other: those end
+       in variant.free, or in gai_mapping_undo_fixed by cuMemFree. [growth] */
     CUresult (*alloc)(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes, const gai_site *site);
     CUresult (*dealloc)(galloc_pool *pool, CUdeviceptr addr, const gai_site *site);
     /* Charges a new segment to the budget, which `bytes` are added to. [growth] */
@@ -2469,7 +2491,8 @@ typedef struct gai_variant {
 
    Locks. Brackets in a function's comment name the locks that its caller holds: [lock], [growth], [growth, lock],
    [lock, latches], [global lock], [budget lock], [no lock].
-   Three locks. `lock` guards everything, for short: no driver call is made while it is held. `growth` is held around
+   A pool has three locks (those that all pools share: section platform). `lock` guards everything else and is held for
+   short times: no driver call is made while it is held. `growth` is held around
    everything that creates, maps or unmaps pages, or forgets events and stream states; it is taken before `lock`, and
    released around the program's callbacks, while the blocks concerned are busy. Under `lock` alone, a free parks pages
    and ends the segment of a block that cudaMallocAsync has freed, and memory lost in a reset leaves the sets.
@@ -2498,7 +2521,8 @@ struct galloc_pool {
     int lost; /* segments that are lost */
     int retires; /* guarded by the global lock: the call that retires a stream everywhere has been here */
     int collects; /* pages record their use, for gc_threshold or gc_age */
-    int caches_off;    /* no stream cache may be used: stats_exact, torch, or while the pool ends */
+    int caches_off;    /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
+                          variant.no_caches; bit 1: the pool is about to end */
     int lost_on_reset;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
     size_t divisions; /* strategy:pooled: size classes between two powers of two; else 0 */
     uint64_t freed_slots;   /* slots that became free since runs were examined */
@@ -2511,8 +2535,8 @@ struct galloc_pool {
     int rdma;            /* the device can have pages capable of GPUDirect RDMA */
     gai_budget *budget;  /* of its device */
     galloc_pool *next_sharing;
-    size_t taken;        /* from the budget, and guarded by its lock; so is */
-    int visitors;        /* threads of other pools that look for idle memory here */
+    size_t taken;        /* bytes charged to the budget; guarded by the budget lock */
+    int visitors;        /* threads of other pools that look for idle memory here; guarded by the budget lock */
     void *fence;         /* pinned host memory that the driver refused to take back; see gai_device_wait */
     CUcontext fence_context; /* where that was allocated */
     unsigned long long fence_context_id;
@@ -2656,8 +2680,9 @@ static void gai_slab_reset(gai_slab *slab)
 /* >>map */
 
 /* Two radix trees of fixed depth that all pools share and that are read without a lock. The block map leads from the
-   address of a block to its descriptor. The page map leads from any address, rounded down to 2 MiB, to the page mapped
-   there. Entries are written under the lock of the pool that owns the address. Inner nodes are added under the map
+   address of a block to its descriptor. The page map leads from any address, rounded down to 2 MiB, to the current
+   mapping there (gai_mapping). Entries are written under the lock of the pool that owns the address. Inner nodes are
+   added under the map
    lock and stay until galloc_shutdown. Calls the platform only.
 
    The block map has one entry per 64 KiB: empty, or the one block that begins there, or (lowest bit set) a leaf with
@@ -2892,8 +2917,8 @@ static void gai_map_end(gai_map *map)
 /* >>bins */
 
 /* Free sets: bins by size (two-level segregated fit), bins of slots, and a list by age. Insertion, removal and the
-   search for the best fit. A set belongs to a pool and is guarded by the pool's lock. Also counts the free blocks of
-   block pools for torch_stats. Calls the platform only. */
+   search for the best fit. A set belongs to a pool and is guarded by the pool's lock. Tells the variant of blocks that
+   leave a set (variant.unfiled). Calls the platform only. */
 
 #define GAI_LOOKS 4 /* blocks compared within a bin for the best fit; more gain nothing (docs/design.md) */
 
@@ -4672,7 +4697,7 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
     }
 }
 
-/* The page mapped at an address, or NULL. */
+/* The current mapping at an address. NULL: there is none, only a stale alias, or the memory of another backend. */
 static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
 {
     void **child = gai_map_entry_at(&gai_page_map, addr);
@@ -4827,8 +4852,8 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
     return 1;
 }
 
-/* Turns all unconfirmed blocks into orphans before a wait for all devices, which completes their uses on whatever
-   stream they were freed. Returns whether there are any. */
+/* Turns all unconfirmed blocks into orphans before a wait for all known contexts (gai_pool_wait_for_orphans), which
+   completes their uses on whatever stream they were freed. Returns whether there are any. */
 static int gai_pool_gather_orphans(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -4863,7 +4888,7 @@ static void gai_pool_file_orphans(galloc_pool *pool)
     }
 }
 
-/* Flushes all stream caches, without their unconfirmed blocks. */
+/* Flushes all stream caches. Unconfirmed blocks stay where they are, except in caches that are trusted. */
 static void gai_pool_flush(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -5137,7 +5162,7 @@ static size_t gai_pool_captured(const galloc_pool *pool)
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
-/* Stream states: looking them up, creating, holding and removing them, and the block pools of like:pytorch. Also
+/* Stream states: looking them up, creating, holding and removing them. Also
    handles contexts that were reset. Guarded by the pool's lock, which is released while the driver is asked about a
    new stream. Calls the driver table and the sections from slab to capture. */
 
@@ -5776,7 +5801,8 @@ static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai
     else if (stream->capture) stream->unmarked += unmarked;
 }
 
-/* Ends every call that held a stream state: records a mark or a position if one is due. [lock] */
+/* The last thing that a call does with a stream state it held: records an event or a graph position if one is due, and
+   lets go of the state. [lock], released while the event is recorded. */
 static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
@@ -5947,8 +5973,7 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [growth] */
-#define GAI_STREAMS_KEPT 64
+#define GAI_STREAMS_KEPT 64 /* with more plain stream states than this, idle ones are forgotten even if not retired */
 
 /* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
 static int gai_stream_is_idle(const gai_stream *stream)
@@ -5957,6 +5982,7 @@ static int gai_stream_is_idle(const gai_stream *stream)
            stream->handed <= stream->done && !gai_stream_is_unknown(stream);
 }
 
+/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [growth] */
 static void gai_pool_sweep_streams(galloc_pool *pool)
 {
     gai_stream *stream, *next, *gone = NULL;
@@ -5992,9 +6018,12 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 /* Physical pages and their mappings: reserving addresses, creating, mapping and unmapping pages, fixed segments, and
    batches of mappings that enter or leave together. An alias is a mapping in no use: its page has moved away (a stale
    alias), or is parked there. `returning` means that a page moves back to one of its aliases.
-   No address is unmapped before every mark on it is complete; a page is released when its last mapping is gone.
+   No address is unmapped before every mark on it is complete; a page is released when its last mapping is gone. The
+   callers see to that: gai_mapping_is_spare and gai_page_is_quiet (release) choose the pages that may go or move,
+   gai_pool_drop_stale (parking) chooses the stale aliases. gai_marks_copy takes the marks along when a page moves.
    The caller holds `growth` and is in a scope of the pool's context; `lock` guards the changes of state between driver
-   calls. gai_block_give_up in a free needs `lock` only. Calls map, blocks, budget, statistics. */
+   calls. For gai_mapping_settle `lock` suffices (gai_block_give_up, in a free). Calls the sections from cuda to
+   events. */
 
 #define GAI_PAGE_MAX (64 * GAI_MIB) /* a larger handle costs less per byte, but is harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
@@ -6427,11 +6456,10 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
    filled first with donors' pages, then with new pages.
    donors: current mappings of pages that move into the hole
    returning_blocks: current mappings of pages that return to aliases in the range
-   moved, unconfirmed: bytes of donors' pages and of new pages;  page_bytes: size of a new page */
+   moved, new_bytes: bytes of donors' pages and of new pages;  page_bytes: size of a new page */
 typedef struct gai_fill {
     gai_batch returning;       /* aliases in the range, in order of address */
-    gai_batch donors,
-        returning_blocks; /* their blocks are busy */
+    gai_batch donors, returning_blocks; /* their blocks are busy */
     size_t moved, new_bytes, page_bytes;
 } gai_fill;
 
@@ -6723,7 +6751,8 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
    so a block's spare pages are those that lie in it with all their bytes. Slots keep their bytes from being spare until
    their run is coalesced.
    The caller holds `growth`; sets and blocks are changed under `lock`. gai_block_to_batch and gai_pool_coalesce make no
-   driver call and need `lock` only: a free reaches them through parking. Calls pages, backends, callbacks. */
+   driver call and need `lock` only: a free reaches them through parking. Calls marks, stream caches, pages,
+   callbacks. */
 
 /* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
    never more than `most`.
@@ -6762,7 +6791,10 @@ static int gai_page_is_quiet(const gai_page *page)
     return 1;
 }
 
-/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. */
+/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. This is what
+   keeps a page in place while work may use it. To be given back, every mark on it must be complete, at its stale
+   aliases as well. To be moved, every mark on it here must be complete, or the request's stream must be ordered after
+   it, or (may_wait) able to wait for it: the old addresses stay mapped. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_page_filter *filter)
 {
@@ -7699,7 +7731,7 @@ static void gai_pool_tend(galloc_pool *pool)
 /* >>search */
 
 /* Finds the free block that serves a request, and takes it. A gai_job carries one allocation through this and all
-   later sections. The caller holds the pool's `lock` unless stated otherwise. Calls bins, marks, take, torch,
+   later sections. The caller holds the pool's `lock` unless stated otherwise. Calls bins, marks, take, pages, release,
    parking. */
 
 /* One allocation, or the growth of a block in place, on its way through the heap.
@@ -8680,8 +8712,8 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
 
 /* Carries a plan out: moves and creates pages, or allocates fixed segments. All decisions are made and all host
    memory is reserved first (gai_job_prepare), so that afterwards only the driver can refuse. If it does, every step
-   is undone. The caller holds `growth`; `lock` is not held around driver calls. Calls planner, waits, backends,
-   budget. */
+   is undone. The caller holds `growth`; `lock` is not held around driver calls. Calls planner, waits, fixed, pages,
+   parking, budget. */
 
 /* Takes the requested block from the planned range. It is cut before the range merges with neighbours, whose marks
    it need not wait for. [lock] */
@@ -9110,7 +9142,8 @@ static void gai_job_grow_fixed(gai_job *job)
 /* ==== LADDER ====================================================================================================== */
 /* >>ladder */
 
-/* The steps of the ladder, which a job climbs when nothing at hand fits. Each gai_step_ function returns whether the
+/* The steps of the ladder, which a job climbs when nothing at hand fits. Their order is in gai_ladder (section borrow),
+   with like:pytorch in gai_torch_ladder. Each gai_step_ function returns whether the
    job is done: it has a block, or an error that ends it. A step that is not allowed notes why in left_out; a step that
    finds nothing to do may return 0 without a note.
    [growth] Calls growth, waits, behind, search, collection, parking. */
@@ -10207,7 +10240,8 @@ static void gai_job_take_steps(gai_job *job, galloc_report *report)
 /* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `growth`
    while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* Threads that miss at the same time serialize on `growth`, and each searches again first. After on_oom the stream
+/* Climbs the ladder once. Threads that miss at the same time serialize on `growth`, and each searches again first.
+   After on_oom the stream
    cache is flushed once more, to find blocks that the callback freed; the stream of this call is alive, which confirms
    them. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
@@ -10460,8 +10494,9 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 /* ==== FREE ======================================================================================================== */
 /* >>free */
 
-/* Free: galloc_free on one stream, its marks and its error messages, and blocks that the driver itself frees
-   (cudaMallocAsync). Everything runs under the pool's lock unless a comment says otherwise; recording events for
+/* Free: from a claimed block and the marks of its users to a free block with stamped marks, for one stream or several;
+   the calls on one stream; their error messages. Everything runs under the pool's lock unless a comment says otherwise;
+   recording events for
    recorded uses takes `marking` first. May call alloc and all sections before it. */
 
 static uint64_t gai_given_pools; /* number of pools with variant.around */
@@ -10747,14 +10782,15 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
-/* ---- blocks that the driver frees ---- */
+/* ---- the full call ---- */
 
 static cudaError_t gai_free_unnoted(void)
 {
     return gai_fail(cudaErrorMemoryAllocation, "no host memory to record a free on a captured stream");
 }
 
-/* `taken`: the block, if the caller has already claimed it. */
+/* The full call of a free on one stream. variant.free may have the driver free the block; else it is freed by marks.
+   `taken`: the block, if the caller has already claimed it. [no lock] */
 static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, gai_block *taken)
 {
     gai_block *block = taken;
@@ -11334,10 +11370,17 @@ typedef struct gai_key {
 
 /* To add a setting:
      galloc_config        the member, and its comment
-     gai_keys             a row here; gai_config_default: the default; gai_config_like, if like:pytorch has another
-     gai_config_circumstances and the rules of gai_config_say_idle, if it can be without effect
+     gai_keys             a row here (at most 64, the bits of gai_parsing.seen): parsing, printing, the check of the
+                          range and snapshots follow from it. A size that may be absent:
+                          {"foo", GAI_BYTES, GAI_MEMBER(foo), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"}
+     gai_config_default   the default, unless it is 0; gai_config_like, if like:pytorch has another
+     gai_key_is_right, gai_config_misfit, if a range does not describe the values, or another setting bounds them
+     gai_config_say_idle  its rules, if it can be without effect (GAI_IF_BACKEND: in all but a native pool), with a new
+                          circumstance also gai_config_circumstances
      gai_pool_read_config, if the value in effect can differ from the one given
-     docs/settings.md, and tests/test_config.c */
+     galloc_config_parse  the comment, if the form of its values is new
+     docs/settings.md, and tests/test_config.c
+   Code reads it as pool->config.foo, without a lock, since it does not change while the pool exists. */
 static const gai_key gai_keys[] = {
     {"like", GAI_WORDS, GAI_MEMBER(like), "galloc|pytorch", 0, 0, 1, "galloc or pytorch"},
     {"backend", GAI_WORDS, GAI_MEMBER(backend), "native|cudaMalloc|cudaMallocAsync", 0, 0, 2,
@@ -12018,8 +12061,8 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 /* ==== SETTINGS WITHOUT EFFECT =================================================================================== */
 /* >>idle */
 
-/* Which settings of a text have no effect in combination with others. It owns nothing and needs no lock. May call
-   configuration. */
+/* Idle settings: which settings of a text have no effect in combination with others. (Idle memory is in collection.) It
+   owns nothing and needs no lock. May call configuration. */
 
 /* The circumstances under which a setting has no effect. */
 #define GAI_IF_NATIVE 1u
@@ -13643,8 +13686,16 @@ static void gai_variant_torch(gai_variant *variant)
    `growth` and `lock`. No driver call is made while `lock` is held. GALLOC_NO_BACKENDS leaves the section out. May call
    check and all sections before it.
 
-   To add a backend: GALLOC_BACKEND_..., gai_keys, gai_config_circumstances and its rules, ON BACKENDS,
-   docs/settings.md; a table here, and its place in gai_config_variant. */
+   To add a backend:
+     GALLOC_BACKEND_...   its number; gai_keys: its word, the highest number, the valid values; gai_left_out: a row
+     gai_config_circumstances and the rules of gai_config_say_idle: the settings that it ignores
+     gai_variant_...      here: a function that fills its table, mostly on top of gai_variant_cuda_malloc;
+                          gai_variant_choose calls it
+     gai_mapping_undo_fixed frees every fixed segment by cuMemFree: memory of another source needs a branch there
+     gai_job_grow_given   names the driver's function for messages
+     lost_on_reset        (gai_pool_begin_variant) says that the memory goes with the context; is that so?
+     ON BACKENDS, galloc_config.backend, docs/settings.md, tests
+   variant.alloc runs under `growth`. If it calls the program it must release that first, as gai_pool_tell_all does. */
 
 #if !defined(GALLOC_NO_BACKENDS)
 
@@ -13831,7 +13882,7 @@ static void gai_pool_unpromise_mark(galloc_pool *pool)
     pool->promised_jobs--;
 }
 
-/* The same for memory of cudaMallocAsync, which work queued on the job's stream may still use. If the job has no
+/* As gai_job_take_fixed. Work queued on the job's stream may still use memory of cudaMallocAsync: if the job has no
    host memory to take it, the block gets a mark of that stream. */
 static void gai_job_take_given(gai_job *job, gai_block *block)
 {
@@ -15159,9 +15210,10 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
 /* ==== SNAPSHOT ================================================================================================== */
 /* >>snapshot */
 
-/* galloc_snapshot. The state of the heap is copied with the pool's locks and all latches held, and written with no lock
-   held. One emitter writes JSON or a pickle (protocol 2), with the keys and types of torch.cuda.memory._snapshot(); all
-   that PyTorch has no key for stands under "galloc". Owns nothing. May call the sections before it. */
+/* galloc_snapshot. The state of the heap is copied with `growth`, `lock` and all latches held (gai_copy_new), so that
+   its sums agree with its counters, and written with no lock held. One emitter writes JSON or a pickle (protocol 2),
+   with the keys and types of torch.cuda.memory._snapshot(); all that PyTorch has no key for stands under "galloc". Owns
+   nothing. May call the sections before it. */
 
 /* A block or a page. */
 typedef struct gai_item {
@@ -15177,7 +15229,8 @@ typedef struct gai_item {
 static const char *const gai_item_states[] = { "inactive", "active_pending_free", "active_allocated" };
 
 /* The state of a pool at one time: items[0 .. blocks) are blocks, items[blocks .. n) are pages.
-   requested bytes of blocks in state 2 == stats.live.current,  bytes of pages + kept == stats.reserved.current */
+   requested bytes of blocks in state 2 == stats.live.current
+   bytes of pages + kept == stats.reserved.current, except while on_map or on_unmap is running */
 typedef struct gai_copy {
     struct gai_copy *next;
     galloc_stats stats;
@@ -15304,13 +15357,15 @@ static void gai_copy_items(gai_copy *copy, const galloc_pool *pool)
     gai_copy_quarantine(copy, pool);
 }
 
-/* Adds a copy of the pool's state to a list. [no lock] */
+/* Adds a copy of the pool's state to a list. `growth` stops jobs, `lock` all calls in the pool, the latches those that
+   stream caches serve. To the pool a block in a stream cache is used: GAI_KEPT is set on it meanwhile, so that it is
+   copied as free, which is how gai_stats_locked counts it. The first pass only counts the items. [no lock] */
 static cudaError_t gai_copy_new(gai_copy **list, galloc_pool *pool)
 {
     gai_copy *copy = (gai_copy *)GALLOC_MALLOC(sizeof *copy);
     if (!copy) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
     memset(copy, 0, sizeof *copy);
-    gai_lock_on(&pool->growth); /* so that no page is on its way */
+    gai_lock_on(&pool->growth); /* so that no page is on its way, and no job has a block that is not counted yet */
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
     gai_pool_lock_caches(pool);
@@ -15865,8 +15920,8 @@ typedef struct gai_tcache_entry {
     uint64_t generation; /* valid only if it equals gai_generation */
     const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
-    short looks; /* stream_check */
-    short uncached; /* copied, because the pool may have ended */
+    short looks;    /* config.stream_check of the pool. It and the next are copies, because the pool may have ended */
+    short uncached; /* variant.no_caches of the pool */
     int asks;  /* whether to query the current context, for a default stream. 0: never. 2: always. 1: not to free the
                   block allocated last, since stream_check:off promises that it is freed in the same context */
     gai_site site;
@@ -15989,7 +16044,7 @@ static int gai_tcache_confirms(const gai_tcache_entry *entry)
     return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_tcache_keeps_id(entry);
 }
 
-/* Both checks. */
+/* gai_tcache_is_free and, except on default streams, gai_tcache_keeps_id. */
 static GAI_INLINE int gai_tcache_is_sure(const gai_tcache_entry *entry)
 {
     if (!entry->looks) return 1;
@@ -16147,8 +16202,8 @@ static GAI_INLINE void gai_tcache_gave(gai_tcache_entry *entry, gai_block *block
     *ptr = (void *)addr;
 }
 
-/* The same for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache: before
-   that, the pool may have ended and another may have begun in its memory. */
+/* gai_malloc_by_entry for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache:
+   before that, the pool may have ended and another may have begun in its memory. */
 GAI_APART
 static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_tcache_entry *entry)
 {
@@ -16197,7 +16252,8 @@ static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *pt
 }
 
 /* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
-   this stream state and enters its cache. Other blocks go to the pool's short path, if stream_check shows that the
+   this stream state and enters its cache; the other stream gets no mark, since the program has ordered its work before
+   this free. Other blocks go to the pool's short path, if stream_check shows that the
    stream is not retired, and if like:pytorch is off. */
 static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry)
 {

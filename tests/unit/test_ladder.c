@@ -42,6 +42,7 @@ static void expect_refused(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 static const galloc_step *step_of(const galloc_report *report, const char *name)
 {
     static const galloc_step none = {"", "there is no such step", 0};
+    EXPECT(report->steps[GALLOC_REPORT_STEPS - 1].name == NULL); /* the end, for loops that look for it */
     for (int i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++)
         if (!strcmp(report->steps[i].name, name)) return &report->steps[i];
     return EXPECT(0) ? NULL : &none;
