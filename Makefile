@@ -291,11 +291,14 @@ run-examples: $(if $(GPU),$(GPU_EXAMPLES),$(EXAMPLES))
 PREFIX ?= /usr/local
 TO = $(DESTDIR)$(PREFIX)
 VERSION := $(shell sed -n 's/^\#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
-TORCH_FILES := $(wildcard examples/pytorch/*)
-filled = sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|'
+TORCH_FILES := $(filter %.c %.cpp %.py %.md,$(wildcard examples/pytorch/*)) # not what Python or the user put there
+# galloc.pc has the path, which therefore must not depend on the folder of the caller.
+need_prefix = $(if $(filter-out /%,$(firstword $(PREFIX))),$(error PREFIX=$(PREFIX) is not an absolute path))
+filled = sed 's|@PREFIX@|$(subst |,\|,$(subst &,\&,$(PREFIX)))|; s|@VERSION@|$(VERSION)|'
 
 # The adaptors' libraries are installed where `make adapters` has made them.
 install:
+	$(need_prefix)
 	@install -d "$(TO)/include" "$(TO)/share/pkgconfig" "$(TO)/share/cmake/galloc" "$(TO)/share/man/man3" \
 		"$(TO)/share/doc/galloc" "$(TO)/share/galloc/pytorch"
 	@install -m 644 galloc.h examples/cpp/galloc.hpp "$(TO)/include"
@@ -305,10 +308,13 @@ install:
 	@$(filled) cmake/gallocConfigVersion.cmake.in >"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake"
 	@$(filled) cmake/galloc.pc.in >"$(TO)/share/pkgconfig/galloc.pc"
 	@docs/man.sh >"$(TO)/share/man/man3/galloc.3"
+	@chmod 644 "$(TO)/share/cmake/galloc/gallocConfigVersion.cmake" "$(TO)/share/pkgconfig/galloc.pc" \
+		"$(TO)/share/man/man3/galloc.3"
 	@[ ! -e build/libgalloc_torch.so ] || install -m 755 build/libgalloc_torch.so "$(TO)/share/galloc/pytorch"
 	@echo 'galloc $(VERSION) is in $(TO)'
 
 uninstall:
+	$(need_prefix)
 	@rm -f "$(TO)/include/galloc.h" "$(TO)/include/galloc.hpp" "$(TO)/share/pkgconfig/galloc.pc" \
 		"$(TO)/share/man/man3/galloc.3"
 	@rm -rf "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" "$(TO)/share/galloc"

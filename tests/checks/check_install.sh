@@ -22,7 +22,11 @@ holds() { # what, command...
     fi
 }
 
-holds "install" make -s install PREFIX=/opt/galloc "DESTDIR=$work/root"
+# A umask as that of a careful administrator, and files beside the adaptors that are not galloc's.
+mkdir -p examples/pytorch/__pycache__ && : >examples/pytorch/__pycache__/of_a_test.pyc
+holds "install" sh -c 'umask 077; make -s install PREFIX=/opt/galloc "DESTDIR=$1"' sh "$work/root"
+rm -f examples/pytorch/__pycache__/of_a_test.pyc
+rmdir examples/pytorch/__pycache__ 2>/dev/null
 prefix=$work/root/opt/galloc
 (cd "$prefix" && find . -type f ! -name 'libgalloc_*.so' | LC_ALL=C sort) >"$work/list" 2>&1
 cat >"$work/expected" <<'END'
@@ -39,6 +43,7 @@ cat >"$work/expected" <<'END'
 ./share/pkgconfig/galloc.pc
 END
 holds "the installed files are those of the list" diff "$work/expected" "$work/list"
+holds "everybody can read them" sh -c '[ -z "$(find "$1" ! -perm -444)" ]' sh "$work/root"
 holds "the header is the same" cmp galloc.h "$prefix/include/galloc.h"
 version=$(sed -n 's/^#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
 for file in share/pkgconfig/galloc.pc share/cmake/galloc/gallocConfigVersion.cmake share/man/man3/galloc.3; do
@@ -79,6 +84,21 @@ if ! missing pkg-config "a program through pkg-config"; then
         examples/cmake/galloc.c "-L$work/cuda/lib" $flags -lm -ldl -o "$work/through_pkg_config"
     holds "it runs" runs "$work/through_pkg_config"
 fi
+
+# A path that a shell and sed could misread; one that says nothing in another folder is refused.
+odd="$work/a path & |"
+holds "install into an odd path" make -s install "PREFIX=$odd" DESTDIR=
+if ! missing pkg-config "a program through pkg-config, odd path"; then
+    holds "a program through pkg-config, odd path" sh -c '
+        eval "\"$3\" -std=c99 -isystem tests/sim/include -c examples/cmake/uses_galloc.c -o \"$2/odd.o\" \
+            $(PKG_CONFIG_PATH="$1/share/pkgconfig" pkg-config --cflags galloc)"' sh "$odd" "$work" "$cc"
+fi
+holds "uninstall from an odd path" make -s uninstall "PREFIX=$odd" DESTDIR=
+holds "nothing is left there" sh -c '[ -z "$(find "$1" -type f)" ]' sh "$odd"
+for target in install uninstall; do
+    holds "$target refuses a relative path" sh -c '
+        ! make -s "$1" PREFIX=build/relative DESTDIR= && ! [ -e build/relative ]' sh "$target"
+done
 
 # CMake's own search for the toolkit wants nvcc; a module of this name, found first, stands for it.
 if ! missing cmake "programs through CMake"; then
