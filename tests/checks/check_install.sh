@@ -121,6 +121,13 @@ END
     }
     project installed "-DCMAKE_PREFIX_PATH=$prefix"
     project fetched "-DGALLOC_FETCH=$PWD"
+    # A project of CUDA C++ alone has no compiler of C; without nvcc, one of no language stands for it.
+    for how in "find_package(galloc REQUIRED)" "add_subdirectory($PWD galloc)"; do
+        rm -rf "$work/bare" && mkdir -p "$work/bare"
+        printf 'cmake_minimum_required(VERSION 3.17)\nproject(bare LANGUAGES NONE)\n%s\n' "$how" >"$work/bare/CMakeLists.txt"
+        holds "cmake without a compiler of C: $how" cmake -S "$work/bare" -B "$work/bare/build" \
+            "-DCMAKE_MODULE_PATH=$work/modules" "-DCMAKE_PREFIX_PATH=$prefix"
+    done
     holds "cmake refuses another version" sh -c '
         cp -r examples/cmake "$1/later" && sed -i "s/galloc 0.1 REQUIRED/galloc 7.0 REQUIRED/" "$1/later/CMakeLists.txt"
         ! cmake -S "$1/later" -B "$1/later/build" "-DCMAKE_MODULE_PATH=$1/modules" "-DCMAKE_PREFIX_PATH=$2"' \
