@@ -23,10 +23,12 @@ holds() { # what, command...
 }
 
 # A umask as that of a careful administrator, and files beside the adaptors that are not galloc's.
-mkdir -p examples/pytorch/__pycache__ && : >examples/pytorch/__pycache__/of_a_test.pyc
+cache=examples/pytorch
+cache=$cache/__pycache__
+mkdir -p "$cache" && : >"$cache/of_a_test.pyc"
 holds "install" sh -c 'umask 077; make -s install PREFIX=/opt/galloc "DESTDIR=$1"' sh "$work/root"
-rm -f examples/pytorch/__pycache__/of_a_test.pyc
-rmdir examples/pytorch/__pycache__ 2>/dev/null
+rm -f "$cache/of_a_test.pyc"
+rmdir "$cache" 2>/dev/null
 prefix=$work/root/opt/galloc
 (cd "$prefix" && find . -type f ! -name 'libgalloc_*.so' | LC_ALL=C sort) >"$work/list" 2>&1
 cat >"$work/expected" <<'END'
@@ -124,7 +126,8 @@ END
     # A project of CUDA C++ alone has no compiler of C; without nvcc, one of no language stands for it.
     for how in "find_package(galloc REQUIRED)" "add_subdirectory($PWD galloc)"; do
         rm -rf "$work/bare" && mkdir -p "$work/bare"
-        printf 'cmake_minimum_required(VERSION 3.17)\nproject(bare LANGUAGES NONE)\n%s\n' "$how" >"$work/bare/CMakeLists.txt"
+        printf 'cmake_minimum_required(VERSION 3.17)\nproject(bare LANGUAGES NONE)\n%s\n' "$how" \
+            >"$work/bare/CMakeLists.txt"
         holds "cmake without a compiler of C: $how" cmake -S "$work/bare" -B "$work/bare/build" \
             "-DCMAKE_MODULE_PATH=$work/modules" "-DCMAKE_PREFIX_PATH=$prefix"
     done
