@@ -57,10 +57,12 @@ typedef struct cxx {
 
 #define ERROR_BYTES 4096 /* more than a c10::Error needs: less than 300 in 2.0 to 2.15 */
 
-/* Reads the address of a symbol into a pointer to a function or an object. */
+/* Reads the address of a symbol into a pointer to a function or an object: the one that the library itself uses. A
+   program or a preloaded library can have an operator new of its own, and then its operator delete frees the text. */
 static int find(void *library, const char *name, void *pointer)
 {
-    void *symbol = dlsym(library, name);
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    if (!symbol) symbol = dlsym(library, name);
     memcpy(pointer, &symbol, sizeof symbol);
     return symbol != NULL;
 }

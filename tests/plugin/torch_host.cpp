@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <functional>
+#include <new>
 #include <utility>
 
 #include "c10_error.h"
@@ -15,6 +16,28 @@ typedef std::function<bool(cudaStream_t)> Filter;
 
 #define OK(call) EXPECT_EQ((call), cudaSuccess)
 static size_t MiB(size_t n) { return n << 20; }
+
+/* A program may have its own operator new and operator delete: what the one did not make, the other must not get. */
+static const size_t made_here = 0x67616c6c6f63;
+static long strangers;
+
+void *operator new(size_t bytes)
+{
+    size_t *p = static_cast<size_t *>(malloc(bytes + 16));
+    if (!p) throw std::bad_alloc();
+    p[0] = made_here;
+    return p + 2;
+}
+
+void operator delete(void *p) noexcept
+{
+    size_t *start = static_cast<size_t *>(p) - 2;
+    if (!p) return;
+    if (start[0] == made_here) free(start);
+    else strangers++;
+}
+
+void operator delete(void *p, size_t) noexcept { operator delete(p); }
 
 /* What CUDAPluggableAllocator keeps. */
 static std::function<void *(size_t, int, cudaStream_t)> torch_malloc, torch_segment;
@@ -167,6 +190,7 @@ TEST(running_out_is_pytorchs_exception_with_the_report)
         EXPECT(text.size() > 500);
     }
     EXPECT(caught);
+    EXPECT_EQ(strangers, 0);
     EXPECT(torch_segment(MiB(30), 0, nullptr) == nullptr); /* a MemPool is told by NULL */
     torch_free(p, MiB(40), 0, nullptr);
     p = torch_malloc(MiB(50), 0, nullptr);
