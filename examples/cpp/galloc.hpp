@@ -443,7 +443,9 @@ private:
    device, and returns whole pages. */
 class CachingDeviceAllocator {
 public:
+    static constexpr unsigned INVALID_BIN = unsigned(-1);
     static constexpr std::size_t INVALID_SIZE = std::size_t(-1);
+    static constexpr int INVALID_DEVICE_ORDINAL = -1;
 
     explicit CachingDeviceAllocator(unsigned /* bin_growth */, unsigned /* min_bin */ = 1, unsigned /* max_bin */ = 0,
                                     std::size_t max_cached_bytes = INVALID_SIZE, bool /* skip_cleanup */ = false)
@@ -459,7 +461,7 @@ public:
     {
         std::lock_guard<std::mutex> lock(mutex_);
         most_ = max_cached_bytes;
-        for (galloc_pool *pool : pools_) (void)trim(pool);
+        for (galloc_pool *pool : pools_) (void)trim(pool, most_);
         return cudaSuccess;
     }
 
@@ -471,8 +473,9 @@ public:
         try {
             detail::device_guard guard(device); /* the default streams are those of the current device */
             cudaError_t code = galloc_pool_default(&pool, device < 0 ? -1 : device);
-            if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes, active_stream);
-            if (code != cudaSuccess || !*p) return code;
+            /* CUB's algorithms ask for a size, and do no work, when the address of their temporaries is NULL. */
+            if (code == cudaSuccess) code = galloc_pool_malloc(pool, p, bytes ? bytes : 1, active_stream);
+            if (code != cudaSuccess) return code;
             remember(*p, block{active_stream, detail::device_of(pool), pool});
             return cudaSuccess;
         } catch (const error &e) {
@@ -492,21 +495,21 @@ public:
     cudaError_t DeviceFree(void *p)
     {
         block b;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
+        std::size_t most;
+        try {
+            std::lock_guard<std::mutex> lock(mutex_); /* the address may come back in another thread before `erase` */
             auto found = blocks_.find(p);
             if (found == blocks_.end()) return galloc_free(p, nullptr); /* NULL, or an error */
             b = found->second;
-            blocks_.erase(found); /* first: the address may come back in another thread */
-        }
-        try {
+            most = most_;
             detail::device_guard guard(b.device);
             cudaError_t code = galloc_free(p, b.stream);
-            if (code == cudaSuccess && most_ != INVALID_SIZE) code = trim(b.pool);
-            return code;
+            if (code != cudaSuccess) return code; /* the stream is kept for another try */
+            blocks_.erase(found);
         } catch (const error &e) {
             return e.code();
         }
+        return trim(b.pool, most);
     }
 
     /* Returns unused memory of all devices that this object has used. Waits for the device. */
@@ -538,13 +541,13 @@ private:
         blocks_[p] = b;
     }
 
-    cudaError_t trim(galloc_pool *pool) const
+    static cudaError_t trim(galloc_pool *pool, std::size_t most)
     {
         galloc_stats stats;
-        if (most_ == INVALID_SIZE) return cudaSuccess;
+        if (most == INVALID_SIZE) return cudaSuccess;
         cudaError_t code = galloc_pool_stats(pool, &stats);
-        if (code != cudaSuccess || stats.cached.current <= most_) return code;
-        return galloc_pool_trim(pool, stats.allocated.current + most_, nullptr);
+        if (code != cudaSuccess || stats.cached.current <= most) return code;
+        return galloc_pool_trim(pool, stats.allocated.current + most, nullptr);
     }
 
     std::mutex mutex_;

@@ -169,14 +169,45 @@ TEST(cub_s_allocator_remembers_the_stream)
         put(nullptr, r, MiB(8), 3);
         OK(cudaSetDevice(0));
         OK(cub.DeviceFree(1, r));
-        OK(cub.DeviceAllocate(&p, 0));
-        EXPECT(!p);
+        OK(cub.DeviceAllocate(galloc::CachingDeviceAllocator::INVALID_DEVICE_ORDINAL, &p, 0));
+        EXPECT(p); /* as CUB's: its algorithms do nothing but ask for a size when this is NULL */
+        OK(cub.DeviceFree(p));
         EXPECT(cub.DeviceAllocate(nullptr, 1) == cudaErrorInvalidValue);
         EXPECT(cub.DeviceAllocate(7, &p, 1) != cudaSuccess && !p);
         sim_run(-1);
         OK(cub.FreeAllCached());
         EXPECT_EQ(sim_physical(0), 0);
         EXPECT_EQ(sim_physical(1), 0);
+    }
+    finish();
+}
+
+/* A free that fails can be repeated, and is in order of the same stream. */
+TEST(cub_s_allocator_keeps_the_stream_of_a_free_that_fails)
+{
+    const unsigned no_bin = galloc::CachingDeviceAllocator::INVALID_BIN;
+    begin(2);
+    {
+        galloc::CachingDeviceAllocator cub(8, 3, no_bin);
+        galloc::stream stream;
+        for (const char *call : {"cuStreamGetId", "cudaSetDevice"}) {
+            void *p, *q;
+            OK(cub.DeviceAllocate(0, &p, MiB(8), stream));
+            put(stream, p, MiB(8), 1);
+            OK(cudaSetDevice(1));
+            sim_fail(call, 1, 1, cudaErrorUnknown);
+            EXPECT_EQ(cub.DeviceFree(p), cudaErrorUnknown);
+            sim_fail_clear();
+            (void)cudaGetLastError();
+            OK(cudaSetDevice(0));
+            EXPECT_EQ(state_of(p), GALLOC_STATE_USED);
+            OK(cub.DeviceFree(p));
+            OK(cub.DeviceAllocate(0, &q, MiB(8)));
+            EXPECT(q != p); /* the stream may still write it */
+            put(nullptr, q, MiB(8), 2);
+            OK(cub.DeviceFree(q));
+            sim_run(-1);
+        }
     }
     finish();
 }
