@@ -17,8 +17,10 @@ import glob
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 
 import torch
 
@@ -56,11 +58,18 @@ def _load():
         path = os.environ.get("GALLOC_TORCH_LIBRARY")
         if not path:
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgalloc_torch.so")
+        path = os.path.abspath(path)  # a name without a folder would be searched among the system's libraries
         if not os.path.exists(path):
             raise ImportError(f"galloc_torch: {path} is not there. Build it in galloc's folder (make adapters, which "
                               "writes it to build/), and put it beside galloc_torch.py or name it in "
                               "GALLOC_TORCH_LIBRARY")
-        _library = ctypes.CDLL(path)
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise ImportError(f"galloc_torch: {path} cannot be loaded: {error}. Build it with the CUDA Toolkit of "
+                              f"PyTorch's major version; this is PyTorch {torch.__version__} with CUDA "
+                              f"{torch.version.cuda}") from error
+        _library = library
         _library.galloc_hook_stats.restype = ctypes.c_size_t
         _library.galloc_hook_stats.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
         _library.galloc_hook_stats_reset.argtypes = [ctypes.c_int]
@@ -136,6 +145,23 @@ def _cuda_include():
     raise RuntimeError("galloc_torch: cuda_runtime_api.h is not found; CUDA_HOME=... says where the CUDA Toolkit is")
 
 
+def _cached(name):
+    """Where a file of the cache is or shall be: ~/.cache/galloc_torch, or a folder of this process where that cannot be
+    written or nobody knows what ~ is."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.path.join(home, "galloc_torch")
+    usable = os.path.isabs(folder)
+    try:
+        if usable:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError:
+        usable = False
+    path = os.path.join(folder, name)
+    if usable and (os.path.exists(path) or os.access(folder, os.W_OK)):
+        return path
+    return os.path.join(tempfile.mkdtemp(prefix="galloc_torch."), name)
+
+
 def _load_full():
     """galloc_torch.cpp, compiled for this PyTorch; the result is kept in ~/.cache/galloc_torch."""
     _load()
@@ -144,17 +170,17 @@ def _load_full():
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if release < (2, 5):
         raise RuntimeError(f"galloc_torch: full=True needs PyTorch 2.5 or later, this is {torch.__version__}")
-    command = [os.environ.get("CXX", "c++"), "-O2", "-fPIC", "-shared", "-w",
+    if not os.path.exists(source):
+        raise RuntimeError(f"galloc_torch: full=True needs {source}, which comes with galloc_torch.py")
+    command = [*shlex.split(os.environ.get("CXX") or "c++"), "-O2", "-fPIC", "-shared", "-w",
                "-std=c++20" if release >= (2, 15) else "-std=c++17",
                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", "-I" + base + "/include",
                "-I" + base + "/include/torch/csrc/api/include", "-I" + _cuda_include(), source, _library._name,
                "-L" + base + "/lib", "-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda"]
     with open(source, "rb") as file:
         key = hashlib.sha256(file.read() + " ".join(command).encode() + torch.__version__.encode()).hexdigest()[:16]
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "galloc_torch")
-    target = os.path.join(folder, f"galloc_torch-{torch.__version__}-{key}.so")
+    target = _cached(f"galloc_torch-{torch.__version__}-{key}.so")
     if not os.path.exists(target):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         print(f"galloc_torch: compiling for PyTorch {torch.__version__}, once", file=sys.stderr, flush=True)
         made = f"{target}.{os.getpid()}"
         try:

@@ -45,6 +45,27 @@ count() { # program, arguments
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
 
+# The Python module, with stand-ins for PyTorch, the library and the compiler of C++.
+if command -v python3 >/dev/null 2>&1; then
+    module=$work/module
+    mkdir -p "$module/cuda_home/include" && : >"$module/cuda_home/include/cuda_runtime_api.h"
+    cp examples/pytorch/galloc_torch.py examples/pytorch/galloc_torch.cpp "$module"
+    {
+        sed -n 's/^HOOK .*\(galloc_hook_[a-z_]*\)(.*/void \1(void) {}/p' examples/pytorch/galloc_torch.c
+        echo 'const char *galloc_torch_install(void) { return 0; }'
+    } >"$module/hooks.c"
+    "$cc" -shared -fPIC -w "$module/hooks.c" -o "$module/libgalloc_torch.so" || exit 1
+    cat >"$module/compiler" <<'END'
+#!/bin/sh
+for last; do :; done # the argument of -o
+cp "$(dirname "$0")/libgalloc_torch.so" "$last"
+END
+    chmod +x "$module/compiler"
+    count python3 tests/plugin/torch_module.py "$module"
+else
+    echo "skipped: python3 is not found: galloc_torch.py"
+fi
+
 # ---- examples/cpp ---------------------------------------------------------------------------------------------------
 
 "$cxx" -std=c++11 -O1 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \

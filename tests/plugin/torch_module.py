@@ -1,0 +1,52 @@
+"""torch_module.py FOLDER - examples/pytorch/galloc_torch.py in odd environments. FOLDER has it, galloc_torch.cpp, a
+libgalloc_torch.so with all hooks, cuda_home/include, and compiler, which writes a library in place of a C++ compiler.
+PyTorch is the folder `torch` beside this file. Each test is a process."""
+
+import os
+import subprocess
+import sys
+
+here = os.path.dirname(os.path.abspath(__file__))
+folder = os.path.abspath(sys.argv[1])
+passed = failed = 0
+
+
+def test(name, code, expected, cwd=folder, **environment):
+    """The code ends without an error (expected is ""), or with one whose last lines have the expected text."""
+    global passed, failed
+    fixed = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([here, folder]), "PYTHONDONTWRITEBYTECODE": "1",
+             "HOME": os.path.join(folder, "home"), "TMPDIR": os.path.join(folder, "tmp"),
+             "CUDA_HOME": os.path.join(folder, "cuda_home"), "CXX": os.path.join(folder, "compiler")}
+    result = subprocess.run([sys.executable, "-c", "import galloc_torch, torch\n" + code], cwd=cwd, text=True,
+                            env={**fixed, **environment}, capture_output=True)
+    last = result.stderr.strip().split("\n")[-1]
+    if result.returncode == 0 if not expected else expected in last and "Error: galloc_torch: " in last:
+        passed += 1
+    else:
+        failed += 1
+        print(f"FAILED {name}\n{result.stderr}")
+
+
+install = "galloc_torch.install()"
+full = "galloc_torch.install(full=True)"
+for name in "home", "tmp", "elsewhere":
+    os.makedirs(os.path.join(folder, name), exist_ok=True)
+
+test("install", install + "\nassert torch.current and galloc_torch.installed()\n" + install, "")
+test("a library in the current folder", install, "", GALLOC_TORCH_LIBRARY="libgalloc_torch.so")
+test("a relative path", install, "", cwd=os.path.join(folder, "elsewhere"),
+     GALLOC_TORCH_LIBRARY="../libgalloc_torch.so")
+test("no library", install, "is not there", GALLOC_TORCH_LIBRARY="/nowhere.so")
+test("a file that is no library", install, "with CUDA 13.0", GALLOC_TORCH_LIBRARY=os.path.abspath(__file__))
+test("another allocator", "torch.current.append(1)\n" + install, "must come before the first use")
+
+test("full", full, "")
+test("a compiler with arguments", full, "", CXX=os.path.join(folder, "compiler") + " -m64")
+test("no compiler", full, "CXX=... names one", CXX="/nowhere/c++")
+test("an empty CXX is c++", full, "CXX=... names one", CXX="", PATH="/nowhere")
+test("a home that cannot be made", full, "", HOME="/dev/null/home")
+test("a home that nobody knows", full + "\nimport os\nassert not os.path.exists('~')", "", HOME="~")
+test("a cache that is no folder", full, "", XDG_CACHE_HOME="/dev/null")
+
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed != 0)
