@@ -1001,7 +1001,8 @@ GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_wri
 
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
      pool     NULL: all pools of the process
-     path     an existing file is replaced at the end, so that no reader meets a part: PATH.partial becomes PATH
+     path     an existing file is replaced at the end, so that no reader meets a part: a file PATH.*.partial, of this
+              call alone, becomes PATH
      Returns  as galloc_snapshot; cudaErrorOperatingSystem: the file cannot be written; the message has the reason */
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path);
 
@@ -1102,8 +1103,6 @@ extern "C++" {
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
-#endif
-#if defined(__linux__)
 #include <unistd.h>
 #endif
 
@@ -1352,6 +1351,18 @@ static void gai_on_fork(void)
 static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork); }
 #else
 static int gai_watch_forks(void) { return 0; }
+#endif
+
+/* Files: gai_rename replaces a file that has the name already, and returns 0 or the system's error. */
+#if defined(_WIN32)
+static unsigned long gai_process_id(void) { return GetCurrentProcessId(); }
+static int gai_rename(const char *from, const char *to)
+{
+    return MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING) ? 0 : (int)GetLastError();
+}
+#else
+static unsigned long gai_process_id(void) { return (unsigned long)getpid(); }
+static int gai_rename(const char *from, const char *to) { return rename(from, to) ? errno : 0; }
 #endif
 
 /* Thread keys: `call` runs when a thread ends that set a value for the key. */
@@ -17053,39 +17064,50 @@ GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_wri
     return gai_end(__func__, gai_snapshot(pool, format, write, user));
 }
 
-static int gai_write_file(void *file, const void *data, size_t bytes)
+/* A file that is being written. */
+typedef struct gai_file {
+    FILE *stream;
+    const char *name;
+} gai_file;
+
+static int gai_write_file(void *user, const void *data, size_t bytes)
 {
-    return fwrite(data, 1, bytes, (FILE *)file) != bytes;
+    const gai_file *file = (const gai_file *)user;
+    if (fwrite(data, 1, bytes, file->stream) == bytes) return 0;
+    (void)gai_fail(cudaErrorOperatingSystem, "%s cannot be written: errno %d", file->name, errno);
+    return 1;
 }
 
 /* Writes a snapshot to `partial`, and renames that to `path`. */
 static cudaError_t gai_snapshot_save(galloc_pool *pool, const char *path, const char *partial)
 {
     const char *end = strrchr(path, '.');
-    int pickle = end && (!strcmp(end, ".pickle") || !strcmp(end, ".pkl"));
+    int refused, pickle = end && (!strcmp(end, ".pickle") || !strcmp(end, ".pkl"));
+    gai_file file;
     cudaError_t error;
-    FILE *file = fopen(partial, "wb");
-    if (!file) return gai_fail(cudaErrorOperatingSystem, "%s cannot be opened: errno %d", partial, errno);
-    error = gai_snapshot(pool, pickle ? GALLOC_SNAPSHOT_PICKLE : GALLOC_SNAPSHOT_JSON, gai_write_file, file);
-    if (fclose(file) && !error)
+    file.name = partial;
+    file.stream = fopen(partial, "wb");
+    if (!file.stream) return gai_fail(cudaErrorOperatingSystem, "%s cannot be opened: errno %d", partial, errno);
+    error = gai_snapshot(pool, pickle ? GALLOC_SNAPSHOT_PICKLE : GALLOC_SNAPSHOT_JSON, gai_write_file, &file);
+    if (fclose(file.stream) && !error)
         error = gai_fail(cudaErrorOperatingSystem, "%s cannot be written: errno %d", partial, errno);
-    if (!error && rename(partial, path))
-        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be renamed to %s: errno %d", partial, path, errno);
+    refused = error ? 0 : gai_rename(partial, path);
+    if (refused)
+        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be renamed to %s: error %d", partial, path, refused);
     if (error) (void)remove(partial);
     return error;
 }
 
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
 {
-    static const char ending[] = ".partial";
     char *partial;
     cudaError_t error;
-    size_t n = path ? strlen(path) : 0;
+    size_t n = path ? strlen(path) + 64 : 0; /* two numbers and an ending */
     if (!path) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "path is NULL"));
-    partial = (char *)GALLOC_MALLOC(n + sizeof ending);
+    partial = (char *)GALLOC_MALLOC(n);
     if (!partial) return gai_end(__func__, gai_fail(cudaErrorMemoryAllocation, "no host memory for the path"));
-    memcpy(partial, path, n);
-    memcpy(partial + n, ending, sizeof ending);
+    /* A name of its own: several threads, or processes that run out together, may save to one path. */
+    (void)snprintf(partial, n, "%s.%lu-%zx.partial", path, gai_process_id(), (size_t)partial);
     error = gai_snapshot_save(pool, path, partial);
     GALLOC_FREE(partial);
     return gai_end(__func__, error);

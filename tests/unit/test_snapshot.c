@@ -427,6 +427,61 @@ TEST(files_by_their_names)
     finish();
 }
 
+/* Threads, or processes that run out together, may save to one path: no call touches what another one is writing. */
+TEST(a_file_that_another_call_is_writing_is_left_alone)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], other[120];
+    galloc_pool *pool;
+    FILE *file;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    snprintf(other, sizeof other, "%s.partial", path);
+    file = fopen(other, "wb");
+    if (EXPECT(file)) {
+        fputs("part", file);
+        fclose(file);
+    }
+    pool = pool_limited(SIZE_MAX);
+    OK(galloc_snapshot_save(pool, path));
+    EXPECT_EQ(file_size(other), 4);
+    EXPECT(file_size(path) > 4);
+    unlink(other);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0); /* nothing else is left */
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* The message has the reason also when the file fails before its end. */
+TEST(a_device_that_is_full)
+{
+    galloc_pool *pool;
+    void *blocks[100];
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100];
+    struct rlimit limit, little;
+    int i;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    pool = pool_limited(SIZE_MAX);
+    for (i = 0; i < 100; i++) OK(galloc_pool_malloc(pool, &blocks[i], 1000, NULL));
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0) {
+        void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+        little = limit;
+        little.rlim_cur = 5000; /* more than one part */
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+        EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        signal(SIGXFSZ, handler);
+        EXPECT(strstr(galloc_last_message(), path) && strstr(galloc_last_message(), "errno"));
+    }
+    EXPECT_EQ(rmdir(folder), 0);
+    for (i = 0; i < 100; i++) OK(galloc_free(blocks[i], NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
 TEST(wrong_arguments_and_a_write_that_stops)
 {
     galloc_pool *pool;
