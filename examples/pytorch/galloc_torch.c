@@ -110,12 +110,14 @@ static void throw_failure(cudaError_t err, size_t bytes, int device)
 {
     char text[GALLOC_REPORT_TEXT + 1024];
     galloc_report report;
+    /* For a device out of range galloc was not called: its last message is about something else. */
+    const char *message = device < 0 || device >= MAX_DEVICES ? "" : galloc_last_message();
     if (err != cudaErrorMemoryAllocation) {
-        (void)snprintf(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), galloc_last_message());
+        (void)snprintf(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), message);
         throw_error(text, 0);
     } else {
         int n = snprintf(text, 1024, "CUDA out of memory. Tried to allocate %.2f MiB on GPU %d. %s\n",
-                         (double)bytes / (1 << 20), device, galloc_last_message());
+                         (double)bytes / (1 << 20), device, message);
         if (n > 0 && n < 1024 && galloc_oom_report(&report) == cudaSuccess)
             (void)galloc_report_text(&report, text + n, GALLOC_REPORT_TEXT);
         throw_error(text, 1);

@@ -211,6 +211,7 @@ TEST(other_failures_are_pytorchs_error)
         } catch (const c10::Error &error) {
             caught = 1;
             EXPECT(std::string(error.what()).find("CUDA error: ") == 0);
+            EXPECT_EQ(std::string(error.what()).find("galloc_") != std::string::npos, device == 499);
         }
         EXPECT_EQ(caught, 1);
     }
