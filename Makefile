@@ -316,8 +316,10 @@ install:
 uninstall:
 	$(need_prefix)
 	@rm -f "$(TO)/include/galloc.h" "$(TO)/include/galloc.hpp" "$(TO)/share/pkgconfig/galloc.pc" \
-		"$(TO)/share/man/man3/galloc.3"
-	@rm -rf "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" "$(TO)/share/galloc"
+		"$(TO)/share/man/man3/galloc.3" "$(TO)/share/cmake/galloc/gallocConfig.cmake" \
+		"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake" "$(TO)/share/doc/galloc/LICENSE"
+	@rm -rf "$(TO)/share/galloc"
+	@rmdir "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" 2>/dev/null || :
 
 # ---- adaptors: galloc where a program expects another allocator ------------------------------------------------------
 

@@ -137,8 +137,10 @@ END
         sh "$work" "$prefix"
 fi
 
+: >"$prefix/share/doc/galloc/of_somebody_else"
 holds "uninstall" make -s uninstall PREFIX=/opt/galloc "DESTDIR=$work/root"
-holds "nothing is left" sh -c '[ -z "$(find "$1" -type f)" ]' sh "$work/root"
+holds "only what is not galloc's is left" sh -c '
+    [ "$(find "$1" -type f)" = "$1/share/doc/galloc/of_somebody_else" ]' sh "$prefix"
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]
