@@ -101,7 +101,8 @@
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
      block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
      memory. Blocks with room are multiples of 2 MiB and can grow until memory runs out. When one is freed its pages
-     stay mapped; the next block with the same max_bytes reuses them once the work that used them is complete.
+     stay mapped; the next block with the same max_bytes reuses them once the work that used them is complete. A page
+     that exceeds a step of growth is not moved there: beyond `overhead`, small new pages replace a large free one.
      Rounding: roundup_power2_divisions rounds requests, except those with room and galloc_resize, to fewer sizes.
      strategy:pooled is for programs with few sizes. It rounds requests of up to 1 MiB to size classes (512 bytes apart
      up to 4 KiB, then eight per power of two, or as roundup_power2_divisions says) and keeps a freed block for its
@@ -120,8 +121,9 @@
      one (ON BACKENDS has the exception). A pool that device_limit or a full device stops gets unused memory of the
      device's other pools; as the last step it waits for memory that they have freed. `growth` sets the size of new
      pages; close to a limit they are smaller.
-     galloc returns cached memory to the device when memory runs out, in galloc_pool_trim and galloc_pool_sync_point,
-     and by collection. Collection returns whole pages that no work and no launchable graph can still use:
+     galloc returns cached memory to the device when memory runs out, where smaller pages replace it (growing in place),
+     in galloc_pool_trim and galloc_pool_sync_point, and by collection. Collection returns whole pages that no work and
+     no launchable graph can still use:
        - gc_threshold: when more than this fraction of the limit is held, the longest idle pages are returned, until
          1/16 less than the threshold is held; above the threshold pages move rather than new ones are created.
        - gc_age: pages that have been idle for this time are returned.
@@ -2554,6 +2556,7 @@ struct galloc_pool {
     uint64_t broken;     /* a sticky error: the pool refuses from then on */
     int driver_gone;
     size_t live_peak;    /* of live bytes, since the pool exists */
+    size_t replaceable;  /* bytes of large pages given back for rooms, in whose place no pages were created yet */
     uint64_t clock;      /* frees so far */
     gai_segment *segments;
     gai_stream *streams,
@@ -6766,12 +6769,12 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
    callbacks. */
 
 /* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
-   never more than `most`.
+   never more than `most`, in pages of at least `least` bytes.
    params != NULL: for this request. may_wait: its stream may wait for recorded events of others.
    params == NULL: to be given back. No unfinished work may use the page through any of its mappings. */
 typedef struct gai_page_filter {
     const gai_params *params;
-    size_t wanted, most;
+    size_t wanted, most, least;
     int may_wait;
     int one_place;   /* the planner looks at one place, not at all of them */
     uint64_t before; /* to be given back: only pages that were not used later, counted in frees */
@@ -6783,6 +6786,7 @@ static gai_page_filter gai_page_filter_for(const gai_params *params)
     gai_page_filter filter;
     filter.params = params;
     filter.wanted = filter.most = SIZE_MAX;
+    filter.least = 0;
     filter.may_wait = filter.one_place = 0;
     filter.before = UINT64_MAX;
     return filter;
@@ -6809,6 +6813,7 @@ static int gai_page_is_quiet(const gai_page *page)
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_page_filter *filter)
 {
+    if (mapping->bytes < filter->least) return 0;
     if (!filter->params && (mapping->page->used > filter->before || !gai_page_is_quiet(mapping->page))) return 0;
     for (; mark; mark = mark->next) {
         if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
@@ -7034,20 +7039,20 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Gives back spare pages that were not used after `before`, until `wanted` bytes are given or there are no more;
-   never more than `most`. Returns the bytes given. Releases `growth` while on_unmap runs. */
-static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
+/* Gives back spare pages that pass the filter, until the bytes it wants are given or there are no more. Returns the
+   bytes given. Releases `growth` while on_unmap runs. */
+static size_t gai_pool_release_by(galloc_pool *pool, const gai_page_filter *which)
 {
     gai_batch batch;
+    size_t wanted = which->wanted;
     size_t held, given = 0;
     int some;
     if (gai_pool_keeps(pool)) return 0;
     if (pool->variant.release) return pool->variant.release(pool, wanted);
     do {
-        gai_page_filter filter = gai_page_filter_for(NULL);
+        gai_page_filter filter = *which;
         filter.wanted = wanted - given;
-        filter.most = gai_left(most, given);
-        filter.before = before;
+        filter.most = gai_left(which->most, given);
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
         if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
@@ -7062,6 +7067,16 @@ static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t m
         given += held - gai_pool_held(pool);
     } while (some && given < wanted);
     return given;
+}
+
+/* Gives back pages that were not used after `before`: `wanted` bytes if there are as many, never more than `most`. */
+static size_t gai_pool_release_within(galloc_pool *pool, size_t wanted, size_t most, uint64_t before)
+{
+    gai_page_filter filter = gai_page_filter_for(NULL);
+    filter.wanted = wanted;
+    filter.most = most;
+    filter.before = before;
+    return gai_pool_release_by(pool, &filter);
 }
 
 static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
@@ -7758,6 +7773,7 @@ typedef struct gai_job {
     int thrifty;        /* and leave a part of the overhead for a new peak of live bytes */
     int may_wait;       /* the stream may be made to wait for others' pages */
     int waited;         /* waits for other streams' events were queued for it */
+    size_t lacks;       /* bytes of a room beyond the overhead for which no spare page is small enough */
     int grown;          /* how often pages were created or moved for it */
     int searched;       /* like:pytorch: its searches were counted (as one) */
     int asked;          /* like:pytorch: events were queried for it */
@@ -8957,6 +8973,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     galloc_pool *pool = job->pool;
     gai_page_filter filter = gai_page_filter_for(&job->params);
     size_t bytes = gai_plan_created(plan), most, allowance = gai_job_allowance(job), headroom = gai_pool_headroom(pool);
+    size_t within;
     int fits;
     int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     fill->page_bytes = gai_page_size(pool, bytes, allowance);
@@ -8979,7 +8996,9 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     }
     /* Pages come whole: the donors may have given more than is needed. */
     if (fill->moved > bytes) fill->moved -= gai_donors_trim(pool, &fill->donors, fill->moved - bytes);
-    fits = bytes <= fill->moved + (job->frugal ? allowance : headroom);
+    within = room ? gai_min(gai_max(allowance, pool->replaceable), headroom) : allowance;
+    fits = bytes <= fill->moved + (job->frugal ? within : headroom);
+    job->lacks = room && !fits ? bytes - fill->moved : 0;
     if (open && !fill->moved && !exact && !room)
         gai_plan_round(plan, fill->page_bytes, pool->tuning.growth ? headroom : allowance);
     bytes = gai_plan_created(plan);
@@ -9064,6 +9083,7 @@ static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_bat
         } else if (gai_budget_take(pool, fill->new_bytes)) { /* else another pool took it first */
             /* Only plans that aliases alone fill can be repeated as they are. */
             if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
+            pool->replaceable = gai_left(pool->replaceable, fill->new_bytes);
             gai_batch_over_plan(pool, batch, plan, fill);
             return 1;
         }
@@ -9212,13 +9232,40 @@ static int gai_step_grow(gai_job *job)
     return gai_job_is_done(job);
 }
 
+/* A room takes in no page larger than what it lacks. Gives back the smallest spare page that is larger, so that the
+   pool can create smaller ones in its place. If unfinished work keeps all of them, streams are asked for events, for
+   the next growth. 0: none was given back. */
+static int gai_job_return_larger(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    gai_page_filter filter = gai_page_filter_for(NULL);
+    size_t given = 0;
+    int i, larger = 0;
+    filter.wanted = 1;
+    filter.least = job->lacks + 1;
+    for (i = gai_page_class(job->lacks); i < GALLOC_PAGE_SIZES && job->lacks && !given; i++) {
+        filter.most = i + 1 < GALLOC_PAGE_SIZES ? ((size_t)2 << (GAI_PAGE_LOG2 + i)) - 1 : SIZE_MAX;
+        if (!pool->stats.pages[i].count) continue;
+        given = gai_pool_release_by(pool, &filter);
+        larger |= i > gai_page_class(job->lacks);
+    }
+    gai_lock_on(&pool->lock);
+    if (larger && !given) gai_pool_ask_streams(pool);
+    gai_lock_off(&pool->lock);
+    pool->replaceable += given;
+    return given != 0;
+}
+
 /* The same within the overhead: pages are moved rather than created. */
 static int gai_step_grow_within(gai_job *job)
 {
     int done;
     if (!job->pool->config.expandable_segments) return gai_job_leave_out(job, "expandable_segments is False");
     job->frugal = 1;
-    done = gai_step_grow(job);
+    do {
+        job->lacks = 0;
+        done = gai_step_grow(job);
+    } while (!done && gai_job_return_larger(job));
     job->frugal = job->thrifty = 0;
     return done;
 }
@@ -9822,7 +9869,7 @@ typedef struct gai_ladder_step {
     const char *name;
     int at_once; /* taken even with throw_on_cudamalloc_oom, since it neither waits nor gives usable memory back. But
                     gai_step_poll frees what is of no use to the heap: pages in quarantine, surplus stale aliases, and
-                    blocks of other backends (cudaFree waits) */
+                    blocks of other backends (cudaFree waits); gai_step_grow_within replaces large pages */
     int (*take)(gai_job *);
 } gai_ladder_step;
 

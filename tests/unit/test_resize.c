@@ -1024,8 +1024,149 @@ TEST(a_room_takes_in_no_page_larger_than_the_step)
     void *q = get_growable(pool, PAGE, 32 * PAGE, s);
     OK(galloc_resize(q, 2 * PAGE, s));
     EXPECT(stats_of(pool).allocated.current < 9 * PAGE);
+    EXPECT(stats_of(pool).reserved.current <= 9 * PAGE);
     expect_healthy(pool, 1);
     OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The peak of live bytes, plus the overhead and a page. */
+static size_t most_held(galloc_pool *pool, double overhead)
+{
+    return (size_t)((1 + overhead) * (double)stats_of(pool).live.peak) + PAGE;
+}
+
+enum { HEADS = 8, HEAD = 4 * PAGE };
+
+/* Makes, by one of several ways, free memory in pages larger than a step of growth. */
+static void large_pages_leave(galloc_pool *pool, int how, cudaStream_t s, cudaStream_t t)
+{
+    void *p[HEADS];
+    for (int i = 0; i < HEADS; i++) {
+        if (how == 0) p[i] = get_growable(pool, HEAD, HEAD, s);
+        if (how == 1) p[i] = get_growable(pool, KIB(64), HEAD, s);
+        if (how == 1) OK(galloc_resize(p[i], HEAD, s));
+        if (how == 2) p[i] = get(pool, HEAD, s);
+        if (how == 3) p[i] = get_growable(pool, HEAD, HEAD, i & 1 ? t : s);
+        put(s, p[i], HEAD, 1);
+    }
+    sim_run(-1);
+    for (int i = 0; i < HEADS; i++) OK(galloc_free(p[i], how == 3 && i & 1 ? t : s));
+    sim_run(-1);
+}
+
+/* Blocks that grow by little take in no large page: smaller ones replace those that are free, so no more memory is held
+   than before. The next such blocks find them in place. */
+TEST(growth_by_little_replaces_large_pages)
+{
+    static const double overheads[] = {0.02, 0.1};
+    for (int round = 0; round < 8; round++) {
+        sim_options options = sim_defaults();
+        options.pace = SIM_PACE_PROMPT;
+        begin_with(options);
+        galloc_config config = galloc_config_default();
+        config.overhead = overheads[round & 1];
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        char *p[HEADS];
+        large_pages_leave(pool, round / 2, s, t);
+        long calls = 0;
+        for (int pass = 0; pass < 3; pass++) {
+            if (pass == 2) calls = memory_calls();
+            for (int i = 0; i < HEADS; i++) p[i] = get_growable(pool, KIB(64), HEAD, s);
+            for (size_t bytes = KIB(512); bytes <= HEAD; bytes += KIB(512)) {
+                for (int i = 0; i < HEADS; i++) {
+                    OK(galloc_resize(p[i], bytes, s));
+                    EXPECT(info_of(p[i]).usable < bytes + PAGE);
+                    EXPECT(stats_of(pool).reserved.current <= most_held(pool, config.overhead));
+                }
+            }
+            for (int i = 0; i < HEADS; i++) put(s, p[i], HEAD, 2);
+            expect_healthy(pool, 1);
+            for (int i = 0; i < HEADS; i++) OK(galloc_free(p[i], s));
+            sim_run(-1);
+        }
+        EXPECT_EQ(memory_calls(), calls);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* Only a part of a large page is replaced at once, the rest by the next growth: so memory that was reserved stays. */
+TEST(replaced_pages_stay_within_what_was_held)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(16);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    void *p = get_growable(pool, PAGE, MIB(64), s);
+    for (size_t bytes = 2 * PAGE; bytes <= MIB(64); bytes += PAGE) {
+        OK(galloc_resize(p, bytes, s));
+        EXPECT_EQ(info_of(p).usable, bytes);
+        EXPECT(stats_of(pool).reserved.current <= MIB(64));
+        EXPECT(stats_of(pool).reserved.current > MIB(64) - MIB(16));
+    }
+    EXPECT_EQ(sim_calls("cuMemRelease"), 4);
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A small growth costs the smallest of the pages that are too large. */
+TEST(the_smallest_of_the_large_pages_is_replaced)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(16);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *p = get_growable(pool, PAGE, 32 * PAGE, s);
+    OK(galloc_resize(p, 9 * PAGE, s));
+    OK(galloc_resize(p, 11 * PAGE, s));
+    EXPECT_EQ(stats_of(pool).pages[1].count, 1);
+    EXPECT_EQ(stats_of(pool).pages[3].count, 1);
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    void *q = get_growable(pool, PAGE, 32 * PAGE, s);
+    OK(galloc_resize(q, 2 * PAGE, s));
+    EXPECT_EQ(stats_of(pool).reserved.current, 10 * PAGE);
+    EXPECT_EQ(stats_of(pool).pages[1].count, 0);
+    expect_healthy(pool, 1);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A lone stream records no event by itself: it is asked for one when large pages wait for its work. */
+TEST(large_pages_of_a_lone_stream_are_replaced)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(16);
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get_used(pool, MIB(64), s, 1), s));
+    void *p = get_growable(pool, PAGE, MIB(64), s);
+    for (size_t bytes = 2 * PAGE; bytes <= MIB(64); bytes += PAGE) {
+        OK(galloc_resize(p, bytes, s));
+        EXPECT(stats_of(pool).reserved.current <= MIB(64) + PAGE);
+    }
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
     pool_end(pool);
     stream_end(s);
     finish();
