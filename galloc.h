@@ -8979,9 +8979,8 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     fill->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
     filter.wanted = bytes;
-    /* New pages come first, as far as the overhead allows; moved pages cover the rest. In a room or behind a block,
-       where no free block could serve instead, moved pages come first. */
-    if (!room && !job->grows && !exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
+    /* New pages come first, as far as the overhead allows; moved pages cover the rest. */
+    if (!exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     filter.may_wait = job->may_wait;
     most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
     if (job->params.room) most = gai_min(most, job->params.room);

@@ -1122,6 +1122,29 @@ TEST(replaced_pages_stay_within_what_was_held)
     finish();
 }
 
+/* Growth, too, creates pages within the overhead before it moves any. */
+TEST(growth_creates_within_the_overhead_before_it_moves)
+{
+    for (int how = 0; how < 2; how++) {
+        begin_still();
+        galloc_config config = frugal(GIB(1), ALL);
+        config.overhead = how ? 100 : 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *before = get_used(pool, 8 * PAGE, s, 1), *p = get_growable(pool, PAGE, 8 * PAGE, s);
+        OK(galloc_free(before, s));
+        sim_run(-1);
+        for (size_t pages = 2; pages <= 8; pages++) OK(galloc_resize(p, pages * PAGE, s));
+        EXPECT_EQ(stats_of(pool).moves, how ? 0 : 7);
+        EXPECT_EQ(stats_of(pool).reserved.current, (how ? 16 : 9) * PAGE);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* A small growth costs the smallest of the pages that are too large. */
 TEST(the_smallest_of_the_large_pages_is_replaced)
 {
