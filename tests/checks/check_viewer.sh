@@ -25,14 +25,14 @@ verdict() { # 0 when it holds, what does, file that says more
 
 [ "$(wc -c <$viewer)" -lt 150000 ]
 verdict $? "$viewer has 150 KB or more"
-grep -nE 'https?://|innerHTML|outerHTML|insertAdjacent|document\.write|[^a-z]eval\(|new Function|XMLHttpRequest|fetch\(|WebSocket|importScripts|import\(' \
-    $viewer >"$work/out"
+grep -nE -e 'https?://|innerHTML|outerHTML|insertAdjacent|document\.write|[^a-z]eval\(|new Function' \
+    -e 'XMLHttpRequest|fetch\(|WebSocket|importScripts|import\(' $viewer >"$work/out"
 [ ! -s "$work/out" ]
 verdict $? "$viewer makes HTML or code of data, or asks a host:" "$work/out"
 [ "$(grep -c '<script' $viewer)" = 1 ]
 verdict $? "$viewer has more than one script"
 
-# ---- snapshots, and the tool that puts one into the page --------------------------------------------------------------
+# ---- snapshots, and the tool that puts one into the page ------------------------------------------------------------
 
 sim=$(tests/support/device.sh "$work/sim") || exit 1
 "$cc" -std=c11 -O1 -Wall -Wextra -I. -Itests/sim -isystem tests/sim/include tests/checks/snapshots.c "$sim"/*.o \
@@ -56,7 +56,7 @@ bench/galloc-view.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ]
 verdict $? "galloc-view.sh takes a file that is not there"
 
-# ---- reading and adding up, without a page ----------------------------------------------------------------------------
+# ---- reading and adding up, without a page --------------------------------------------------------------------------
 
 if command -v "$node" >/dev/null 2>&1 &&
     "$node" -e 'process.exit(typeof DecompressionStream === "undefined" ? 1 : 0)' >/dev/null 2>&1; then
@@ -66,7 +66,7 @@ else
     echo "skipped: reading and adding up: node 18 or later is not found"
 fi
 
-# ---- in a browser -----------------------------------------------------------------------------------------------------
+# ---- in a browser ---------------------------------------------------------------------------------------------------
 
 # The page after its script; what it asks for is in the log.
 dumped() { # page, file

@@ -1,5 +1,5 @@
-/* snapshots.c - snapshots for check_viewer.sh: `snapshots FOLDER` writes each as NAME.json and NAME.pickle, and prints a
-   line of the counters of all pools: NAME live reserved blocks graph_bytes. */
+/* snapshots.c - snapshots for check_viewer.sh: `snapshots FOLDER` writes each as NAME.json and NAME.pickle, and prints
+   a line of the counters of all pools: NAME live reserved blocks graph_bytes. */
 
 #include <stdio.h>
 #include <string.h>
@@ -93,7 +93,8 @@ static void leave_pending(galloc_pool *pool, cudaStream_t *streams)
 int main(int argc, char **argv)
 {
     static const char *const settings[POOLS] = {
-        "memory_limit:8G", "backend:cudaMalloc,memory_limit:2G", "like:pytorch,expandable_segments:False,memory_limit:4G"};
+        "memory_limit:8G", "backend:cudaMalloc,memory_limit:2G",
+        "like:pytorch,expandable_segments:False,memory_limit:4G"};
     sim_options options = sim_defaults();
     cudaStream_t streams[STREAMS];
     galloc_pool *pools[POOLS];

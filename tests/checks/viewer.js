@@ -103,7 +103,7 @@ function pickle(...codes) { return Uint8Array.from([0x80, 2, ...codes.flat()]); 
 function word(w) { return [0x8c, w.length, ...text(w)]; }
 
 async function hostilePickles() {
-    const deep = n => { const b = new Uint8Array(3 * n + 3).fill(0x5d); b.set([0x80, 2]); b.fill(0x61, 2 + n); b[3 * n + 2] = 0x2e; return b; };
+    const deep = n => [new Array(n).fill(0x5d), new Array(n - 1).fill(0x61), 0x2e].flat();
     await refused(pickle([...text("cos\nsystem\n")]), /opcode 0x63/, "GLOBAL");
     await refused(pickle(word("a"), word("b"), 0x93, 0x2e), /opcode 0x93/, "STACK_GLOBAL");
     await refused(pickle(0x29, 0x29, 0x52, 0x2e), /opcode 0x52/, "REDUCE");
@@ -117,7 +117,7 @@ async function hostilePickles() {
     await refused(pickle(0x4b, 1, 0x4b, 1, 0x61, 0x2e), /no list/, "APPEND to a number");
     await refused(pickle(0x5d, 0x28, 0x61, 0x2e), /not there/, "APPEND across a mark");
     await refused(pickle(0x7d, 0x5d, 0x4b, 1, 0x73, 0x2e), /no text/, "a list as a key");
-    await refused(deep(200000), /no list of segments|snapshot/, "lists in lists");
+    await refused(pickle(deep(200000)), /no dictionary/, "lists in lists");
     await refused(new Uint8Array(2e6).fill(0x4e).fill(0x80, 0, 1), /./, "two million values");
     /* A list that holds itself, and a short file that names a long list often. */
     await refused(pickle(0x7d, word("segments"), 0x5d, 0x94, 0x68, 0, 0x61, 0x73, 0x2e), /no dictionary/, "a list in itself");
