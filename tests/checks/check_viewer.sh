@@ -41,7 +41,7 @@ verdict $? "snapshots.c does not compile and run:" "$work/out"
 for file in "$work"/*.json "$work"/*.pickle; do gzip -c "$file" >"$file.gz"; done
 
 # A string that would end a script, and one that would end an attribute, as a file's name.
-sed 's|"version":"[^"]*"|"version":"</script><script>document.title=\\"broken\\"</script><img src=x onerror=alert(1)>"|' \
+sed 's|"version":"[^"]*"|"version":"</script><script>document.title=\\"broken\\"</script><img src=x onerror=a()>"|' \
     "$work/many.json" >"$work/hostile.json"
 grep -q '</script>' "$work/hostile.json"
 verdict $? "the hostile snapshot is none"
