@@ -15273,7 +15273,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
    nothing. May call the sections before it. */
 
 /* A block or a page. */
-typedef struct gai_item {
+typedef struct gai_snapshot_item {
     uintptr_t addr;
     size_t bytes, requested;
     unsigned long long stream_id, capture_id;
@@ -15281,28 +15281,28 @@ typedef struct gai_item {
     char state;  /* an index of gai_item_states */
     char begins; /* the item before it ends elsewhere, or in another segment */
     char lost;   /* its memory is gone */
-} gai_item;
+} gai_snapshot_item;
 
 static const char *const gai_item_states[] = { "inactive", "active_pending_free", "active_allocated" };
 
 /* The state of a pool at one time: items[0 .. blocks) are blocks, items[blocks .. n) are pages.
    requested bytes of blocks in state 2 == stats.live.current
    bytes of pages + kept == stats.reserved.current, except while on_map or on_unmap is running */
-typedef struct gai_copy {
-    struct gai_copy *next;
+typedef struct gai_snapshot_info {
+    struct gai_snapshot_info *next;
     galloc_stats stats;
     galloc_config config;
     int is_default;
     size_t kept;
-    gai_item *items;            /* NULL: they are only counted */
+    gai_snapshot_item *items;            /* NULL: they are only counted */
     size_t n, blocks;
     const gai_segment *segment; /* of the last item, and its end */
     uintptr_t end;
-} gai_copy;
+} gai_snapshot_info;
 
 /* ---- copying ---- */
 
-static void gai_copy_add(gai_copy *copy, const gai_segment *segment, const gai_item *item)
+static void gai_copy_add(gai_snapshot_info *copy, const gai_segment *segment, const gai_snapshot_item *item)
 {
     if (copy->items) {
         copy->items[copy->n] = *item;
@@ -15328,9 +15328,9 @@ static char gai_item_state(const gai_block *block)
     return 0;
 }
 
-static void gai_copy_block(gai_copy *copy, const gai_block *block)
+static void gai_copy_block(gai_snapshot_info *copy, const gai_block *block)
 {
-    gai_item item;
+    gai_snapshot_item item;
     memset(&item, 0, sizeof item);
     if (!gai_block_has_pages(block) || (block->segment->lost && block->kind != GAI_USED)) return;
     item.addr = block->addr;
@@ -15346,9 +15346,9 @@ static void gai_copy_block(gai_copy *copy, const gai_block *block)
     gai_copy_add(copy, block->segment, &item);
 }
 
-static void gai_copy_page(gai_copy *copy, const gai_mapping *mapping)
+static void gai_copy_page(gai_snapshot_info *copy, const gai_mapping *mapping)
 {
-    gai_item item;
+    gai_snapshot_item item;
     memset(&item, 0, sizeof item);
     item.addr = mapping->addr;
     item.bytes = mapping->bytes;
@@ -15356,7 +15356,7 @@ static void gai_copy_page(gai_copy *copy, const gai_mapping *mapping)
 }
 
 /* The pages that begin in a block. */
-static void gai_copy_pages(gai_copy *copy, const gai_block *block)
+static void gai_copy_pages(gai_snapshot_info *copy, const gai_block *block)
 {
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
     const gai_segment *segment = block->segment;
@@ -15370,7 +15370,7 @@ static void gai_copy_pages(gai_copy *copy, const gai_block *block)
 }
 
 /* Pages in quarantine; their addresses are also blocks that nobody can use. */
-static void gai_copy_quarantine(gai_copy *copy, const galloc_pool *pool)
+static void gai_copy_quarantine(gai_snapshot_info *copy, const galloc_pool *pool)
 {
     const gai_mapping *mapping;
     for (mapping = pool->quarantine; mapping; mapping = mapping->next)
@@ -15398,7 +15398,7 @@ static void gai_caches_keep(const galloc_pool *pool, int on)
 }
 
 /* Copies, or counts, all items. [lock, latches] */
-static void gai_copy_items(gai_copy *copy, const galloc_pool *pool)
+static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
 {
     const gai_segment *segment;
     const gai_block *block;
@@ -15417,9 +15417,9 @@ static void gai_copy_items(gai_copy *copy, const galloc_pool *pool)
 /* Adds a copy of the pool's state to a list. `growth` stops jobs, `lock` all calls in the pool, the latches those that
    stream caches serve. To the pool a block in a stream cache is used: GAI_KEPT is set on it meanwhile, so that it is
    copied as free, which is how gai_stats_locked counts it. The first pass only counts the items. [no lock] */
-static cudaError_t gai_copy_new(gai_copy **list, galloc_pool *pool)
+static cudaError_t gai_copy_new(gai_snapshot_info **list, galloc_pool *pool)
 {
-    gai_copy *copy = (gai_copy *)GALLOC_MALLOC(sizeof *copy);
+    gai_snapshot_info *copy = (gai_snapshot_info *)GALLOC_MALLOC(sizeof *copy);
     if (!copy) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
     memset(copy, 0, sizeof *copy);
     gai_lock_on(&pool->growth); /* so that no page is on its way, and no job has a block that is not counted yet */
@@ -15427,7 +15427,7 @@ static cudaError_t gai_copy_new(gai_copy **list, galloc_pool *pool)
     gai_pool_reap(pool);
     gai_pool_lock_caches(pool);
     gai_copy_items(copy, pool);
-    copy->items = (gai_item *)GALLOC_MALLOC((copy->n + 1) * sizeof *copy->items);
+    copy->items = (gai_snapshot_item *)GALLOC_MALLOC((copy->n + 1) * sizeof *copy->items);
     gai_caches_keep(pool, 1);
     if (copy->items) gai_copy_items(copy, pool);
     gai_caches_keep(pool, 0);
@@ -15448,10 +15448,10 @@ static cudaError_t gai_copy_new(gai_copy **list, galloc_pool *pool)
     return cudaSuccess;
 }
 
-static void gai_copies_free(gai_copy *copy)
+static void gai_copies_free(gai_snapshot_info *copy)
 {
     while (copy) {
-        gai_copy *next = copy->next;
+        gai_snapshot_info *next = copy->next;
         GALLOC_FREE(copy->items);
         GALLOC_FREE(copy);
         copy = next;
@@ -15652,7 +15652,7 @@ static void gai_emit_empty_list(gai_emitter *e, const char *key)
 
 /* ---- the dictionary ---- */
 
-static void gai_emit_block(gai_emitter *e, const gai_item *item)
+static void gai_emit_block(gai_emitter *e, const gai_snapshot_item *item)
 {
     gai_emit_open(e, '{');
     gai_emit_number(e, "address", item->addr);
@@ -15667,9 +15667,9 @@ static void gai_emit_block(gai_emitter *e, const gai_item *item)
 }
 
 /* One of PyTorch's segments: blocks without a gap between them. Returns the number of items. */
-static size_t gai_emit_segment(gai_emitter *e, const gai_copy *copy, size_t at, unsigned number)
+static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, size_t at, unsigned number)
 {
-    const gai_item *first = &copy->items[at];
+    const gai_snapshot_item *first = &copy->items[at];
     size_t i = at, total = 0, allocated = 0, active = 0, requested = 0;
     gai_emit_open(e, '{');
     gai_emit_number(e, "device", (uint64_t)copy->config.device);
@@ -15681,7 +15681,7 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_copy *copy, size_t at, 
     gai_emit_key(e, "blocks");
     gai_emit_open(e, '[');
     do {
-        const gai_item *item = &copy->items[i];
+        const gai_snapshot_item *item = &copy->items[i];
         gai_emit_block(e, item);
         total += item->lost ? 0 : item->bytes;
         active += item->state ? item->bytes : 0;
@@ -15699,7 +15699,7 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_copy *copy, size_t at, 
 }
 
 /* A pool's counters, settings and pages, which PyTorch has no keys for. */
-static void gai_emit_pool(gai_emitter *e, const gai_copy *copy, unsigned number)
+static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigned number)
 {
     char text[GALLOC_CONFIG_TEXT];
     size_t i;
@@ -15734,7 +15734,7 @@ static void gai_emit_pool(gai_emitter *e, const gai_copy *copy, unsigned number)
 }
 
 /* The settings of the first pool, by PyTorch's names. */
-static void gai_emit_settings(gai_emitter *e, const gai_copy *copy)
+static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
 {
     char text[GALLOC_CONFIG_TEXT];
     gai_emit_key(e, "allocator_settings");
@@ -15748,9 +15748,9 @@ static void gai_emit_settings(gai_emitter *e, const gai_copy *copy)
     gai_emit_close(e);
 }
 
-static void gai_emit_snapshot(gai_emitter *e, const gai_copy *copies)
+static void gai_emit_snapshot(gai_emitter *e, const gai_snapshot_info *copies)
 {
-    const gai_copy *copy;
+    const gai_snapshot_info *copy;
     unsigned number;
     size_t i;
     int device, devices = 0;
@@ -17061,7 +17061,7 @@ static galloc_pool **gai_pools_pin(size_t *n)
 }
 
 /* Copies the state of one pool, or of all (NULL). */
-static cudaError_t gai_copies_take(gai_copy **list, galloc_pool *pool)
+static cudaError_t gai_copies_take(gai_snapshot_info **list, galloc_pool *pool)
 {
     galloc_pool **pools;
     size_t i, n;
@@ -17088,7 +17088,7 @@ static cudaError_t gai_copies_take(gai_copy **list, galloc_pool *pool)
 static cudaError_t gai_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
 {
     gai_emitter emitter;
-    gai_copy *copies;
+    gai_snapshot_info *copies;
     cudaError_t error;
     if (!write) return gai_fail(cudaErrorInvalidValue, "write is NULL");
     if (format != GALLOC_SNAPSHOT_JSON && format != GALLOC_SNAPSHOT_PICKLE)

@@ -176,8 +176,7 @@ def graph(steps):
 def streams(steps):
     """Random tensors on four streams, each used on two of them (record_stream), every element checked."""
     all_streams = [torch.cuda.Stream() for _ in range(4)]
-    held, wrong = [], torch.zeros((), device="cuda", dtype=torch.int64)
-    torch.cuda.synchronize()
+    held = []
     sums = [torch.zeros((), device="cuda", dtype=torch.int64) for _ in all_streams]
     torch.cuda.synchronize()
     for step in range(steps):
@@ -198,7 +197,6 @@ def streams(steps):
                 del held[random.randrange(len(held))]
             del t, expect
     torch.cuda.synchronize()
-    del wrong
     return sum(s.item() for s in sums)
 
 
