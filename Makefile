@@ -77,7 +77,7 @@ help:
 	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
 	@echo 'make soak-graphs-gpu  the same while graphs are captured, launched and destroyed beside 16 threads'
 	@echo 'make bench-gpu      measurements on a GPU; needs nvcc'
-	@echo 'make adapters       build/libgalloc_torch.so, for examples/pytorch; needs the CUDA Toolkit'
+	@echo 'make adapters       build/libgalloc_torch.so, _python.so, _preload.so, for examples/; needs the CUDA Toolkit'
 	@echo 'make timeline-gpu   memory held over the calls of a trace, beside the peers, in a minute; needs nvcc'
 	@echo 'make examples       build/examples/*, on the simulated device; where nvcc is found also *-cuda for a GPU'
 	@echo 'make run-examples   builds and runs them; one table and build/examples.svg; on the GPU if there is one'
@@ -95,7 +95,7 @@ SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
 THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
-	test_backends test_log test_snapshot,$(TESTS))
+	test_backends test_history test_stacks test_log test_override test_snapshot test_trace,$(TESTS))
 CHECKS := $(wildcard tests/checks/check_*.sh)
 
 # Programs lie in one folder of build/, whichever folder of tests/ has them: no two of those files have the same name.
@@ -103,6 +103,7 @@ vpath %.c tests/unit tests/stress tests/fuzz
 
 # $(1): name, a folder of build/   $(2): folder of the CUDA headers   $(3): flags
 # The tests' galloc is compiled once, for speed; the tests are not, but for those with a galloc of their own.
+# -rdynamic: their functions have names at run time, for stacks.
 OPTIMIZE = -O0
 build/%/test_programs: OPTIMIZE = -O1
 build/%/enumerate: OPTIMIZE = -O2
@@ -122,7 +123,7 @@ build/$(1)/inside.a: build/$(1)/inside.o
 	@rm -f $$@ && $$(AR) rc $$@ $$<
 build/$(1)/%: %.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
 	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) \
-		$$< $$(filter %.o %.a,$$^) -o $$@ $$(LIBS)
+		$$< $$(filter %.o %.a,$$^) -o $$@ $$(LIBS) -rdynamic
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))
 $(eval $(call variant,toolkit,$(TOOLKIT),$(CFLAGS)))
@@ -138,7 +139,7 @@ EXAMPLES := $(addprefix build/,$(basename $(wildcard examples/*.c $(if $(shell c
 
 build/examples/galloc.o: galloc.h
 	$(folder)
-	$(step)echo '#include "galloc.h"' | $(CC) -DGALLOC_IMPLEMENTATION -O1 -I. -isystem $(BUNDLED) -x c -c - -o $@
+	$(step)echo '#include "galloc.h"' | $(CC) -DGALLOC_IMPLEMENTATION -I. -isystem $(BUNDLED) -x c -c - -o $@
 # As programs to read, not to measure: most of the time is the compiler's.
 build/examples/%: examples/%.c examples/example.h build/examples/galloc.o $(SIM_OBJECTS)
 	$(step)$(CC) $(WARNINGS) $(CFLAGS) -O0 -DGALLOC_IMPLEMENTATION_DONE -I. -isystem $(BUNDLED) $(filter %.c %.o,$^) \
@@ -169,6 +170,7 @@ soak-programs: build/bundled/test_programs build/bundled/test_worlds
 check-compile-all: $(if $(NVCC),build/replay-cuda build/hotpath-cuda)
 	@GRID=1 tests/checks/check_compile.sh
 	@GRID=1 tests/checks/check_variants.sh
+	@GRID=1 tests/checks/check_stacks.sh
 
 test-bare:
 	@tests/checks/bare_machine.sh
@@ -218,7 +220,8 @@ fuzz: $(FUZZERS)
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
 HOTPATH := allocator cli
-REPLAY := $(HOTPATH) calls run trace
+REPLAY := $(HOTPATH) calls crew run trace
+WHATIF := advice whatif whatif_chart
 ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
 WRAPPED := cudaMalloc cudaFree $(ENTRY_POINTS)
 PAIRS := pairs floor
@@ -240,6 +243,8 @@ build/bench-cuda/peer_torch.txt: bench/peer_torch.sh bench/peer_torch.cpp bench/
 		$(if $(shell grep '^not built' build/bench-cuda/peer_torch.txt 2>/dev/null),always)
 	@TOOLKIT=$(TOOLKIT) bench/peer_torch.sh $(@:.txt=.so)
 
+build/replay: $(call bench_objects,bench,$(WHATIF))
+build/replay-cuda: $(call bench_objects,bench-cuda,$(WHATIF))
 build/replay build/demo: build/%: build/bench/%.o $(call bench_objects,bench,$(REPLAY) device_sim) $(SIM_OBJECTS)
 	$(step)$(CC) $^ -o $@ $(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
 build/adversary: build/bench/adversary.o
@@ -257,7 +262,7 @@ build/replay build/hotpath: build/%: | $(if $(NVCC),$(if $(filter test,$(MAKECMD
 build/toolkit/bench/%.compiles: bench/%.c galloc.h $(wildcard bench/*.h)
 	$(folder)
 	$(step)$(CC) -std=c11 $(WARNINGS) -fsyntax-only -I. -isystem $(TOOLKIT) -DBENCH_PEERS $< && touch $@
-test: | $(if $(TOOLKIT),$(patsubst %,build/toolkit/bench/%.compiles,hotpath $(REPLAY) $(PAIRS) replay demo peer_async \
+test: | $(if $(TOOLKIT),$(patsubst %,build/toolkit/bench/%.compiles,hotpath $(REPLAY) $(WHATIF) $(PAIRS) replay demo peer_async \
 	account_cuda))
 
 demo: build/demo $(if $(GPU),build/demo-cuda)
@@ -291,7 +296,9 @@ run-examples: $(if $(GPU),$(GPU_EXAMPLES),$(EXAMPLES))
 PREFIX ?= /usr/local
 TO = $(DESTDIR)$(PREFIX)
 VERSION := $(shell sed -n 's/^\#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
-TORCH_FILES := $(filter %.c %.cpp %.py %.md,$(wildcard examples/pytorch/*)) # not what Python or the user put there
+ADAPTORS := pytorch python preload
+adaptor_files = $(filter %.c %.cpp %.py %.md,$(wildcard examples/$(1)/*)) # not what Python or the user put there
+adaptor_library = build/libgalloc_$(patsubst pytorch,torch,$(1)).so
 # galloc.pc has the path, which therefore must not depend on the folder of the caller.
 need_prefix = $(if $(filter-out /%,$(firstword $(PREFIX))),$(error PREFIX=$(PREFIX) is not an absolute path))
 filled = sed 's|@PREFIX@|$(subst |,\|,$(subst &,\&,$(PREFIX)))|; s|@VERSION@|$(VERSION)|'
@@ -300,17 +307,18 @@ filled = sed 's|@PREFIX@|$(subst |,\|,$(subst &,\&,$(PREFIX)))|; s|@VERSION@|$(V
 install:
 	$(need_prefix)
 	@install -d "$(TO)/include" "$(TO)/share/pkgconfig" "$(TO)/share/cmake/galloc" "$(TO)/share/man/man3" \
-		"$(TO)/share/doc/galloc" "$(TO)/share/galloc/pytorch"
+		"$(TO)/share/doc/galloc" $(ADAPTORS:%="$(TO)/share/galloc/%")
 	@install -m 644 galloc.h examples/cpp/galloc.hpp "$(TO)/include"
 	@install -m 644 LICENSE "$(TO)/share/doc/galloc/LICENSE"
 	@install -m 644 cmake/gallocConfig.cmake "$(TO)/share/cmake/galloc/gallocConfig.cmake"
-	@install -m 644 $(TORCH_FILES) "$(TO)/share/galloc/pytorch"
+	@$(foreach name,$(ADAPTORS),install -m 644 $(call adaptor_files,$(name)) "$(TO)/share/galloc/$(name)" &&) :
 	@$(filled) cmake/gallocConfigVersion.cmake.in >"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake"
 	@$(filled) cmake/galloc.pc.in >"$(TO)/share/pkgconfig/galloc.pc"
 	@docs/man.sh >"$(TO)/share/man/man3/galloc.3"
 	@chmod 644 "$(TO)/share/cmake/galloc/gallocConfigVersion.cmake" "$(TO)/share/pkgconfig/galloc.pc" \
 		"$(TO)/share/man/man3/galloc.3"
-	@[ ! -e build/libgalloc_torch.so ] || install -m 755 build/libgalloc_torch.so "$(TO)/share/galloc/pytorch"
+	@$(foreach name,$(ADAPTORS),[ ! -e $(call adaptor_library,$(name)) ] || \
+		install -m 755 $(call adaptor_library,$(name)) "$(TO)/share/galloc/$(name)" || exit 1;) :
 	@echo 'galloc $(VERSION) is in $(TO)'
 
 uninstall:
@@ -326,7 +334,21 @@ uninstall:
 CUDART = $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart.so $(CUDA_HOME)/lib/libcudart.so))
 need_toolkit = $(if $(TOOLKIT),,$(error this needs the CUDA Toolkit 12.0 or later. CUDA_HOME=... says where it is))
 
-adapters: build/libgalloc_torch.so
+adapters: build/libgalloc_torch.so build/libgalloc_python.so build/libgalloc_preload.so
+
+# CUDA's runtime is inside: Python's packages bring theirs under other names.
+build/libgalloc_python.so: examples/python/galloc_python.c galloc.h
+	$(need_toolkit)
+	$(folder)
+	$(step)$(CC) -std=gnu11 $(WARNINGS) -O2 -fPIC -shared -Wno-missing-prototypes -I. -isystem $(TOOLKIT) $< -o $@ \
+		$(if $(CUDART),-L$(dir $(CUDART))) -lcudart_static -Wl,--exclude-libs,ALL $(LIBS) -lrt
+
+# It needs the toolkit's headers, but no library of CUDA.
+build/libgalloc_preload.so: examples/preload/galloc_preload.c galloc.h
+	$(need_toolkit)
+	$(folder)
+	$(step)$(CC) -std=gnu11 $(WARNINGS) -O2 -fPIC -shared -fvisibility=hidden -Wl,-z,defs -I. -isystem $(TOOLKIT) $< \
+		-o $@ $(LIBS)
 
 build/libgalloc_torch.so: examples/pytorch/galloc_torch.c galloc.h
 	$(need_toolkit)

@@ -31,11 +31,11 @@
      GALLOC_NO_PYTORCH    off    implementation         Leaves out like:pytorch. GALLOC_NO_BACKENDS leaves out other
                                                         backends, GALLOC_NO_POOLED and GALLOC_NO_HEURISTIC leave out
                                                         these strategies. Settings that need them are then refused
-     GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block.
-                                                        Define both or neither. Called with locks held: they must
-                                                        call neither galloc nor CUDA
-     GALLOC_LOG(text)     stderr implementation         Gets each line of the log; no lock is held.
-                                                        galloc_set_log sets a function at run time
+     GALLOC_OVERRIDE_CUDA off    any file               There, cudaMalloc, cudaFree, cudaMallocAsync and cudaFreeAsync
+                                                        allocate and free galloc's memory: "Override" in >>api
+     GALLOC_MALLOC, _FREE malloc implementation         Allocate and free host memory, about 300 bytes per block. Define
+                                                        both. Called with locks held: they call neither galloc nor CUDA
+     GALLOC_LOG(text)     stderr implementation         Gets each log line, no lock held; at run time: galloc_set_log
      GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
 
@@ -46,7 +46,7 @@
      3  galloc_pool_create makes a pool of your own: for another limit, another device, or a heap that ends as a whole.
         Start from galloc_config_default(). galloc_pool_malloc allocates from that pool; galloc_alloc takes a
         galloc_request with all parameters. galloc_free and galloc_resize find the pool of a block themselves.
-     4  galloc_pool_reserve creates memory in advance, so that later allocations need no driver call.
+     4  galloc_pool_reserve creates memory in advance, so that later allocations need not create any.
      5  galloc_pool_stats and galloc_pool_streams show the state of a pool (galloc_pool_default gives the default pool).
         galloc_pointer_info describes an address, galloc_snapshot_save writes all blocks for PyTorch's memory viewer.
         galloc_pool_trim gives free memory back to the device.
@@ -61,23 +61,23 @@
          wait that galloc queued already orders that stream after the earlier work (reuse:followed); or after galloc
          queues such a wait (reuse:wait). It does so before it creates pages beyond `overhead` (or any fixed segment),
          even if the device has memory left; in a small pool only when no more pages can be had (ON RUNNING OUT, 3, 5).
-       - The legacy stream and the blocking streams of its context share freed memory at once, since CUDA orders them.
+     Stream 0: CUDA orders work on the legacy stream with that of blocking streams. But a galloc call queues no work, so
+     one for stream 0 orders no blocking streams. Name the stream that uses the block.
      Several streams: if more than one stream uses a block, name them all. Free it with galloc_free_after, or call
      galloc_record_stream for each further stream before galloc_free.
      New memory: memory from galloc_malloc is ready for work queued on that stream after the call, and for work ordered
      after such work. cudaMemcpy right after galloc_malloc on a non-blocking stream is a race: cudaMemcpy runs on the
      legacy stream, which is not ordered after yours. Use cudaMemcpyAsync on the same stream.
-     Destroyed streams: you may destroy a stream whose freed blocks are still cached: galloc identifies streams by id,
-     because CUDA reuses handles. Call galloc_stream_retire first; otherwise galloc finds the memory that the stream
-     freed last only when memory runs out. The call is required with stream_check:off (ON THREADS), and for a stream
-     that galloc_record_stream named for a block not yet freed. No call may name a destroyed stream: CUDA crashes.
+     Destroyed streams: call galloc_stream_retire before cudaStreamDestroy, and for cudaStreamPerThread in each thread
+     that used it, before it ends. Reuse is safe without the call, since galloc identifies streams by id, but galloc
+     finds what the stream freed last only when memory runs out. It is required with stream_check:off (ON THREADS), and
+     if galloc_record_stream named the stream for a block still used. CUDA crashes if a call names a destroyed stream.
      Deadlocks: set reuse:completed+followed if streams synchronise by other means than events (NCCL kernels on two
      streams, cuStreamWaitValue, spinning kernels). There, a wait that galloc queues can cause a deadlock.
-     Events: galloc records an event on a stream only in a call that names the stream (with galloc_record_stream: at the
-     free). A lone stream gets one only on demand (collection, moved pages, a freed block with room,
-     galloc_stream_retire), each of several streams about one per 2 MiB freed, or per its share of 1/128 of the heap if
-     that is more. An event on the legacy stream makes all blocking streams wait for each other, so galloc records one
-     there only on demand, mostly because another stream needs the memory.
+     Events: galloc records an event on a stream only in a call that names it (with galloc_record_stream: at the free).
+     A lone stream gets one only on demand (collection, moved pages, a freed block with room, galloc_stream_retire);
+     each of several gets about one per 2 MiB freed, or per its share of 1/128 of the heap if that is more. An event on
+     the legacy stream makes all blocking streams wait for each other: there galloc records one only on demand.
      Contexts: streams of any context of the device may be used. galloc learns of a context other than the primary one
      at the first allocation on one of its streams. Before that, free nothing on its streams, unless all streams are
      retired: galloc could take a reused handle for the old stream and not wait for the new stream's work. While a
@@ -93,9 +93,8 @@
      Moving pages: when the memory held would exceed the peak of live bytes by more than `overhead`, galloc remaps pages
      that are completely free instead of creating new ones. Nothing is copied and nothing waits. The old addresses stay
      mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
-     time, soon makes no driver calls for pages. The first move of a page costs about 50 us of host time, and so does
-     the creation of a page. docs/tuning.md shows what overhead costs in time and memory. Under a memory_limit pages are
-     small, so that nearly all of it can be used.
+     time, soon makes no driver calls for pages. The first move of a page, or its creation, costs about 50 us of host
+     time. docs/tuning.md shows what overhead costs. Under a memory_limit pages are small, to use nearly all of it.
      Stream cache: each stream has a cache of recently freed blocks, of size lane_bytes. It serves requests of exactly
      their sizes, without the pool's lock. The first request that it cannot serve empties it.
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
@@ -115,12 +114,11 @@
      otherwise of the request rounded up to 2 MiB. Blocks of max_split_size and more are never split there.
 
    ON LIMITS AND COLLECTION
-     Set memory_limit to bound a pool, device_limit to bound all pools of a device together: a pool never holds more
-     than the least of memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of the
-     device's pools leaves. Bytes are charged to every limit before the driver call, so concurrent growth never exceeds
-     one (ON BACKENDS has the exception). A pool that device_limit or a full device stops gets unused memory of the
-     device's other pools; as the last step it waits for memory that they have freed. `growth` sets the size of new
-     pages; close to a limit they are smaller.
+     Set memory_limit to bound a pool, device_limit to bound all pools of a device: a pool holds at most the least of
+     memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of its pools leaves.
+     Bytes are charged to every limit before the driver call, so concurrent calls never exceed one (exception: ON
+     BACKENDS). A pool that device_limit or a full device stops gets unused memory of the device's other pools; at last
+     it waits for memory that they have freed. `growth` sets the size of new pages; close to a limit they are smaller.
      galloc returns cached memory to the device when memory runs out, where smaller pages replace it (growing in place),
      in galloc_pool_trim and galloc_pool_sync_point, and by collection. Collection returns whole pages that no work and
      no launchable graph can still use:
@@ -166,12 +164,11 @@
      addresses at each launch; no other work gets it until the graph can no longer be launched.
        - An allocation in a capture gets memory that the graph owns, free memory that no queued work can still use, or
          new pages. It neither waits nor records an event. If that does not suffice it fails; the capture stays valid.
-       - A block that is freed on a captured stream, or was recorded for one (galloc_free_after, galloc_record_stream),
-         belongs to the graph once it is freed. Later captured work of the same stream may reuse it at once. Captured
-         work of another stream may reuse it if the graph orders that work after the free (reuse:followed): its stream
-         waited for an event recorded after the free, or joined the capture by such a wait. Other captured work never
-         gets it. A block that was in use before the capture is not reused in the capture either: when that use ends is
-         not known.
+       - A block that is freed on a captured stream, or was recorded for one (galloc_free_after,
+         galloc_record_stream), belongs to the graph once it is freed. Later captured work of the same stream may reuse
+         it at once. Captured work of another stream may if the graph orders that work after the free (reuse:followed):
+         its stream waited for an event recorded after the free, or joined the capture by such a wait. Other captured
+         work never gets it. A block in use before the capture is not reused in it: when that use ends is not known.
        - A result is a block that was allocated in a capture and not freed there. The program holds it until it frees
          it; then it belongs to the graph again, since each launch writes to it. If it is freed outside the capture, it
          counts as used by the stream that it was allocated for and by its recorded streams.
@@ -190,8 +187,8 @@
      Rules: calls on captured streams read the graph, so threads that capture into one graph must take turns with them
      (CUDA Runtime API, "Graph object thread safety"). Do not destroy a stream during its capture. With stream_check:off
      nothing may be captured. If the program moves a captured stream to another position of the graph (by
-     cudaStreamUpdateCaptureDependencies or a second capture into the graph), the stream reuses its earlier frees only
-     if the new position comes after the old one. A conditional node's body is a graph of its own.
+     cudaStreamUpdateCaptureDependencies or a second capture into it), first free there what it used; it reuses earlier
+     frees only if the new position comes after the old one. A conditional node's body is a graph of its own.
      No galloc call ends a capture or adds a stream to one, in any thread and capture mode. The exception is a capture
      that another thread begins during the call: on the stream of the call, or, if the call names the legacy stream or a
      block recorded for it, on a blocking stream. A free on a stream whose capture was invalidated succeeds.
@@ -199,20 +196,21 @@
      galloc_pool_destroy and galloc_shutdown fail while there is any.
 
    ON RUNNING OUT
-     A request that fits in no free block takes these steps until one of them serves it; when all have failed it returns
-     cudaErrorMemoryAllocation. galloc_oom_report lists the steps singly: several of them make up one number here.
-     like:pytorch has an order of its own.
-       1  use memory freed earlier in the capture, or memory whose work is complete; collect idle memory (gc_threshold)
-       2  move or create pages within overhead; use parts of parked pages, which wait for work
+     A request that fits no free block takes these steps until one serves it; when all fail it returns
+     cudaErrorMemoryAllocation. galloc_oom_report lists the steps singly, several per number. like:pytorch has its own
+     order.
+       1  use memory freed earlier in the capture, or whose work is complete; collect idle memory (gc_threshold, gc_age)
+       2  move or create pages within overhead; use parts of parked pages (free pages that are kept whole)
        3  make the stream wait for memory that other streams freed (reuse:wait), as it is or moved within overhead; only
           in a pool that holds at least 1/64 of the most that it may hold, and not on the legacy or a captured stream
        4  create pages up to the limit; return free pages and create others; use idle memory of other pools
        5  make the stream wait, in a smaller pool
-       6  wait on the host for events, then for the device; return free pages again; use idle memory of other
-          pools, with a wait
+       6  wait on the host for events, then for the device; return free pages again; wait for other pools' idle memory
        7  call the callback on_oom (galloc_pool_set_callbacks); if it returns 1, begin again, at most max_retries times
      The message names the bytes requested, live and held, and the cause. galloc_oom_report has all figures: which
      streams keep free memory, what each step gained, what else the device holds. galloc_report_text adds advice.
+     GALLOC_CONF=history:100000,history_stacks:8,snapshot_on_oom:FILE writes the state, its history and who called to a
+     file; trace:FILE logs each allocation and free from the beginning on (docs/history.md).
      Host waits: a host wait is a wait for your own queued work, and other threads that need the driver for this pool
      wait too. If that work depends on what one of these threads does next, the wait is a deadlock. wait_limit_ms bounds
      the host waits of one allocation to within 2 ms (not the time in which other threads use the driver). With it,
@@ -247,18 +245,42 @@
      until it has ended. Pages survive the reset, cudaMalloc segments do not. A block in such a segment may be freed;
      once the driver hands out its addresses again they belong to the new block, and the old one counts as freed.
      Exit: once the driver has shut down, calls that free, release or end something succeed and do nothing, and calls
-     that need the device return cudaErrorCudartUnloading.
+     that need the device return cudaErrorCudartUnloading. Wrong writes by the program: see docs/guards.md.
 
-   SECTIONS (search for the tag)
-     >>config >>types >>api
-     >>platform >>cuda >>structs >>slab >>map >>bins >>marks >>blocks >>budget >>statistics >>take >>streamcache
-     >>capture >>streams >>events >>pages >>callbacks >>fixed >>release >>parking >>rounding >>users >>collection
-     >>search >>behind >>waits >>planner >>growth >>ladder >>devicewait >>borrow >>outofmemory >>job >>alloc
-     >>free >>several >>resize >>graphs >>configuration >>idle >>log >>report >>check >>torch >>backends >>pooled
-     >>heuristic >>pools >>poolend >>snapshot >>defaultpools >>threadcache >>public
+   The licence is at the end of the file. Words and invariants stand above the private structs. */
 
-   Each section of the implementation calls only those before it. Terms and invariants stand above the private structs;
-   galloc_pool_check computes the invariants. The licence is at the end of the file. */
+/* SECTIONS (search for the tag; each section of the implementation calls only those before it)
+  >>config        version, requirements                     >>types         public types
+  >>api           public functions                          >>platform      locks, atomics, clock; POSIX, Windows
+  >>process       state outside of pools; fork; messages    >>cuda          the driver's functions; looks at streams
+  >>structs       private types; words; invariants          >>slab          host memory of descriptors
+  >>map           from addresses to blocks and pages        >>bins          free sets: lists of free blocks by size
+  >>marks         whose work must end before reuse          >>blocks        split, merge and file blocks
+  >>budget        limits of a device and its pools          >>statistics    the counters of a pool
+  >>history       what a pool did lately                    >>trace         the log of a run, as it goes
+  >>take          cut a free block, take back a used one    >>streamcache   blocks freed last, by exact size
+  >>capture       captured graphs: order, lifetime          >>streams       stream states
+  >>events        when they are recorded; predictors        >>pages         create, map and unmap pages
+  >>callbacks     on_map, on_unmap                          >>fixed         cudaMalloc segments
+  >>release       give spare pages back                     >>parking       whole free pages kept out of the bins
+  >>rounding      sizes of requests                         >>users         calls that are in a pool; handles
+  >>collection    gc_threshold, gc_age                      >>guards        debug: guards, poison, their checks
+  >>search        the free block for a request              >>behind        what a growing block can grow into
+  >>waits         waits queued between streams              >>planner       where pages move
+  >>supply        carry a plan out; create pages            >>ladder        steps when memory runs out
+  >>devicewait    wait for devices and contexts             >>borrow        idle memory of other pools
+  >>outofmemory   the report of a refused request           >>job           one request from search to answer
+  >>alloc         allocation                                >>free          galloc_free
+  >>several       frees after several streams               >>resize        galloc_resize
+  >>graphs        groups of graphs                          >>configuration GALLOC_CONF
+  >>idle          settings without effect                   >>log           log lines and their repetition
+  >>report        the report in words                       >>check         the heap walk: every invariant
+  >>torch         like:pytorch                              >>backends      cudaMalloc, cudaMallocAsync
+  >>pooled        strategy:pooled                           >>heuristic     strategy:heuristic
+  >>pools         a pool begins                             >>poolend       trim; a pool ends
+  >>snapshot      galloc_snapshot                           >>snapshotfile  files of it; what is live
+  >>defaultpools  default pools; address to pool            >>threadcache   the fast path; ends of threads
+  >>public        the public functions */
 
 #ifndef GALLOC_H
 #define GALLOC_H
@@ -367,12 +389,20 @@ enum {
 
 /* How much the process logs: GALLOC_CONF=log:off, error, info or debug; see galloc_set_log. */
 enum {
-    GALLOC_LOG_OFF = 0,
+    GALLOC_LOG_OFF = 0,   /* no line; but as GALLOC_LOG_ERROR once GALLOC_CONF (or PyTorch's variable) was refused */
     GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
                              10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
                              similar lines)" */
     GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
+};
+
+/* What a pool does to find mistakes of the program: GALLOC_CONF=debug:guards+poison; see docs/guards.md. */
+enum {
+    GALLOC_DEBUG_GUARDS = 1, /* a pattern behind each block, checked at the free: finds writes beyond its ends */
+    GALLOC_DEBUG_POISON = 2, /* freed memory is set to 0xff, which is NaN: uses after the free become visible */
+    GALLOC_DEBUG_QUARANTINE = 4 /* poisoned memory is kept from reuse for a while, and its poison is checked then: finds
+                                   writes after the free */
 };
 
 #define GALLOC_DIVISIONS 16     /* length of galloc_config.roundup_power2_divisions */
@@ -430,6 +460,16 @@ typedef struct galloc_config {
     int throw_on_cudamalloc_oom; /* 1: a request that needs new pages beyond the limit or the device's memory fails
                                     at once: galloc neither waits nor returns memory, and does not call on_oom;
                                     default 0. Other backends still free blocks in the driver, and cudaFree waits */
+    uint64_t history;        /* entries of the history; 0 (default): none. While a pool has one, its stream caches are
+                                closed; see galloc_pool_history */
+    uint64_t history_stacks; /* frames of the stack of calls that each allocation and free in the history has, at most
+                                32; 0 (default): no stacks; see galloc_pool_history_stacks */
+    int debug;               /* GALLOC_DEBUG_... or-ed together: what the pool does to find mistakes of the program; 0
+                                (default): nothing. While it is on, stream caches are closed; see docs/guards.md. In a
+                                text: debug:guards+poison */
+    size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
+                                limit, at most 256 MiB. In a text also auto */
+    uint64_t debug_sample;   /* that is done to one allocation in so many, at least 1 (default): to all */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -500,7 +540,7 @@ typedef struct galloc_stat {
     X(host_alloc, "cuMemHostAlloc") X(host_free, "cuMemFreeHost") X(stream_synchronize, "cuStreamSynchronize")         \
     X(pool_create, "cuMemPoolCreate") X(pool_destroy, "cuMemPoolDestroy") X(pool_set, "cuMemPoolSetAttribute")         \
     X(pool_get, "cuMemPoolGetAttribute") X(pool_trim, "cuMemPoolTrimTo") X(pool_alloc, "cuMemAllocFromPoolAsync")      \
-    X(pool_free, "cuMemFreeAsync")
+    X(pool_free, "cuMemFreeAsync") X(memset, "cuMemsetD8Async") X(copy, "cuMemcpyDtoHAsync")
 #define GAI_CALL_FIELD(name, function) uint64_t name;
 
 /* One number for each kind of driver call. */
@@ -545,6 +585,9 @@ typedef struct galloc_stats {
     uint64_t moved_bytes;  /* their total size */
     uint64_t collections;  /* times that gc_threshold or gc_age returned pages to the device */
     uint64_t collected_bytes; /* the total size of these pages */
+    uint64_t checks;       /* debug: guards, and blocks in quarantine, that were looked at */
+    uint64_t unchecked;    /* debug: those that were not; docs/guards.md says when */
+    uint64_t damages;      /* debug: blocks that were found damaged; each has an error line in the log */
     size_t leaving;        /* bytes of stale aliases: addresses that are still mapped after their page moved */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that the driver failed to take back; galloc_pool_trim tries again */
@@ -613,7 +656,7 @@ typedef struct galloc_stream_stats {
 
 #define GALLOC_REPORT_STREAMS 8
 #define GALLOC_REPORT_STEPS 16
-#define GALLOC_REPORT_TEXT 8192 /* bytes that suffice for galloc_report_text */
+#define GALLOC_REPORT_TEXT 8192 /* bytes that suffice for galloc_report_text and galloc_live_text */
 
 /* Free bytes that the requesting stream cannot have because of the work of one other stream alone. */
 typedef struct galloc_stranded {
@@ -642,7 +685,7 @@ typedef struct galloc_report {
     int device;
     char cause[112];         /* the last obstacle, in words */
     size_t asked;            /* bytes requested; for a growth, the bytes that were missing */
-    size_t rounded;          /* the same after rounding */
+    size_t rounded;          /* the same after rounding; for a growth, the bytes of the pages that were missing */
     unsigned long long stream_id; /* the requesting stream; 0: legacy, captured, or none (galloc_pool_reserve) */
     int captured;            /* 1: that stream was being captured */
     int grows;               /* 1: the request was to grow a block in place */
@@ -651,6 +694,7 @@ typedef struct galloc_report {
 
     size_t live;             /* bytes that the program had requested */
     size_t rounding;         /* bytes by which used blocks were larger */
+    size_t shrunk;           /* the part of `rounding` that blocks with room have kept when they shrank */
     size_t cached;           /* bytes held that were in no used block */
     size_t held;
 
@@ -677,7 +721,7 @@ typedef struct galloc_report {
     size_t outside;          /* bytes held outside galloc: by other processes, by CUDA, by the program's own
                                 cudaMalloc */
 
-    int backend, expandable_segments, reuse; /* settings of the pool that matter here */
+    int backend, like, expandable_segments, reuse; /* settings of the pool that matter here */
     uint64_t wait_limit_ms;
     int steps_taken;         /* 0: no step was taken, since none could have helped */
     galloc_step steps[GALLOC_REPORT_STEPS]; /* in order, with the gains of all rounds; the end has name NULL */
@@ -725,14 +769,15 @@ typedef struct galloc_callbacks {
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
      Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are two
               exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
-              (gc_threshold); and a request that no free memory serves waits while the pool knows more than 1024
-              streams, because streams were destroyed without galloc_stream_retire */
+              (gc_threshold); and a request waits once for each 64 new streams while the pool knows more than 1024,
+              because streams were destroyed without galloc_stream_retire */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
    memory at once, other streams when that is safe (ON STREAMS).
      ptr      from any allocating function; NULL does nothing
-     stream   any stream of any device; all work that uses the block must be ordered before this point of the stream
+     stream   any stream of any device; all work that uses the block must be ordered before this point of the stream, by
+              work or waits that are queued there: the call queues none (for stream 0: ON STREAMS)
      Returns  also cudaErrorInvalidDevicePointer: `ptr` is not the start of a used block. The message says whether it is
               foreign, inside a block, or already freed
      Device   does not wait. Only if the host has no memory for a stream that the pool has not seen before, it waits for
@@ -756,7 +801,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request);
    block up to max_bytes, so that galloc_resize can grow it in place until memory runs out. Unused room takes addresses,
    not memory (in fixed segments it takes memory). galloc_alloc does the same with galloc_request.max_bytes, also for a
    pool of your own.
-     bytes      as in galloc_malloc; rounded up to 2 MiB
+     bytes      as in galloc_malloc (0 gives NULL, and no room); rounded up to 2 MiB
      max_bytes  the block can reach at least this size, rounded up to 2 MiB; less than `bytes` counts as `bytes`
      Returns    as galloc_malloc; cudaErrorMemoryAllocation also if there are no addresses for max_bytes
      Device     as galloc_malloc */
@@ -843,6 +888,11 @@ GALLOC_API galloc_config galloc_config_default(void);
      reuse       none, or completed, followed, wait joined by '+'
      roundup_power2_divisions   one number for all sizes, or [256:1,512:2,>:4]: below 512 MiB, from 512 MiB, from 1 GiB
      log         off, error, info or debug: what the process logs (GALLOC_LOG_...); only in GALLOC_CONF
+     snapshot_on_oom   a file of galloc_snapshot_save(NULL, ...), written when an allocation fails since memory has run
+                 out, after on_oom: by the first such call of each pool; %p stands for the process, %d for the device,
+                 %% for %; no comma, at most 200 bytes; only in GALLOC_CONF
+     trace       a file, named likewise, for a log of all allocations and frees; pools with equal names share it; only
+                 in GALLOC_CONF
    release_lock_on_cudamalloc is accepted without effect. Anything else is an error, and then no setting changes.
      config   the settings to change, from galloc_config_default, say
      text     terminated by 0
@@ -888,8 +938,10 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
      Device   as galloc_malloc */
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
-/* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call. With
-   like:pytorch it makes a segment for the first stream that needs one of its kind.
+/* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call for
+   memory; events may still be recorded. Pieces count with their rounding (ON MEMORY), so reserve more with
+   strategy:pooled or roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one
+   of its kind.
      bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */
@@ -916,8 +968,9 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
    They may call galloc, also for this pool, but not this function. They must return (no longjmp, no exception) and
    leave the current device as it was.
      on_oom     an allocation is about to fail, after all steps of ON RUNNING OUT. Return 1 to try all steps again,
-                after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. Not called
-                for requests that exceed what the pool may ever hold, nor for allocations within a callback
+                after freeing memory, say: at most max_retries times for one allocation; or 0 to let it fail. It must
+                not free the block that a galloc_resize under way grows. Not called for requests that exceed what the
+                pool may ever hold, nor for allocations within a callback
      on_reject  an allocation has failed at once (galloc_stats.rejections); not called within on_oom or on_reject
      on_map     [addr, addr + bytes) has memory from now on, and no block uses it yet; to register it with a network
                 library, say. The pool's device is current. A page that moves appears at a second address. Pages that
@@ -984,19 +1037,54 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
      count    receives the number of streams, which may exceed n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
 
+/* Begins a history of the pool, for snapshots: the last `entries` allocations, frees, resizes, mappings, moves, waits
+   and failures for want of memory, with times, streams and tags. A history that the pool has already is dropped. An
+   entry takes 64 bytes of host memory. With a history every call takes the pool's lock, as with stats:exact, and reads
+   the clock for each entry. The setting `history` does the same from the pool's beginning.
+     entries  at most 2^24; 0: no history from now on
+     Returns  also cudaErrorMemoryAllocation (host); the history is as before */
+GALLOC_API cudaError_t galloc_pool_history(galloc_pool *pool, size_t entries);
+
+/* Sets how many frames of the calling stack the history keeps of each allocation and free, from now on. Snapshots have
+   them as PyTorch's "frames", also of blocks that are in use; galloc_live_text names the stacks that hold most. The
+   process keeps each distinct stack once, in at most 9 MiB of host memory until galloc_shutdown: 65535 stacks, of 2^20
+   frames together. Allocations and frees beyond that have no stack, and are counted. An allocation or a free takes as
+   much longer as the C library's backtrace() needs. Without a history it has no effect. The setting `history_stacks`
+   does the same from the pool's beginning. docs/history.md says how to get lines of source.
+     frames   at most 32; 0: no stacks from now on
+     Returns  also cudaErrorNotSupported: the system gives no stacks; cudaErrorMemoryAllocation (host); it is as before
+              then */
+GALLOC_API cudaError_t galloc_pool_history_stacks(galloc_pool *pool, size_t frames);
+
+/* Notes a text in the history of each pool that has one: "step 12", say. Also writes to the file what the setting
+   `trace` has logged so far.
+     text     at most 47 bytes of it are kept; all else than printable ASCII becomes '?' */
+GALLOC_API cudaError_t galloc_annotate(const char *text);
+
+/* Gives a tag (galloc_request.tag) a name, for snapshots and galloc_live_text. 64 tags can have names.
+     tag      any number; 0, that of blocks without a tag, has its name in galloc_live_text only
+     name     as the text of galloc_annotate; NULL or "": the tag has no name from now on
+     Returns  also cudaErrorMemoryAllocation: 64 other tags have names */
+GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name);
+
 /* Writes the state of a pool, or of all: each segment and block, the pages, the counters and the settings. The keys are
    those of PyTorch's torch.cuda.memory._snapshot(), so that its viewer and its tools read it; galloc's own stand under
    "galloc". A segment is a range of addresses with memory and without a gap. Blocks are "active_allocated" (the
    program's), "active_pending_free" (free; a graph owns it, or several streams' work may still use it) or "inactive".
-   Of each pool, at one time: the sizes of its segments, with kept_by_driver, add up to galloc_stats.reserved, and the
-   requested sizes of its allocated blocks to galloc_stats.live. There is no history: device_traces are empty.
+   Of each pool, at one time: the sizes of its segments and kept_by_driver (with galloc_stats.quarantined) add up to
+   galloc_stats.reserved, the requested sizes of its allocated blocks to galloc_stats.live. device_traces are the
+   histories of the device's pools (galloc_pool_history), in order of time: going back from the segments, each entry
+   undoes the one before. A free is requested and complete at once; a resize is a free and an allocation, a move
+   ("moved") an unmapping and a mapping. time_us agrees with the time of day within a second. With a history, segments
+   have stream 0, and pending blocks are "inactive" with the key "pending". A snapshot that is taken while on_map or
+   on_unmap runs has no history.
      pool     NULL: all pools of the process, each as it is when its turn comes
      format   GALLOC_SNAPSHOT_...
      write    called with consecutive parts of up to 4096 bytes; returns 0, or another number to stop. No lock is held,
-              and it may call galloc
+              and it may call galloc, but not galloc_shutdown
      user     its first argument
-     Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, 48 bytes for each block and page;
-              cudaErrorOperatingSystem: write has stopped it
+     Returns  also cudaErrorMemoryAllocation: no host memory for a copy of the state, 60 bytes for each block and page,
+              64 for each entry of the history; cudaErrorOperatingSystem: write has stopped it
      Threads  waits for driver calls that other threads make for the pool; then calls on the pool wait while the state
               is copied. While on_map or on_unmap runs, its pages are missing in the sums */
 GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_write write, void *user);
@@ -1004,9 +1092,18 @@ GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_wri
 /* Writes galloc_snapshot to a file: a pickle if its name ends in ".pickle" or ".pkl", otherwise JSON.
      pool     NULL: all pools of the process
      path     an existing file is replaced at the end, so that no reader meets a part: a file PATH.*.partial, of this
-              call alone, becomes PATH
+              call alone, becomes PATH. What is no plain file (a device, a link) is not replaced
      Returns  as galloc_snapshot; cudaErrorOperatingSystem: the file cannot be written; the message has the reason */
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path);
+
+/* Writes what the program holds, to find leaks: the used blocks by tag, size and stream, the 16 kinds with most bytes
+   in lines of their own; of blocks with a stack (galloc_pool_history_stacks) the 3 stacks with most bytes.
+   galloc_pool_destroy and galloc_shutdown, when they fail since blocks are used, name the first kind in their message.
+     pool     NULL: all pools of the process
+     text     receives the text, terminated by 0
+     size     bytes at `text`; GALLOC_REPORT_TEXT always suffices
+     Returns  also cudaErrorInvalidValue: the text does not fit; cudaErrorMemoryAllocation (host); then `text` is "" */
+GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size);
 
 /* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks.
      Returns  the number of violated invariants, 0 for a healthy heap; -1 for a pool that is NULL or has ended, and in
@@ -1043,7 +1140,7 @@ GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *u
 template <class T> static inline cudaError_t galloc_malloc(T **ptr, size_t bytes, cudaStream_t stream)
 {
     void *p = NULL;
-    cudaError_t err = galloc_malloc(ptr ? &p : (void **)NULL, bytes, stream);
+    cudaError_t err = galloc_malloc(ptr ? &p : static_cast<void **>(NULL), bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
@@ -1051,14 +1148,14 @@ template <class T>
 static inline cudaError_t galloc_malloc_growable(T **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream)
 {
     void *p = NULL;
-    cudaError_t err = galloc_malloc_growable(ptr ? &p : (void **)NULL, bytes, max_bytes, stream);
+    cudaError_t err = galloc_malloc_growable(ptr ? &p : static_cast<void **>(NULL), bytes, max_bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
 template <class T> static inline cudaError_t galloc_alloc(T **ptr, const galloc_request *request)
 {
     void *p = NULL;
-    cudaError_t err = galloc_alloc(ptr ? &p : (void **)NULL, request);
+    cudaError_t err = galloc_alloc(ptr ? &p : static_cast<void **>(NULL), request);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
@@ -1066,10 +1163,171 @@ template <class T>
 static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t bytes, cudaStream_t stream)
 {
     void *p = NULL;
-    cudaError_t err = galloc_pool_malloc(pool, ptr ? &p : (void **)NULL, bytes, stream);
+    cudaError_t err = galloc_pool_malloc(pool, ptr ? &p : static_cast<void **>(NULL), bytes, stream);
     if (ptr) *ptr = static_cast<T *>(p);
     return err;
 }
+#endif
+
+#ifdef GALLOC_OVERRIDE_CUDA
+
+/* Override: in a file that defines GALLOC_OVERRIDE_CUDA before it includes this header, four functions of CUDA are
+   galloc's, under their own names. Include the header before the first use of them.
+     cudaMalloc       memory that every stream may use at once. It comes from a pool of its own for each device, with
+                      the settings of the default pool; galloc_shutdown is refused from then on
+     cudaFree         waits for the device of the memory, as in CUDA, and must not be called while a stream is captured
+     cudaMallocAsync  galloc_malloc
+     cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
+   On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
+   Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
+   memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them. Needs gcc or clang,
+   also under nvcc; C++ includes cuda_runtime.h. */
+
+#ifndef __GNUC__
+#error "galloc.h: GALLOC_OVERRIDE_CUDA needs gcc or clang"
+#endif
+#ifdef __cplusplus
+#include <cuda_runtime.h> /* its templates have the names that become macros */
+#endif
+
+#define GAI_OVERRIDE_DEVICES 64
+#define GAI_OVERRIDE static __attribute__((unused)) cudaError_t
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#define GAI_OVERRIDE_ZERO_IS_LEGACY 0
+#else
+#define GAI_OVERRIDE_ZERO_IS_LEGACY 1
+#endif
+
+/* The pools of cudaMalloc. All of their memory is freed on the legacy stream after its work, so that what is free
+   there is free for all streams. The files of a program share them, unless their heaps are their own. */
+#ifdef GALLOC_STATIC
+static galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
+__attribute__((weak)) galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+/* The pool of the current device; of two threads that make it one succeeds. */
+GAI_OVERRIDE gai_override_pool(galloc_pool **pool)
+{
+    galloc_config config;
+    galloc_pool *made = NULL;
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (!error && (device < 0 || device >= GAI_OVERRIDE_DEVICES)) error = cudaErrorInvalidDevice;
+    if (error) return error;
+    *pool = __atomic_load_n(&gai_override_pools[device], __ATOMIC_ACQUIRE);
+    if (*pool) return cudaSuccess;
+    error = galloc_pool_default(&made, device);
+    if (!error) error = galloc_pool_config(made, &config);
+    if (!error) error = galloc_pool_create(&made, &config);
+    if (error) return error;
+    if (__atomic_compare_exchange_n(&gai_override_pools[device], pool, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        *pool = made;
+    else (void)galloc_pool_destroy(made);
+    return cudaSuccess;
+}
+
+GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)
+{
+    galloc_pool *pool = NULL;
+    cudaError_t error = gai_override_pool(&pool);
+    if (error && ptr) *ptr = NULL;
+    return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
+}
+
+/* Frees on the legacy stream of the block's device, after all work there or, if `stream` is not NULL, on that. */
+GAI_OVERRIDE gai_override_return(const galloc_pointer *info, void *ptr, const cudaStream_t *stream)
+{
+    int before = 0;
+    cudaError_t error = stream ? cudaStreamSynchronize(*stream) : cudaSuccess;
+    if (!error) error = cudaGetDevice(&before);
+    if (error) return error;
+    if (before != info->device) error = cudaSetDevice(info->device);
+    if (!error && !stream) error = cudaDeviceSynchronize();
+    if (!error) error = galloc_free(ptr, cudaStreamLegacy);
+    if (before != info->device) (void)cudaSetDevice(before);
+    return error;
+}
+
+GAI_OVERRIDE gai_override_free(void *ptr)
+{
+    galloc_pointer info;
+    if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFree(ptr);
+    return gai_override_return(&info, ptr, NULL);
+}
+
+/* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
+   their later work. galloc queues no work, so an event does it. */
+GAI_OVERRIDE gai_override_order(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaEvent_t event = NULL;
+    cudaError_t error;
+    if (stream != cudaStreamLegacy && (stream || !GAI_OVERRIDE_ZERO_IS_LEGACY)) return cudaSuccess;
+    /* An error while a blocking stream is captured: an event would end the capture. */
+    error = cudaStreamIsCapturing(stream, &status);
+    if (!error) error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error) return error;
+    error = cudaEventRecord(event, stream);
+    (void)cudaEventDestroy(event);
+    return error;
+}
+
+GAI_OVERRIDE gai_override_free_async(void *ptr, cudaStream_t stream)
+{
+    galloc_pointer info;
+    cudaError_t error;
+    if (!ptr) return cudaSuccess; /* of 0 bytes */
+    if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFreeAsync(ptr, stream);
+    if (info.device < GAI_OVERRIDE_DEVICES &&
+        info.pool == __atomic_load_n(&gai_override_pools[info.device], __ATOMIC_ACQUIRE))
+        return gai_override_return(&info, ptr, &stream);
+    error = gai_override_order(stream);
+    return error ? error : galloc_free(ptr, stream);
+}
+
+GAI_OVERRIDE gai_override_malloc_async(void **ptr, size_t bytes, cudaStream_t stream)
+{
+    return galloc_malloc(ptr, bytes, stream);
+}
+
+#ifdef __cplusplus
+template <class T> static inline cudaError_t gai_override_malloc(T **ptr, size_t bytes)
+{
+    void *p = NULL;
+    cudaError_t error = gai_override_malloc(ptr ? &p : static_cast<void **>(NULL), bytes);
+    if (ptr) *ptr = static_cast<T *>(p);
+    return error;
+}
+template <class T> static inline cudaError_t gai_override_malloc_async(T **ptr, size_t bytes, cudaStream_t stream)
+{
+    return galloc_malloc(ptr, bytes, stream);
+}
+/* CUDA's own form with an explicit pool. */
+template <class T>
+static inline cudaError_t gai_override_malloc_async(T **ptr, size_t bytes, cudaMemPool_t pool, cudaStream_t stream)
+{
+    return cudaMallocFromPoolAsync(ptr, bytes, pool, stream);
+}
+#endif
+
+#undef cudaMallocAsync /* per-thread default streams: macros of CUDA's headers */
+#undef cudaFreeAsync
+#define cudaMalloc gai_override_malloc
+#define cudaFree gai_override_free
+#define cudaMallocAsync gai_override_malloc_async
+#define cudaFreeAsync gai_override_free_async
+
+#endif /* GALLOC_OVERRIDE_CUDA */
+
+#ifdef __cplusplus
 } /* extern "C++" */
 #endif
 
@@ -1089,6 +1347,7 @@ extern "C++" {
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cuda.h>
 
@@ -1100,12 +1359,16 @@ extern "C++" {
 #define NOMINMAX
 #endif
 #include <windows.h>
+#include <intrin.h>
 #else
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#if defined(__GLIBC__)
+#include <execinfo.h>
+#endif
 #endif
 
 /* The body defines the plain names and the per-thread ones side by side. */
@@ -1138,8 +1401,7 @@ extern "C++" {
 /* >>platform */
 
 /* Compilers, locks, atomics, clock, threads and the error message: everything that differs between operating systems
-   and compilers. Owns the locks that all pools share and the message of each thread. Calls no other section and not
-   CUDA. */
+   and compilers. Calls no other section and not CUDA. */
 
 #if defined(__GNUC__)
 #define GAI_FORMAT(string, first) __attribute__((format(printf, string, first)))
@@ -1310,61 +1572,30 @@ static GAI_INLINE void gai_latch_on(gai_latch *latch)
 
 static GAI_INLINE void gai_latch_off(gai_latch *latch) { gai_store(latch, 0); }
 
-/* Locks for data that all pools share.
-     global     the driver table and the list of pools; taken before any other lock
-     map        the inner nodes of the address maps
-     budget     how much memory the pools of each device hold together
-     log        the destination of log lines and the lines already written
-     context    the known contexts
-   The last four come after the locks of a pool and after the latches of stream caches. No lock is taken while one of
-   them is held. */
-static gai_lock gai_global_lock = GAI_LOCK_STATIC;
-static gai_lock gai_map_lock = GAI_LOCK_STATIC;
-static gai_lock gai_budget_lock = GAI_LOCK_STATIC;
-static gai_lock gai_log_lock = GAI_LOCK_STATIC;
-static gai_lock gai_context_lock = GAI_LOCK_STATIC;
-
-/* The generation of what threads remember of pools (their thread cache entries). It grows when a pool ends or changes
-   something that entries depend on, and entries of an older generation are ignored. 0: there is nothing to remember
-   yet, or this is a child of fork. */
-static uint64_t gai_generation;
-
-/* Starts a new generation: all thread cache entries become invalid. */
-static void gai_generation_end(void)
-{
-    uint64_t now = gai_load(&gai_generation);
-    while (!gai_swap(&gai_generation, now, now + 1)) now = gai_load(&gai_generation);
-}
-
-/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error: fork
-   therefore holds the lock of the log, which leaves that lock free in the child. */
-static void *gai_forked;
-static int gai_forks_are_watched;
-
-#if !defined(_WIN32)
-static void gai_before_fork(void) { gai_lock_on(&gai_log_lock); }
-static void gai_after_fork(void) { gai_lock_off(&gai_log_lock); }
-static void gai_on_fork(void)
-{
-    gai_store_pointer(&gai_forked, &gai_forked);
-    gai_store(&gai_generation, 0);
-    gai_lock_off(&gai_log_lock);
-}
-static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork); }
-#else
-static int gai_watch_forks(void) { return 0; }
-#endif
-
-/* Files: gai_rename replaces a file that has the name already, and returns 0 or the system's error. */
+/* Files: gai_rename replaces a file that has the name already, and returns 0 or an errno. What has the name
+   and is no plain file (gai_path_is_special), a device or a link, must not be replaced. */
 #if defined(_WIN32)
 static unsigned long gai_process_id(void) { return GetCurrentProcessId(); }
 static int gai_rename(const char *from, const char *to)
 {
-    return MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING) ? 0 : (int)GetLastError();
+    return MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING) ? 0 : EACCES; /* mostly: another process has it open */
+}
+static int gai_path_is_special(const char *path)
+{
+    DWORD is = GetFileAttributesA(path), no_file = FILE_ATTRIBUTE_DEVICE | FILE_ATTRIBUTE_DIRECTORY;
+    return is != INVALID_FILE_ATTRIBUTES && (is & (no_file | FILE_ATTRIBUTE_REPARSE_POINT)) != 0;
 }
 #else
 static unsigned long gai_process_id(void) { return (unsigned long)getpid(); }
 static int gai_rename(const char *from, const char *to) { return rename(from, to) ? errno : 0; }
+#if !defined(__cplusplus)
+extern int lstat(const char *path, struct stat *is); /* <sys/stat.h> hides it under strict C */
+#endif
+static int gai_path_is_special(const char *path)
+{
+    struct stat is;
+    return !lstat(path, &is) && !S_ISREG(is.st_mode);
+}
 #endif
 
 /* Thread keys: `call` runs when a thread ends that set a value for the key. */
@@ -1396,49 +1627,45 @@ static int gai_watch_unload(void (*call)(void)) { return !atexit(call); } /* in 
                                                                              unloaded */
 #endif
 
-#define GAI_NOTE 2
+/* ---- stacks of calls ---- */
 
-/* What galloc keeps for each thread, besides its thread cache. The message is logged at the end of the public function,
-   with no lock held, so that GALLOC_LOG may call anything.
-   A thread that is in a callback starts no other of the same kind, so callbacks cannot recurse. */
-static GAI_THREAD_LOCAL struct {
-    char message[544];       /* the last error or note */
-    int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
-    int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
-    int in_shortage;         /* on_oom and on_reject */
-    int in_log;              /* it is in the log function */
-    int has_report;          /* its last allocation failed for lack of memory */
-    uint64_t number;         /* of the thread; 0: none so far */
-    uint64_t watched;        /* the generation in which gai_thread_watch was called last */
-    uint64_t call_began;     /* when its present driver call began */
-    galloc_report report;    /* the last one */
-} gai_thread;
+/* What is known of an address; the layout of Dl_info. */
+typedef struct gai_code {
+    const char *file; /* NULL: nothing is known */
+    void *file_begin;
+    const char *name; /* of the function; NULL: not known */
+    void *name_begin;
+} gai_code;
 
-/* Records the error message at the place where the error is found. The first message of a call is the most specific
-   one; later ones are ignored. */
-GAI_FORMAT(2, 3)
-static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
+/* gai_backtrace writes up to `most` return addresses, the innermost first, and returns their number. It allocates
+   nothing, but for its first call, which may load a library. */
+#if defined(_WIN32)
+#define GAI_RETURN_ADDRESS() _ReturnAddress()
+static int gai_backtrace(void **at, int most) { return CaptureStackBackTrace(0, (DWORD)most, at, NULL); }
+static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 {
-    va_list arguments;
-    if (gai_thread.message_is_new == 1) return error;
-    gai_thread.message_is_new = 1;
-    va_start(arguments, format);
-    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
-    va_end(arguments);
-    return error;
+    HMODULE module = NULL;
+    memset(place, 0, sizeof *place);
+    if (!GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                            (const char *)at, &module)) return;
+    place->file = GetModuleFileNameA(module, room, (DWORD)size) ? room : NULL;
+    place->file_begin = module;
 }
-
-/* Records a message for the log although the call succeeds. */
-GAI_FORMAT(1, 2)
-static void gai_note(const char *format, ...)
+#else
+#define GAI_RETURN_ADDRESS() __builtin_return_address(0)
+#if defined(__GLIBC__)
+static int gai_backtrace(void **at, int most) { return backtrace(at, most); }
+#else
+static int gai_backtrace(void **at, int most) { return (void)at, (void)most, 0; } /* CUDA needs glibc */
+#endif
+/* <dlfcn.h> hides dladdr under strict C. With a glibc older than 2.34 it is in libdl, which programs need not link. */
+extern int gai_dladdr(const void *at, gai_code *place) __asm__("dladdr") __attribute__((weak));
+static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 {
-    va_list arguments;
-    if (gai_thread.message_is_new) return;
-    gai_thread.message_is_new = GAI_NOTE;
-    va_start(arguments, format);
-    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
-    va_end(arguments);
+    (void)room, (void)size;
+    if (!gai_dladdr || !gai_dladdr(at, place)) memset(place, 0, sizeof *place);
 }
+#endif
 
 /* ---- sizes ---- */
 
@@ -1488,6 +1715,250 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
     return gai_up(bytes, gai_power_below(bytes) / divisions);
 }
 
+/* ==== PROCESS =================================================================================================== */
+/* >>process */
+
+/* The state outside of pools: of the process (gai_process, gai_locks) and of each thread (gai_thread); fork; the error
+   message. Only the driver table (gai_cu), which is filled once, and the thread cache (gai_tcache) stand in sections of
+   their own. Calls the platform only. */
+
+#define GAI_MAP_ROOT_LOG2 14
+
+/* A radix tree from addresses to descriptors: see section map. */
+typedef struct gai_map {
+    void *root[1 << GAI_MAP_ROOT_LOG2];
+    void *nodes; /* all inner nodes, linked by their first word */
+} gai_map;
+
+#define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
+
+/* What the pools of a device hold together, and may hold. Guarded by the budget lock.
+   held == sum of pool->taken over `pools`;  held <= most
+   limit: the lowest device_limit that a pool names;  limit <= most
+   most > limit: more than the limit is held, since a pool named a lower one or the driver's own pool has grown over it;
+   most falls with held then, down to the limit */
+typedef struct gai_budget {
+    galloc_pool *pools; /* linked by next_sharing */
+    size_t held, limit, most;
+} gai_budget;
+
+#define GAI_REPEAT_KINDS 16 /* kinds of messages that are counted separately, the latest ones */
+
+#define GAI_NOTE_TEXT 48 /* bytes of an annotation and of a tag's name, with the terminating 0 */
+#define GAI_TAG_NAMES 64
+
+typedef void (*gai_log_call)(int level, const char *text, void *user);
+
+/* The locks of gai_process. `global` is taken before any other lock. The others come after the locks of a pool and
+   after the latches of stream caches; no lock is taken while one of them is held, but
+   for the latch of a log while `trace` is. */
+static struct {
+    gai_lock global, map, budget, log, context, tags, depot, trace;
+} gai_locks = {GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC,
+               GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC, GAI_LOCK_STATIC};
+
+/* Zero-initialised, so that it takes no space in the object file. */
+static struct {
+    /* Read without a lock, some of it by every call, and hardly ever written. */
+    uint64_t generation; /* of what threads remember of pools (their thread cache entries). It grows when a pool ends or
+                            changes something that entries depend on, and entries of an older generation are ignored.
+                            0: there is nothing to remember yet, or this is a child of fork */
+    void *forked;        /* not NULL: this is a child of fork */
+    void *driver_ready;  /* not NULL once gai_cu is filled */
+    void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
+    void *default_pool[GAI_DEVICES]; /* written with the global lock */
+    uint64_t given_pools; /* number of pools with variant.around; written with the global lock */
+    uint64_t ends;       /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
+    gai_thread_key end_key; /* while `ends` is GAI_WATCHED */
+    char apart[GAI_CACHE_LINE];
+
+    /* The global lock guards: */
+    galloc_pool *pools;       /* all of them */
+    galloc_pool *ended_pools; /* what serves the next ones */
+    int forks_are_watched, unload_is_watched;
+
+    uint64_t epoch_us; /* microseconds from 1970 until GALLOC_CLOCK() was 0, within a second; atomic; 0: no pool has had
+                          a history */
+    void *traces;        /* gai_trace; NULL: no pool writes a log; written with the lock of logs */
+    uint64_t trace_due;  /* they are to be written: see gai_trace_want; atomic */
+    void *depot;         /* gai_depot; NULL: no pool has kept stacks; written with the lock of the depot */
+    uint64_t threads, lives, groups; /* numbers given to threads, lives given out, groups created so far; atomic */
+
+    /* The budget lock guards: */
+    gai_budget budgets[GAI_DEVICES];
+
+    /* The context lock guards: */
+    struct gai_known_context *known_contexts;
+
+    /* The lock of tags guards: */
+    struct {
+        uint32_t tag;
+        char name[GAI_NOTE_TEXT]; /* "": this place is free */
+    } tag_names[GAI_TAG_NAMES];
+
+    /* The log lock guards: */
+    int log_is_read;         /* log_level is set; 0: GALLOC_CONF has not been read yet */
+    int log_level;           /* GALLOC_LOG_... */
+    gai_log_call log_function;
+    void *log_user;
+    struct {                 /* counts of messages that differ in numbers only */
+        uint64_t key, count;
+        uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
+    } log_repeats[GAI_REPEAT_KINDS];
+    unsigned repeat_kinds;   /* kinds that have used an element so far */
+
+    gai_map block_map, page_map; /* inner nodes are added with the map lock; read without one */
+} gai_process;
+
+/* Starts a new generation: all thread cache entries become invalid. */
+static void gai_generation_end(void)
+{
+    uint64_t now = gai_load(&gai_process.generation);
+    while (!gai_swap(&gai_process.generation, now, now + 1)) now = gai_load(&gai_process.generation);
+}
+
+/* A child of fork inherits the heap but not the driver, so it must use neither. It may still log an error: fork
+   therefore holds the lock of the log, which leaves that lock free in the child. */
+#if !defined(_WIN32)
+static void gai_before_fork(void) { gai_lock_on(&gai_locks.log); }
+static void gai_after_fork(void) { gai_lock_off(&gai_locks.log); }
+static void gai_on_fork(void)
+{
+    gai_store_pointer(&gai_process.forked, &gai_process.forked);
+    gai_store(&gai_process.generation, 0);
+    gai_lock_off(&gai_locks.log);
+}
+static int gai_watch_forks(void) { return pthread_atfork(gai_before_fork, gai_after_fork, gai_on_fork); }
+#else
+static int gai_watch_forks(void) { return 0; }
+#endif
+
+#define GAI_NOTE 2
+
+/* A damaged block that was found, until the end of the call that found it. */
+typedef struct gai_damage {
+    uintptr_t addr, first; /* the block, and its first damaged byte */
+    size_t requested, count;
+    uint64_t tag, stream_id; /* with the stack of its allocation, as in gai_block */
+    uint32_t freed;          /* the stack of its free */
+    uintptr_t next;          /* the used block behind it, or 0 */
+    unsigned char value;     /* of that byte */
+    char poison;             /* 1: it was freed, and kept in quarantine */
+} gai_damage;
+
+#define GAI_DAMAGES 8 /* that one call reports singly */
+
+/* What galloc keeps for each thread, besides its thread cache. The message is logged at the end of the public function,
+   with no lock held, so that GALLOC_LOG may call anything.
+   A thread that is in a callback starts no other of the same kind, so callbacks cannot recurse. */
+static GAI_THREAD_LOCAL struct {
+    char message[544];       /* the last error or note */
+    int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
+    int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
+    int in_shortage;         /* on_oom and on_reject */
+    int in_log;              /* it is in the log function */
+    int has_report;          /* its last allocation failed for lack of memory */
+    int ran_out;             /* gai_dump is due: an allocation failed after all steps */
+    uint64_t number;         /* of the thread; 0: none so far */
+    uint64_t watched;        /* the generation in which gai_thread_watch was called last */
+    uint64_t call_began;     /* when its present driver call began */
+    void *caller;            /* the full call under way returns there: to its public function, or to the program */
+    uint32_t stack;          /* its number in the depot; 0: none */
+    galloc_report report;    /* the last one */
+    gai_damage damages[GAI_DAMAGES]; /* the first of those found in this call */
+    uint64_t damaged;        /* their number */
+} gai_thread;
+
+/* Records the error message at the place where the error is found. The first message of a call is the most specific
+   one; later ones are ignored. */
+GAI_FORMAT(2, 3)
+static cudaError_t gai_fail(cudaError_t error, const char *format, ...)
+{
+    va_list arguments;
+    if (gai_thread.message_is_new == 1) return error;
+    gai_thread.message_is_new = 1;
+    va_start(arguments, format);
+    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+/* Records a message for the log although the call succeeds. */
+GAI_FORMAT(1, 2)
+static void gai_note(const char *format, ...)
+{
+    va_list arguments;
+    if (gai_thread.message_is_new) return;
+    gai_thread.message_is_new = GAI_NOTE;
+    va_start(arguments, format);
+    (void)vsnprintf(gai_thread.message, sizeof gai_thread.message, format, arguments);
+    va_end(arguments);
+}
+
+/* The reasons why a file cannot be written, in words; strerror is not for several threads. */
+static const char *gai_errno_words(int code)
+{
+    static const struct {
+        int code;
+        const char *words;
+    } reasons[] = {
+        {EACCES, "permission denied"},
+        {EPERM, "operation not permitted"},
+        {ENOENT, "no such folder"},
+        {ENOTDIR, "a part of the path is no folder"},
+        {ENOSPC, "no space is left"},
+        {EFBIG, "the file is too large"},
+        {EROFS, "the file system is read-only"},
+        {ENAMETOOLONG, "the name is too long"},
+        {EMFILE, "the process has too many open files"},
+        {ENFILE, "the system has too many open files"},
+        {ENOMEM, "no host memory"},
+        {EIO, "input or output error"},
+    };
+    size_t i;
+    for (i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        if (reasons[i].code == code) return reasons[i].words;
+    return "unknown reason";
+}
+
+/* Fails with the reason in words; the number tells what the table does not name. */
+static cudaError_t gai_file_failed(const char *name, const char *what, int code)
+{
+    return gai_fail(cudaErrorOperatingSystem, "%s cannot be %s: %s (errno %d)", name, what, gai_errno_words(code),
+                    code);
+}
+
+/* What stands under the name of a file to be written, and is no plain file, stays. */
+static int gai_path_refused(const char *path)
+{
+    int is = gai_path_is_special(path);
+    if (is) (void)gai_fail(cudaErrorOperatingSystem, "%s is no plain file, and is not replaced", path);
+    return is;
+}
+
+/* The position in a text that is being written. */
+typedef struct gai_string {
+    char *at;
+    size_t left; /* with the terminating 0; 0: the text did not fit */
+} gai_string;
+
+/* Appends formatted text. After an overflow `left` stays 0. */
+GAI_FORMAT(2, 3)
+static void gai_print(gai_string *string, const char *format, ...)
+{
+    va_list arguments;
+    int length;
+    va_start(arguments, format);
+    length = vsnprintf(string->at, string->left, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length >= string->left) {
+        string->left = 0;
+    } else {
+        string->at += length;
+        string->left -= (size_t)length;
+    }
+}
+
 /* ==== CUDA ====================================================================================================== */
 /* >>cuda */
 
@@ -1513,7 +1984,6 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
     X(DevicePrimaryCtxGetState, (CUdevice, unsigned int *, int *))                                                     \
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamGetId, (CUstream, unsigned long long *))                                                                   \
-    X(StreamGetFlags, (CUstream, unsigned int *))                                                                      \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
     X(StreamGetCaptureInfo, GAI_CAPTURE_INFO)                                                                          \
     X(StreamSynchronize, (CUstream))                                                                                   \
@@ -1528,6 +1998,8 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
     X(MemGetInfo, (size_t *, size_t *))                                                                                \
     X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
     X(MemFreeHost, (void *))                                                                                           \
+    X(MemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                                                   \
+    X(MemcpyDtoHAsync, (void *, CUdeviceptr, size_t, CUstream))                                                        \
     X(MemGetAllocationGranularity,                                                                                     \
       (size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags))                                       \
     X(MemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                             \
@@ -1571,7 +2043,6 @@ static size_t gai_up_by_steps(size_t bytes, size_t divisions)
 static struct {
     GAI_DRIVER_FUNCTIONS(GAI_DRIVER_POINTER)
 } gai_cu;
-static void *gai_cu_ready; /* not NULL once the table is filled */
 
 /* Clears the runtime's last error if one of galloc's own runtime calls set it. */
 static cudaError_t gai_forget_error(cudaError_t before, cudaError_t error)
@@ -1607,9 +2078,9 @@ static cudaError_t gai_driver_load(void)
     if (error) return error;
     result = gai_cu.Init(0);
     if (result) return gai_fail((cudaError_t)(int)result, "cuInit: %s", cudaGetErrorString((cudaError_t)(int)result));
-    if (!gai_forks_are_watched && gai_watch_forks())
+    if (!gai_process.forks_are_watched && gai_watch_forks())
         return gai_fail(cudaErrorMemoryAllocation, "pthread_atfork: no host memory");
-    gai_forks_are_watched = 1;
+    gai_process.forks_are_watched = 1;
     return cudaSuccess;
 }
 
@@ -1617,16 +2088,16 @@ static cudaError_t gai_driver_load(void)
 static cudaError_t gai_begin(void)
 {
     cudaError_t error = cudaSuccess;
-    if (gai_load_pointer(&gai_forked))
+    if (gai_load_pointer(&gai_process.forked))
         return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
-    if (gai_load_pointer(&gai_cu_ready)) return cudaSuccess;
-    gai_lock_on(&gai_global_lock);
-    if (!gai_cu_ready) {
+    if (gai_load_pointer(&gai_process.driver_ready)) return cudaSuccess;
+    gai_lock_on(&gai_locks.global);
+    if (!gai_process.driver_ready) {
         error = gai_driver_load();
-        if (!error) gai_store_pointer(&gai_cu_ready, &gai_cu);
+        if (!error) gai_store_pointer(&gai_process.driver_ready, &gai_cu);
         if (!error) gai_generation_end();
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     return error;
 }
 
@@ -1695,24 +2166,22 @@ typedef struct gai_known_context {
     unsigned long long id;
 } gai_known_context;
 
-static gai_known_context *gai_known_contexts;
-
 /* The n-th known context. 0: there are no more. */
 static int gai_context_known(size_t n, CUcontext *context, unsigned long long *id)
 {
     const gai_known_context *known;
-    gai_lock_on(&gai_context_lock);
-    for (known = gai_known_contexts; known && n; n--) known = known->next;
+    gai_lock_on(&gai_locks.context);
+    for (known = gai_process.known_contexts; known && n; n--) known = known->next;
     if (known) *context = known->context;
     if (known) *id = known->id;
-    gai_lock_off(&gai_context_lock);
+    gai_lock_off(&gai_locks.context);
     return known != NULL;
 }
 
-/* Looks up a known context. NULL: there is none. The caller holds the context lock. */
+/* Looks up a known context. NULL: there is none. [context lock] */
 static gai_known_context *gai_context_find(CUcontext context, unsigned long long id)
 {
-    gai_known_context *known = gai_known_contexts;
+    gai_known_context *known = gai_process.known_contexts;
     while (known && (known->context != context || known->id != id)) known = known->next;
     return known;
 }
@@ -1730,25 +2199,25 @@ static int gai_context_know(CUcontext context, unsigned long long id)
         ended = other;
         ended_id = other_id;
     }
-    gai_lock_on(&gai_context_lock);
+    gai_lock_on(&gai_locks.context);
     known = gai_context_find(context, id);
     if (!known) known = gai_context_find(ended, ended_id);
     if (!known) {
         known = (gai_known_context *)GALLOC_MALLOC(sizeof *known);
-        if (known) known->next = gai_known_contexts;
-        if (known) gai_known_contexts = known;
+        if (known) known->next = gai_process.known_contexts;
+        if (known) gai_process.known_contexts = known;
     }
     if (known) known->context = context;
     if (known) known->id = id;
-    gai_lock_off(&gai_context_lock);
+    gai_lock_off(&gai_locks.context);
     return known != NULL;
 }
 
 static void gai_contexts_forget(void)
 {
-    while (gai_known_contexts) {
-        gai_known_context *known = gai_known_contexts;
-        gai_known_contexts = known->next;
+    while (gai_process.known_contexts) {
+        gai_known_context *known = gai_process.known_contexts;
+        gai_process.known_contexts = known->next;
         GALLOC_FREE(known);
     }
 }
@@ -1789,14 +2258,12 @@ static CUresult gai_site_context(gai_site *site)
     return result;
 }
 
-static uint64_t gai_threads; /* numbers given to threads so far */
-
 /* The key of a stream within a capture: its handle, or for the per-thread default stream the number of the thread.
    Handles of created streams are never as small as a thread's number. */
 static unsigned long long gai_stream_key(CUstream stream)
 {
     if (stream != CU_STREAM_PER_THREAD) return (unsigned long long)(uintptr_t)stream;
-    if (!gai_thread.number) gai_thread.number = gai_next(&gai_threads);
+    if (!gai_thread.number) gai_thread.number = gai_next(&gai_process.threads);
     return gai_thread.number;
 }
 
@@ -1879,29 +2346,39 @@ static cudaError_t gai_site_is_sound(const gai_site *site)
    capture of another thread. */
 typedef struct gai_scope {
     CUstreamCaptureMode mode;
-    int pushed;
+    int pushed, relaxed;
 } gai_scope;
 
-static CUresult gai_scope_enter(gai_scope *scope, CUcontext context)
+/* Makes the context current only: enough to create or record an event and to queue a wait, which in any mode break no
+   capture of another stream (bench/results/nvidia-h200-capture-probe.txt). */
+static CUresult gai_scope_push(gai_scope *scope, CUcontext context)
 {
     CUcontext current = NULL;
     CUresult result = gai_cu.CtxGetCurrent(&current);
-    scope->pushed = 0;
-    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    scope->pushed = scope->relaxed = 0;
     if (!result && current != context) {
         result = gai_cu.CtxPushCurrent(context);
         scope->pushed = !result;
     }
-    if (!result) result = gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
-    if (result && scope->pushed) (void)gai_cu.CtxPopCurrent(&current);
     return result;
 }
 
 static void gai_scope_leave(gai_scope *scope)
 {
     CUcontext popped;
-    (void)gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
+    if (scope->relaxed) (void)gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
     if (scope->pushed) (void)gai_cu.CtxPopCurrent(&popped);
+}
+
+static CUresult gai_scope_enter(gai_scope *scope, CUcontext context)
+{
+    CUresult result = gai_scope_push(scope, context);
+    if (result) return result;
+    scope->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    result = gai_cu.ThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->relaxed = !result;
+    if (result) gai_scope_leave(scope);
+    return result;
 }
 
 /* Returns the sticky error of a context, if it has one: then all its calls return it. */
@@ -1920,7 +2397,7 @@ static CUresult gai_context_error(CUcontext context)
 /* >>structs */
 
 /* All private types. The equations above each struct hold whenever the pool's lock is free; galloc_pool_check evaluates
-   them. Owns the budgets and the list of pools. Calls nothing. The words, in short (docs/design.md has all of them):
+   them. Calls nothing. The words, in short (docs/design.md has all of them):
 
    page              one physical memory handle; in a fixed segment, its one cudaMalloc
    mapping           a range of addresses that shows a page
@@ -1938,6 +2415,10 @@ static CUresult gai_context_error(CUcontext context)
                      pages, and what the driver refused to undo
    parked page       a whole free page that has left the bins; a plan takes it up again
    quarantine        mappings that the driver refused to unmap, counted and tried again by trim
+   guard, poison     debug: a pattern behind a used block; what the bytes of a freed one are set to
+   check             debug: a copy of a guard or of poison to the host, and its comparison there
+   kept block        debug:quarantine: a freed block that is kept from reuse. To the rest of the pool it is a used one;
+                     only `lent` tells that the program does not have it
    run               up to 16 slots cut from one free block; coalesced to a free block when all of them are free
    stream state      what a pool knows of one stream
    life              a number never given twice. Stream states are reused for other streams; the life tells which use
@@ -1947,7 +2428,7 @@ static CUresult gai_context_error(CUcontext context)
                      stream up to that epoch is complete, or once they wait for it
    recorded use      a further stream that galloc_record_stream named for a block
    stream cache      blocks freed recently on a stream, by exact size. Calls on the stream need only its latch. To the
-                     rest of the pool they are used blocks; only `held` tells that the program does not have them
+                     rest of the pool they are used blocks; only `lent` tells that the program does not have them
    cache bin         the blocks of one size in a stream cache, the last one freed first
    unconfirmed       freed blocks whose stream id no later call has confirmed yet
    orphans           unconfirmed blocks set aside for a wait for all known contexts; then any stream may have them
@@ -1965,7 +2446,7 @@ static CUresult gai_context_error(CUcontext context)
    params            what an allocation asks for, after rounding
    to stamp          to give a mark the current epoch of its stream, at a free
    to file           to put a free block into its free set, merged with its neighbours where they allow it
-   to claim          to take a used block from the program: `held` becomes NULL
+   to claim          to take a used block from the program: `lent` becomes NULL
    to mark a stream  to record an event on it. So gai_stream_mark, mark_predictor, `asked`, `wanted`, GAI_MARK_BYTES and
                      galloc_stats.marks are about events, not about the byte ranges above
    occasion          a moment at which an event is due on a stream; the mark predictor may skip it
@@ -1991,7 +2472,7 @@ typedef struct gai_mark {
     uintptr_t begin, end; /* the bytes it covers */
 } gai_mark;
 
-/* `held` is the program's hold on a block: (held != NULL) == the program has the block, which is a used one then. It
+/* `lent` says whether the program has a block: (lent != NULL) == it has it, and the block is a used one then. It
    points to a stream state of the pool, and the latch of that stream's cache guards it. The thread that sets it to NULL
    under that latch has freed the block and owns it from there on. A second free finds NULL and is refused, in whatever
    thread and on whatever stream. Mostly the block is freed on the same stream, so that no other latch is needed.
@@ -2008,11 +2489,11 @@ typedef struct gai_mark {
    used: requested <= bytes */
 typedef struct gai_block {
     struct gai_block *next_bin;      /* same bin of the set, or cache bin; also links unused descriptors */
-    void *held;                      /* read without a lock, also by calls that come too late */
+    void *lent;                      /* read without a lock, also by calls that come too late */
     uintptr_t addr;
     size_t bytes;
     uint64_t requested;              /* in a stream cache: of its last use */
-    uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_KEPT */
+    uint64_t tag;                    /* the program's 32 bits, and GAI_CACHED to GAI_STACK_SHIFT */
     uint64_t life; /* used: of the stream state that it was given to, or that freed it onto a cache bin */
     gai_stream *stream;                  /* used: of the stream that it was given to. An allocation and a free
                                             that a stream cache serves access no member behind this one */
@@ -2043,7 +2524,10 @@ typedef struct gai_block {
                            another stream frees it, gai_block_stamp_cache makes that mark */
 #define GAI_SPECIAL ((uint64_t)1 << 33) /* a stream cache cannot do all that its free demands */
 #define GAI_DROPPED ((uint64_t)1 << 34) /* with GAI_CACHED: the epoch of that first use is known, and is in `age` */
-#define GAI_KEPT ((uint64_t)1 << 35)    /* only while a snapshot is copied: it is in a stream cache */
+#define GAI_IN_CACHE ((uint64_t)1 << 35)    /* only while a snapshot is copied: it is in a stream cache */
+#define GAI_WATCHED_BLOCK ((uint64_t)1 << 36) /* debug: its guard is set, and is to be checked at its free */
+#define GAI_TO_KEEP ((uint64_t)1 << 37) /* debug: it is poisoned, and its free takes it into the quarantine */
+#define GAI_STACK_SHIFT 40 /* the bits from here on: the stack that allocated it, see gai_depot; 0: not known */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
    Each of them but current is a stale alias.  (current->block->kind == GAI_ALIAS) == the page is parked; its bytes are
@@ -2128,6 +2612,14 @@ typedef struct gai_graph_position {
     CUgraphNode nodes[GAI_POSITION_NODES];
 } gai_graph_position;
 
+#define GAI_WALK_WIDTH 64 /* dependencies of one node, or of a stream's next work, that are looked at */
+
+/* The nodes that a captured stream's next work would have followed at its last call. n > GAI_WALK_WIDTH: not known */
+typedef struct gai_graph_place {
+    size_t n;
+    CUgraphNode nodes[GAI_WALK_WIDTH];
+} gai_graph_place;
+
 /* Two-level segregated fit. In units of 512 bytes: sizes below 32 have a bin each; above, every power of two is cut
    into 32 bins, so that neighbours are 1/32 = 3.1 % apart at most. */
 #define GAI_COLUMNS_LOG2 5
@@ -2161,7 +2653,7 @@ struct gai_block_pool {
     gai_stream *stream; /* one of them; NULL: it is gone */
     int small, captured;
     size_t streams, segments;
-    size_t awaited; /* segments being created for it, while `growth` may be released */
+    size_t awaited; /* segments being created for it, while `paging` may be released */
     gai_set free;
 };
 
@@ -2254,6 +2746,7 @@ struct galloc_graph {
 #define GAI_UNKNOWN_STREAMS (~0ull)
 
 /* done < epoch;  freed, handed <= epoch;  done < recorded->epoch < recorded->next->epoch < ... < epoch
+   newest: the last of `recorded`;  events: how many these are
    epoch > positions->epoch > positions->older->epoch > ... > done;  positions != NULL: capture != NULL
    uses == marks that name it, in `marks` and `recorded_uses` of blocks of any kind
    (capture_id == GAI_UNKNOWN_STREAMS) == (this is pool->unknown_streams);  plain: capture_id == 0, capture == NULL
@@ -2273,7 +2766,6 @@ struct gai_stream {
     unsigned long long stream_id; /* 0: legacy, or captured, whose id cannot be asked for */
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
-    int blocking;        /* perhaps in order with others: with the legacy stream; captured: with those of its group */
     int asked;           /* the next call on the stream shall record an event */
     int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
                             a request only after that */
@@ -2292,18 +2784,19 @@ struct gai_stream {
     uint64_t uses;
     uint64_t life;       /* never changes while the stream state is in the pool; 0: unused */
     size_t unmarked;     /* bytes freed since the last event or occasion, apart from those in the stream cache */
-    size_t passed;       /* skipped bytes: freed since the last event, and before an occasion that got no event */
+    size_t skipped;      /* skipped bytes: freed since the last event, and before an occasion that got no event */
     uint64_t occasion;   /* the number of the last occasion, if no event was recorded at it; else 0 */
     uint64_t blocks; /* used ones that the pool gave to it, those in stream caches among them; read without a lock */
     uint64_t busy_frees;      /* with the stream cache's: frees since it last held nothing; read without a lock */
     size_t stranded;     /* its bytes in a report under construction that the asking stream may not have */
-    size_t events;       /* length of `recorded` */
+    size_t events;
     gai_event *recorded; /* in order of epoch */
+    gai_event *newest;   /* NULL: none is recorded */
     gai_event *idle;
     gai_wait *waits;
     gai_block_pool *block_pool[2]; /* for large and for small requests; NULL: none so far */
     gai_graph_position *positions; /* captured; the newest first */
-    gai_graph_position here;   /* captured: its position at its last call; n > GAI_POSITION_NODES: not known */
+    gai_graph_place here;      /* captured */
     gai_set free;
     unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
 };
@@ -2372,21 +2865,81 @@ typedef struct gai_tuning {
     int decided;
 } gai_tuning;
 
+/* What an entry of a history says; gai_history_actions has PyTorch's words for them. */
+enum gai_action {
+    GAI_ALLOCATED,
+    GAI_FREED,
+    GAI_MAPPED,        /* pages of an expandable segment; other: 1 if a page came from another address */
+    GAI_UNMAPPED_PART, /* the same, or a part of a fixed segment that a reset took; other: 1 if the page went to another
+                          address */
+    GAI_SEGMENT_MADE,  /* a whole fixed segment */
+    GAI_SEGMENT_GONE,
+    GAI_WAITED,        /* the stream waits for the bytes; other: the stream that has used them */
+    GAI_RAN_OUT,       /* bytes: those asked for; other: free bytes of the device */
+    GAI_SNAPSHOT_TAKEN,
+    GAI_ANNOTATED
+};
+
+/* One cache line. */
+typedef struct gai_history_entry {
+    uint64_t ns;
+    uint32_t action; /* enum gai_action */
+    uint32_t tag;
+    union {
+        struct {
+            uintptr_t addr;
+            size_t bytes;
+            uint64_t stream_id, other;
+            uint32_t stack; /* GAI_ALLOCATED, GAI_FREED: its number in the depot; 0: none */
+        } at;
+        char text[GAI_NOTE_TEXT]; /* GAI_ANNOTATED */
+    } is;
+} gai_history_entry;
+
+/* What a pool did lately: a ring of entries, the next of which is written at ring[next].
+   (ring == NULL) == (size == 0);  next == noted % size
+   ring != NULL, or the pool writes a log: caches_off has bit 2, special has GAI_ROUTE_HISTORY;  else they do not */
+typedef struct gai_history {
+    gai_history_entry *ring; /* NULL: nothing is noted */
+    size_t size, next;
+    uint64_t noted;          /* entries since it began, the overwritten ones among them */
+} gai_history;
+
+/* A range of addresses of the device. */
+typedef struct gai_range {
+    uintptr_t addr;
+    size_t bytes;
+} gai_range;
+
+/* A copy of a block's guard or poison on its way to the host, where it is compared once it has arrived.
+   stream == NULL: unused.  It has arrived when the stream state has another life, or has done this epoch, which
+   stream->handed reaches. epoch == UINT64_MAX: it is not queued yet */
+typedef struct gai_check {
+    gai_stream *stream;
+    uint64_t life, epoch;
+    gai_range parts[2]; /* what is copied, the second one behind the first */
+    unsigned char pattern; /* what is expected */
+    gai_damage block;  /* what to say of the block if it is damaged */
+} gai_check;
+
+/* The checks of a pool with debug, and its quarantine. Blocks there are used ones to the rest of the pool. They have
+   the marks of their free, and no others are promised to them.
+   pending == checks in use;  host == NULL: there is none
+   kept, kept_bytes, kept_live == number of blocks from `oldest` on, their bytes, and their requested bytes */
+typedef struct gai_guards {
+    uint64_t requests; /* allocations so far; atomic */
+    uint64_t looks;    /* calls that looked at the checks; atomic */
+    uint64_t pending;  /* also read without a lock */
+    gai_check *checks; /* GAI_CHECKS of them; NULL: none was needed so far */
+    unsigned char *host; /* pinned memory of GAI_CHECK_BYTES for each */
+    unsigned long long context_id; /* of the pool's context when that was allocated */
+    int begins;        /* a call is allocating it */
+    size_t next;       /* where the search for an unused check begins */
+    gai_block *oldest, *newest; /* linked by next_bin; `age` is the stack of the free */
+    size_t kept, kept_bytes, kept_live;
+} gai_guards;
+
 #define GAI_STREAM_INDEX 64
-
-#define GAI_DEVICES 64 /* that can be used; CUDA itself stops at fewer */
-
-/* What the pools of a device hold together, and may hold. Guarded by the budget lock.
-   held == sum of pool->taken over `pools`;  held <= most
-   limit: the lowest device_limit that a pool names;  limit <= most
-   most > limit: more than the limit is held, since a pool named a lower one or the driver's own pool has grown over it;
-   most falls with held then, down to the limit */
-typedef struct gai_budget {
-    galloc_pool *pools; /* linked by next_sharing */
-    size_t held, limit, most;
-} gai_budget;
-
-static gai_budget gai_budgets[GAI_DEVICES];
 
 /* What an allocation asks for, after rounding. */
 typedef struct gai_params {
@@ -2444,20 +2997,20 @@ typedef struct gai_variant {
     gai_block *(*take_near)(galloc_pool *pool, const gai_site *site, size_t bytes, size_t requested, uint32_t tag);
     /* Makes blocks that stand apart ordinary free blocks; all: even if that takes long for what it may gain. */
     void (*coalesce)(galloc_pool *pool, int all);
-    /* Creates memory for an allocation and takes its block. [growth] */
-    void (*grow)(struct gai_job *job);
+    /* Creates memory for an allocation and takes its block. [paging] */
+    void (*supply)(struct gai_job *job);
     /* give_back: returns blocks whose work is complete to the driver, until about `wanted` bytes are returned; for
        gai_step_poll. release: the same for gai_pool_release; returns how many bytes less the pool holds then.
-       [growth] */
+       [paging] */
     void (*give_back)(galloc_pool *pool, size_t wanted);
     size_t (*release)(galloc_pool *pool, size_t wanted);
-    /* Asks the driver how much it holds. [growth] */
+    /* Asks the driver how much it holds. [paging] */
     void (*refresh)(galloc_pool *pool);
     /* alloc: allocates a fixed segment. dealloc: frees one whose making failed in a later step, and no other: those end
-       in variant.free, or in gai_mapping_undo_fixed by cuMemFree. [growth] */
+       in variant.free, or in gai_mapping_undo_fixed by cuMemFree. [paging] */
     CUresult (*alloc)(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes, const gai_site *site);
     CUresult (*dealloc)(galloc_pool *pool, CUdeviceptr addr, const gai_site *site);
-    /* Charges a new segment to the budget, which `bytes` are added to. [growth] */
+    /* Charges a new segment to the budget, which `bytes` are added to. [paging] */
     CUresult (*charge)(galloc_pool *pool, gai_segment *segment, size_t bytes);
     /* Ends such a charge, once the segment is in a set or in quarantine. */
     void (*settle)(galloc_pool *pool);
@@ -2472,7 +3025,7 @@ typedef struct gai_variant {
     int (*free_unmade)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n);
     /* A block is freed by these marks: adds more. */
     void (*freed)(galloc_pool *pool, gai_block *block, const gai_mark *marks);
-    /* After a miss; asked: bytes of the request that got memory, or 0. [growth, lock] */
+    /* After a miss; asked: bytes of the request that got memory, or 0. [paging, lock] */
     void (*tune)(galloc_pool *pool, size_t asked, int refused);
     /* Counts an occasion; block: for the first two. */
     void (*count)(galloc_pool *pool, enum gai_count what, const gai_block *block);
@@ -2490,7 +3043,7 @@ typedef struct gai_variant {
     int (*check)(galloc_pool *pool);
     /* The pool begins, with its settings and its context. [no lock] */
     CUresult (*begin)(galloc_pool *pool);
-    /* The pool ends: gives back what the driver holds for it [growth], and then its host memory. */
+    /* The pool ends: gives back what the driver holds for it [paging], and then its host memory. */
     CUresult (*close)(galloc_pool *pool);
     void (*end)(galloc_pool *pool);
 } gai_variant;
@@ -2502,16 +3055,17 @@ typedef struct gai_variant {
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
 
-   Locks. Brackets in a function's comment name the locks that its caller holds: [lock], [growth], [growth, lock],
-   [lock, latches], [global lock], [budget lock], [no lock].
-   A pool has three locks (those that all pools share: section platform). `lock` guards everything else and is held for
-   short times: no driver call is made while it is held. `growth` is held around
-   everything that creates, maps or unmaps pages, or forgets events and stream states; it is taken before `lock`, and
-   released around the program's callbacks, while the blocks concerned are busy. Under `lock` alone, a free parks pages
-   and ends the segment of a block that cudaMallocAsync has freed, and memory lost in a reset leaves the sets.
+   Locks. Brackets in a function's comment name the locks that its caller holds: [lock], [paging], [paging, lock],
+   [lock, latches], [latch], [global lock], [budget lock], [context lock], [no lock].
+   A pool has three locks (those that all pools share: section process). `lock` guards everything else and is held for
+   short times: no driver call is made while it is held. `paging` is held around everything that creates, maps or unmaps
+   pages, or forgets events and stream states; it is taken before `lock`, and released around the program's callbacks,
+   while the blocks concerned are busy. A stream state enters the pool's list under `lock` and leaves it under both, so
+   either suffices to walk along the list. Under `lock` alone, a free parks pages and ends the segment of a block that
+   cudaMallocAsync has freed, and memory lost in a reset leaves the sets.
    `marking` is held while events are recorded on streams that the call was not given (docs/design.md, Streams, rule 6),
    and while groups of graphs begin, end, and are asked for their streams; it is taken before `lock`, never together
-   with `growth`. The latches of the stream caches come after these three.
+   with `paging`. The latches of the stream caches come after these three.
 
    Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
    what is read without a lock goes back to the host at galloc_shutdown only and is never used for another type: the
@@ -2521,97 +3075,129 @@ typedef struct gai_variant {
    looked up, counts among the users before it does anything, and the thread that ends the pool waits for them. Calls
    through a stream cache do not: the life of the stream state tells them whether it is still the one they mean. */
 struct galloc_pool {
-    galloc_config config; /* as `is_default` not changed while the pool exists, and read without a lock */
+    /* Read by every call, without a lock. Not changed while the pool exists. */
+    galloc_config config;
     int is_default;
     int one_context; /* by promise all calls with default streams are made in it */
     void *key;       /* by which thread cache entries find it: the handle, or NULL for a default pool. Read by threads
                         that come late */
     char apart[GAI_CACHE_LINE];
-    struct galloc_pool *next;
-    gai_lock lock, growth, marking;
-    int due; /* a stream state is due */
-    gai_variant variant; /* not changed while the pool exists */
-    int lost; /* segments that are lost */
-    int retires; /* guarded by the global lock: the call that retires a stream everywhere has been here */
-    int collects; /* pages record their use, for gc_threshold or gc_age */
-    int caches_off;    /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
-                          variant.no_caches; bit 1: the pool is about to end */
-    int lost_on_reset;       /* its memory is of cudaMalloc, and goes with `context`; not changed any more */
-    size_t divisions; /* strategy:pooled: size classes between two powers of two; else 0 */
-    uint64_t freed_slots;   /* slots that became free since runs were examined */
-    int oversize;     /* there are blocks that are never cut: max_split_size */
-    uint64_t special; /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
-    size_t plain;     /* requests up to here are rounded to 512 bytes and no further */
+
+    gai_lock lock, paging, marking;
+    galloc_pool *next; /* guarded by the global lock */
+
+    /* From here to `users` gai_pool_init clears everything. Set when the pool begins, and not changed any more: */
+    gai_variant variant;
     CUcontext context;
-    unsigned long long context_id;
     size_t granularity, device_bytes;
+    size_t divisions;    /* strategy:pooled: size classes between two powers of two; else 0 */
+    size_t plain;        /* requests up to here are rounded to 512 bytes and no further */
+    int lost_on_reset;   /* its memory is of cudaMalloc, and goes with `context` */
+    int collects;        /* pages record their use, for gc_threshold or gc_age */
+    int oversize;        /* there are blocks that are never cut: max_split_size */
     int rdma;            /* the device can have pages capable of GPUDirect RDMA */
     gai_budget *budget;  /* of its device */
+
+    /* Guarded by the budget lock; `retires` by the global lock. */
     galloc_pool *next_sharing;
-    size_t taken;        /* bytes charged to the budget; guarded by the budget lock */
-    int visitors;        /* threads of other pools that look for idle memory here; guarded by the budget lock */
+    size_t taken;        /* bytes charged to the budget */
+    int visitors;        /* threads of other pools that look for idle memory here */
+    int retires;         /* the call that retires a stream everywhere has been here */
+
+    /* Guarded by `paging`. */
+    size_t replaceable;  /* bytes of large pages given back for rooms, in whose place no pages were created yet */
+    int telling;         /* calls of on_map and on_unmap that are under way */
+    int walking;         /* 1: on_map is being told of all pages */
     void *fence;         /* pinned host memory that the driver refused to take back; see gai_device_wait */
     CUcontext fence_context; /* where that was allocated */
     unsigned long long fence_context_id;
-    uint64_t broken;     /* a sticky error: the pool refuses from then on */
+
+    /* Guarded by `paging` and `lock`: either suffices to read them. */
+    unsigned long long context_id; /* of `context`; another one after a reset */
+    galloc_callbacks callbacks;
+
+    /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
+    uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
+    uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
     int driver_gone;
-    size_t live_peak;    /* of live bytes, since the pool exists */
-    size_t replaceable;  /* bytes of large pages given back for rooms, in whose place no pages were created yet */
+    int due;             /* a stream state is due */
+    int lost;            /* segments that are lost */
+    int caches_off;      /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
+                            variant.no_caches; bit 1: the pool is about to end; bit 2: it has a history or a log;
+                            bit 3: debug */
     uint64_t clock;      /* frees so far */
+    size_t live_peak;    /* of live bytes, since the pool exists */
+
+    /* Segments, pages, and their descriptors. */
     gai_segment *segments;
+    gai_block *holes;    /* linked by next_bin, prev_bin */
+    gai_set common, mixed; /* the first two of the list of all free sets */
+    gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
+    size_t parked;       /* bytes of parked pages */
+    size_t stale;        /* number of stale aliases */
+    gai_mapping *quarantine; /* that the driver would not unmap, or whose page it would not release */
+    uint64_t freed_slots; /* slots that became free since runs were examined */
+    gai_slab blocks, marks, pages, mappings, events, waits, positions;
+    size_t promised_jobs; /* marks that are promised to jobs under way */
+
+    /* Streams and captures. */
     gai_stream *streams,
         *unused_streams;            /* threads may still look at one that they used once, in this pool or another */
     size_t stream_count;            /* plain stream states in use */
+    uint64_t streams_made, streams_swept, streams_waited; /* stream states so far; made until the last sweep of idle
+                                       ones, and until the last wait for abandoned ones */
     gai_stream *stream_index[GAI_STREAM_INDEX]; /* by key */
-    gai_block *holes;     /* linked by next_bin, prev_bin */
-    gai_mapping *oldest_alias, *newest_alias; /* stale aliases and parked pages */
-    size_t parked;        /* bytes of parked pages */
-    size_t stale;         /* number of stale aliases */
+    gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
+    gai_capture *captures;
+    galloc_graph *graphs;
+
+    /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
-    struct { /* when pages are parked; see gai_pool_should_park */
-        uint64_t mapped;   /* times that pages were mapped since the last parking */
-        uint64_t calm;     /* times in a row that none was */
-        uint64_t patience; /* parking ends after so many */
-    } parking;
-    gai_collector collector;
-    gai_tuning tuning;
     gai_predictor plan_predictor, mark_predictor;
     gai_memo memos[GAI_PREDICTIONS]; /* the plans of plan_predictor's keys */
     char useless[GAI_PREDICTIONS]; /* mark_predictor: when the event was looked at, a later one was complete as well */
     uint64_t occasion_clock;       /* when a mark was due last, counted in frees */
     uint64_t looks;                /* at the progress of streams, since then */
-    gai_mapping *quarantine;      /* that the driver would not unmap, or whose page it would not release */
-    gai_capture *captures;
-    galloc_graph *graphs;
-    gai_stream unknown_streams;     /* one state for all of them; in `streams` once it is needed */
-    gai_set common, mixed; /* the first two of the list of all free sets */
-    gai_slab blocks, marks, pages, mappings, events, waits, positions;
-    galloc_callbacks callbacks; /* guarded by `growth` and `lock`: either suffices to read them */
-    int telling;         /* calls of on_map and on_unmap that are under way; guarded by `growth` */
-    int walking;         /* 1: on_map is being told of all pages; guarded by `growth` */
+    struct { /* when pages are parked; see gai_pool_should_park */
+        uint64_t mapped;   /* times that pages were mapped since the last parking */
+        uint64_t calm;     /* times in a row that none was */
+        uint64_t calm_most; /* parking ends after so many */
+    } parking;
+    gai_collector collector;
+    gai_tuning tuning;
+
+    /* like:pytorch and the other backends. */
     gai_block_pool *block_pools;
-    size_t promised_jobs; /* marks that are promised to jobs under way */
     uint64_t searches[2]; /* for large and for small requests, where gc_threshold counts them */
     galloc_torch_stats torch_stats;
     CUmemoryPool driver_pool; /* cudaMallocAsync: where the memory comes from; NULL: the context was reset */
     size_t kept, of_graphs;   /* cudaMallocAsync: see above; bytes of segments with of_graph */
+
+    /* What the pool tells. */
     galloc_stats stats;
-    uint64_t users;  /* calls that are in the pool, GAI_PASSING, and GAI_ENDED */
+    gai_history history;
+    size_t frames;         /* of stacks, in a history */
+    uint64_t frames_taken; /* the same while there is one, else 0; also read without a lock */
+    struct gai_trace *trace; /* the log that it writes, or NULL; set when it begins */
+    uint64_t traced;         /* its number in that log */
+    uint64_t dumped; /* 1: snapshot_on_oom has had its file; atomic */
+    gai_guards guards;
+
+    /* Kept when the memory serves the next pool. */
+    uint64_t users;  /* atomic: calls that are in the pool, GAI_USER_OF_ALL, and GAI_ENDED */
     galloc_pool *handle;
     size_t lives;    /* pools that this has been; of the handles used up */
-    void *known;     /* the next of gai_known_pools */
+    void *known;     /* the next of gai_process.known_pools */
 };
 
-#define GAI_PASSING ((uint64_t)1 << 32) /* added by a call that concerns all pools and makes no callback in this one */
+#define GAI_USER_OF_ALL ((uint64_t)1 << 32) /* added by a call that concerns all pools and makes no callback here */
 #define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: no call comes in */
 
 #define GAI_ROUTE_LONG 1    /* like:pytorch, oversize */
+#define GAI_ROUTE_HISTORY 2 /* none: each call is noted */
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
+#define GAI_ROUTE_DEBUG 16  /* none: blocks get guards */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
-
-static galloc_pool *gai_pools;       /* all of them; guarded by the global lock, as */
-static galloc_pool *gai_ended_pools; /* what serves the next ones */
-static void *gai_known_pools;        /* both, and those about to begin or to end; read without a lock */
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -2696,32 +3282,25 @@ static void gai_slab_reset(gai_slab *slab)
 /* Two radix trees of fixed depth that all pools share and that are read without a lock. The block map leads from the
    address of a block to its descriptor. The page map leads from any address, rounded down to 2 MiB, to the current
    mapping there (gai_mapping). Entries are written under the lock of the pool that owns the address. Inner nodes are
-   added under the map
-   lock and stay until galloc_shutdown. Calls the platform only.
+   added under the map lock and stay until galloc_shutdown. Calls the platform only.
 
    The block map has one entry per 64 KiB: empty, or the one block that begins there, or (lowest bit set) a leaf with
    one slot per 512 bytes. Large blocks need no leaf, which saves 1 KiB each. Only expandable segments may go without
    leaves: addresses of other segments may pass to another pool before galloc notices that they are lost. */
 
 #define GAI_MAP_LEVELS 4
-#define GAI_MAP_ROOT_LOG2 14
 #define GAI_PAGE_LOG2 21
 #define GAI_LEAF_LOG2 16
 #define GAI_LEAF_SLOTS (1 << (GAI_LEAF_LOG2 - GAI_UNIT_LOG2))
-
-/* Zero-initialised, so that it takes no space in the object file. */
-typedef struct gai_map {
-    void *root[1 << GAI_MAP_ROOT_LOG2];
-    void *nodes; /* all inner nodes, linked by their first word */
-} gai_map;
-
-static gai_map gai_block_map, gai_page_map;
 
 static const int gai_map_log2[GAI_MAP_LEVELS] = {GAI_MAP_ROOT_LOG2, 13, 9, 5}; /* bits of each level, root first */
 static const int gai_map_shift[GAI_MAP_LEVELS] = {43, 30, 21, GAI_LEAF_LOG2}; /* bits below each level */
 
 /* The number of levels; the page map lacks the last one. */
-static int gai_map_levels(const gai_map *map) { return map == &gai_block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1; }
+static int gai_map_levels(const gai_map *map)
+{
+    return map == &gai_process.block_map ? GAI_MAP_LEVELS : GAI_MAP_LEVELS - 1;
+}
 
 /* The children begin after the link to the next node. */
 static void **gai_map_node_new(gai_map *map, size_t children)
@@ -2774,7 +3353,7 @@ static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
 /* The entry of an address in the block map, or NULL. */
 static GAI_INLINE void **gai_block_entry(uintptr_t addr)
 {
-    void **children = gai_map_entry_at(&gai_block_map, addr);
+    void **children = gai_map_entry_at(&gai_process.block_map, addr);
     if (children) children = (void **)gai_load_pointer(children);
     return children ? &children[addr >> GAI_LEAF_LOG2 & 0x1f] : NULL;
 }
@@ -2804,13 +3383,13 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     int level;
     if (addr >> GAI_ADDRESS_BITS) return 0;
     if (gai_map_slot(map, addr)) return 1;
-    gai_lock_on(&gai_map_lock);
+    gai_lock_on(&gai_locks.map);
     for (level = 0; level < gai_map_levels(map) - 1 && children; level++) {
         void **child = &children[gai_map_digit(level, addr)];
         if (!*child) gai_store_pointer(child, gai_map_node_new(map, (size_t)1 << gai_map_log2[level + 1]));
         children = (void **)*child;
     }
-    gai_lock_off(&gai_map_lock);
+    gai_lock_off(&gai_locks.map);
     return children != NULL;
 }
 
@@ -2861,7 +3440,7 @@ static gai_block *gai_block_floor(void **children, int level, uintptr_t addr)
 /* The last used or free block that begins at or before an address, or NULL. */
 static gai_block *gai_block_before(uintptr_t addr)
 {
-    return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_block_map.root, 0, addr);
+    return addr >> GAI_ADDRESS_BITS ? NULL : gai_block_floor(gai_process.block_map.root, 0, addr);
 }
 
 /* Creates a leaf for an entry and moves the entry's single block into it. That block is of the same pool, since only
@@ -2869,18 +3448,18 @@ static gai_block *gai_block_before(uintptr_t addr)
 static int gai_leaf_new(void **entry)
 {
     void *in;
-    gai_lock_on(&gai_map_lock);
+    gai_lock_on(&gai_locks.map);
     in = gai_load_pointer(entry);
     if (!gai_is_leaf(in)) {
         gai_block *block = (gai_block *)in;
-        void **leaf = gai_map_node_new(&gai_block_map, GAI_LEAF_SLOTS);
+        void **leaf = gai_map_node_new(&gai_process.block_map, GAI_LEAF_SLOTS);
         if (leaf && block) {
             block->map_entry = &leaf[gai_leaf_digit(block->addr)];
             *block->map_entry = block;
         }
         if (leaf) gai_store_pointer(entry, (void *)((uintptr_t)leaf + 1));
     }
-    gai_lock_off(&gai_map_lock);
+    gai_lock_off(&gai_locks.map);
     return gai_is_leaf(gai_load_pointer(entry));
 }
 
@@ -2888,7 +3467,7 @@ static int gai_leaf_new(void **entry)
 static int gai_block_map_need(uintptr_t addr)
 {
     void **entry;
-    if (!gai_map_need(&gai_block_map, addr)) return 0;
+    if (!gai_map_need(&gai_process.block_map, addr)) return 0;
     entry = gai_block_entry(addr);
     return gai_is_leaf(gai_load_pointer(entry)) || gai_leaf_new(entry);
 }
@@ -3157,8 +3736,8 @@ static size_t gai_set_largest(const gai_set *set)
 
 /* Marks and their lists: "these bytes may be used by others after this point of that stream". Which stream may use
    which bytes, and the free set that follows from a block's marks. Without a wait, work is ordered only within a
-   stream, and between the legacy stream and the blocking streams of its context, both ways; two blocking streams have
-   no order. Guarded by the pool's lock. Calls slabs and bins, and takes the latch of a stream cache to shut it. */
+   stream, and between captures of a group. Guarded by the pool's lock. Calls slabs and bins, and takes the latch of
+   a stream cache to shut it. */
 
 #define GAI_MARKS_MAX 16 /* a longer list is coarsened: one mark per stream state over all bytes that its marks span */
 
@@ -3358,17 +3937,12 @@ static int gai_captures_share(const gai_capture *a, const gai_capture *b)
     return a && b && a->graph && a->graph == b->graph && a->id != b->id;
 }
 
-/* Is later work of `after` ordered behind earlier work of `before` by CUDA's own rules? The legacy stream is ordered
-   with every blocking stream of its context, both ways; two blocking streams are not. Captured work is not ordered,
-   even after its graph is gone, except between captures of a group. Contexts are compared by id: the work of a green
-   context goes on after its end, and another context may be at its address. */
+/* Is later work of `after` ordered behind earlier work of `before` without a wait? Captures of a group are. The legacy
+   stream and blocking streams are not: only work that is queued on legacy would order them (docs/design.md, Streams,
+   rule 7). */
 static int gai_stream_is_ordered(const gai_stream *after, const gai_stream *before)
 {
-    if (after == before) return 1;
-    if (after->capture_id || before->capture_id) return gai_captures_share(after->capture, before->capture);
-    if (after->context_id != before->context_id) return 0;
-    if (before->handle == CU_STREAM_LEGACY) return after->blocking;
-    return after->handle == CU_STREAM_LEGACY && before->blocking;
+    return after == before || gai_captures_share(after->capture, before->capture);
 }
 
 /* Is the stream not captured? */
@@ -3385,8 +3959,10 @@ static uint64_t gai_stream_waited(const gai_stream *stream, const gai_stream *on
 /* The recorded event that covers the mark; NULL while there is none, or none that may be queried. */
 static gai_event *gai_mark_event(const gai_mark *mark)
 {
-    gai_event *event = mark->stream->silent ? NULL : mark->stream->recorded;
-    while (event && event->epoch < mark->epoch) event = event->next;
+    const gai_stream *stream = mark->stream;
+    gai_event *event = stream->recorded;
+    if (stream->silent || !stream->newest || stream->newest->epoch < mark->epoch) return NULL;
+    while (event->epoch < mark->epoch) event = event->next;
     return event;
 }
 
@@ -3408,14 +3984,14 @@ static void gai_cache_shut(gai_cache *cache)
     gai_latch_off(&cache->latch);
 }
 
-/* Requests a mark on the stream. Its next call must reach the pool to record one, so its stream cache is shut. */
+/* Requests an event on the stream. Its next call must reach the pool to record it, so its stream cache is shut. */
 static void gai_stream_ask(gai_stream *stream)
 {
     stream->asked = 1;
     gai_cache_shut(&stream->cache);
 }
 
-/* The same for a mark that an allocation needs. */
+/* The same for an event that an allocation needs. */
 static void gai_stream_want_mark(gai_stream *stream)
 {
     gai_stream_ask(stream);
@@ -3464,7 +4040,7 @@ static gai_block *gai_block_new(galloc_pool *pool, gai_segment *segment, uintptr
                                 enum gai_kind kind)
 {
     gai_block *block = (gai_block *)gai_slab_take(&pool->blocks);
-    GALLOC_ASSERT(!block->held);
+    GALLOC_ASSERT(!block->lent);
     gai_store_pointer(&block->pool, pool);
     block->next_bin = block->prev_bin = block->next = block->prev = block->newer = block->older = NULL;
     gai_block_set_addr(block, addr);
@@ -3563,22 +4139,32 @@ static GAI_INLINE gai_block *gai_block_plain_partner(galloc_pool *pool, const ga
     return gai_block_meets(pool, block->next, set, all) ? block->next : NULL;
 }
 
-/* The id of a capture whose graph owns bytes of the block; 0: none. */
-static unsigned long long gai_block_capture_id(const gai_block *block)
+/* A capture whose graph owns bytes of the block, or NULL. */
+static const gai_capture *gai_block_capture(const gai_block *block)
 {
     const gai_mark *mark = block->marks;
     while (mark && !mark->stream->capture) mark = mark->next;
-    return mark ? mark->stream->capture_id : 0;
+    return mark ? mark->stream->capture : NULL;
 }
 
-/* Does `b` merge with `a` while captures exist? Memory that a graph owns merges only within its own set, since the
-   graph may own it for long. */
+/* The id of such a capture; 0: there is none. */
+static unsigned long long gai_block_capture_id(const gai_block *block)
+{
+    const gai_capture *capture = gai_block_capture(block);
+    return capture ? capture->id : 0;
+}
+
+/* Does `b` merge with `a` while captures exist? Memory that graphs own merges only with memory of the same captures or
+   their group, since the graphs may own it for long. */
 static int gai_blocks_merge(galloc_pool *pool, const gai_block *a, const gai_block *b, int all)
 {
     const gai_set *set = gai_set_of(pool, a->marks);
+    const gai_capture *of_a, *of_b;
     if (!b || b->kind != GAI_FREE || !gai_sets_merge(pool, b->set, set, all)) return 0;
     if (set == b->set && set != &pool->mixed) return 1;
-    return !gai_block_capture_id(a) && !gai_block_capture_id(b);
+    of_a = gai_block_capture(a);
+    of_b = gai_block_capture(b);
+    return of_a == of_b || gai_captures_share(of_a, of_b);
 }
 
 GAI_APART
@@ -3676,7 +4262,7 @@ static int gai_block_suits_room(const gai_block *block)
 
 /* Reserves the holes and stale aliases behind a block for it, up to `room` bytes from its start. Without host memory
    to split the last hole, it reserves all of that hole. [lock] */
-static void gai_block_keep_room(galloc_pool *pool, gai_block *block, size_t room)
+static void gai_block_reserve_room(galloc_pool *pool, gai_block *block, size_t room)
 {
     uintptr_t end = block->addr + room;
     gai_block *piece = block->next;
@@ -3724,9 +4310,9 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
 /* ==== BUDGET ====================================================================================================== */
 /* >>budget */
 
-/* How much memory pools may hold: their own limits and those of their device. Owns gai_budgets, guarded by the budget
-   lock. Bytes are charged to every limit before the driver call, so that concurrent growth never exceeds one. Calls
-   nothing but the platform. */
+/* How much memory pools may hold: their own limits and those of their device (gai_process.budgets), guarded by the
+   budget lock. Bytes are charged to every limit before the driver call, so that concurrent growth never exceeds one.
+   Calls nothing but the platform. */
 
 /* The limit from the pool's own settings. */
 static size_t gai_pool_share(const galloc_pool *pool)
@@ -3740,9 +4326,9 @@ static size_t gai_pool_share(const galloc_pool *pool)
 static size_t gai_pool_capacity(const galloc_pool *pool)
 {
     size_t limit;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     limit = pool->budget->limit;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return gai_min(gai_pool_share(pool), limit);
 }
 
@@ -3759,9 +4345,9 @@ static size_t gai_budget_left(const galloc_pool *pool)
 static size_t gai_pool_headroom(const galloc_pool *pool)
 {
     size_t left;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     left = gai_budget_left(pool);
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return left;
 }
 
@@ -3769,11 +4355,11 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
 static int gai_budget_take(galloc_pool *pool, size_t bytes)
 {
     int taken;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     taken = bytes <= gai_budget_left(pool);
     if (taken) pool->taken += bytes;
     if (taken) pool->budget->held += bytes;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return taken;
 }
 
@@ -3781,11 +4367,11 @@ static int gai_budget_take(galloc_pool *pool, size_t bytes)
 static void gai_budget_give(galloc_pool *pool, size_t bytes)
 {
     gai_budget *budget = pool->budget;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     pool->taken -= bytes;
     budget->held -= bytes;
     budget->most = gai_max(budget->limit, gai_min(budget->most, budget->held));
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
 }
 
 /* A device's limit is the lowest that one of its pools names. [budget lock] */
@@ -3801,36 +4387,36 @@ static void gai_budget_set_limit(gai_budget *budget)
 /* Adds a new pool to its device; its device_limit counts from now on. */
 static void gai_budget_join(galloc_pool *pool)
 {
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     pool->next_sharing = pool->budget->pools;
     pool->budget->pools = pool;
     gai_budget_set_limit(pool->budget);
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
 }
 
 /* Moves a visit from `pool` (NULL: from none) to the next pool of the device. A pool that is visited does not leave. */
 static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
 {
     galloc_pool *next;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     next = pool ? pool->next_sharing : budget->pools;
     if (pool) pool->visitors--;
     if (next) next->visitors++;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return next;
 }
 
 /* The same over the pools of all devices. */
 static galloc_pool *gai_pool_visit(galloc_pool *pool)
 {
-    gai_budget *budget = pool ? pool->budget + 1 : gai_budgets;
+    gai_budget *budget = pool ? pool->budget + 1 : gai_process.budgets;
     galloc_pool *next;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     next = pool ? pool->next_sharing : NULL;
-    for (; !next && budget < gai_budgets + GAI_DEVICES; budget++) next = budget->pools;
+    for (; !next && budget < gai_process.budgets + GAI_DEVICES; budget++) next = budget->pools;
     if (pool) pool->visitors--;
     if (next) next->visitors++;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return next;
 }
 
@@ -3840,16 +4426,16 @@ static void gai_budget_leave(galloc_pool *pool)
     galloc_pool **at = &pool->budget->pools;
     unsigned round;
     gai_budget_give(pool, pool->taken);
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     for (round = 0; pool->visitors; round++) {
-        gai_lock_off(&gai_budget_lock);
+        gai_lock_off(&gai_locks.budget);
         gai_latch_rest(round);
-        gai_lock_on(&gai_budget_lock);
+        gai_lock_on(&gai_locks.budget);
     }
     while (*at != pool) at = &(*at)->next_sharing;
     *at = pool->next_sharing;
     gai_budget_set_limit(pool->budget);
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
 }
 
 /* ==== STATISTICS ================================================================================================== */
@@ -3942,7 +4528,7 @@ static size_t gai_unconfirmed_live(const gai_cache *cache)
     return live;
 }
 
-/* Adds the counts of unconfirmed blocks that the pool's counters lack. */
+/* Adds the counts of unconfirmed blocks, or of those in quarantine, that the pool's counters lack. */
 static void gai_unconfirmed_tell(galloc_stats *stats, size_t blocks, size_t bytes, size_t live)
 {
     stats->frees += blocks;
@@ -3968,7 +4554,7 @@ static void gai_pool_unlock_caches(galloc_pool *pool)
     for (stream = pool->streams; stream; stream = stream->next) gai_latch_off(&stream->cache.latch);
 }
 
-/* All counters except those of driver calls, with the counts of the stream caches. Pool's lock and all latches held. */
+/* All counters except those of driver calls, with the counts of the stream caches. [lock, latches] */
 static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
@@ -3978,6 +4564,7 @@ static void gai_stats_locked(const galloc_pool *pool, galloc_stats *stats)
         gai_cache_tell(cache, stats);
         gai_unconfirmed_tell(stats, cache->unconfirmed_blocks, cache->unconfirmed_bytes, gai_unconfirmed_live(cache));
     }
+    gai_unconfirmed_tell(stats, pool->guards.kept, pool->guards.kept_bytes, pool->guards.kept_live);
     stats->cached.current = stats->reserved.current - stats->allocated.current;
     gai_stat_peak(&stats->live);
     gai_stat_peak(&stats->allocated);
@@ -4016,12 +4603,22 @@ static size_t gai_pool_held(galloc_pool *pool)
 static size_t gai_pool_live(galloc_pool *pool)
 {
     const gai_stream *stream;
-    size_t live = pool->stats.live.current;
+    size_t live = pool->stats.live.current - pool->guards.kept_live;
     gai_pool_lock_caches(pool);
     for (stream = pool->streams; stream; stream = stream->next)
         live += stream->cache.live_in - stream->cache.live_out - gai_unconfirmed_live(&stream->cache);
     gai_pool_unlock_caches(pool);
     return live;
+}
+
+/* Keeps the peaks of figures that were corrected. */
+static void gai_stat_keep_peaks(galloc_pool *pool, const galloc_stats *now)
+{
+    pool->stats.live.peak = now->live.peak;
+    pool->stats.allocated.peak = now->allocated.peak;
+    pool->stats.cached.peak = now->cached.peak;
+    pool->stats.blocks.peak = now->blocks.peak;
+    pool->live_peak = gai_max(pool->live_peak, now->live.current);
 }
 
 /* Updates the peaks. The pool's counters overstate usage, since they count the blocks in stream caches as used. So the
@@ -4033,10 +4630,7 @@ static void gai_stat_peaks(galloc_pool *pool)
         stats->blocks.current <= stats->blocks.peak)
         return;
     gai_stats_now(pool, &now);
-    stats->live.peak = now.live.peak;
-    stats->allocated.peak = now.allocated.peak;
-    stats->blocks.peak = now.blocks.peak;
-    pool->live_peak = gai_max(pool->live_peak, now.live.current);
+    gai_stat_keep_peaks(pool, &now);
 }
 
 /* Counts a block given to the program, or the bytes by which one grows. */
@@ -4087,14 +4681,15 @@ static size_t gai_cache_largest(const gai_cache *cache)
     return largest;
 }
 
-/* Figures that are computed from the bins, the stream caches and the parked pages. Pool's lock and all latches held. */
+/* Figures that are computed from the bins, the stream caches and the parked pages. [lock, latches] */
 static void gai_stats_derive(const galloc_pool *pool, galloc_stats *stats)
 {
     const gai_stream *stream;
     const gai_set *set;
-    stats->free_bytes = pool->parked + pool->kept;
+    stats->free_bytes = pool->parked + pool->kept + pool->guards.kept_bytes;
     /* How much of `kept` is contiguous is unknown. */
     stats->largest_free = gai_max(pool->kept, gai_pool_largest_parked(pool));
+    stats->largest_free = gai_max(stats->largest_free, gai_blocks_largest(pool->guards.oldest));
     for (set = &pool->common; set; set = set->next) {
         stats->free_bytes += set->bytes;
         stats->largest_free = gai_max(stats->largest_free, gai_set_largest(set));
@@ -4118,11 +4713,425 @@ static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
     stat->total -= now->total;
 }
 
+/* ==== HISTORY ===================================================================================================== */
+/* >>history */
+
+/* The history of a pool: what it did lately, one entry each, for snapshots. Each note is made under the pool's lock, in
+   the same hold of it as the change that it tells of, so that a snapshot can be followed back in time. It allocates
+   nothing. Owns pool->history, guarded by the pool's lock, the depot of stacks, and the names of tags. Calls platform
+   and process. */
+
+#define GAI_HISTORY_MOST (1 << 24) /* entries: 1 GiB */
+
+/* ---- stacks ---- */
+
+#define GAI_STACK_MOST 32 /* frames of a stack */
+#define GAI_STACKS_LOG2 16
+#define GAI_STACKS (1 << GAI_STACKS_LOG2)
+#define GAI_STACK_ADDRESSES (1 << 20)
+
+/* Each distinct stack once, for all pools; nothing leaves it before galloc_shutdown. Stacks have numbers from 1 on.
+   Who has got a number from a pool, under its lock, reads that stack without a lock.
+   stack i: addresses[begins[i] .. begins[i + 1]);  n: of stacks;  table: an open hash of their numbers, 0: free */
+typedef struct gai_depot {
+    uint32_t table[2 * GAI_STACKS];
+    uint32_t begins[GAI_STACKS + 1];
+    uint32_t n;
+    uint64_t lost; /* allocations and frees without a stack, since the depot was full */
+    void *addresses[GAI_STACK_ADDRESSES]; /* the last member: not cleared, so that it takes memory as it fills */
+} gai_depot;
+
+/* Makes the depot, unless there is one. The first call of gai_backtrace is here, with no lock held. [no lock] */
+static cudaError_t gai_depot_begin(void)
+{
+    void *at[4];
+    gai_depot *depot;
+    if (gai_backtrace(at, 4) < 2)
+        return gai_fail(cudaErrorNotSupported, "history_stacks: this system gives no stacks of calls");
+    if (gai_load_pointer(&gai_process.depot)) return cudaSuccess;
+    depot = (gai_depot *)GALLOC_MALLOC(sizeof *depot);
+    if (!depot) return gai_fail(cudaErrorMemoryAllocation, "no host memory for stacks: %zu bytes", sizeof *depot);
+    memset(depot, 0, offsetof(gai_depot, addresses));
+    gai_lock_on(&gai_locks.depot);
+    if (!gai_process.depot) {
+        gai_store_pointer(&gai_process.depot, depot);
+        depot = NULL;
+    }
+    gai_lock_off(&gai_locks.depot);
+    if (depot) GALLOC_FREE(depot);
+    return cudaSuccess;
+}
+
+/* The number of a stack, which enters the depot if it is new. 0: the depot is full. With the lock of the depot. */
+static uint32_t gai_depot_number(gai_depot *depot, void *const *at, uint32_t n)
+{
+    uint64_t key = n;
+    uint32_t i, number, begin = depot->begins[depot->n + 1];
+    for (i = 0; i < n; i++) key = (key ^ key >> 32 ^ (uintptr_t)at[i]) * 0x9e3779b97f4a7c15u;
+    for (i = (uint32_t)(key >> (63 - GAI_STACKS_LOG2)); (number = depot->table[i]) != 0; i = (i + 1) % (2 * GAI_STACKS))
+        if (depot->begins[number + 1] - depot->begins[number] == n &&
+            !memcmp(&depot->addresses[depot->begins[number]], at, n * sizeof *at)) return number;
+    if (depot->n == GAI_STACKS - 1 || begin + n > GAI_STACK_ADDRESSES) {
+        if (!depot->lost++) gai_note("no room for more stacks: %u are kept", (unsigned)depot->n);
+        return 0;
+    }
+    memcpy(&depot->addresses[begin], at, n * sizeof *at);
+    number = depot->table[i] = ++depot->n;
+    depot->begins[number + 1] = begin + n;
+    return number;
+}
+
+#define GAI_STACK_OWN 4       /* frames of galloc's, mostly */
+#define GAI_STACK_OWN_MOST 24 /* without optimisation */
+
+/* Takes the stack of this call, without galloc's own frames but perhaps the outermost. Returns its number. [no lock] */
+GAI_APART
+static uint32_t gai_stack_take(int frames)
+{
+    void *at[GAI_STACK_OWN_MOST + GAI_STACK_MOST + 1];
+    gai_depot *depot = (gai_depot *)gai_load_pointer(&gai_process.depot);
+    int own = GAI_STACK_OWN, wanted = frames + 1, n, first;
+    uint32_t number = 0;
+    for (;; own = GAI_STACK_OWN_MOST) {
+        n = gai_backtrace(at, own + wanted);
+        for (first = 0; first < n && at[first] != gai_thread.caller; first++) continue;
+        if (first <= own || n < own + wanted || own == GAI_STACK_OWN_MOST) break;
+    }
+    if (first == n) first = 0;
+    n = (int)gai_min((size_t)(n - first), (size_t)wanted);
+    gai_lock_on(&gai_locks.depot);
+    if (depot && n > 0) number = gai_depot_number(depot, at + first, (uint32_t)n);
+    gai_lock_off(&gai_locks.depot);
+    return number;
+}
+
+/* Begins a call that allocates or frees: takes its stack, if the history keeps stacks. [no lock] */
+static GAI_INLINE void gai_stack_note(const galloc_pool *pool)
+{
+    uint64_t frames = gai_counted(&pool->frames_taken);
+    gai_thread.stack = frames ? gai_stack_take((int)frames) : 0;
+}
+
+/* ---- entries ---- */
+
+/* Replaces the ring, and begins with no entry. Returns the ring before. [lock] */
+static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry *ring, size_t entries)
+{
+    gai_history_entry *before = pool->history.ring;
+    memset(&pool->history, 0, sizeof pool->history);
+    pool->history.ring = ring;
+    pool->history.size = entries;
+    if (ring) (void)gai_swap(&gai_process.epoch_us, 0, (uint64_t)time(NULL) * 1000000 - GALLOC_CLOCK() / 1000);
+    return before;
+}
+
+/* While there is a history or a log, every call takes the full path, which notes it. [lock] */
+static void gai_pool_route_history(galloc_pool *pool)
+{
+    int ring = pool->history.ring != NULL, on = ring || pool->trace;
+    pool->caches_off = (pool->caches_off & ~4) | on << 2;
+    pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_HISTORY) | (on ? GAI_ROUTE_HISTORY : 0);
+    gai_set_relaxed(&pool->frames_taken, ring ? pool->frames : 0);
+}
+
+/* The next entry of the ring, the oldest one once it is full. */
+static gai_history_entry *gai_history_next(gai_history *history, enum gai_action action)
+{
+    gai_history_entry *entry = &history->ring[history->next++];
+    if (history->next == history->size) history->next = 0;
+    history->noted++;
+    entry->ns = GALLOC_CLOCK();
+    entry->action = (uint32_t)action;
+    entry->tag = 0;
+    return entry;
+}
+
+GAI_APART
+static gai_history_entry *gai_history_note(gai_history *history, enum gai_action action, uintptr_t addr, size_t bytes,
+                                           uint64_t stream_id, uint64_t other)
+{
+    gai_history_entry *entry = gai_history_next(history, action);
+    entry->is.at.addr = addr;
+    entry->is.at.bytes = bytes;
+    entry->is.at.stream_id = stream_id;
+    entry->is.at.other = other;
+    return entry;
+}
+
+static GAI_INLINE void gai_history_event(galloc_pool *pool, enum gai_action action, uintptr_t addr, size_t bytes,
+                                         uint64_t stream_id, uint64_t other)
+{
+    if (pool->history.ring) (void)gai_history_note(&pool->history, action, addr, bytes, stream_id, other);
+}
+
+/* The program gets a block, or gives it back, in a call with this stack. */
+static GAI_INLINE void gai_history_block(galloc_pool *pool, enum gai_action action, gai_block *block, uint32_t stack)
+{
+    gai_history_entry *entry;
+    if (!pool->history.ring) return;
+    entry = gai_history_note(&pool->history, action, block->addr, (size_t)block->requested, block->stream_id, 0);
+    entry->tag = (uint32_t)block->tag;
+    entry->is.at.stack = stack;
+    if (action != GAI_ALLOCATED) return;
+    gai_set_relaxed(&block->tag, (block->tag & (((uint64_t)1 << GAI_STACK_SHIFT) - 1)) |
+                                     (uint64_t)stack << GAI_STACK_SHIFT);
+}
+
+/* A mapping is about to become its page's current one. A page that moves leaves another address; a parked one is in
+   place already. */
+static void gai_history_mapped(galloc_pool *pool, const gai_mapping *mapping)
+{
+    const gai_mapping *from = mapping->page->current;
+    if (from == mapping) return;
+    if (from) gai_history_event(pool, GAI_UNMAPPED_PART, from->addr, from->bytes, 0, 1);
+    gai_history_event(pool, mapping->segment->fixed ? GAI_SEGMENT_MADE : GAI_MAPPED, mapping->addr, mapping->bytes, 0,
+             from != NULL);
+}
+
+/* The mapping's page is about to be given back. */
+static void gai_history_unmapped(galloc_pool *pool, const gai_mapping *mapping)
+{
+    enum gai_action action = mapping->segment->fixed ? GAI_SEGMENT_GONE : GAI_UNMAPPED_PART;
+    gai_history_event(pool, action, mapping->addr, mapping->bytes, 0, 0);
+}
+
+/* A wait is queued on a stream for the work that a mark stands for. */
+static void gai_history_wait(galloc_pool *pool, const gai_stream *stream, const gai_mark *mark)
+{
+    gai_history_event(pool, GAI_WAITED, mark->begin, mark->end - mark->begin, stream->stream_id,
+                      mark->stream->stream_id);
+}
+
+/* A request has failed since memory ran out. [no lock] */
+static void gai_history_shortage(galloc_pool *pool, const galloc_report *report)
+{
+    size_t left = report->device_known ? report->device_free : 0;
+    gai_lock_on(&pool->lock);
+    gai_history_event(pool, GAI_RAN_OUT, 0, report->asked, report->stream_id, left);
+    gai_lock_off(&pool->lock);
+}
+
+/* ---- texts ---- */
+
+/* Copies as much of a text as fits, all else than printable ASCII as '?'. `to` may be `text`. */
+static void gai_text_copy(char *to, size_t size, const char *text)
+{
+    size_t i;
+    for (i = 0; i < size - 1 && text[i]; i++) to[i] = text[i] >= ' ' && text[i] <= '~' ? text[i] : '?';
+    to[i] = 0;
+}
+
+/* The same for a text of the program: at most 47 bytes of it. */
+static void gai_history_text(char *to, const char *text) { gai_text_copy(to, GAI_NOTE_TEXT, text); }
+
+/* The place of a tag, or that of a name without a tag (""); GAI_TAG_NAMES: there is none. */
+static int gai_tag_at(uint32_t tag, int named)
+{
+    int i = 0;
+    while (i < GAI_TAG_NAMES && (!gai_process.tag_names[i].name[0] != !named ||
+                                (named && gai_process.tag_names[i].tag != tag))) i++;
+    return i;
+}
+
+/* Gives a tag a name, or takes it away (NULL or ""). Returns 0 if all places are taken. */
+static int gai_tag_set(uint32_t tag, const char *name)
+{
+    int at;
+    gai_lock_on(&gai_locks.tags);
+    at = gai_tag_at(tag, 1);
+    if (at == GAI_TAG_NAMES && name && name[0]) at = gai_tag_at(tag, 0);
+    if (at < GAI_TAG_NAMES) {
+        gai_process.tag_names[at].tag = tag;
+        gai_history_text(gai_process.tag_names[at].name, name ? name : "");
+    }
+    gai_lock_off(&gai_locks.tags);
+    return at < GAI_TAG_NAMES || !name || !name[0];
+}
+
+/* Copies the name of a tag. Returns 0 if it has none. */
+static int gai_tag_get(uint32_t tag, char *name)
+{
+    int at;
+    gai_lock_on(&gai_locks.tags);
+    at = gai_tag_at(tag, 1);
+    if (at < GAI_TAG_NAMES) memcpy(name, gai_process.tag_names[at].name, GAI_NOTE_TEXT);
+    gai_lock_off(&gai_locks.tags);
+    return at < GAI_TAG_NAMES;
+}
+
+/* A frame in words. Its texts are copies, since a library can be unloaded at any time. */
+typedef struct gai_symbol {
+    void *at;
+    size_t into;     /* bytes from the function's beginning, more than 0 */
+    size_t position; /* in the file, as addr2line takes it: of the call, which is before its return address */
+    char name[256], file[240]; /* "??": not known */
+} gai_symbol;
+
+static void gai_symbol_find(gai_symbol *symbol, void *at)
+{
+    gai_code place;
+    const char *head;
+    gai_code_look(&place, (char *)at - 1, symbol->file, sizeof symbol->file);
+    head = (const char *)place.file_begin;
+    symbol->at = at;
+    symbol->into = place.name ? (size_t)((char *)at - (char *)place.name_begin) : 0;
+    symbol->position = (uintptr_t)at - 1;
+    /* A program that is not position-independent (ET_EXEC) lies at the addresses that its file has. */
+    if (head && !(!memcmp(head, "\177ELF", 4) && head[16] == 2)) symbol->position -= (uintptr_t)head;
+    gai_text_copy(symbol->name, sizeof symbol->name, place.name ? place.name : "??");
+    gai_text_copy(symbol->file, sizeof symbol->file, place.file ? place.file : "??");
+}
+
+/* The program's annotation. [lock] */
+static void gai_history_annotation(galloc_pool *pool, const char *text)
+{
+    if (pool->history.ring) gai_history_text(gai_history_next(&pool->history, GAI_ANNOTATED)->is.text, text);
+}
+
+/* ==== TRACE ======================================================================================================= */
+/* >>trace */
+
+/* The log of a run (setting trace): rows of text in RMM's format for the blocks that the program gets and gives back.
+   They are added where the history notes the same, under the pool's lock, and go to the file when the call ends, with
+   no lock of a pool held. A crash loses at most both halves of the text. Owns gai_process.traces and the files, guarded
+   by the lock of logs, which comes after the locks of pools, and their text, guarded by the latch of each log. Calls
+   process and cuda. */
+
+#define GAI_TRACE_HALF (32 << 10) /* bytes */
+#define GAI_TRACE_ROW 1024        /* the longest row is shorter, also with so many bytes of words */
+#define GAI_TRACE_WORDS 800
+#define GAI_TRACE_STREAMS 16      /* the most that a word names */
+
+/* A log: one for each file name that the setting stands for, until galloc_shutdown. */
+typedef struct gai_trace {
+    struct gai_trace *next;
+    char *path;
+    FILE *file;
+    uint64_t began, pools; /* its time 0; pools that have written it */
+    int failed, told;      /* errno of a write, after which none is made; the log line was said */
+    gai_latch latch;       /* guards the rest, except that the lock of logs suffices to read text[!at] */
+    int at;                /* rows are added to text[at]; text[!at] is empty, or to be written */
+    size_t filled[2];
+    char text[2][GAI_TRACE_HALF];
+} gai_trace;
+
+/* 1: the logs are written at the end of this call, or of the next one; 2: of each, since the process ends. */
+static void gai_trace_want(uint64_t due)
+{
+    if (gai_load_pointer(&gai_process.traces)) gai_count_max(&gai_process.trace_due, due);
+}
+
+/* Writes both halves. With the lock of logs. */
+static void gai_trace_write(gai_trace *trace)
+{
+    int half, round;
+    size_t n;
+    for (round = 0; round < 2; round++) {
+        gai_latch_on(&trace->latch);
+        half = trace->filled[!trace->at] ? !trace->at : trace->at;
+        trace->at = !half;
+        n = trace->filled[half];
+        gai_latch_off(&trace->latch);
+        errno = 0;
+        if (!trace->failed && fwrite(trace->text[half], 1, n, trace->file) != n) trace->failed = errno ? errno : EIO;
+        gai_latch_on(&trace->latch);
+        trace->filled[half] = 0;
+        gai_latch_off(&trace->latch);
+    }
+}
+
+/* Adds a row. Only if both halves are full, since nobody has written them yet, this call does. */
+static void gai_trace_add(gai_trace *trace, const char *row, size_t n)
+{
+    gai_latch_on(&trace->latch);
+    while (trace->filled[trace->at] + n > GAI_TRACE_HALF) {
+        if (!trace->filled[!trace->at]) {
+            trace->at = !trace->at;
+            gai_trace_want(1);
+            continue;
+        }
+        gai_latch_off(&trace->latch);
+        gai_lock_on(&gai_locks.trace);
+        gai_trace_write(trace);
+        gai_lock_off(&gai_locks.trace);
+        gai_latch_on(&trace->latch);
+    }
+    memcpy(trace->text[trace->at] + trace->filled[trace->at], row, n);
+    trace->filled[trace->at] += n;
+    gai_latch_off(&trace->latch);
+}
+
+static void gai_trace_row(galloc_pool *pool, const char *action, uintptr_t addr, size_t bytes, uint64_t stream,
+                          const char *words)
+{
+    uint64_t us = (GALLOC_CLOCK() - pool->trace->began) / 1000;
+    char row[GAI_TRACE_ROW];
+    int n = snprintf(row, sizeof row, "%llu,%llu.%06llu,%s,0x%llx,%zu,%llu,%llu,%s\n",
+                     gai_stream_key(CU_STREAM_PER_THREAD), (unsigned long long)(us / 1000000),
+                     (unsigned long long)(us % 1000000), action, (unsigned long long)addr, bytes,
+                     (unsigned long long)stream, (unsigned long long)pool->traced, words + (words[0] == ' '));
+    gai_trace_add(pool->trace, row, (size_t)n);
+}
+
+/* A captured stream, whose id cannot be asked for, has the number of its handle. */
+static uint64_t gai_trace_stream(const gai_stream *stream)
+{
+    return stream->capture_id ? stream->key : stream->stream_id;
+}
+
+/* Adds a word "name=2+3" for the streams of marks, but not for the unknown streams. */
+static void gai_trace_streams(gai_string *words, const char *name, const gai_mark *marks)
+{
+    int n = 0;
+    for (; marks && n < GAI_TRACE_STREAMS; marks = marks->next) {
+        if (marks->stream->capture_id == GAI_UNKNOWN_STREAMS) continue;
+        if (!n++) gai_print(words, " %s=", name);
+        gai_print(words, "%s%llu", n > 1 ? "+" : "", (unsigned long long)gai_trace_stream(marks->stream));
+    }
+}
+
+/* The program gets a block, after so many waits for other streams. [lock] */
+GAI_APART
+static void gai_trace_got(galloc_pool *pool, const gai_block *block, const gai_params *params, int waits)
+{
+    char text[GAI_TRACE_WORDS] = "";
+    gai_string words = {text, sizeof text};
+    int roomy = params->room || (params->growable && !pool->variant.one_each);
+    if (roomy) gai_print(&words, " room=%zu", gai_max(params->room, params->bytes));
+    if (params->alignment > (roomy ? pool->granularity : GAI_UNIT)) gai_print(&words, " align=%zu", params->alignment);
+    if (params->far) gai_print(&words, " long");
+    if (params->tag) gai_print(&words, " tag=%u", (unsigned)params->tag);
+    if (params->stream->capture_id) gai_print(&words, " capture=%llu", params->stream->capture_id);
+    if (waits) gai_print(&words, " waits=%d", waits);
+    gai_trace_row(pool, "allocate", block->addr, params->requested, gai_trace_stream(params->stream), text);
+}
+
+/* The program gives a block back, after the work of the streams of `marks`. NULL: the free names no stream. [lock] */
+GAI_APART
+static void gai_trace_freed(galloc_pool *pool, const gai_block *block, const gai_mark *marks)
+{
+    char text[GAI_TRACE_WORDS] = "";
+    gai_string words = {text, sizeof text};
+    if (marks && marks->stream->capture_id) gai_print(&words, " capture=%llu", marks->stream->capture_id);
+    if (marks) gai_trace_streams(&words, "after", marks->next);
+    gai_trace_streams(&words, "recorded", block->recorded_uses);
+    gai_trace_row(pool, "free", block->addr, (size_t)block->requested,
+                  marks ? gai_trace_stream(marks->stream) : block->stream_id, text);
+}
+
+/* A block has another size, at the same address. [lock] */
+GAI_APART
+static void gai_trace_resized(galloc_pool *pool, const gai_block *block, size_t bytes, const gai_stream *stream)
+{
+    gai_trace_row(pool, "free", block->addr, (size_t)block->requested, gai_trace_stream(stream), "resize");
+    gai_trace_row(pool, "allocate", block->addr, bytes, gai_trace_stream(stream), "resize");
+}
+
 /* ==== TAKE ======================================================================================================== */
 /* >>take */
 
 /* Cuts a free block to a request and gives it to the program; takes a used block back from it. Guarded by the pool's
-   lock; a used block's `held` is guarded by the latch of a stream cache. Calls slabs, the block map, bins, blocks,
+   lock; a used block's `lent` is guarded by the latch of a stream cache. Calls slabs, the block map, bins, blocks,
    marks and statistics. */
 
 /* Would the rest of a block of this set, once filed, again be one block of this set? */
@@ -4313,15 +5322,15 @@ static gai_block *gai_block_take(galloc_pool *pool, gai_block *block, uintptr_t 
 }
 
 /* The same for the beginning of a block found by a search, for a stream state that is not captured, without room. Such
-   a block has merged with all that it can, so its rest has too. The stream state's own mark on the part that is cut
-   off is dropped at once. */
+   a block has merged with all that it can, so its rest has too. Its marks, if any, are the stream state's own: that on
+   the part that is cut off is dropped at once. */
 static GAI_INLINE gai_block *gai_block_take_first(galloc_pool *pool, gai_block *block, size_t bytes, gai_stream *stream,
                                                   size_t requested, uint64_t tag)
 {
     uintptr_t cut = block->addr + bytes;
     gai_mark *mark = block->marks;
     if (!gai_block_need(pool, block, block->addr, bytes)) return NULL;
-    if (bytes < block->bytes && (!mark || mark->stream == stream) && gai_block_is_even(pool, block, cut)) {
+    if (bytes < block->bytes && gai_block_is_even(pool, block, cut)) {
         block = gai_block_cut_off(pool, block, bytes);
         if (mark && mark->begin < cut) {
             gai_stream_drops(stream, mark);
@@ -4356,20 +5365,20 @@ static void gai_block_untake(galloc_pool *pool, gai_block *block)
 static gai_block *gai_block_used(galloc_pool *pool, const void *ptr)
 {
     gai_block *block = gai_block_at((uintptr_t)ptr);
-    if (!block || gai_load_pointer(&block->pool) != pool || !gai_load_pointer(&block->held)) return NULL;
+    if (!block || gai_load_pointer(&block->pool) != pool || !gai_load_pointer(&block->lent)) return NULL;
     return block->addr == (uintptr_t)ptr ? block : NULL;
 }
 
 /* Claims a used block from the program: no other call can have it until it is released or given out again. 0: it was
-   not held. See gai_block for `held`. */
+   not held. See gai_block for `lent`. */
 static int gai_block_acquire(gai_block *block, const void *ptr)
 {
-    gai_stream *guard = (gai_stream *)gai_load_pointer(&block->held);
+    gai_stream *guard = (gai_stream *)gai_load_pointer(&block->lent);
     int had;
     if (!guard) return 0;
     gai_latch_on(&guard->cache.latch);
-    had = gai_load_pointer(&block->held) == guard && block->addr == (uintptr_t)ptr;
-    if (had) gai_store_pointer(&block->held, NULL);
+    had = gai_load_pointer(&block->lent) == guard && block->addr == (uintptr_t)ptr;
+    if (had) gai_store_pointer(&block->lent, NULL);
     gai_latch_off(&guard->cache.latch);
     return had;
 }
@@ -4383,13 +5392,16 @@ static gai_block *gai_block_claim(galloc_pool *pool, const void *ptr)
 }
 
 /* Gives a block to the program, for the first time or again. */
-static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->held, block->stream); }
+static void gai_block_let_go(gai_block *block) { gai_store_pointer(&block->lent, block->stream); }
 
-/* The block must be claimed. */
-static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes)
+/* The block must be claimed. `stream`: of the call. */
+static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t bytes, const gai_stream *stream)
 {
     size_t before = (size_t)block->requested;
+    if (pool->trace) gai_trace_resized(pool, block, bytes, stream);
+    gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
     gai_set_relaxed(&block->requested, bytes);
+    gai_history_block(pool, GAI_ALLOCATED, block, gai_thread.stack);
     pool->stats.live.current += bytes - before;
     if (bytes > before) pool->stats.live.total += bytes - before;
     gai_stat_peaks(pool);
@@ -4538,8 +5550,7 @@ static GAI_INLINE int gai_cache_is_empty(const gai_cache *cache)
 }
 
 /* The most recently freed block of this size, which becomes the program's; NULL: there is none, and *outcome becomes
-   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, its latch is held, and the caller has confirmed the
-   stream. */
+   GAI_KNOWN or GAI_KNOWN_EMPTY. The stream cache is open, and the caller has confirmed the stream. [latch] */
 static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_t requested, uint32_t tag,
                                            enum gai_outcome *outcome)
 {
@@ -4617,7 +5628,7 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
     gai_cache *cache = &stream->cache;
     enum gai_outcome outcome = GAI_LONG;
     gai_latch_on(&cache->latch);
-    if (gai_load_pointer(&block->held) != stream || block->addr != (uintptr_t)ptr) {
+    if (gai_load_pointer(&block->lent) != stream || block->addr != (uintptr_t)ptr) {
         outcome = GAI_FOREIGN;
     } else if (cache->open == life) {
         if (!gai_block_suits(block, life) || gai_cache_shows(cache, stream, block)) {
@@ -4629,7 +5640,7 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
         } else {
             outcome = gai_cache_put_more(cache, block, confirmed);
         }
-        if (outcome != GAI_ASK) gai_store_pointer(&block->held, NULL);
+        if (outcome != GAI_ASK) gai_store_pointer(&block->lent, NULL);
         cache->busy_frees += outcome == GAI_DONE;
     }
     gai_latch_off(&cache->latch);
@@ -4714,7 +5725,7 @@ static void gai_block_stamp(galloc_pool *pool, gai_block *block, gai_mark *marks
 /* The current mapping at an address. NULL: there is none, only a stale alias, or the memory of another backend. */
 static GAI_INLINE gai_mapping *gai_page_at(uintptr_t addr)
 {
-    void **child = gai_map_entry_at(&gai_page_map, addr);
+    void **child = gai_map_entry_at(&gai_process.page_map, addr);
     return child ? (gai_mapping *)gai_load_pointer(child) : NULL;
 }
 
@@ -4729,6 +5740,15 @@ static void gai_block_touch(const galloc_pool *pool, const gai_block *block)
     }
 }
 
+/* The bytes of a free block of a lost segment are gone. */
+GAI_APART
+static void gai_block_lose(galloc_pool *pool, const gai_block *block)
+{
+    gai_history_event(pool, GAI_UNMAPPED_PART, block->addr, block->bytes, 0, 0);
+    gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
+    gai_stat_cached(pool);
+}
+
 /* Files a free block, or drops it where its segment is lost. */
 static void gai_block_give(galloc_pool *pool, gai_block *block)
 {
@@ -4739,8 +5759,7 @@ static void gai_block_give(galloc_pool *pool, gai_block *block)
         (void)gai_block_file(pool, block, 0);
         return;
     }
-    gai_stat_page_gone(pool, block->segment->whole->page, block->bytes, 0);
-    gai_stat_cached(pool);
+    gai_block_lose(pool, block);
 }
 
 /* ---- back to the pool ---- */
@@ -4926,7 +5945,6 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* ---- the order that is captured ---- */
 
 #define GAI_WALK 512       /* nodes that a walk visits at most, backwards from the stream's present end */
-#define GAI_WALK_WIDTH 64  /* and dependencies of one node */
 #define GAI_WALK_INDEX 1024
 
 /* Nodes that precede everything captured on a stream from now on. */
@@ -4977,19 +5995,19 @@ static void gai_walk_on(gai_walk *walk, size_t at)
     if (!result) gai_walk_add(walk, nodes, gai_min(n, GAI_WALK_WIDTH));
 }
 
-/* Are all nodes of a position among those found? */
-static int gai_walk_covers(const gai_walk *walk, const gai_graph_position *position)
+/* Are all these nodes among those found? */
+static int gai_walk_covers(const gai_walk *walk, const CUgraphNode *nodes, size_t n)
 {
     size_t i = 0;
-    while (i < position->n && walk->index[gai_walk_find(walk, position->nodes[i])]) i++;
-    return i == position->n;
+    while (i < n && walk->index[gai_walk_find(walk, nodes[i])]) i++;
+    return i == n;
 }
 
-/* Does the stream's next work come after the position? If the walk is partial and finds no answer, it counts as yes. */
-static int gai_walk_reaches(gai_walk *walk, const gai_graph_position *position)
+/* Does the stream's next work come after these nodes? If the walk is partial and finds no answer, it counts as yes. */
+static int gai_walk_reaches(gai_walk *walk, const CUgraphNode *nodes, size_t n)
 {
     size_t at = 0;
-    while (!gai_walk_covers(walk, position)) {
+    while (!gai_walk_covers(walk, nodes, n)) {
         if (at == walk->n) return walk->partial;
         gai_walk_on(walk, at++);
     }
@@ -5102,7 +6120,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     capture->next = pool->captures;
     pool->captures = capture;
     for (stream = pool->streams; stream; stream = stream->next)
-        if (stream->passed) gai_stream_ask(stream);
+        if (stream->skipped) gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
     gai_lock_off(&pool->marking);
 }
@@ -5121,7 +6139,7 @@ static void gai_stream_end_capture(galloc_pool *pool, gai_stream *stream)
 {
     gai_stream_forget_positions(pool, stream);
     stream->done = stream->epoch++;
-    stream->unmarked = stream->passed = 0;
+    stream->unmarked = stream->skipped = 0;
     stream->retired = 1;
     stream->capture = NULL;
 }
@@ -5176,9 +6194,9 @@ static size_t gai_pool_captured(const galloc_pool *pool)
 /* ==== STREAMS =================================================================================================== */
 /* >>streams */
 
-/* Stream states: looking them up, creating, holding and removing them. Also
-   handles contexts that were reset. Guarded by the pool's lock, which is released while the driver is asked about a
-   new stream. Calls the driver table and the sections from slab to capture. */
+/* Stream states: looking them up, creating, holding and removing them. Also handles contexts that were reset. Guarded
+   by the pool's lock, which is released while the driver is asked about a new stream. Calls the driver table and the
+   sections from slab to capture. */
 
 /* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
    stay until the program frees them. Then the segment ends without a driver call. [lock] */
@@ -5192,9 +6210,8 @@ static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
         if (!gai_block_is_free(block)) continue;
         gai_set_remove(block);
         block->kind = GAI_BUSY;
-        gai_stat_page_gone(pool, segment->whole->page, block->bytes, 0);
+        gai_block_lose(pool, block);
     }
-    gai_stat_cached(pool);
 }
 
 /* The pool's context was reset: gives up all memory that ended with it. [lock] */
@@ -5213,24 +6230,32 @@ static void gai_pool_lose_context(galloc_pool *pool)
     gai_pool_file_orphans(pool);
 }
 
-static uint64_t gai_lives; /* lives given out so far, over all pools */
-
 static gai_stream **gai_stream_bucket(galloc_pool *pool, unsigned long long key)
 {
     return &pool->stream_index[key % GAI_STREAM_INDEX];
 }
 
-/* Adds a stream state to the pool and gives it a new life. The second stream state bounds the cache of the first,
-   whose frees may matter to another stream from now on. */
+#define GAI_STREAMS_KEPT 64 /* with more plain stream states than this, idle ones are forgotten even if not retired */
+
+/* Have so many stream states been made since the last sweep that idle ones may have piled up? [lock] */
+static int gai_pool_is_crowded(const galloc_pool *pool)
+{
+    return pool->streams_made - pool->streams_swept > GAI_STREAMS_KEPT;
+}
+
+/* Adds a stream state and gives it a new life. The second one bounds the cache of the first, whose frees may matter to
+   another stream from now on. The next free looks for idle ones if many were added. [lock] */
 static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
 {
-    stream->life = gai_next(&gai_lives);
+    stream->life = gai_next(&gai_process.lives);
     stream->epoch = 1;
     stream->free.stream = stream;
     gai_set_link(pool, &stream->free);
     stream->next = pool->streams;
     pool->streams = stream;
     pool->stream_count += (size_t)gai_stream_is_plain(stream);
+    pool->streams_made++;
+    if (gai_pool_is_crowded(pool)) pool->collector.look = 0;
     if (!stream->next || stream->next->next) return;
     stream = stream->next; /* the first stream state is no longer alone */
     if (stream->cache.most > GAI_MARK_BYTES) {
@@ -5303,7 +6328,7 @@ static gai_stream *gai_stream_unused(galloc_pool *pool)
 
 /* Creates a stream state for the site's stream. A new id of the pool's context shows that it was reset. NULL: no host
    memory. */
-static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsigned int flags)
+static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site)
 {
     gai_stream *stream = gai_stream_unused(pool);
     if (!stream) return NULL;
@@ -5312,20 +6337,10 @@ static gai_stream *gai_stream_new(galloc_pool *pool, const gai_site *site, unsig
     stream->stream_id = site->capture ? 0 : site->stream_id;
     stream->thread = site->handle == CU_STREAM_PER_THREAD ? gai_stream_key(site->handle) : 0;
     stream->capture_id = site->capture;
-    stream->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     if (stream->context == pool->context && stream->context_id != pool->context_id) gai_pool_lose_context(pool);
     gai_stream_link(pool, stream);
     gai_stream_index_by(pool, stream, site->stream_id);
     return stream;
-}
-
-/* Queries flags and context of a stream that is new to the pool. A stream whose flags cannot be read counts as
-   non-blocking, which assumes no order. */
-static CUresult gai_site_introduce(gai_site *site, unsigned int *flags)
-{
-    *flags = 0;
-    if (site->handle != CU_STREAM_LEGACY && gai_cu.StreamGetFlags(site->handle, flags)) *flags = CU_STREAM_NON_BLOCKING;
-    return gai_site_context(site);
 }
 
 /* A call was given this stream. */
@@ -5354,16 +6369,15 @@ static void gai_stream_enter(galloc_pool *pool, gai_stream *stream, const gai_si
 static gai_stream *gai_stream_introduce(galloc_pool *pool, gai_site *site)
 {
     gai_stream *stream;
-    unsigned int flags;
     CUresult result;
     int known = 1;
     gai_lock_off(&pool->lock);
-    result = gai_site_introduce(site, &flags);
+    result = gai_site_context(site);
     if (!result && site->context != pool->context) known = gai_context_know(site->context, site->context_id);
     gai_lock_on(&pool->lock);
     if (result || !known) return NULL;
     stream = gai_stream_find(pool, site);
-    return stream ? stream : gai_stream_new(pool, site, flags);
+    return stream ? stream : gai_stream_new(pool, site);
 }
 
 #define GAI_DRAIN_MISSES 8 /* incomplete blocks passed before younger ones are assumed to be incomplete */
@@ -5423,7 +6437,7 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
     capture = gai_capture_find(pool, site->capture);
     if (!capture || site->refused) return NULL;
     stream = gai_stream_find(pool, site);
-    if (!stream) stream = gai_stream_new(pool, site, CU_STREAM_DEFAULT);
+    if (!stream) stream = gai_stream_new(pool, site);
     if (stream) {
         stream->capture = capture;
         stream->asked = 1;
@@ -5437,14 +6451,14 @@ static gai_stream *gai_stream_introduce_captured(galloc_pool *pool, gai_site *si
 static int gai_stream_goes_on(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     gai_walk walk;
-    gai_graph_position was = stream->here, is;
+    gai_graph_place was = stream->here, is;
     int goes_on;
     stream->busy++;
     gai_lock_off(&pool->lock);
     gai_walk_begin(&walk, site->handle, site->capture);
-    is.n = walk.partial ? GAI_POSITION_NODES + 1 : walk.n;
-    if (is.n <= GAI_POSITION_NODES) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
-    goes_on = was.n > GAI_POSITION_NODES || gai_walk_reaches(&walk, &was);
+    is.n = walk.partial ? GAI_WALK_WIDTH + 1 : walk.n;
+    if (is.n <= GAI_WALK_WIDTH) memcpy(is.nodes, walk.nodes, is.n * sizeof *is.nodes);
+    goes_on = was.n > GAI_WALK_WIDTH || gai_walk_reaches(&walk, was.nodes, was.n);
     gai_lock_on(&pool->lock);
     stream->here = is;
     stream->busy--;
@@ -5529,7 +6543,7 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 /* >>events */
 
 /* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
-   mark predictor, guarded by the pool's lock; events are recorded and queried with at most `growth` or `marking` held.
+   mark predictor, guarded by the pool's lock; events are recorded and queried with at most `paging` or `marking` held.
    Calls the driver table, slabs, marks, blocks, stream caches and streams. */
 
 /* A call records events only on streams that it was given. The exceptions are streams of galloc_record_stream
@@ -5581,10 +6595,10 @@ static uint64_t gai_key_mix(uint64_t key, uint64_t number) { return (key + numbe
    last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
    skipped. */
 #define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
-#define GAI_PASSED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
+#define GAI_SKIPPED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
 
 /* Bytes freed since the last event: not marked yet, or with marks skipped. */
-static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->passed; }
+static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->skipped; }
 
 /* A stream without marks requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
    every mark counts. */
@@ -5595,13 +6609,13 @@ static int gai_pool_needs_marks(const galloc_pool *pool)
 
 /* A mark is due: does the predictor skip it? [lock] */
 GAI_APART
-static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
+static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
 {
     gai_predictor *predictor = &pool->mark_predictor;
     uint64_t since = gai_key_mix(0, pool->clock - pool->occasion_clock) + pool->looks;
     uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, stream->life), since), stream->unmarked);
     uint64_t before = gai_predictor_note(predictor, key ^ key >> 32);
-    size_t most = pool->stats.reserved.current / GAI_PASSED_PART / pool->stream_count;
+    size_t most = pool->stats.reserved.current / GAI_SKIPPED_PART / pool->stream_count;
     char *useless = &pool->useless[predictor->noted % GAI_PREDICTIONS];
     pool->occasion_clock = pool->clock;
     pool->looks = 0;
@@ -5610,7 +6624,7 @@ static int gai_stream_passes(galloc_pool *pool, gai_stream *stream)
     if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_PREDICTIONS]) return 0;
     if (gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
     *useless = 1;
-    stream->passed += stream->unmarked;
+    stream->skipped += stream->unmarked;
     stream->unmarked = 0;
     return 1;
 }
@@ -5629,7 +6643,7 @@ static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const ga
     if ((stream->asked || pool->variant.one_each) && gai_stream_unmarked(stream)) return 1;
     if (pool->variant.no_marks) return 0;
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
-    return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_passes(pool, stream);
+    return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_skips(pool, stream);
 }
 
 /* Records an error after which the pool's context or the driver is unusable. A sticky error may be that of another
@@ -5667,7 +6681,7 @@ static CUresult gai_call_end(uint64_t *ns, uint64_t *longest, CUresult result)
 static CUresult gai_event_new(galloc_pool *pool, gai_stream *stream, CUevent *event)
 {
     gai_scope scope;
-    CUresult result = gai_scope_enter(&scope, stream->context);
+    CUresult result = gai_scope_push(&scope, stream->context);
     if (result) return result;
     result = GAI_CALL(pool, event_create, EventCreate, (event, CU_EVENT_DISABLE_TIMING));
     gai_scope_leave(&scope);
@@ -5699,11 +6713,14 @@ static gai_event *gai_event_get(galloc_pool *pool, gai_stream *stream, CUresult 
 /* Publishes a recorded event, or keeps it as idle if a wait for the device has covered its epoch meanwhile. */
 static void gai_event_publish(gai_stream *stream, gai_event *event)
 {
-    gai_event **at = event->epoch > stream->done ? &stream->recorded : &stream->idle;
-    while (*at && (*at)->epoch < event->epoch) at = &(*at)->next;
+    int pending = event->epoch > stream->done;
+    gai_event **at = pending ? &stream->recorded : &stream->idle;
+    if (pending && stream->newest && stream->newest->epoch < event->epoch) at = &stream->newest->next;
+    while (pending && *at && (*at)->epoch < event->epoch) at = &(*at)->next; /* another thread was faster */
     event->next = *at;
     *at = event;
-    stream->events += event->epoch > stream->done;
+    stream->events += (size_t)pending;
+    if (pending && !event->next) stream->newest = event;
 }
 
 /* Another thread may have begun to capture the stream since it was queried. An event recorded in a capture is harmless
@@ -5712,7 +6729,7 @@ static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_even
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     gai_scope scope;
-    CUresult result = gai_scope_enter(&scope, stream->context);
+    CUresult result = gai_scope_push(&scope, stream->context);
     if (result) return result;
     result = GAI_CALL(pool, event_record, EventRecord, (event->event, handle));
     if (!result && handle != CU_STREAM_LEGACY) result = gai_cu.StreamIsCapturing(handle, &status);
@@ -5738,7 +6755,7 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
         event->occasion = stream->occasion;
         stream->retired = (short)retire;
         unmarked = gai_stream_unmarked(stream);
-        stream->unmarked = stream->passed = 0;
+        stream->unmarked = stream->skipped = 0;
         stream->occasion = 0;
         stream->asked = 0;
         gai_lock_off(&pool->lock);
@@ -5779,13 +6796,13 @@ static void gai_stream_thin_positions(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* Publishes a position. Threads that capture into one graph take turns, so that it is the latest one. If its nodes
-   equal those of the last position, it replaces that one. [lock] */
+/* Publishes a position. If its nodes equal those of the last position, it replaces that one. [lock] */
 static void gai_stream_show_position(galloc_pool *pool, gai_stream *stream, uint64_t epoch, const CUgraphNode *nodes,
                                      size_t n)
 {
     gai_graph_position *position = stream->positions;
     if (!stream->capture || epoch <= stream->done) return;
+    if (position && position->epoch >= epoch) return; /* another thread was faster: its later position covers this */
     if (!position || position->n != n || memcmp(position->nodes, nodes, n * sizeof *nodes)) {
         if (!gai_slab_need(&pool->positions, 1)) return;
         position = (gai_graph_position *)gai_slab_take(&pool->positions);
@@ -5832,6 +6849,7 @@ static void gai_stream_complete(gai_stream *stream, uint64_t epoch)
     while (stream->recorded && stream->recorded->epoch <= stream->done) {
         gai_event *event = stream->recorded;
         stream->recorded = event->next;
+        if (!stream->recorded) stream->newest = NULL;
         stream->events--;
         event->next = stream->idle;
         stream->idle = event;
@@ -5846,15 +6864,14 @@ static enum gai_health gai_stream_health(const gai_stream *stream)
 }
 
 /* Gives up the stream state's events. `destroy`: destroys them; otherwise drops them without a driver call, as a dead
-   context requires. Called without the lock. */
+   context requires. [no lock] */
 static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
 {
     gai_event *list, *event;
     gai_lock_on(&pool->lock);
-    for (event = stream->recorded; event && event->next;) event = event->next;
-    if (event) event->next = stream->idle;
-    list = event ? stream->recorded : stream->idle;
-    stream->recorded = stream->idle = NULL;
+    if (stream->newest) stream->newest->next = stream->idle;
+    list = stream->newest ? stream->recorded : stream->idle;
+    stream->recorded = stream->newest = stream->idle = NULL;
     stream->events = 0;
     gai_lock_off(&pool->lock);
     for (event = list; destroy && event; event = event->next)
@@ -5876,7 +6893,7 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
     gai_lock_on(&pool->lock);
     if (stream->context == pool->context) {
         stream->done = stream->epoch++;
-        stream->unmarked = stream->passed = 0;
+        stream->unmarked = stream->skipped = 0;
         if (stream->capture) stream->capture->lost = 1;
     }
     stream->ended = 1;
@@ -5885,7 +6902,7 @@ static void gai_stream_died(galloc_pool *pool, gai_stream *stream)
 }
 
 /* Runs before any event is queried. The events of contexts that have ended are gone. Streams whose context gives no
-   answer become silent until it does. [growth] */
+   answer become silent until it does. [paging] */
 static void gai_pool_end_dead_streams(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -5908,13 +6925,11 @@ static void gai_pool_end_dead_streams(galloc_pool *pool)
    one further. `open`: the oldest event known to be incomplete. NULL: nothing is left to query. */
 static gai_event *gai_stream_next_to_ask(const gai_stream *stream, const gai_event *open)
 {
-    gai_event *event = stream->recorded;
-    if (event == open || stream->silent) return NULL;
-    while (!open && event->next) event = event->next;
-    return event;
+    if (stream->recorded == open || stream->silent) return NULL;
+    return open ? stream->recorded : stream->newest;
 }
 
-/* Finds out how far the stream has come. `growth` held, in a scope. */
+/* Finds out how far the stream has come, in a scope. [paging] */
 static void gai_stream_poll(galloc_pool *pool, gai_stream *stream)
 {
     const gai_event *open = NULL;
@@ -5987,20 +7002,19 @@ static void gai_stream_read(const galloc_pool *pool, gai_stream *stream, galloc_
         if (gai_block_is_parked(mapping->block)) stats->stranded += gai_block_stranded(mapping->block, stream);
 }
 
-#define GAI_STREAMS_KEPT 64 /* with more plain stream states than this, idle ones are forgotten even if not retired */
-
 /* Can the stream state be forgotten without losing a mark, a block, an event or a reuse to wait for? */
 static int gai_stream_is_idle(const gai_stream *stream)
 {
-    return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && !stream->free.bytes &&
-           stream->handed <= stream->done && !gai_stream_is_unknown(stream);
+    return !stream->uses && !stream->blocks && !stream->busy && !stream->recorded && stream->handed <= stream->done &&
+           !gai_stream_is_unknown(stream);
 }
 
-/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [growth] */
+/* Forgets idle stream states: those of retired streams, and any while there are more than GAI_STREAMS_KEPT. [paging] */
 static void gai_pool_sweep_streams(galloc_pool *pool)
 {
     gai_stream *stream, *next, *gone = NULL;
     gai_lock_on(&pool->lock);
+    pool->streams_swept = pool->streams_made;
     for (stream = pool->streams; stream; stream = next) {
         next = stream->next;
         if (!gai_stream_is_idle(stream) || (!stream->retired && pool->stream_count <= GAI_STREAMS_KEPT)) continue;
@@ -6032,12 +7046,13 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
 /* Physical pages and their mappings: reserving addresses, creating, mapping and unmapping pages, fixed segments, and
    batches of mappings that enter or leave together. An alias is a mapping in no use: its page has moved away (a stale
    alias), or is parked there. `returning` means that a page moves back to one of its aliases.
-   No address is unmapped before every mark on it is complete; a page is released when its last mapping is gone. The
-   callers see to that: gai_mapping_is_spare and gai_page_is_quiet (release) choose the pages that may go or move,
-   gai_pool_drop_stale (parking) chooses the stale aliases. gai_marks_copy takes the marks along when a page moves.
-   The caller holds `growth` and is in a scope of the pool's context; `lock` guards the changes of state between driver
-   calls. For gai_mapping_settle `lock` suffices (gai_block_give_up, in a free). Calls the sections from cuda to
-   events. */
+   No address is unmapped before every mark on it is complete; a page is released when its last mapping is gone. (The
+   free of cudaMallocAsync's memory is ordered by the stream instead.) The callers see to that: gai_mapping_is_spare
+   and gai_page_is_quiet (release) choose the pages that may go or move, gai_pool_drop_stale (parking) the stale
+   aliases, gai_whole_from (like:pytorch) and gai_pool_return_given (other backends) their segments. gai_marks_copy
+   takes the marks along when a page moves.
+   [paging], in a scope of the pool's context; `lock` guards the changes of state between driver calls. For
+   gai_mapping_settle `lock` suffices (gai_block_give_up, in a free). Calls the sections from cuda to events. */
 
 #define GAI_PAGE_MAX (64 * GAI_MIB) /* a larger handle costs less per byte, but is harder to move or give back */
 #define GAI_OVERHEAD_FRUGAL 0.01
@@ -6110,7 +7125,7 @@ static void gai_mapping_show(gai_mapping *mapping, int show)
     void **child = NULL;
     if (mapping->segment->given) return;
     for (at = mapping->addr; at < end; at += page) {
-        child = child && gai_map_digit(2, at) ? child + 1 : gai_map_entry_at(&gai_page_map, at);
+        child = child && gai_map_digit(2, at) ? child + 1 : gai_map_entry_at(&gai_process.page_map, at);
         if (show) gai_store_pointer(child, mapping);
         else if (child && gai_load_pointer(child) == mapping) gai_store_pointer(child, NULL);
     }
@@ -6138,6 +7153,8 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
 static void gai_block_abandon(galloc_pool *pool, gai_block *block)
 {
     if (block->kind != GAI_USED || !gai_block_acquire(block, (void *)block->addr)) return;
+    if (pool->trace) gai_trace_freed(pool, block, NULL);
+    gai_history_block(pool, GAI_FREED, block, 0);
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
@@ -6182,7 +7199,7 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 }
 
 /* The driver has given these addresses out. After a reset, any pool may still list them as addresses of lost memory,
-   even a pool that has made no call since. The caller holds no pool's `lock`. */
+   even a pool that has made no call since. [no lock] */
 static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
@@ -6225,7 +7242,7 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     const uintptr_t node = (uintptr_t)1 << gai_map_shift[1];
     uintptr_t at;
     for (at = gai_down(addr, node); at < addr + bytes; at += node)
-        if (!gai_map_need(&gai_page_map, at)) return 0;
+        if (!gai_map_need(&gai_process.page_map, at)) return 0;
     return 1;
 }
 
@@ -6264,6 +7281,7 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     int lost;
     gai_lock_on(&pool->lock);
     lost = mapping->segment->lost;
+    gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
     if (lost) return GAI_RELEASED;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
@@ -6316,7 +7334,6 @@ static void gai_mapping_end(galloc_pool *pool, gai_mapping *mapping)
     gai_mapping **at = &mapping->page->shown;
     while (*at != mapping) at = &(*at)->next_shown;
     *at = mapping->next_shown;
-    mapping->number = 0; /* invalidates memos that name this mapping */
     gai_slab_give(&pool->mappings, mapping);
 }
 
@@ -6413,8 +7430,8 @@ static void gai_batch_undo(galloc_pool *pool, gai_batch *batch)
     }
 }
 
-/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller holds `lock` and has reserved two
-   block descriptors. */
+/* Cuts [addr, addr + bytes) out of a hole or a room, as a busy block. The caller has reserved two block
+   descriptors. [lock] */
 static gai_block *gai_hole_cut(galloc_pool *pool, gai_block *hole, uintptr_t addr, size_t bytes)
 {
     int room = hole->kind == GAI_ROOM;
@@ -6466,16 +7483,16 @@ static void gai_marks_copy(galloc_pool *pool, const gai_block *from, gai_block *
     }
 }
 
-/* How a planned range is filled. Pages return to their aliases in the range. The hole in the range, if there is one, is
-   filled first with donors' pages, then with new pages.
+/* The pages that come into a planned range. Some return to their aliases there. The hole in the range, if there is one,
+   is filled first with donors' pages, then with new pages.
    donors: current mappings of pages that move into the hole
    returning_blocks: current mappings of pages that return to aliases in the range
    moved, new_bytes: bytes of donors' pages and of new pages;  page_bytes: size of a new page */
-typedef struct gai_fill {
+typedef struct gai_supply {
     gai_batch returning;       /* aliases in the range, in order of address */
     gai_batch donors, returning_blocks; /* their blocks are busy */
     size_t moved, new_bytes, page_bytes;
-} gai_fill;
+} gai_supply;
 
 /* Counts the marks of a batch's blocks. */
 static size_t gai_batch_marks(const gai_batch *batch)
@@ -6486,27 +7503,27 @@ static size_t gai_batch_marks(const gai_batch *batch)
     return n;
 }
 
-/* Reserves the descriptors and map nodes for a fill, except marks. 0: no host memory. [lock] */
-static int gai_fill_need(galloc_pool *pool, const gai_fill *fill, uintptr_t addr)
+/* Reserves the descriptors and map nodes for a supply, except marks. 0: no host memory. [lock] */
+static int gai_supply_need(galloc_pool *pool, const gai_supply *supply, uintptr_t addr)
 {
-    size_t n = (fill->new_bytes + fill->page_bytes - 1) / fill->page_bytes, moved = 0;
+    size_t n = (supply->new_bytes + supply->page_bytes - 1) / supply->page_bytes, moved = 0;
     const gai_mapping *donor;
-    for (donor = fill->donors.first; donor; donor = donor->next) moved++;
+    for (donor = supply->donors.first; donor; donor = donor->next) moved++;
     return gai_slab_need(&pool->pages, n) && gai_slab_need(&pool->mappings, n + moved) &&
            gai_slab_need(&pool->blocks, n + moved + 6) &&
-           gai_page_map_need(addr, fill->moved + fill->new_bytes) && gai_block_map_need(addr);
+           gai_page_map_need(addr, supply->moved + supply->new_bytes) && gai_block_map_need(addr);
 }
 
 /* Covers [addr, ...) of a hole with mappings, each with a busy block: donors' pages first, then new ones. The caller
-   holds `lock` and has reserved the descriptors. */
+   has reserved the descriptors. [lock] */
 static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *hole, uintptr_t addr,
-                               const gai_fill *fill)
+                               const gai_supply *supply)
 {
-    const gai_mapping *donor = fill->donors.first;
-    size_t left = fill->moved + fill->new_bytes;
+    const gai_mapping *donor = supply->donors.first;
+    size_t left = supply->moved + supply->new_bytes;
     gai_block *block = gai_hole_cut(pool, hole, addr, left);
     while (left) {
-        size_t bytes = donor ? donor->bytes : gai_min(fill->page_bytes, left);
+        size_t bytes = donor ? donor->bytes : gai_min(supply->page_bytes, left);
         gai_block *rest = bytes < left ? gai_block_split(pool, block, block->addr + bytes, GAI_BUSY) : NULL;
         gai_batch_add(batch, gai_mapping_new(pool, block, donor ? donor->page : NULL), block);
         if (donor) gai_marks_copy(pool, donor->block, block);
@@ -6516,14 +7533,13 @@ static void gai_batch_over_hole(galloc_pool *pool, gai_batch *batch, gai_block *
     }
 }
 
-/* Adds the next alias of the fill to the batch, with the marks of its page's current block. They replace the alias's
-   own marks: the page's later users are ordered after its earlier ones. The caller holds `lock` and has reserved the
-   marks. */
-static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_fill *fill)
+/* Adds the next alias of the supply to the batch, with the marks of its page's current block. They replace the alias's
+   own marks: the page's later users are ordered after its earlier ones. The caller has reserved the marks. [lock] */
+static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_supply *supply)
 {
-    gai_mapping *mapping = fill->returning.first;
+    gai_mapping *mapping = supply->returning.first;
     gai_block *block = mapping->block;
-    fill->returning.first = mapping->next;
+    supply->returning.first = mapping->next;
     if (mapping->page->current != mapping) {
         gai_marks_end(pool, &block->marks);
         gai_marks_copy(pool, mapping->page->current->block, block);
@@ -6564,6 +7580,7 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
         gai_page *page = mapping->page;
         gai_mapping_show(mapping, 1);
         mapping->was_mapped = 0;
+        gai_history_mapped(pool, mapping);
         page->current = mapping;
         gai_stat_page(pool, page);
         if (mapping->block != block) gai_block_absorb(pool, block, mapping->block);
@@ -6576,20 +7593,22 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
 /* ==== CALLBACKS =================================================================================================== */
 /* >>callbacks */
 
-/* The program's callbacks on_map and on_unmap, which report changes of mappings. The caller holds `growth`, which is
-   released while the program's function runs. The mappings concerned are in no free set meanwhile, and their blocks
-   are busy, so no other call can use them. Calls pages, statistics. */
+/* The program's callbacks on_map and on_unmap, which report changes of mappings. [paging], released while the program's
+   function runs. The mappings concerned are in no free set meanwhile, and their blocks are busy, so no other call can
+   use them. Calls pages, statistics. */
 
 /* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
 typedef struct gai_callback_frame {
     char text[sizeof gai_thread.message];
     int is_new;
+    uint32_t stack; /* of the call outside */
 } gai_callback_frame;
 
 static void gai_callback_begin(int *in, gai_callback_frame *saved)
 {
     saved->is_new = gai_thread.message_is_new;
     if (saved->is_new) memcpy(saved->text, gai_thread.message, sizeof gai_thread.message);
+    saved->stack = gai_thread.stack;
     gai_thread.message_is_new = 0;
     *in += 1;
 }
@@ -6599,6 +7618,7 @@ static void gai_callback_end(int *in, const gai_callback_frame *saved)
     *in -= 1;
     if (saved->is_new) memcpy(gai_thread.message, saved->text, sizeof gai_thread.message);
     gai_thread.message_is_new = saved->is_new;
+    gai_thread.stack = saved->stack;
 }
 
 /* Returns whether this thread is in on_map or on_unmap: then its calls must not map or unmap. */
@@ -6608,9 +7628,9 @@ static int gai_pool_is_still(const galloc_pool *pool)
 }
 
 /* Returns whether nothing may be unmapped: as above, or because all mappings are being reported to on_map. */
-static int gai_pool_keeps(const galloc_pool *pool) { return pool->walking || gai_pool_is_still(pool); }
+static int gai_pool_stays_mapped(const galloc_pool *pool) { return pool->walking || gai_pool_is_still(pool); }
 
-/* Calls `tell` for each mapping of the batch that was not mapped before as an alias. Releases `growth` meanwhile. */
+/* Calls `tell` for each mapping of the batch that was not mapped before as an alias. Releases `paging` meanwhile. */
 static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
                               void (*tell)(galloc_pool *pool, void *addr, size_t bytes, void *user))
 {
@@ -6618,16 +7638,16 @@ static void gai_pool_tell_all(galloc_pool *pool, const gai_batch *batch,
     const gai_mapping *mapping;
     gai_callback_frame saved;
     pool->telling++;
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
     gai_callback_begin(&gai_thread.in_mapping, &saved);
     for (mapping = batch->first; mapping; mapping = mapping->next)
         if (!mapping->was_mapped && mapping->addr) tell(pool->handle, (void *)mapping->addr, mapping->bytes, user);
     gai_callback_end(&gai_thread.in_mapping, &saved);
-    gai_lock_on(&pool->growth);
+    gai_lock_on(&pool->paging);
     pool->telling--;
 }
 
-/* Reports a batch that is mapped and not published yet. Releases `growth` meanwhile. The pages count as held before
+/* Reports a batch that is mapped and not published yet. Releases `paging` meanwhile. The pages count as held before
    that: other threads must not create as much once more. */
 static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
 {
@@ -6640,7 +7660,7 @@ static void gai_pool_tell_mapped(galloc_pool *pool, const gai_batch *batch)
     gai_pool_tell_all(pool, batch, pool->callbacks.on_map);
 }
 
-/* Reports a batch that is about to be unmapped. Releases `growth` meanwhile. */
+/* Reports a batch that is about to be unmapped. Releases `paging` meanwhile. */
 static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 {
     if (batch->first && pool->callbacks.on_unmap) gai_pool_tell_all(pool, batch, pool->callbacks.on_unmap);
@@ -6650,7 +7670,7 @@ static void gai_pool_tell_unmap(galloc_pool *pool, const gai_batch *batch)
 /* >>fixed */
 
 /* Fixed segments: each is one allocation of the driver, by cudaMalloc unless the variant has another source. The state
-   changes under `growth` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget,
+   changes under `paging` and `lock`. No driver call is made while `lock` is held. Calls pages, callbacks, budget,
    statistics. */
 
 static CUresult gai_segment_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
@@ -6764,9 +7784,8 @@ static size_t gai_fixed_bytes(const galloc_pool *pool, size_t bytes)
    a request or to be given back, and gives pages back to the driver. A page can only be given back or moved as a whole,
    so a block's spare pages are those that lie in it with all their bytes. Slots keep their bytes from being spare until
    their run is coalesced.
-   The caller holds `growth`; sets and blocks are changed under `lock`. gai_block_to_batch and gai_pool_coalesce make no
-   driver call and need `lock` only: a free reaches them through parking. Calls marks, stream caches, pages,
-   callbacks. */
+   [paging]; sets and blocks are changed under `lock`. gai_block_to_batch and gai_pool_coalesce make no driver call and
+   need `lock` only: a free reaches them through parking. Calls marks, stream caches, pages, callbacks. */
 
 /* A page filter says which pages are spare, and how many bytes of them are still needed: at least `wanted` if possible,
    never more than `most`, in pages of at least `least` bytes.
@@ -6806,10 +7825,10 @@ static int gai_page_is_quiet(const gai_page *page)
     return 1;
 }
 
-/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. This is what
-   keeps a page in place while work may use it. To be given back, every mark on it must be complete, at its stale
-   aliases as well. To be moved, every mark on it here must be complete, or the request's stream must be ordered after
-   it, or (may_wait) able to wait for it: the old addresses stay mapped. */
+/* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. In a native heap
+   this keeps a free page in place while work may use it. To be given back, every mark on it must be complete, at its
+   stale aliases as well. To be moved, every mark on it here must be complete, or the request's stream must be ordered
+   after it, or (may_wait) able to wait for it: the old addresses stay mapped. */
 static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapping, const gai_mark *mark,
                                 const gai_page_filter *filter)
 {
@@ -7027,6 +8046,7 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
     for (mapping = batch->first; mapping; mapping = mapping->next) last = mapping;
     for (mapping = batch->first; mapping; mapping = mapping->next) {
         mapping->was_mapped = 0;
+        gai_history_unmapped(pool, mapping);
         gai_mapping_show(mapping, 0);
         mapping->page->current = NULL;
         for (alias = mapping->page->shown; alias; alias = alias->next_shown) {
@@ -7040,14 +8060,14 @@ static void gai_batch_add_aliases(galloc_pool *pool, gai_batch *batch)
 }
 
 /* Gives back spare pages that pass the filter, until the bytes it wants are given or there are no more. Returns the
-   bytes given. Releases `growth` while on_unmap runs. */
+   bytes given. With other backends only the bytes count. Releases `paging` while on_unmap runs. */
 static size_t gai_pool_release_by(galloc_pool *pool, const gai_page_filter *which)
 {
     gai_batch batch;
     size_t wanted = which->wanted;
     size_t held, given = 0;
     int some;
-    if (gai_pool_keeps(pool)) return 0;
+    if (gai_pool_stays_mapped(pool)) return 0;
     if (pool->variant.release) return pool->variant.release(pool, wanted);
     do {
         gai_page_filter filter = *which;
@@ -7091,8 +8111,8 @@ static size_t gai_pool_release(galloc_pool *pool, size_t wanted)
    block is an alias. A program that repeats itself makes the same requests in each pass. If each pass finds the heap in
    the same state, each request is served as before, and pages return to their stale aliases without a driver call. So
    when nothing is live, all pages are parked and later used in the order in which they were first mapped.
-   The caller holds `growth`, and `lock` for changes of state. gai_pool_park and gai_pool_park_room run in frees, under
-   `lock` alone; they make no driver call. Calls release, pages, callbacks. */
+   [paging], and `lock` for changes of state. gai_pool_park and gai_pool_park_room run in frees, under `lock` alone, and
+   make no driver call. Calls release, pages, callbacks. */
 
 /* Puts the pages of donors back into free blocks, since their move failed. [lock] */
 static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
@@ -7251,12 +8271,12 @@ static void gai_pool_join(galloc_pool *pool)
 }
 
 /* Returns whether pages are to be parked: nothing is live, and either pages were mapped since the last time, or
-   fewer than `patience` times in a row have passed without. Each return of a parked page costs a plan, hence the
+   fewer than `calm_most` times in a row have passed without. Each return of a parked page costs a plan, hence the
    limit. */
 static int gai_pool_should_park(galloc_pool *pool)
 {
     if (!pool->config.expandable_segments) return 0;
-    return (pool->parking.mapped || pool->parking.calm < pool->parking.patience) && !gai_pool_live(pool);
+    return (pool->parking.mapped || pool->parking.calm < pool->parking.calm_most) && !gai_pool_live(pool);
 }
 
 /* Parks all pages that are free as a whole. Streams with frees that have no mark yet are asked for one. */
@@ -7275,7 +8295,7 @@ static void gai_pool_park(galloc_pool *pool)
     for (stream = gai_pool_has_one_stream(pool) ? NULL : pool->streams; stream; stream = stream->next)
         if (gai_stream_unmarked(stream)) gai_stream_ask(stream);
     /* Parking had stopped, and then pages were mapped: the next time it stops after twice as many quiet passes. */
-    if (pool->parking.mapped && pool->parking.calm >= pool->parking.patience) pool->parking.patience *= 2;
+    if (pool->parking.mapped && pool->parking.calm >= pool->parking.calm_most) pool->parking.calm_most *= 2;
     pool->parking.calm = pool->parking.mapped ? 0 : pool->parking.calm + 1;
     pool->parking.mapped = 0;
 }
@@ -7305,12 +8325,12 @@ static void gai_pool_unpark(galloc_pool *pool, uintptr_t begin, uintptr_t end)
 #define GAI_ADDRESSES_KEPT 12
 
 /* Unmaps stale aliases that overlap [begin, end), oldest first, until at most `keep` bytes and `most` aliases remain
-   in the pool. Aliases with unfinished work stay. Never waits. Releases `growth` while on_unmap runs. */
+   in the pool. Aliases with unfinished work stay. Never waits. Releases `paging` while on_unmap runs. */
 static void gai_pool_drop_stale(galloc_pool *pool, uintptr_t begin, uintptr_t end, size_t keep, size_t most)
 {
     gai_batch batch;
     gai_mapping *mapping, *newer;
-    if (gai_pool_keeps(pool)) return;
+    if (gai_pool_stays_mapped(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (mapping = pool->oldest_alias; mapping && (pool->stats.leaving > keep || pool->stale > most); mapping = newer) {
@@ -7380,6 +8400,18 @@ static void gai_pool_sweep_lost(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
+/* Turns a used block, which carries all its marks, into a free block and counts the free. [lock] */
+static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
+{
+    const gai_stream *stream = block->stream;
+    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
+    pool->stats.blocks.current--;
+    pool->stats.frees++;
+    gai_block_untake(pool, block);
+    gai_block_give(pool, block);
+    if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
+}
+
 /* ==== ROUNDING ==================================================================================================== */
 /* >>rounding */
 
@@ -7436,9 +8468,9 @@ static uint64_t gai_cache_reach(const galloc_pool *pool)
 /* Calls that are in a pool keep it from ending. pool->users counts them without a lock; the call that ends a pool sets
    GAI_ENDED there, after which no other call comes in, and waits until it is the only user. This section also looks up
    handles of pools and detects a reset of the pool's context.
-   gai_pool_enter takes `growth`; the rest takes no lock for longer than a change of state. Calls streams, parking. */
+   gai_pool_enter takes `paging`; the rest takes no lock for longer than a change of state. Calls streams, parking. */
 
-/* Counts a call (1 or GAI_PASSING) as a user of the pool that is at this address now. The pool does not end before
+/* Counts a call (1 or GAI_USER_OF_ALL) as a user of the pool that is at this address now. The pool does not end before
    the call goes out. 0: there is no pool. */
 static int gai_pool_come_in(galloc_pool *pool, uint64_t call)
 {
@@ -7469,7 +8501,7 @@ static cudaError_t gai_pool_is_gone(const galloc_pool *handle)
 /* Looks up a handle and pins its pool. The handle is compared, never dereferenced. */
 static cudaError_t gai_pool_find(galloc_pool **pool)
 {
-    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_process.known_pools);
     /* A handle is an address within the pool, a different one for each pool that was made in this memory. */
     while (at && (uintptr_t)*pool - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
     if (at && gai_pool_pin(at)) {
@@ -7508,7 +8540,7 @@ static cudaError_t gai_pool_check_context(galloc_pool *pool)
 }
 
 /* Makes the pool's context current, empties all stream caches, and ends lost segments, dead streams and ended
-   graphs. The caller holds `growth`; on failure it is released and the context is unchanged. */
+   graphs. On failure `paging` is released and the context is unchanged. [paging] */
 static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 {
     CUresult result;
@@ -7518,7 +8550,7 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
         if (result) error = gai_driver_failed(result, "cuCtxPushCurrent");
     }
     if (error) {
-        gai_lock_off(&pool->growth);
+        gai_lock_off(&pool->paging);
         return error;
     }
     gai_lock_on(&pool->lock);
@@ -7535,7 +8567,7 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
 
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 {
-    gai_lock_on(&pool->growth);
+    gai_lock_on(&pool->paging);
     return gai_pool_enter_locked(pool, scope);
 }
 
@@ -7544,14 +8576,17 @@ static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 
 /* Gives idle pages back: above gc_threshold, and after gc_age without use. It takes the pages that were unused for
    longest and that no unfinished work can touch, so no thread or stream waits. Fixed segments are left alone, since
-   cudaFree waits for the device; only like:pytorch collects them (gai_step_torch_collect), and waits. The caller holds
-   `growth`; the collector's state is guarded by `lock`. Calls release, events, users. */
+   cudaFree waits for the device; only like:pytorch collects them (gai_step_torch_collect), and waits. [paging]; `lock`
+   guards the collector's state. Calls release, events, users. */
 
 /* Age: each free stores its number in the pages of its block, and samples record how many frees there were at what
    time. A page last used before a sample that is gc_age old is that old itself.
    Threshold: a collection stops a little below gc_threshold. Then collection rests for some frees: for twice as many
    if half of the bytes that it gave back were soon created again, for half as many after 10 s without a change. So a
-   program whose use of memory oscillates does not pay in each cycle. */
+   program whose use of memory oscillates does not pay in each cycle.
+   Three waits grow by doubling, and are apart because each counts other events and ends by another one: `patience`,
+   frees without collection, halves with time; `stride`, frees between two looks at the clock, ends at a late sample;
+   `calm_most`, parkings in a row after which no page was mapped, never falls. */
 #define GAI_COLLECT_BELOW 16 /* collect to a 16th below gc_threshold */
 #define GAI_COLLECT_SOON 10000000000u /* 10 s */
 #define GAI_REST_LEAST 64
@@ -7684,8 +8719,8 @@ static void gai_pool_ask_streams(galloc_pool *pool)
             gai_stream_ask(stream);
 }
 
-/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. The caller holds
-   `growth` and is in the pool's scope. */
+/* Gives back pages that are due; `leave`: bytes that are about to be requested. Never waits. In the pool's scope.
+   [paging] */
 static void gai_pool_collect(galloc_pool *pool, size_t leave)
 {
     gai_collector *collector = &pool->collector;
@@ -7718,10 +8753,10 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
     uint64_t step = pool->config.gc_age / (GAI_SAMPLES / 2) + GAI_SAMPLE_LEAST;
     collector->stride = gai_min(2 * collector->stride, GAI_STRIDE_MOST);
     if (gai_pool_has_age(pool) && now - gai_collector_last(collector) > step) collector->stride = 1;
-    collector->look = pool->clock + collector->stride;
+    collector->look = pool->collects ? pool->clock + collector->stride : UINT64_MAX;
 }
 
-/* Collects what is due. The caller holds `growth`, which is released. */
+/* Collects what is due, and forgets idle stream states. [paging], released at the end. */
 static void gai_pool_collect_due(galloc_pool *pool)
 {
     gai_scope scope;
@@ -7733,12 +8768,13 @@ static void gai_pool_collect_due(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     gai_stat_cached(pool);
     gai_lock_off(&pool->lock);
+    gai_pool_sweep_streams(pool);
     gai_scope_leave(&scope);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
 }
 
-/* Looks whether a collection is due; called after a free that reached the pool. It does not wait for `growth` if
-   another thread holds it. The pool may have ended, since the free is over. */
+/* Looks whether a collection or a sweep is due; called after a free that reached the pool. It does not wait for
+   `paging` if another thread holds it. The pool may have ended, since the free is over. */
 GAI_APART
 static void gai_pool_tend(galloc_pool *pool)
 {
@@ -7748,17 +8784,530 @@ static void gai_pool_tend(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     gai_collector_stride(pool, now);
     due = gai_pool_aged(pool, now) > pool->collector.aged || gai_pool_excess(pool);
+    due = due || gai_pool_is_crowded(pool);
     gai_lock_off(&pool->lock);
-    if (due && !gai_load(&pool->broken) && gai_lock_try(&pool->growth)) gai_pool_collect_due(pool);
+    if (due && !gai_load(&pool->broken) && gai_lock_try(&pool->paging)) gai_pool_collect_due(pool);
     gai_pool_unpin(pool);
+}
+
+/* ==== GUARDS ====================================================================================================== */
+/* >>guards */
+
+/* The setting `debug`: finds writes beyond the ends of blocks, and makes uses of freed memory visible. A guard is a
+   pattern behind a block. So the bytes before a block are the guard of its neighbour, and pointers stay as they are.
+   The stream that a block is given to sets the guard. The stream that frees the block copies the guard to the host,
+   where it is compared once that stream has come so far. No call waits for that. What cannot be checked in order is
+   left out and counted: blocks of captured streams, and blocks freed on a stream that is not known to follow the one
+   that set the guard. The pool's lock guards the checks and the quarantine; the driver is called without it. Calls
+   events, users, take. */
+
+#define GAI_GUARD 0xa5  /* what guards consist of */
+#define GAI_POISON 0xff /* what freed memory is set to */
+#define GAI_GUARD_BYTES 256 /* that are added to a request; rounding makes more of them */
+#define GAI_GUARD_FIRST 512 /* what is longer than this and the next is checked at both ends only */
+#define GAI_GUARD_LAST 256
+#define GAI_CHECK_BYTES (GAI_GUARD_FIRST + GAI_GUARD_LAST)
+#define GAI_CHECKS 1024
+#define GAI_QUARANTINE_MOST (256 * GAI_MIB)
+#define GAI_POLLS 8 /* every so many calls ask how far the streams are */
+
+/* Is this allocation one of those that get a guard? [no lock] */
+static int gai_pool_samples(galloc_pool *pool)
+{
+    return (gai_next(&pool->guards.requests) - 1) % pool->config.debug_sample == 0;
+}
+
+static size_t gai_pool_guard(const galloc_pool *pool)
+{
+    return pool->config.debug & GALLOC_DEBUG_GUARDS ? GAI_GUARD_BYTES : 0;
+}
+
+/* The request with a guard. Sizes that are refused in any case stay as they are. */
+static galloc_request gai_request_guarded(const galloc_pool *pool, const galloc_request *request)
+{
+    galloc_request guarded = *request;
+    size_t most = (size_t)1 << (GAI_ADDRESS_BITS - 2);
+    if (request->bytes <= most) guarded.bytes += gai_pool_guard(pool);
+    if (request->max_bytes && request->max_bytes <= most) guarded.max_bytes += gai_pool_guard(pool);
+    return guarded;
+}
+
+/* May work be queued on the stream of this call? Captured work would run with each launch of the graph. A stream of
+   another context outlives a reset of the pool's, which takes the memory of the checks, or it is another device's. */
+static int gai_site_may_act(const gai_site *site)
+{
+    return !site->capture_forbids && site->own_context;
+}
+
+/* The parts of a range that are set and checked: all of it, or both ends. */
+static void gai_range_ends(uintptr_t begin, uintptr_t end, gai_range *parts)
+{
+    int whole = end - begin <= GAI_CHECK_BYTES;
+    parts[0].addr = begin;
+    parts[0].bytes = whole ? end - begin : GAI_GUARD_FIRST;
+    parts[1].addr = end - GAI_GUARD_LAST;
+    parts[1].bytes = whole ? 0 : GAI_GUARD_LAST;
+}
+
+static void gai_block_guard(const gai_block *block, gai_range *parts)
+{
+    gai_range_ends(block->addr + (size_t)gai_counted(&block->requested), block->addr + block->bytes, parts);
+}
+
+static CUresult gai_range_set(galloc_pool *pool, const gai_range *part, int value, const gai_site *site)
+{
+    if (!part->bytes) return CUDA_SUCCESS;
+    return GAI_CALL(pool, memset, MemsetD8Async, (part->addr, (unsigned char)value, part->bytes, site->handle));
+}
+
+/* Makes the context of the call's stream current. Fails after a reset of the pool's context that no call has noticed
+   yet: cudaMalloc segments are gone with it. */
+static CUresult gai_pool_reach(const galloc_pool *pool, const gai_site *site, gai_scope *scope)
+{
+    if (gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return CUDA_ERROR_INVALID_CONTEXT;
+    return gai_scope_push(scope, site->context);
+}
+
+/* The work queued on the block's stream until now uses the block; no mark tells of it. [lock] */
+static void gai_block_used_until_now(gai_block *block, gai_stream *stream)
+{
+    block->age = stream->epoch;
+    stream->handed = stream->epoch;
+    gai_set_relaxed(&block->tag, block->tag | GAI_CACHED | GAI_DROPPED);
+}
+
+/* Sets the guard of a block on the stream that it was given to, in a call on that stream. Nobody else has the block
+   now. [no lock] */
+static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site *site)
+{
+    gai_range parts[2];
+    gai_scope scope;
+    int guards = gai_pool_guard(pool) != 0, may = gai_site_may_act(site);
+    CUresult result = CUDA_SUCCESS;
+    gai_block_guard(block, parts);
+    if (guards && may) result = gai_pool_reach(pool, site, &scope);
+    if (guards && may && !result) {
+        result = gai_range_set(pool, &parts[0], GAI_GUARD, site);
+        if (!result) result = gai_range_set(pool, &parts[1], GAI_GUARD, site);
+        gai_scope_leave(&scope);
+    }
+    gai_lock_on(&pool->lock);
+    if (guards && may) gai_block_used_until_now(block, block->stream);
+    if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
+    else pool->stats.unchecked += (uint64_t)guards;
+    gai_lock_off(&pool->lock);
+    if (result) gai_pool_note(pool, result);
+}
+
+/* ---- the quarantine ---- */
+
+/* Takes a freed block, which has the marks of its free, into the quarantine. [lock] */
+static void gai_block_keep(galloc_pool *pool, gai_block *block)
+{
+    gai_guards *guards = &pool->guards;
+    block->age = gai_thread.stack;
+    block->next_bin = NULL;
+    if (guards->newest) guards->newest->next_bin = block;
+    else guards->oldest = block;
+    guards->newest = block;
+    guards->kept++;
+    guards->kept_bytes += block->bytes;
+    guards->kept_live += (size_t)block->requested;
+    pool->marks.promised -= GAI_FREE_MARKS;
+}
+
+/* Takes the oldest block out of the quarantine. Marks are promised to it again; *can: and there are such marks, so that
+   the lock may be released before it is freed. [lock] */
+static gai_block *gai_kept_pop(galloc_pool *pool, int *can)
+{
+    gai_guards *guards = &pool->guards;
+    gai_block *block = guards->oldest;
+    *can = gai_slab_need(&pool->marks, GAI_FREE_MARKS);
+    pool->marks.promised += GAI_FREE_MARKS;
+    guards->oldest = block->next_bin;
+    if (!guards->oldest) guards->newest = NULL;
+    guards->kept--;
+    guards->kept_bytes -= block->bytes;
+    guards->kept_live -= (size_t)block->requested;
+    return block;
+}
+
+/* [lock] */
+static void gai_kept_free(galloc_pool *pool, gai_block *block)
+{
+    if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_UNUSED, block);
+    gai_block_put(pool, block);
+}
+
+/* Frees all blocks in quarantine, unchecked. [lock] */
+static void gai_kept_free_all(galloc_pool *pool)
+{
+    int can;
+    while (pool->guards.kept) {
+        pool->stats.unchecked++;
+        gai_kept_free(pool, gai_kept_pop(pool, &can));
+    }
+}
+
+/* ---- checks ---- */
+
+/* Allocates memory for the checks, in the pool's context. [lock], released meanwhile. */
+static void gai_guards_begin(galloc_pool *pool)
+{
+    gai_guards *guards = &pool->guards;
+    gai_check *checks = guards->checks;
+    unsigned long long id = 0;
+    void *host = NULL;
+    gai_scope scope;
+    CUresult result;
+    guards->begins = 1;
+    gai_lock_off(&pool->lock);
+    if (!checks) {
+        checks = (gai_check *)GALLOC_MALLOC(GAI_CHECKS * sizeof *checks);
+        if (checks) memset(checks, 0, GAI_CHECKS * sizeof *checks);
+    }
+    result = checks ? gai_scope_enter(&scope, pool->context) : GAI_NO_HOST_MEMORY;
+    if (!result) {
+        result = gai_cu.CtxGetId(pool->context, &id);
+        if (!result)
+            result = GAI_CALL(pool, host_alloc, MemHostAlloc,
+                              (&host, (size_t)GAI_CHECKS * GAI_CHECK_BYTES, 0));
+        gai_scope_leave(&scope);
+    }
+    gai_lock_on(&pool->lock);
+    guards->begins = 0;
+    guards->checks = checks;
+    guards->context_id = id;
+    guards->host = result ? NULL : (unsigned char *)host;
+}
+
+/* Allocates that memory in advance, so that no thread finds another one at it. If that fails, a free tries again. [no
+   lock] */
+static void gai_guards_ready(galloc_pool *pool)
+{
+    if (!(pool->config.debug & ~GALLOC_DEBUG_POISON)) return;
+    gai_lock_on(&pool->lock);
+    if (!pool->guards.host && !pool->guards.begins) gai_guards_begin(pool);
+    gai_lock_off(&pool->lock);
+}
+
+/* [lock] */
+static void gai_check_end(gai_guards *guards, gai_check *check)
+{
+    check->stream = NULL;
+    guards->next = gai_min(guards->next, (size_t)(check - guards->checks));
+    gai_set_relaxed(&guards->pending, guards->pending - 1);
+}
+
+/* The reset of the context has taken the memory that was copied to, and perhaps that of blocks. [lock] */
+static void gai_guards_lose(galloc_pool *pool)
+{
+    gai_guards *guards = &pool->guards;
+    gai_check *check;
+    for (check = guards->checks; guards->pending; check++) {
+        if (!check->stream) continue;
+        pool->stats.unchecked++;
+        gai_check_end(guards, check);
+    }
+    guards->host = NULL;
+    gai_kept_free_all(pool);
+}
+
+/* Does that memory still exist? [lock], released meanwhile. */
+static int gai_guards_last(galloc_pool *pool)
+{
+    unsigned long long id = pool->guards.context_id;
+    enum gai_health health;
+    gai_lock_off(&pool->lock);
+    health = gai_context_health(pool->context, id);
+    gai_lock_on(&pool->lock);
+    if (id != pool->guards.context_id) return 0;
+    if (health == GAI_DEAD) gai_guards_lose(pool);
+    return health == GAI_ALIVE;
+}
+
+/* An unused check, for a stream state. NULL: none is left, or no memory. [lock], may be released meanwhile. */
+static gai_check *gai_check_new(galloc_pool *pool, gai_stream *stream)
+{
+    gai_guards *guards = &pool->guards;
+    gai_check *check;
+    if (guards->host && !gai_guards_last(pool) && guards->host) return NULL;
+    if (!guards->host && !guards->begins) gai_guards_begin(pool);
+    if (!guards->host) return NULL;
+    while (guards->next < GAI_CHECKS && guards->checks[guards->next].stream) guards->next++;
+    if (guards->next == GAI_CHECKS) return NULL;
+    check = &guards->checks[guards->next++];
+    check->stream = stream;
+    check->life = stream->life;
+    check->epoch = UINT64_MAX;
+    gai_set_relaxed(&guards->pending, guards->pending + 1);
+    return check;
+}
+
+static unsigned char *gai_check_host(const gai_guards *guards, const gai_check *check)
+{
+    return guards->host + (size_t)(check - guards->checks) * GAI_CHECK_BYTES;
+}
+
+/* The driver refused to queue all of a check: nothing will be compared. But its memory may still be written to, so it
+   stays in use until then. [lock] */
+static void gai_check_fail(gai_check *check) { check->parts[0].bytes = check->parts[1].bytes = 0; }
+
+/* Compares what has arrived. Damage is told at the end of this call. [lock] */
+static void gai_check_compare(galloc_pool *pool, const gai_check *check)
+{
+    const unsigned char *host = gai_check_host(&pool->guards, check);
+    gai_damage damage = check->block;
+    size_t i;
+    for (i = 0; i < check->parts[0].bytes + check->parts[1].bytes; i++) {
+        const gai_range *part = &check->parts[i >= check->parts[0].bytes];
+        if (host[i] == check->pattern || damage.count++) continue;
+        damage.first = part->addr + i - (part == check->parts ? 0 : check->parts[0].bytes);
+        damage.value = host[i];
+    }
+    pool->stats.checks += check->parts[0].bytes != 0;
+    if (!damage.count) return;
+    pool->stats.damages++;
+    if (gai_thread.damaged++ < GAI_DAMAGES) gai_thread.damages[gai_thread.damaged - 1] = damage;
+}
+
+/* Compares all guards that have arrived. [no lock] */
+static void gai_guards_look(galloc_pool *pool)
+{
+    gai_guards *guards = &pool->guards;
+    gai_check *check;
+    uint64_t left;
+    if (!gai_counted(&guards->pending)) return;
+    gai_lock_on(&pool->lock);
+    left = gai_guards_last(pool) ? guards->pending : 0;
+    for (check = guards->checks; left; check++) {
+        left -= check->stream != NULL;
+        if (!check->stream || check->epoch == UINT64_MAX) continue;
+        if (check->stream->life == check->life && check->epoch > check->stream->done) continue;
+        gai_check_compare(pool, check);
+        gai_check_end(guards, check);
+    }
+    gai_lock_off(&pool->lock);
+}
+
+/* Asks now and then how far the streams are, and compares the guards that have arrived. The call has done all else, and
+   the pool may have ended. [no lock] */
+static void gai_guards_tend(galloc_pool *pool)
+{
+    int is_new = gai_thread.message_is_new;
+    gai_scope scope;
+    if (!gai_pool_pin(pool)) return;
+    if (gai_counted(&pool->guards.pending) && !gai_load(&pool->broken)) {
+        if (gai_next(&pool->guards.looks) % GAI_POLLS == 0 && gai_lock_try(&pool->paging) &&
+            !gai_pool_enter_locked(pool, &scope)) {
+            gai_pool_poll(pool);
+            gai_scope_leave(&scope);
+            gai_lock_off(&pool->paging);
+        }
+        gai_guards_look(pool);
+    }
+    gai_thread.message_is_new = is_new;
+    gai_pool_unpin(pool);
+}
+
+/* Is later work of the stream ordered after all that the block's marks tell of? [lock] */
+static int gai_block_marks_precede(const gai_block *block, const gai_stream *stream)
+{
+    const gai_mark *mark = block->marks;
+    while (mark && (mark->stream == stream || gai_mark_is_complete(mark) ||
+                    gai_stream_waited(stream, mark->stream) >= mark->epoch)) mark = mark->next;
+    return !mark;
+}
+
+/* Is it ordered after the work that set the block's guard? The stream that the block was given to is; another one
+   must also follow all that used the block before. [lock] */
+static int gai_block_precedes(const gai_block *block, const gai_stream *stream)
+{
+    if (stream->life == block->life) return 1;
+    if (!gai_block_marks_precede(block, stream)) return 0;
+    return !(block->tag & GAI_CACHED) || (block->tag & GAI_DROPPED && block->age <= block->stream->done);
+}
+
+/* Queues the copy of a guard, and poison over what the program had. [no lock] */
+static CUresult gai_block_look_at(galloc_pool *pool, const gai_block *block, const gai_check *check, int poison,
+                                  const gai_site *site)
+{
+    gai_scope scope;
+    gai_range whole;
+    unsigned char *to = check ? gai_check_host(&pool->guards, check) : NULL;
+    CUresult result = gai_pool_reach(pool, site, &scope);
+    int i;
+    if (result) return result;
+    whole.addr = block->addr;
+    whole.bytes = (size_t)gai_counted(&block->requested);
+    for (i = 0; check && i < 2 && !result; i++) {
+        if (check->parts[i].bytes)
+            result = GAI_CALL(pool, copy, MemcpyDtoHAsync,
+                              (to, check->parts[i].addr, check->parts[i].bytes, site->handle));
+        to += check->parts[i].bytes;
+    }
+    if (poison && !result) result = gai_range_set(pool, &whole, GAI_POISON, site);
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* What to say of a block that turns out to be damaged. */
+static gai_damage gai_block_describe(const gai_block *block)
+{
+    gai_damage damage;
+    memset(&damage, 0, sizeof damage);
+    damage.addr = block->addr;
+    damage.requested = (size_t)block->requested;
+    damage.tag = block->tag;
+    damage.stream_id = block->stream_id;
+    damage.freed = gai_thread.stack;
+    if (block->next && block->next->kind == GAI_USED && gai_load_pointer(&block->next->lent))
+        damage.next = block->next->addr;
+    return damage;
+}
+
+/* The bytes that the quarantine may have. */
+static size_t gai_pool_quarantine(const galloc_pool *pool)
+{
+    if (pool->config.quarantine_bytes) return pool->config.quarantine_bytes;
+    return gai_min(gai_pool_capacity(pool) / 16, GAI_QUARANTINE_MOST);
+}
+
+/* Shall this block, which is poisoned, be kept from reuse? Rooms are not, and like:pytorch counts blocks in its own
+   way. */
+static int gai_block_is_to_keep(const galloc_pool *pool, const gai_block *block)
+{
+    return pool->config.debug & GALLOC_DEBUG_QUARANTINE && !block->room && !pool->mixed.counted &&
+           block->bytes <= gai_pool_quarantine(pool);
+}
+
+/* Queues a check of the guard of a claimed block, in a call on a stream whose state is held. `frees`: the call frees
+   the block, and no other stream uses it, so it is poisoned as well. Then the block is not watched any more. [lock],
+   released meanwhile. */
+static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site *site, int frees)
+{
+    gai_stream *stream = site->stream;
+    gai_check *check = NULL;
+    int guards = gai_pool_guard(pool) != 0, poison = frees && pool->config.debug & ~GALLOC_DEBUG_GUARDS;
+    int may = gai_site_may_act(site) && !stream->retired && !block->segment->lost && gai_block_precedes(block, stream);
+    CUresult result = CUDA_SUCCESS;
+    gai_set_relaxed(&block->tag, block->tag & ~GAI_WATCHED_BLOCK);
+    /* The release of a group leaves marks of recorded uses on a block that is in use. */
+    poison = poison && !block->recorded_uses && gai_block_marks_precede(block, stream);
+    if (may && guards) check = gai_check_new(pool, stream);
+    if (check) {
+        check->pattern = GAI_GUARD;
+        check->block = gai_block_describe(block);
+        gai_block_guard(block, check->parts);
+    }
+    if (check || (may && poison)) {
+        gai_lock_off(&pool->lock);
+        result = gai_block_look_at(pool, block, check, poison, site);
+        if (result) gai_pool_note(pool, result);
+        gai_lock_on(&pool->lock);
+        stream->handed = stream->epoch;
+        gai_stream_ask(stream);
+        if (poison && !result && gai_block_is_to_keep(pool, block))
+            gai_set_relaxed(&block->tag, block->tag | GAI_TO_KEEP);
+    }
+    if (check && result) gai_check_fail(check);
+    if (check) check->epoch = stream->epoch;
+    pool->stats.unchecked += guards && (!check || result);
+}
+
+/* Before a resize on a stream: checks the guard, which will lie elsewhere. Returns the bytes of the next one; 0: there
+   will be none, since other streams may use the bytes that it needs. [lock], released meanwhile. */
+static size_t gai_block_check_end(galloc_pool *pool, gai_block *block, const gai_site *site)
+{
+    if (block->life != site->life) {
+        gai_set_relaxed(&block->tag, block->tag & ~GAI_WATCHED_BLOCK);
+        pool->stats.unchecked += gai_pool_guard(pool) != 0;
+        return 0;
+    }
+    gai_block_check(pool, block, site, 0);
+    gai_block_used_until_now(block, site->stream); /* by the copy; the block may be freed on another stream */
+    return block->recorded_uses || !gai_block_marks_precede(block, site->stream) ? 0 : gai_pool_guard(pool);
+}
+
+/* After the resize: sets the guard behind the new end, or if it failed leaves the old one in place. [no lock] */
+static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *site, size_t guard, int failed)
+{
+    gai_block *block;
+    gai_lock_on(&pool->lock);
+    block = gai_block_claim(pool, ptr);
+    if (block && (failed || !gai_pool_guard(pool)))
+        gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
+    gai_lock_off(&pool->lock);
+    if (!block) return;
+    if (!failed && guard) gai_block_watch(pool, block, site);
+    gai_lock_on(&pool->lock);
+    gai_block_let_go(block);
+    gai_lock_off(&pool->lock);
+}
+
+/* Queues a check of the poison on a stream that may use the block. `waits`: waits for it; if the wait fails, the check
+   stays in use until the pool ends. Returns whether the stream may still use the block. [lock], released meanwhile. */
+static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *site, int waits)
+{
+    gai_stream *stream = waits ? block->stream : site->stream;
+    gai_check *check = block->segment->lost ? NULL : gai_check_new(pool, stream);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (check) {
+        check->pattern = GAI_POISON;
+        check->block = gai_block_describe(block);
+        check->block.freed = (uint32_t)block->age;
+        check->block.poison = 1;
+        gai_range_ends(block->addr, block->addr + block->requested, check->parts);
+        gai_lock_off(&pool->lock);
+        result = gai_block_look_at(pool, block, check, 0, site);
+        if (!result && waits) result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
+        if (result) gai_pool_note(pool, result);
+        gai_lock_on(&pool->lock);
+    }
+    if (check && result) gai_check_fail(check);
+    if (check && !result && waits) {
+        gai_check_compare(pool, check);
+        gai_check_end(&pool->guards, check);
+    } else if (check && !waits) {
+        check->epoch = stream->handed = stream->epoch;
+        gai_stream_ask(stream);
+    }
+    pool->stats.unchecked += result != CUDA_SUCCESS;
+    return check && !waits;
+}
+
+/* While the quarantine has too many bytes, frees the oldest block, and checks it if the stream of this call may use it.
+   The stream's state is held. [lock], released meanwhile. */
+static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
+{
+    size_t most = gai_pool_quarantine(pool);
+    while (pool->guards.kept_bytes > most) {
+        int may;
+        gai_block *block = gai_kept_pop(pool, &may);
+        may = may && gai_site_may_act(site) && !site->stream->retired && gai_block_marks_precede(block, site->stream);
+        if (!may) pool->stats.unchecked++;
+        else if (gai_kept_check(pool, block, site, 0))
+            gai_block_stamp(pool, block, gai_mark_promised(pool, site->stream)); /* it reads the block until then */
+        gai_kept_free(pool, block);
+    }
+}
+
+/* gai_kept_free_all for a caller without the lock. Returns whether there were any blocks. [no lock] */
+static int gai_pool_free_kept(galloc_pool *pool)
+{
+    int any;
+    gai_lock_on(&pool->lock);
+    any = pool->guards.kept != 0;
+    gai_kept_free_all(pool);
+    gai_lock_off(&pool->lock);
+    return any;
 }
 
 /* ==== SEARCH ====================================================================================================== */
 /* >>search */
 
 /* Finds the free block that serves a request, and takes it. A gai_job carries one allocation through this and all
-   later sections. The caller holds the pool's `lock` unless stated otherwise. Calls bins, marks, take, pages, release,
-   parking. */
+   later sections. [lock], unless stated otherwise. Calls bins, marks, take, pages, release, parking. */
 
 /* One allocation, or the growth of a block in place, on its way through the heap.
    grows != NULL: params.bytes is what the growth still lacks, see gai_job_look. */
@@ -7769,10 +9318,11 @@ typedef struct gai_job {
     gai_block *got;     /* a new job is zero from here on */
     void *grows;        /* the block that is to become grow_to bytes long in place; NULL: an allocation */
     size_t grow_to;
+    size_t guard;       /* bytes that it keeps behind them */
     int frugal;         /* create pages only within the overhead */
     int thrifty;        /* and leave a part of the overhead for a new peak of live bytes */
     int may_wait;       /* the stream may be made to wait for others' pages */
-    int waited;         /* waits for other streams' events were queued for it */
+    int waited;         /* how many waits for other streams' events were queued for it */
     size_t lacks;       /* bytes of a room beyond the overhead for which no spare page is small enough */
     int grown;          /* how often pages were created or moved for it */
     int searched;       /* like:pytorch: its searches were counted (as one) */
@@ -7818,7 +9368,7 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
     if (best && best->bytes == bytes) return best; /* an exact fit */
     block = gai_set_find_plain(&pool->common, bin, bytes);
     if (block && gai_is_better(block, best)) best = block;
-    if (!stream || !stream->blocking) return best;
+    if (!stream || !stream->capture) return best;
     for (other = pool->streams; other; other = other->next) {
         if (other == stream || !gai_stream_is_ordered(stream, other)) continue;
         block = gai_set_find_plain(&other->free, bin, bytes);
@@ -7840,7 +9390,7 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
     if (params->stream) gai_found_in_set(&best, &params->stream->free, params);
     if (best.block && best.block->bytes == params->bytes) return best;
     gai_found_in_set(&best, &pool->common, params);
-    if (!params->stream || !params->stream->blocking) return best;
+    if (!params->stream || !params->stream->capture) return best;
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream != params->stream && gai_stream_is_ordered(params->stream, stream))
             gai_found_in_set(&best, &stream->free, params);
@@ -7876,8 +9426,26 @@ static gai_found gai_find_all(galloc_pool *pool, const gai_params *params, int m
     return best;
 }
 
+/* Searches the memory that the graphs of a capture and its group own already, which is of no use to others for long.
+   Only when there is none does the capture take free memory of the pool. */
+static gai_found gai_find_captured(galloc_pool *pool, const gai_params *params)
+{
+    gai_found best = {NULL, 0};
+    const gai_stream *stream;
+    const gai_block *block;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (gai_stream_is_ordered(params->stream, stream)) gai_found_in_set(&best, &stream->free, params);
+    for (block = pool->mixed.oldest; block && !gai_block_capture(block); block = block->newer) continue;
+    if (block) gai_found_by_marks(&best, pool, &pool->mixed, params, 0);
+    return best;
+}
+
 static gai_found gai_find(const gai_job *job, enum gai_reach reach)
 {
+    if (job->params.stream && job->params.stream->capture) {
+        gai_found found = gai_find_captured(job->pool, &job->params);
+        if (found.block) return found;
+    }
     if (reach == GAI_REACH_OWN) return gai_find_own(job->pool, &job->params);
     return gai_find_all(job->pool, &job->params, 0);
 }
@@ -7966,8 +9534,8 @@ static gai_block *gai_plan_holder(const galloc_pool *pool, gai_page *page, const
 /* Growth in place: examines the blocks that follow a used block, and takes them if its stream may use them. The search
    reports the worst obstacle, from which the ladder chooses a step: pages fill holes, waits remove marks, and busy
    memory outside the block's room ends the growth.
-   The section also has the search functions of a job, which the ladder calls after each step. The caller holds the
-   pool's `lock`. Calls search, take, marks. */
+   The section also has the search functions of a job, which the ladder calls after each step. [lock] Calls search,
+   take, marks. */
 
 /* The worst obstacle between a block and its new end; each is worse than those before it. */
 enum gai_obstacle {
@@ -8060,7 +9628,7 @@ static enum gai_obstacle gai_job_look_at(gai_job *job, gai_block *piece, gai_gro
         return GAI_OBSTACLE_BUSY;
     case GAI_USED:
         range->foreign |= !own;
-        return gai_load_pointer(&piece->held) ? GAI_OBSTACLE_SHUT : GAI_OBSTACLE_BUSY;
+        return gai_load_pointer(&piece->lent) ? GAI_OBSTACLE_SHUT : GAI_OBSTACLE_BUSY;
     default: return GAI_OBSTACLE_SHUT;
     }
 }
@@ -8071,7 +9639,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     galloc_pool *pool = job->pool;
     gai_block *block = gai_block_used(pool, job->grows), *piece;
     enum gai_obstacle obstacle = GAI_OBSTACLE_NONE;
-    size_t bytes = gai_up(job->grow_to, GAI_UNIT);
+    size_t bytes = gai_up(job->grow_to + job->guard, GAI_UNIT);
     const gai_mark *mark;
     memset(range, 0, sizeof *range);
     if (!block) return GAI_OBSTACLE_SHUT;
@@ -8126,15 +9694,16 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     if (block->bytes != before) block->slot = 0;
     gai_marks_trim(pool, &block->marks);
     gai_block_renew_captured(pool, block);
-    gai_block_set_requested(pool, block, job->grow_to);
+    gai_block_set_requested(pool, block, job->grow_to, job->params.stream);
     if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
     gai_block_let_go(block);
     job->got = block;
 }
 
-/* The error of a growth whose addresses are taken. */
-static cudaError_t gai_job_say_not_there(const gai_job *job)
+/* The error of a growth whose addresses are taken. `block` is the one that grows; NULL: on_oom has freed it. */
+static cudaError_t gai_job_say_not_there(const gai_job *job, const gai_block *block)
 {
+    if (!block) return gai_fail(cudaErrorInvalidDevicePointer, "the block at %p was freed while it grew", job->grows);
     return gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place to %zu bytes", job->grows,
                     job->grow_to);
 }
@@ -8145,7 +9714,7 @@ static void gai_job_search_behind(gai_job *job)
     gai_growth_range range;
     enum gai_obstacle obstacle = gai_job_look(job, &range);
     if (obstacle == GAI_OBSTACLE_NONE) gai_job_take_growth_range(job, &range);
-    if (obstacle == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job);
+    if (obstacle == GAI_OBSTACLE_SHUT) job->error = gai_job_say_not_there(job, range.block);
 }
 
 /* Searches once for what the job needs. A block with room never comes from the bins, since its room must follow it.
@@ -8172,8 +9741,8 @@ static int gai_job_search(gai_job *job, enum gai_reach reach)
 
 /* Waits that galloc queues on one stream for events of another (reuse:wait). A wait is noted per pair of streams, with
    the epoch of the event: from then on all frees of the other stream stamped so or less may be reused at once.
-   The caller holds `growth`, so recorded events stay recorded; `lock` guards the notes, and is not held around
-   driver calls. Calls events, search, behind. */
+   [paging], so recorded events stay recorded; `lock` guards the notes, and is not held around driver calls. Calls
+   events, search, behind. */
 
 /* Finds or makes the note of how far `stream` waits for `on`. NULL: no host memory. [lock] */
 static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_stream *on)
@@ -8214,7 +9783,7 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     gai_lock_off(&pool->lock);
     if (!wait) return GAI_NO_HOST_MEMORY;
     if (!event) return CUDA_ERROR_NOT_READY;
-    result = gai_scope_enter(&scope, job->params.stream->context);
+    result = gai_scope_push(&scope, job->params.stream->context);
     if (result) return result;
     result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (job->site.handle, event->event, 0));
     gai_scope_leave(&scope);
@@ -8223,7 +9792,8 @@ static CUresult gai_job_wait_for(gai_job *job, const gai_mark *mark)
     gai_event_judge(pool, event, 0);
     if (event->epoch > wait->epoch) wait->epoch = event->epoch;
     pool->stats.waits++;
-    job->waited = 1;
+    job->waited++;
+    gai_history_wait(pool, job->params.stream, mark);
     gai_lock_off(&pool->lock);
     return CUDA_SUCCESS;
 }
@@ -8302,7 +9872,7 @@ static void gai_job_wait_behind(gai_job *job)
    neighbouring holes and aliases; a window is the part of a gap that is considered for a plan. The
    plan predictor expects the plan that followed the same plan the last time, so that a program that repeats itself
    needs no search.
-   [growth, lock] Calls search, release, parking, collection, budget. */
+   [paging, lock] Calls search, release, parking, collection, budget. */
 
 /* A plan, here with both free blocks beside the range:
      | left   | alias | hole | alias |   right |
@@ -8316,7 +9886,7 @@ static void gai_job_wait_behind(gai_job *job)
    Growth in place: [begin, end) is the next hole or alias behind the block, and `until` is the block's new end. */
 typedef struct gai_plan {
     gai_block *left, *right;
-    gai_block *held; /* free blocks behind a growing block, made busy; linked by next_bin */
+    gai_block *pieces; /* free blocks behind a growing block, made busy; linked by next_bin */
     gai_block *first, *hole;
     uintptr_t begin, end, at, until;
     size_t alias;
@@ -8610,7 +10180,7 @@ static int gai_plan_by_memo(const galloc_pool *pool, const gai_memo *memo, const
     const gai_params *params = filter->params;
     gai_window window;
     memset(&window, 0, sizeof window);
-    window.first = memo->first->block;
+    window.first = memo->first->block; /* NULL: the mapping has ended */
     if (memo->first->number != memo->number || !gai_block_is_unused(window.first)) return 0;
     if (memo->bytes != params->bytes || gai_up(memo->at, params->alignment) != memo->at) return 0;
     /* The plan began in the free block before the gap: it must be free again, and reach as far down. */
@@ -8641,7 +10211,7 @@ static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *
 }
 
 /* Where the part of the hole begins that is to be filled. */
-static uintptr_t gai_plan_fill_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
+static uintptr_t gai_plan_supply_begin(const gai_plan *plan) { return gai_max(plan->begin, plan->hole->addr); }
 
 static int gai_plan_ends_in_hole(const gai_plan *plan)
 {
@@ -8686,7 +10256,7 @@ static size_t gai_page_size(const galloc_pool *pool, size_t more, size_t allowan
 /* Rounds the new bytes up to whole pages, if the hole and `most` allow it. */
 static void gai_plan_round(gai_plan *plan, size_t page_bytes, size_t most)
 {
-    uintptr_t begin = gai_plan_fill_begin(plan), hole_end = plan->hole->addr + plan->hole->bytes;
+    uintptr_t begin = gai_plan_supply_begin(plan), hole_end = plan->hole->addr + plan->hole->bytes;
     size_t bytes = gai_up(plan->end - begin, page_bytes);
     if (bytes <= hole_end - begin && bytes <= most) plan->end = begin + bytes;
 }
@@ -8699,8 +10269,8 @@ static void gai_plan_hold(gai_plan *plan, const gai_block *grows)
         if (piece->kind != GAI_FREE) continue;
         gai_set_remove(piece);
         piece->kind = GAI_BUSY;
-        piece->next_bin = plan->held;
-        plan->held = piece;
+        piece->next_bin = plan->pieces;
+        plan->pieces = piece;
     }
     if (plan->left) gai_set_remove(plan->left);
     if (plan->right) gai_set_remove(plan->right);
@@ -8713,9 +10283,9 @@ static void gai_plan_let_go(galloc_pool *pool, gai_plan *plan)
 {
     if (plan->left) (void)gai_block_file(pool, plan->left, 0);
     if (plan->right) (void)gai_block_file(pool, plan->right, 0);
-    while (plan->held) {
-        gai_block *piece = plan->held;
-        plan->held = piece->next_bin;
+    while (plan->pieces) {
+        gai_block *piece = plan->pieces;
+        plan->pieces = piece->next_bin;
         (void)gai_block_file(pool, piece, 0);
     }
 }
@@ -8734,17 +10304,16 @@ static gai_block *gai_plan_join(galloc_pool *pool, gai_plan *plan, gai_block *bl
     return plan->left;
 }
 
-/* ==== GROWTH ====================================================================================================== */
-/* >>growth */
+/* ==== SUPPLY ====================================================================================================== */
+/* >>supply */
 
 /* Carries a plan out: moves and creates pages, or allocates fixed segments. All decisions are made and all host
    memory is reserved first (gai_job_prepare), so that afterwards only the driver can refuse. If it does, every step
-   is undone. The caller holds `growth`; `lock` is not held around driver calls. Calls planner, waits, fixed, pages,
-   parking, budget. */
+   is undone. [paging]; `lock` is not held around driver calls. Calls planner, waits, fixed, pages, parking, budget. */
 
 /* Takes the requested block from the planned range. It is cut before the range merges with neighbours, whose marks
    it need not wait for. [lock] */
-static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
+static void gai_job_take_supplied(gai_job *job, gai_plan *plan, gai_block *block)
 {
     galloc_pool *pool = job->pool;
     gai_found found = {NULL, 0};
@@ -8760,7 +10329,7 @@ static void gai_job_take_grown(gai_job *job, gai_plan *plan, gai_block *block)
         found.block = gai_block_file(pool, found.block, 0);
         if (job->got) job->got = found.block;
     }
-    if (job->got) gai_block_keep_room(pool, job->got, job->params.room);
+    if (job->got) gai_block_reserve_room(pool, job->got, job->params.room);
 }
 
 /* Adds the planned range to the growing block if it lies in its room, even if the growth fails later; else leaves it
@@ -8908,19 +10477,19 @@ static int gai_block_give_pages_need(galloc_pool *pool, const gai_block *block)
 }
 
 /* Takes a returning page out of its current place, with all other pages marked `taken` there. 0: no host memory. */
-static int gai_fill_borrow(galloc_pool *pool, gai_fill *fill, gai_page *page)
+static int gai_supply_borrow(galloc_pool *pool, gai_supply *supply, gai_page *page)
 {
     gai_block *holder = page->holder;
     if (holder->kind == GAI_ALIAS) {
         page->taken = 0;
         gai_alias_remove(pool, page->current);
         page->current->was_mapped = 1;
-        gai_batch_add(&fill->returning_blocks, page->current, holder);
+        gai_batch_add(&supply->returning_blocks, page->current, holder);
         return 1;
     }
     if (!gai_block_give_pages_need(pool, holder)) return 0;
     gai_set_remove(holder);
-    gai_block_give_pages(pool, holder, &fill->returning_blocks);
+    gai_block_give_pages(pool, holder, &supply->returning_blocks);
     return 1;
 }
 
@@ -8943,7 +10512,7 @@ static void gai_returning_merge(galloc_pool *pool, const gai_batch *returning_bl
 
 /* Takes the aliases in the planned range, and the pages that return to them, out of their lists and sets. 0: no host
    memory. [lock] */
-static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fill)
+static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_supply *supply)
 {
     gai_block *block;
     gai_mapping *mapping;
@@ -8956,19 +10525,18 @@ static int gai_plan_fetch(galloc_pool *pool, const gai_plan *plan, gai_fill *fil
         mapping->was_mapped = 1;
         /* A parked page is in place already; any other one must be taken from where it is. */
         mapping->page->taken = mapping->page->current != mapping;
-        gai_batch_add(&fill->returning, mapping, block);
+        gai_batch_add(&supply->returning, mapping, block);
     }
-    for (mapping = fill->returning.first; mapping && ready; mapping = mapping->next)
-        if (mapping->page->taken) ready = gai_fill_borrow(pool, fill, mapping->page);
-    for (mapping = fill->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
-    gai_returning_merge(pool, &fill->returning_blocks);
+    for (mapping = supply->returning.first; mapping && ready; mapping = mapping->next)
+        if (mapping->page->taken) ready = gai_supply_borrow(pool, supply, mapping->page);
+    for (mapping = supply->returning.first; mapping && !ready; mapping = mapping->next) mapping->page->taken = 0;
+    gai_returning_merge(pool, &supply->returning_blocks);
     return ready;
 }
 
 /* Decides how the hole in the planned range is filled, and how far. exact: the device has just refused new pages, so
-   that spare pages come first. 0: the limit does not allow it. The caller holds `lock`, and the plan's blocks are
-   busy. */
-static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
+   that spare pages come first. 0: the limit does not allow it. The plan's blocks are busy. [lock] */
+static int gai_job_choose(gai_job *job, gai_plan *plan, gai_supply *supply, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_page_filter filter = gai_page_filter_for(&job->params);
@@ -8976,33 +10544,33 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_fill *fill, int exac
     size_t within;
     int fits;
     int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
-    fill->page_bytes = gai_page_size(pool, bytes, allowance);
+    supply->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
     filter.wanted = bytes;
     /* New pages come first, as far as the overhead allows; moved pages cover the rest. */
     if (!exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
     filter.may_wait = job->may_wait;
-    most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_fill_begin(plan) : bytes;
+    most = open ? plan->hole->addr + plan->hole->bytes - gai_plan_supply_begin(plan) : bytes;
     if (job->params.room) most = gai_min(most, job->params.room);
-    fill->moved = filter.most = room ? bytes : most;
-    if (filter.wanted) gai_pool_to_batch(pool, &filter, &fill->donors);
-    fill->moved -= filter.most;
+    supply->moved = filter.most = room ? bytes : most;
+    if (filter.wanted) gai_pool_to_batch(pool, &filter, &supply->donors);
+    supply->moved -= filter.most;
     /* All pages of a room are its block's, so larger pages than requested move there only if no new ones can be had. */
-    if (room && (exact || bytes > fill->moved + headroom)) {
-        filter.most = most - fill->moved;
-        gai_pool_to_batch(pool, &filter, &fill->donors);
-        fill->moved = most - filter.most;
+    if (room && (exact || bytes > supply->moved + headroom)) {
+        filter.most = most - supply->moved;
+        gai_pool_to_batch(pool, &filter, &supply->donors);
+        supply->moved = most - filter.most;
     }
     /* Pages come whole: the donors may have given more than is needed. */
-    if (fill->moved > bytes) fill->moved -= gai_donors_trim(pool, &fill->donors, fill->moved - bytes);
+    if (supply->moved > bytes) supply->moved -= gai_donors_trim(pool, &supply->donors, supply->moved - bytes);
     within = room ? gai_min(gai_max(allowance, pool->replaceable), headroom) : allowance;
-    fits = bytes <= fill->moved + (job->frugal ? within : headroom);
-    job->lacks = room && !fits ? bytes - fill->moved : 0;
-    if (open && !fill->moved && !exact && !room)
-        gai_plan_round(plan, fill->page_bytes, pool->tuning.growth ? headroom : allowance);
+    fits = bytes <= supply->moved + (job->frugal ? within : headroom);
+    job->lacks = room && !fits ? bytes - supply->moved : 0;
+    if (open && !supply->moved && !exact && !room)
+        gai_plan_round(plan, supply->page_bytes, pool->tuning.growth ? headroom : allowance);
     bytes = gai_plan_created(plan);
-    fill->new_bytes = bytes - gai_min(bytes, fill->moved);
-    plan->end += fill->moved + fill->new_bytes - bytes;
+    supply->new_bytes = bytes - gai_min(bytes, supply->moved);
+    plan->end += supply->moved + supply->new_bytes - bytes;
     if (job->params.room) plan->until = plan->end;
     return fits;
 }
@@ -9021,113 +10589,113 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
 }
 
 /* Chooses without the spared part of the overhead (thrifty), then with it. */
-static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_fill *fill, int exact)
+static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *supply, int exact)
 {
     uintptr_t end = plan->end, until = plan->until;
     int chosen;
     job->thrifty = job->frugal && gai_pool_live(job->pool) + job->params.requested <= job->pool->live_peak;
-    chosen = gai_job_choose(job, plan, fill, exact);
+    chosen = gai_job_choose(job, plan, supply, exact);
     if (chosen || !job->thrifty) return chosen;
-    gai_donors_restore(job->pool, &fill->donors);
-    gai_batch_start(&fill->donors);
-    fill->moved = fill->new_bytes = 0;
+    gai_donors_restore(job->pool, &supply->donors);
+    gai_batch_start(&supply->donors);
+    supply->moved = supply->new_bytes = 0;
     plan->end = end;
     plan->until = until;
     job->thrifty = 0;
-    return gai_job_choose(job, plan, fill, exact);
+    return gai_job_choose(job, plan, supply, exact);
 }
 
 /* Reserves the host memory for taking the block later: the marks of pages that move are copied, and the block is cut
    at both ends. Other threads may use some of it meanwhile, but a lone thread does not fail late. */
-static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_fill *fill)
+static int gai_job_need(gai_job *job, const gai_plan *plan, const gai_supply *supply)
 {
     galloc_pool *pool = job->pool;
     const gai_block *piece;
-    size_t marks = gai_batch_marks(&fill->donors) + gai_batch_marks(&fill->returning_blocks);
-    uintptr_t addr = plan->hole ? gai_plan_fill_begin(plan) : 0;
-    for (piece = plan->held; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
+    size_t marks = gai_batch_marks(&supply->donors) + gai_batch_marks(&supply->returning_blocks);
+    uintptr_t addr = plan->hole ? gai_plan_supply_begin(plan) : 0;
+    for (piece = plan->pieces; piece; piece = piece->next_bin) marks += gai_marks_count(piece->marks);
     if (plan->left) marks += gai_marks_count(plan->left->marks);
     if (plan->right) marks += gai_marks_count(plan->right->marks);
     return gai_slab_need(&pool->marks, 3 * marks + 3) && gai_block_map_need(plan->at) &&
-           gai_block_map_need(plan->until) && gai_fill_need(pool, fill, addr);
+           gai_block_map_need(plan->until) && gai_supply_need(pool, supply, addr);
 }
 
 /* Covers the planned range with mappings, in order of address. The caller has reserved all descriptors. */
-static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_fill *fill)
+static void gai_batch_over_plan(galloc_pool *pool, gai_batch *batch, const gai_plan *plan, gai_supply *supply)
 {
     uintptr_t hole = plan->hole ? plan->hole->addr : plan->end;
-    while (fill->returning.first && fill->returning.first->addr < hole)
-        gai_batch_add_returning(pool, batch, fill);
-    if (plan->hole) gai_batch_over_hole(pool, batch, plan->hole, gai_plan_fill_begin(plan), fill);
-    while (fill->returning.first) gai_batch_add_returning(pool, batch, fill);
+    while (supply->returning.first && supply->returning.first->addr < hole)
+        gai_batch_add_returning(pool, batch, supply);
+    if (plan->hole) gai_batch_over_hole(pool, batch, plan->hole, gai_plan_supply_begin(plan), supply);
+    while (supply->returning.first) gai_batch_add_returning(pool, batch, supply);
 }
 
 /* Makes all decisions and reserves all host memory; afterwards only the driver can refuse. 0: growth is not possible
    (the job may have an error). [lock] */
-static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_fill *fill, gai_batch *batch, int exact)
+static int gai_job_prepare(gai_job *job, gai_plan *plan, gai_supply *supply, gai_batch *batch, int exact)
 {
     galloc_pool *pool = job->pool;
     int fetched;
     gai_batch_start(batch);
-    gai_batch_start(&fill->donors);
-    gai_batch_start(&fill->returning_blocks);
-    gai_batch_start(&fill->returning);
-    fill->moved = fill->new_bytes = 0;
+    gai_batch_start(&supply->donors);
+    gai_batch_start(&supply->returning_blocks);
+    gai_batch_start(&supply->returning);
+    supply->moved = supply->new_bytes = 0;
     if (!gai_job_plan(job, plan)) return 0;
-    fetched = gai_plan_fetch(pool, plan, fill);
-    if (!fetched || gai_job_choose_within(job, plan, fill, exact)) {
-        if (!fetched || !gai_job_need(job, plan, fill)) {
+    fetched = gai_plan_fetch(pool, plan, supply);
+    if (!fetched || gai_job_choose_within(job, plan, supply, exact)) {
+        if (!fetched || !gai_job_need(job, plan, supply)) {
             job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the description of %zu bytes",
                                   (size_t)(plan->end - plan->begin));
-        } else if (gai_budget_take(pool, fill->new_bytes)) { /* else another pool took it first */
+        } else if (gai_budget_take(pool, supply->new_bytes)) { /* else another pool took it first */
             /* Only plans that aliases alone fill can be repeated as they are. */
-            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, fill->returning.first, job->params.bytes);
-            pool->replaceable = gai_left(pool->replaceable, fill->new_bytes);
-            gai_batch_over_plan(pool, batch, plan, fill);
+            if (!plan->hole && !job->grows) gai_plan_remember(pool, plan, supply->returning.first, job->params.bytes);
+            pool->replaceable = gai_left(pool->replaceable, supply->new_bytes);
+            gai_batch_over_plan(pool, batch, plan, supply);
             return 1;
         }
     }
-    gai_donors_restore(pool, &fill->returning);
-    gai_donors_restore(pool, &fill->returning_blocks);
-    gai_donors_restore(pool, &fill->donors);
+    gai_donors_restore(pool, &supply->returning);
+    gai_donors_restore(pool, &supply->returning_blocks);
+    gai_donors_restore(pool, &supply->donors);
     gai_plan_let_go(pool, plan);
     return 0;
 }
 
 /* Adds pages at the best place: whole pages of the heap's page size, or with `exact` just the bytes needed. */
-static CUresult gai_job_grow_expandable(gai_job *job, int exact)
+static CUresult gai_job_supply_expandable(gai_job *job, int exact)
 {
     galloc_pool *pool = job->pool;
     gai_plan plan;
-    gai_fill fill;
+    gai_supply supply;
     gai_batch batch;
     CUresult result = CUDA_SUCCESS;
     const char *function = "cuMemCreate";
     int ready;
     gai_lock_on(&pool->lock);
-    ready = gai_job_prepare(job, &plan, &fill, &batch, exact);
+    ready = gai_job_prepare(job, &plan, &supply, &batch, exact);
     gai_lock_off(&pool->lock);
     if (!ready) return CUDA_SUCCESS;
     /* The bytes of a growing block may be used by its stream at once, so waits come before the pages. */
-    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &fill.donors);
+    if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &supply.donors);
     if (result) function = "cuStreamWaitEvent";
     else result = gai_batch_map(pool, &batch);
     if (result) gai_batch_undo(pool, &batch);
     else gai_pool_tell_mapped(pool, &batch);
     gai_lock_on(&pool->lock);
     if (result) {
-        gai_donors_restore(pool, &fill.returning_blocks);
-        gai_donors_restore(pool, &fill.donors);
+        gai_donors_restore(pool, &supply.returning_blocks);
+        gai_donors_restore(pool, &supply.donors);
         gai_plan_let_go(pool, &plan);
     } else {
         gai_block *block = gai_batch_publish(pool, &batch);
-        pool->stats.grows += fill.new_bytes != 0;
-        pool->parking.mapped += fill.new_bytes || fill.moved;
-        if (!job->grows) job->grown += fill.new_bytes || fill.moved || fill.returning_blocks.first;
-        gai_donors_leave(pool, &fill.returning_blocks);
-        gai_donors_leave(pool, &fill.donors);
+        pool->stats.grows += supply.new_bytes != 0;
+        pool->parking.mapped += supply.new_bytes || supply.moved;
+        if (!job->grows) job->grown += supply.new_bytes || supply.moved || supply.returning_blocks.first;
+        gai_donors_leave(pool, &supply.returning_blocks);
+        gai_donors_leave(pool, &supply.donors);
         if (job->grows) gai_job_take_behind(job, &plan, block);
-        else gai_job_take_grown(job, &plan, block);
+        else gai_job_take_supplied(job, &plan, block);
     }
     gai_lock_off(&pool->lock);
     gai_job_refused(job, result, function);
@@ -9147,7 +10715,7 @@ static void gai_job_take_fixed(gai_job *job, gai_block *block)
 }
 
 /* Makes a fixed segment of cudaMalloc for the job: of the usual size, or of the least size if that is refused. */
-static void gai_job_grow_fixed(gai_job *job)
+static void gai_job_supply_fixed(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
@@ -9173,10 +10741,9 @@ static void gai_job_grow_fixed(gai_job *job)
 /* >>ladder */
 
 /* The steps of the ladder, which a job climbs when nothing at hand fits. Their order is in gai_ladder (section borrow),
-   with like:pytorch in gai_torch_ladder. Each gai_step_ function returns whether the
-   job is done: it has a block, or an error that ends it. A step that is not allowed notes why in left_out; a step that
-   finds nothing to do may return 0 without a note.
-   [growth] Calls growth, waits, behind, search, collection, parking. */
+   with like:pytorch in gai_torch_ladder. Each gai_step_ function returns whether the job is done: it has a block, or an
+   error that ends it. A step that is not allowed notes why in left_out; a step that finds nothing to do may return 0
+   without a note. [paging] Calls supply, waits, behind, search, collection, parking. */
 
 /* Notes why a step is not taken. Returns the step's result. */
 static int gai_job_leave_out(gai_job *job, const char *why)
@@ -9204,31 +10771,50 @@ static void gai_job_clear_behind(gai_job *job)
     gai_growth_range range;
     if (gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_BUSY) return;
     gai_lock_on(&pool->lock);
-    gai_pool_unpark(pool, begin, begin + job->grow_to);
+    gai_pool_unpark(pool, begin, begin + job->grow_to + job->guard);
     gai_lock_off(&pool->lock);
-    gai_pool_drop_stale(pool, begin, begin + job->grow_to, 0, 0);
+    gai_pool_drop_stale(pool, begin, begin + job->grow_to + job->guard, 0, 0);
 }
 
 /* Grows the pool. A growing block may need several holes filled, one after the other: filling one may use up the
    page that was to return to the next. */
-static int gai_step_grow(gai_job *job)
+static int gai_step_supply(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     int grown;
     job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
     if (job->params.bytes > gai_pool_capacity(pool)) return 0;
-    if (pool->variant.grow && !job->grows) pool->variant.grow(job);
-    else if (!pool->config.expandable_segments && !job->grows) gai_job_grow_fixed(job);
+    if (pool->variant.supply && !job->grows) pool->variant.supply(job);
+    else if (!pool->config.expandable_segments && !job->grows) gai_job_supply_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
     do {
         grown = job->grown;
         if (job->grows) gai_job_clear_behind(job);
         /* The device refused whole pages of the heap's size: a second try asks for just the bytes needed. */
-        if (gai_job_grow_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
-            (void)gai_job_grow_expandable(job, 1);
+        if (gai_job_supply_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
+            (void)gai_job_supply_expandable(job, 1);
     } while (job->grows && job->grown > grown && !gai_job_is_done(job));
     return gai_job_is_done(job);
+}
+
+/* Gives back pages that pass the filter, but none that the growing block is about to take: filling its place again
+   would undo that. */
+static size_t gai_job_release_by(gai_job *job, const gai_page_filter *filter)
+{
+    galloc_pool *pool = job->pool;
+    gai_plan plan;
+    size_t given;
+    memset(&plan, 0, sizeof plan);
+    plan.until = (uintptr_t)job->grows + job->grow_to + job->guard;
+    gai_lock_on(&pool->lock);
+    gai_plan_hold(&plan, job->grows ? gai_block_used(pool, job->grows) : NULL);
+    gai_lock_off(&pool->lock);
+    given = gai_pool_release_by(pool, filter);
+    gai_lock_on(&pool->lock);
+    gai_plan_let_go(pool, &plan);
+    gai_lock_off(&pool->lock);
+    return given;
 }
 
 /* A room takes in no page larger than what it lacks. Gives back the smallest spare page that is larger, so that the
@@ -9245,7 +10831,7 @@ static int gai_job_return_larger(gai_job *job)
     for (i = gai_page_class(job->lacks); i < GALLOC_PAGE_SIZES && job->lacks && !given; i++) {
         filter.most = i + 1 < GALLOC_PAGE_SIZES ? ((size_t)2 << (GAI_PAGE_LOG2 + i)) - 1 : SIZE_MAX;
         if (!pool->stats.pages[i].count) continue;
-        given = gai_pool_release_by(pool, &filter);
+        given = gai_job_release_by(job, &filter);
         larger |= i > gai_page_class(job->lacks);
     }
     gai_lock_on(&pool->lock);
@@ -9256,14 +10842,14 @@ static int gai_job_return_larger(gai_job *job)
 }
 
 /* The same within the overhead: pages are moved rather than created. */
-static int gai_step_grow_within(gai_job *job)
+static int gai_step_supply_within(gai_job *job)
 {
     int done;
     if (!job->pool->config.expandable_segments) return gai_job_leave_out(job, "expandable_segments is False");
     job->frugal = 1;
     do {
         job->lacks = 0;
-        done = gai_step_grow(job);
+        done = gai_step_supply(job);
     } while (!done && gai_job_return_larger(job));
     job->frugal = job->thrifty = 0;
     return done;
@@ -9306,7 +10892,7 @@ static void gai_job_note_followed(gai_job *job, const gai_walk *walk)
         const gai_graph_position *position = gai_stream_ahead(stream, own);
         gai_wait *wait;
         /* Up to the newest position that the walk reached. */
-        while (position && !gai_walk_covers(walk, position)) position = position->older;
+        while (position && !gai_walk_covers(walk, position->nodes, position->n)) position = position->older;
         if (!position || position->epoch <= gai_stream_waited(own, stream)) continue;
         wait = gai_stream_wait_on(job->pool, own, stream);
         if (wait) wait->epoch = position->epoch;
@@ -9338,15 +10924,19 @@ static int gai_step_follow(gai_job *job)
 /* Completes other streams' marks whose events are done, coalesces runs of slots, and retries what failed before. */
 static int gai_step_poll(gai_job *job)
 {
-    gai_pool_retry(job->pool);
-    gai_pool_sweep_lost(job->pool);
-    if ((job->pool->config.reuse & GALLOC_REUSE_COMPLETED) || job->pool->variant.one_each || job->pool->oldest_alias)
-        gai_pool_poll(job->pool);
-    gai_pool_limit_stale(job->pool);
-    if (job->pool->variant.give_back && !gai_job_is_captured(job)) job->pool->variant.give_back(job->pool, SIZE_MAX);
-    gai_lock_on(&job->pool->lock);
-    if (job->pool->variant.coalesce) job->pool->variant.coalesce(job->pool, 0);
-    gai_lock_off(&job->pool->lock);
+    galloc_pool *pool = job->pool;
+    int aliases;
+    gai_pool_retry(pool);
+    gai_pool_sweep_lost(pool);
+    gai_lock_on(&pool->lock);
+    aliases = pool->oldest_alias != NULL; /* a free may park pages meanwhile */
+    gai_lock_off(&pool->lock);
+    if ((pool->config.reuse & GALLOC_REUSE_COMPLETED) || pool->variant.one_each || aliases) gai_pool_poll(pool);
+    gai_pool_limit_stale(pool);
+    if (pool->variant.give_back && !gai_job_is_captured(job)) pool->variant.give_back(pool, SIZE_MAX);
+    gai_lock_on(&pool->lock);
+    if (pool->variant.coalesce) pool->variant.coalesce(pool, 0);
+    gai_lock_off(&pool->lock);
     if (job->grows) gai_job_clear_behind(job);
     return gai_job_search(job, GAI_REACH_ALL);
 }
@@ -9389,7 +10979,7 @@ static int gai_step_addresses(gai_job *job)
     if (!job->grows) return gai_job_leave_out(job, "the request does not grow a block");
     obstacle = gai_job_obstacle_behind(job, &range);
     if (obstacle == GAI_OBSTACLE_SHUT || (obstacle > GAI_OBSTACLE_HOLE && range.foreign))
-        job->error = gai_job_say_not_there(job);
+        job->error = gai_job_say_not_there(job, range.block);
     else if (obstacle == GAI_OBSTACLE_BUSY)
         job->error = gai_fail(cudaErrorMemoryAllocation, "out of memory: the driver does not unmap the pages reserved "
                               "behind the block at %p", job->grows);
@@ -9406,20 +10996,21 @@ static int gai_job_waits_are_limited(const gai_job *job) { return job->pool->con
 static int gai_step_recycle(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    size_t wanted = SIZE_MAX, space = gai_up(job->params.bytes, pool->granularity) + pool->granularity;
+    size_t space = gai_up(job->params.bytes, pool->granularity) + pool->granularity;
+    gai_page_filter filter = gai_page_filter_for(NULL);
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
     if (!pool->config.expandable_segments) { /* cuMemFree waits for the device */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, which a capture forbids");
-        if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "cudaFree waits, and wait_limit_ms is set");
+        if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms cannot limit cudaFree");
     }
     /* The driver refused nothing, so it is the limit: it lacks only the bytes above the headroom. */
     if (!job->refusal) {
         size_t headroom = gai_pool_headroom(pool);
         if (job->params.bytes > gai_pool_capacity(pool)) return 0;
-        wanted = space > headroom ? space - headroom : pool->granularity;
+        filter.wanted = space > headroom ? space - headroom : pool->granularity;
     }
-    return gai_pool_release(pool, wanted) && gai_step_grow(job);
+    return gai_job_release_by(job, &filter) && gai_step_supply(job);
 }
 
 static const char *gai_job_why_no_wait(const gai_job *job)
@@ -9444,7 +11035,7 @@ static int gai_step_wait(gai_job *job)
     if (gai_job_is_done(job)) return 1;
     job->may_wait = 1;
     if (job->grows) gai_job_wait_behind(job);
-    done = gai_job_is_done(job) || gai_step_grow_within(job);
+    done = gai_job_is_done(job) || gai_step_supply_within(job);
     job->may_wait = 0;
     job->left_out = NULL;
     return done;
@@ -9457,8 +11048,8 @@ static int gai_step_wait(gai_job *job)
 /* gai_step_wait at its earlier place on the ladder, before the pool grows to its limit. */
 static int gai_step_wait_early(gai_job *job)
 {
-    const galloc_pool *pool = job->pool;
-    if (pool->stats.reserved.current >= gai_pool_capacity(pool) / GAI_WAIT_FRACTION) return gai_step_wait(job);
+    galloc_pool *pool = job->pool;
+    if (gai_pool_held(pool) >= gai_pool_capacity(pool) / GAI_WAIT_FRACTION) return gai_step_wait(job);
     return gai_job_leave_out(job, "the pool is small");
 }
 
@@ -9524,7 +11115,7 @@ static int gai_step_wait_host(gai_job *job)
         gai_lock_off(&pool->lock);
         gai_pool_poll(pool);
         gai_pool_limit_stale(pool);
-        if (gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job)) return 1;
+        if (gai_job_search(job, GAI_REACH_ALL) || gai_step_supply(job) || gai_step_recycle(job)) return 1;
         job->left_out = NULL;
         if (result) return gai_job_leave_out(job, "wait_limit_ms has passed");
     }
@@ -9537,22 +11128,28 @@ static int gai_step_wait_host(gai_job *job)
 /* Waits on the host for all work of a context or device, after which all frees before it are complete, marked or not. A
    wait first ends the current epoch of each stream it covers, and completes that epoch afterwards: frees made meanwhile
    belong to the next one.
-   The caller holds `growth`; neither `lock` nor a latch is held during a wait. Calls events, streams, ladder. */
+   [paging]; neither `lock` nor a latch is held during a wait. Calls events, streams, ladder. */
 
-/* Frees the fence, pinned host memory that the driver refused to free before. A fence that the driver does not know
-   went with its context, and one whose context has a sticky error will. If the context has ended, the driver is not
-   asked: the address may be the program's by now. */
-static CUresult gai_fence_drop(galloc_pool *pool)
+/* Frees pinned host memory. What the driver does not know went with its context, and what a context with a sticky error
+   has will go. If the context has ended, the driver is not asked: the address may be the program's by now. */
+static CUresult gai_pinned_free(galloc_pool *pool, void *host, CUcontext context, unsigned long long context_id)
 {
     enum gai_health health;
+    CUresult result = gai_context_look(context, context_id, &health);
+    if (health == GAI_UNKNOWN) return result;
+    if (health == GAI_ALIVE) result = GAI_CALL(pool, host_free, MemFreeHost, (host));
+    if (health == GAI_ALIVE && result && result != CUDA_ERROR_INVALID_VALUE && !gai_is_sticky(result)) return result;
+    return CUDA_SUCCESS;
+}
+
+/* Frees the fence, which the driver refused to free before. */
+static CUresult gai_fence_drop(galloc_pool *pool)
+{
     CUresult result;
     if (!pool->fence) return CUDA_SUCCESS;
-    result = gai_context_look(pool->fence_context, pool->fence_context_id, &health);
-    if (health == GAI_UNKNOWN) return result;
-    if (health == GAI_ALIVE) result = GAI_CALL(pool, host_free, MemFreeHost, (pool->fence));
-    if (health == GAI_ALIVE && result && result != CUDA_ERROR_INVALID_VALUE && !gai_is_sticky(result)) return result;
-    pool->fence = NULL;
-    return CUDA_SUCCESS;
+    result = gai_pinned_free(pool, pool->fence, pool->fence_context, pool->fence_context_id);
+    if (!result) pool->fence = NULL;
+    return result;
 }
 
 /* Waits for all work of the current context's device: cuMemFreeHost waits, needs no device memory, and harms no
@@ -9707,8 +11304,8 @@ static CUresult gai_capture_wait(galloc_pool *pool, const gai_stream *stream, co
     return result ? result : gai_device_wait_in(pool, stream->context);
 }
 
-/* Waits for the pool's own context and those of all captured stream states. The caller holds `growth`, so stream
-   states stay. */
+/* Waits for the pool's own context and those of all captured stream states. [paging], so stream states
+   stay. */
 static CUresult gai_pool_wait_for_launches(galloc_pool *pool)
 {
     gai_stream *stream, *last = NULL;
@@ -9774,33 +11371,37 @@ static CUresult gai_pool_wait(galloc_pool *pool)
 static int gai_job_can_wait_for_devices(gai_job *job)
 {
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
-    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms is set, which this wait ignores");
+    if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms cannot limit this wait");
     return 1;
 }
 
-/* Waits for all devices and contexts that have frees of the pool, and searches once more. */
+/* Waits for all devices and contexts that have frees of the pool, searches once more, and then moves and creates pages
+   beside the memory that the wait has freed. */
 static int gai_step_wait_device(gai_job *job)
 {
+    galloc_pool *pool = job->pool;
     CUresult result;
     if (!gai_job_can_wait_for_devices(job)) return 0;
-    result = gai_job_wait_failed(job, NULL, gai_pool_wait(job->pool));
+    result = gai_job_wait_failed(job, NULL, gai_pool_wait(pool));
     if (result && result != CUDA_ERROR_OUT_OF_MEMORY) gai_job_refused(job, result, "cuMemFreeHost");
-    if (gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL)) return 1;
-    return (job->grows || job->pool->variant.refresh) && gai_step_grow(job);
+    gai_lock_on(&pool->lock);
+    if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
+    gai_lock_off(&pool->lock);
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL) || gai_step_supply(job);
 }
 
 /* ==== BORROW ====================================================================================================== */
 /* >>borrow */
 
 /* Borrowing: when a limit or the device has no memory left, other pools of the device give back their idle memory. And
-   the table of the ladder: the steps that a request takes when no cached block fits. Steps run under `growth` and take
+   the table of the ladder: the steps that a request takes when no cached block fits. Steps run under `paging` and take
    the pool's lock for each search. The budget lock guards the list of pools while it is walked. A thread that holds the
-   `growth` lock of its pool only tries to take that of another pool, and never blocks on it. May call release,
+   `paging` lock of its pool only tries to take that of another pool, and never blocks on it. May call release,
    devicewait and all sections before them. */
 
-/* Makes other pools of the device give back idle memory. The first pass skips pools whose `growth` lock is busy or that
+/* Makes other pools of the device give back idle memory. The first pass skips pools whose `paging` lock is busy or that
    have an on_unmap callback, and cudaMalloc segments, whose release waits. The `last` pass skips none: it releases this
-   pool's `growth` lock while it holds the other one, waits for the device, and may call on_unmap. */
+   pool's `paging` lock while it holds the other one, waits for the device, and may call on_unmap. */
 static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
@@ -9809,13 +11410,13 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
         gai_scope scope;
         if (other == pool || given >= wanted) continue;
         if (last) {
-            gai_lock_off(&pool->growth);
-            gai_lock_on(&other->growth);
-        } else if (!gai_lock_try(&other->growth)) {
+            gai_lock_off(&pool->paging);
+            gai_lock_on(&other->paging);
+        } else if (!gai_lock_try(&other->paging)) {
             continue;
         }
         if (!last && other->callbacks.on_unmap) {
-            gai_lock_off(&other->growth);
+            gai_lock_off(&other->paging);
         } else if (gai_pool_enter_locked(other, &scope)) {
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
@@ -9824,9 +11425,9 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
             if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
                 given += gai_pool_release(other, wanted - given);
             gai_scope_leave(&scope);
-            gai_lock_off(&other->growth);
+            gai_lock_off(&other->paging);
         }
-        if (last) gai_lock_on(&pool->growth);
+        if (last) gai_lock_on(&pool->paging);
     }
     return given;
 }
@@ -9839,9 +11440,9 @@ static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
     size_t own;
     if (!job->refusal) {
         size_t headroom = gai_pool_headroom(pool);
-        gai_lock_on(&gai_budget_lock);
+        gai_lock_on(&gai_locks.budget);
         own = gai_left(gai_pool_share(pool), pool->taken);
-        gai_lock_off(&gai_budget_lock);
+        gai_lock_off(&gai_locks.budget);
         if (own <= headroom) return gai_job_leave_out(job, "the pool's own limit is the cause");
         wanted = gai_left(wanted, headroom);
     }
@@ -9853,7 +11454,7 @@ static int gai_job_borrow(gai_job *job, int last)
 {
     size_t granularity = job->pool->granularity, wanted = gai_up(job->params.bytes, granularity) + granularity;
     if (!gai_job_have_others_give(job, wanted, last)) return 0;
-    return gai_job_search(job, GAI_REACH_ALL) || gai_step_grow(job) || gai_step_recycle(job);
+    return gai_job_search(job, GAI_REACH_ALL) || gai_step_supply(job) || gai_step_recycle(job);
 }
 
 static int gai_step_borrow(gai_job *job) { return gai_job_borrow(job, 0); }
@@ -9868,22 +11469,22 @@ typedef struct gai_ladder_step {
     const char *name;
     int at_once; /* taken even with throw_on_cudamalloc_oom, since it neither waits nor gives usable memory back. But
                     gai_step_poll frees what is of no use to the heap: pages in quarantine, surplus stale aliases, and
-                    blocks of other backends (cudaFree waits); gai_step_grow_within replaces large pages */
+                    blocks of other backends (cudaFree waits); gai_step_supply_within replaces large pages */
     int (*take)(gai_job *);
 } gai_ladder_step;
 
-/* The steps in order. A step that makes memory usable searches for it itself, because another thread may take it before
-   the next step. A step that creates or moves pages takes its block from them. gai_step_collect and gai_step_addresses
-   make nothing usable. */
+/* The steps in order; ON RUNNING OUT has them under its numbers 1 to 6. A step that makes memory usable searches for it
+   itself, because another thread may take it before the next step. A step that creates or moves pages takes its block
+   from them. gai_step_collect and gai_step_addresses make nothing usable. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
     {"use memory freed earlier in the capture", 1, gai_step_follow},
     {"use memory whose work is complete", 1, gai_step_poll},
     {"collect idle memory", 0, gai_step_collect},
-    {"move or create pages within overhead", 1, gai_step_grow_within},
+    {"move or create pages within overhead", 1, gai_step_supply_within},
     {"use parts of parked pages", 1, gai_step_unpark},
     {"make the stream wait, in a large pool", 0, gai_step_wait_early},
     {"find addresses behind the block", 1, gai_step_addresses},
-    {"create pages up to the limit", 1, gai_step_grow},
+    {"create pages up to the limit", 1, gai_step_supply},
     {"return free pages and create others", 0, gai_step_recycle},
     {"use idle memory of other pools", 0, gai_step_borrow},
     {"make the stream wait", 0, gai_step_wait},
@@ -9898,17 +11499,17 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
 
 /* Out of memory: the counts, the survey of free memory and the text of galloc_report, and the loop that takes the steps
    of a ladder. The survey runs under the pool's lock with all stream caches latched; the other functions run under
-   `growth` unless a comment says otherwise. May call all sections before it. */
+   `paging` unless a comment says otherwise. May call all sections before it. */
 
 /* Writes into `text` which limit refuses `bytes` more bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
     size_t share = gai_pool_share(pool), held, limit, own, left;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     held = pool->budget->held;
     limit = pool->budget->limit;
     own = gai_left(share, pool->taken);
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     if (limit < share || (bytes <= share && own > gai_left(limit, held)))
         (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
     else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
@@ -9939,28 +11540,18 @@ static int gai_job_is_hopeless(const gai_job *job)
     return job->params.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
 }
 
-/* Two counts that a step of the ladder may change.
-   free   bytes that the job's stream can take without waiting
+/* Returns what a step of the ladder gained, and updates two counts that it may change.
+   usable bytes that the job's stream can take without waiting
    held   bytes that the pool holds */
-typedef struct gai_job_bytes {
-    size_t free, held;
-} gai_job_bytes;
-
-static gai_job_bytes gai_job_count_bytes(const gai_job *job)
+static size_t gai_job_gained(const gai_job *job, size_t *usable, size_t *held)
 {
     galloc_pool *pool = job->pool;
-    gai_job_bytes bytes_now;
+    size_t usable_before = *usable, held_before = *held;
     gai_lock_on(&pool->lock);
-    bytes_now.free = pool->common.bytes + (job->params.stream ? job->params.stream->free.bytes : 0);
-    bytes_now.held = pool->stats.reserved.current;
+    *usable = pool->common.bytes + (job->params.stream ? job->params.stream->free.bytes : 0);
+    *held = pool->stats.reserved.current;
     gai_lock_off(&pool->lock);
-    return bytes_now;
-}
-
-static size_t gai_gained(const gai_job_bytes *before, const gai_job_bytes *after)
-{
-    return (after->free > before->free ? after->free - before->free : 0) +
-           (before->held > after->held ? before->held - after->held : 0);
+    return gai_left(*usable, usable_before) + gai_left(held_before, *held);
 }
 
 /* ---- survey of free memory ---- */
@@ -10096,12 +11687,18 @@ static void gai_report_streams(galloc_report *report, galloc_pool *pool)
 
 /* ---- the report ---- */
 
+/* Are new segments as large as PyTorch makes them, whatever the limits leave? */
+static int gai_pool_has_torch_segments(const galloc_pool *pool)
+{
+    return pool->config.like && !pool->config.backend && !pool->config.expandable_segments;
+}
+
 /* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
     const galloc_pool *pool = job->pool;
     const char *at_once = job->rejected && !gai_job_is_hopeless(job) ? "refused at once: " : "";
-    size_t length = strlen(at_once);
+    size_t length = strlen(at_once), segment = gai_fixed_bytes(pool, job->params.bytes);
     (void)snprintf(text, size, "%s", at_once);
     if (job->refusal)
         (void)snprintf(text + length, size - length, "%s: %s", job->who,
@@ -10115,6 +11712,26 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
         (void)snprintf(text, size, "no page can be mapped while on_map or on_unmap is running");
     else
         gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
+    length = strlen(text);
+    if (gai_pool_has_torch_segments(pool) && segment > gai_up(job->params.bytes, GAI_FIXED_SMALL))
+        (void)snprintf(text + length, size - length, "; the request needs a segment of %zu", segment);
+}
+
+/* Returns the bytes that blocks with room would not have if they were allocated anew: they keep their memory when they
+   shrink. In fixed segments the room itself is memory, so that a new block has as much. [lock] */
+static size_t gai_pool_shrunk(const galloc_pool *pool)
+{
+    const gai_segment *segment;
+    const gai_block *block;
+    size_t bytes = 0;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        if (segment->fixed) continue;
+        for (block = segment->first; block; block = block->next) {
+            size_t needed = gai_up((size_t)gai_counted(&block->requested), pool->granularity);
+            if (block->kind == GAI_USED && block->room && block->bytes > needed) bytes += block->bytes - needed;
+        }
+    }
+    return bytes;
 }
 
 /* Fills in the counts of the pool. They satisfy the equations above galloc_report, since `busy` is what remains of the
@@ -10138,6 +11755,7 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     gai_report_streams(report, pool);
     report->live = stats.live.current;
     report->rounding = stats.allocated.current - stats.live.current;
+    if (report->rounding >= pool->granularity) report->shrunk = gai_pool_shrunk(pool);
     report->held = stats.reserved.current;
     report->cached = stats.reserved.current - stats.allocated.current;
     report->quarantined = stats.quarantined;
@@ -10158,11 +11776,13 @@ static void gai_report_device(galloc_report *report, const galloc_pool *pool)
     report->device_known = !gai_cu.MemGetInfo(&report->device_free, &report->device_total);
     if (!report->device_known) report->device_free = 0;
     if (report->device_known) more = gai_min(more, report->device_free);
-    report->largest_possible += gai_down(more, pool->granularity);
+    more = gai_down(more, pool->granularity);
+    if (gai_pool_has_torch_segments(pool) && more < GAI_FIXED_OWN) more = gai_min(more, GAI_MIB); /* a small segment */
+    report->largest_possible += more;
     report->largest_possible = gai_max(report->largest_possible, report->largest_usable);
 }
 
-/* Fills the report of a failed job; keeps only its steps and rounds. With `growth` held, in the pool's context. */
+/* Fills the report of a failed job; keeps only its steps and rounds. In the pool's context. [paging] */
 static void gai_report_fill(galloc_report *report, gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -10176,12 +11796,13 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->device = pool->config.device;
     gai_job_cause(job, report->cause, sizeof report->cause);
     report->asked = job->params.requested;
-    report->rounded = job->params.bytes;
+    report->rounded = job->grows ? gai_up(job->params.bytes, pool->granularity) : job->params.bytes;
     report->stream_id = job->params.stream ? job->params.stream->stream_id : 0;
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
     report->rejected = job->rejected;
     report->backend = pool->config.backend;
+    report->like = pool->config.like;
     report->expandable_segments = pool->config.expandable_segments;
     report->reuse = pool->config.reuse;
     report->wait_limit_ms = pool->config.wait_limit_ms;
@@ -10197,8 +11818,8 @@ static void gai_report_add_pools(galloc_report *report)
     galloc_pool *pool;
     size_t known;
     report->other_pools = report->others_held = report->others_cached = 0;
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) {
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) {
         galloc_stats now;
         if (pool->handle == report->pool || pool->config.device != report->device) continue;
         gai_lock_on(&pool->lock);
@@ -10208,7 +11829,7 @@ static void gai_report_add_pools(galloc_report *report)
         report->others_held += now.reserved.current;
         report->others_cached += now.cached.current;
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     known = report->held + report->others_held + report->device_free;
     if (report->device_known) report->outside = report->device_total - gai_min(report->device_total, known);
 }
@@ -10228,24 +11849,32 @@ static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
 /* ---- the end of a call, and the steps ---- */
 
 /* Streams that the program destroys without galloc_stream_retire leave their stream states behind. Above this number,
-   one wait for the device completes them all, and the stream states without blocks are removed. */
+   one wait for the device completes them all, and the stream states without blocks are removed. The next wait comes
+   after GAI_STREAMS_KEPT new ones. */
 #define GAI_STREAMS_MANY 1024
 
-/* Removes stream states that are not needed any more, leaves the pool's context and releases `growth`. `may_wait`: this
+/* [lock] */
+static int gai_pool_has_abandoned(const galloc_pool *pool)
+{
+    return pool->stream_count > GAI_STREAMS_MANY && pool->streams_made - pool->streams_waited > GAI_STREAMS_KEPT;
+}
+
+/* Removes stream states that are not needed any more, leaves the pool's context and releases `paging`. `may_wait`: this
    call may wait for the device. */
 static void gai_pool_leave(galloc_pool *pool, gai_scope *scope, int may_wait)
 {
     int many;
     gai_lock_on(&pool->lock);
-    many = pool->stream_count > GAI_STREAMS_MANY;
+    many = may_wait && gai_pool_has_abandoned(pool);
+    if (many) pool->streams_waited = pool->streams_made;
     gai_lock_off(&pool->lock);
-    if (many && may_wait) (void)gai_pool_wait(pool);
+    if (many) (void)gai_pool_wait(pool);
     gai_pool_sweep_streams(pool);
     gai_scope_leave(scope);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
 }
 
-/* Counts a block as allocated and then publishes `held`, after which the program can free it. [lock] */
+/* Counts a block as allocated and then publishes `lent`, after which the program can free it. [lock] */
 static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 {
     pool->stats.blocks.current++;
@@ -10259,6 +11888,8 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
 static void gai_job_count(gai_job *job)
 {
     if (!job->got || job->params.just_ready || job->grows) return;
+    gai_history_block(job->pool, GAI_ALLOCATED, job->got, gai_thread.stack);
+    if (job->pool->trace) gai_trace_got(job->pool, job->got, &job->params, job->waited);
     gai_block_count(job->pool, job->got, !job->grown);
     if (job->pool->variant.count) job->pool->variant.count(job->pool, GAI_COUNT_USED, job->got);
 }
@@ -10274,33 +11905,37 @@ static const gai_ladder_step *gai_job_ladder(const gai_job *job)
 static void gai_job_take_steps(gai_job *job, galloc_report *report)
 {
     const galloc_pool *pool = job->pool;
-    gai_job_bytes before, after;
+    size_t usable = 0, held = 0;
     int i, hopeless = gai_job_is_hopeless(job);
     report->steps_taken = !hopeless;
     job->rejected = hopeless || pool->config.throw_on_cudamalloc_oom;
     if (hopeless) return;
-    before = gai_job_count_bytes(job);
-    for (i = 0; i < GALLOC_REPORT_STEPS; i++, before = after) {
+    (void)gai_job_gained(job, &usable, &held);
+    for (i = 0; i < GALLOC_REPORT_STEPS; i++) {
         const gai_ladder_step *step = &gai_job_ladder(job)[i];
         if (!step->take) return;
         job->left_out = job->rejected && !step->at_once ? "throw_on_cudamalloc_oom is on" : NULL;
         if (!job->left_out && step->take(job)) return;
-        after = gai_job_count_bytes(job);
         report->steps[i].left_out = job->left_out;
-        report->steps[i].gained += gai_gained(&before, &after);
+        report->steps[i].gained += gai_job_gained(job, &usable, &held);
     }
 }
 
 /* ==== JOB ========================================================================================================= */
 /* >>job */
 
-/* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `growth`
+/* The slow path of one request: the ladder, the callbacks on_oom and on_reject, and the report. A job takes `paging`
    while it climbs the ladder, and calls the program with no lock held. May call all sections before it. */
 
-/* Climbs the ladder once. Threads that miss at the same time serialize on `growth`, and each searches again first.
-   After on_oom the stream
-   cache is flushed once more, to find blocks that the callback freed; the stream of this call is alive, which confirms
-   them. */
+/* May the call wait for the device beyond its own needs? */
+static int gai_job_may_wait_long(const gai_job *job)
+{
+    return !gai_job_is_captured(job) && !gai_job_waits_are_limited(job);
+}
+
+/* Climbs the ladder once. Threads that miss at the same time serialize on `paging`, and each searches again first.
+   After on_oom the stream cache is flushed once more, to find blocks that the callback freed; the stream of this call
+   is alive, which confirms them. */
 static void gai_job_climb(gai_job *job, galloc_report *report)
 {
     galloc_pool *pool = job->pool;
@@ -10322,7 +11957,17 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
     if (pool->variant.tune)
         pool->variant.tune(pool, job->got ? job->params.requested : 0, job->refusal == CUDA_ERROR_OUT_OF_MEMORY);
     gai_lock_off(&pool->lock);
-    gai_pool_leave(pool, &scope, !gai_job_is_captured(job) && !gai_job_waits_are_limited(job));
+    gai_pool_leave(pool, &scope, gai_job_may_wait_long(job));
+}
+
+/* Forgets abandoned streams although the request was served from free memory: a pool that never grows has no other
+   occasion. The request has succeeded whatever happens. [no lock] */
+static void gai_job_tidy(const gai_job *job)
+{
+    gai_scope scope;
+    if (!gai_job_may_wait_long(job) || !gai_lock_try(&job->pool->paging)) return;
+    if (gai_pool_enter_locked(job->pool, &scope)) gai_thread.message_is_new = 0;
+    else gai_pool_leave(job->pool, &scope, 1);
 }
 
 static galloc_callbacks gai_pool_callbacks(galloc_pool *pool)
@@ -10363,12 +12008,23 @@ static void gai_job_refuse(gai_job *job, const galloc_report *report)
         gai_callback_end(&gai_thread.in_shortage, &saved);
     }
     gai_pool_count(job->pool, GAI_COUNT_NO_MEMORY);
+    gai_history_shortage(job->pool, report);
+    if (job->pool->trace) gai_trace_row(job->pool, "allocate failure", 0, report->asked, report->stream_id, "");
     gai_thread.report = *report;
     job->reported = 1;
+    gai_thread.ran_out = !job->rejected;
     gai_job_say_no_memory(job, report);
 }
 
-/* Climbs the ladder again as long as on_oom asks for it. [no lock] */
+/* After a failed ladder: frees what is in quarantine, unchecked. Returns whether there was anything. [no lock] */
+static int gai_job_ends_quarantine(gai_job *job)
+{
+    if (!gai_pool_free_kept(job->pool)) return 0;
+    job->refusal = CUDA_SUCCESS;
+    return 1;
+}
+
+/* Climbs the ladder again as long as the quarantine or on_oom gives reason to. [no lock] */
 static void gai_job_run(gai_job *job)
 {
     galloc_report report;
@@ -10377,7 +12033,7 @@ static void gai_job_run(gai_job *job)
     for (i = 0; i < GALLOC_REPORT_STEPS; i++) report.steps[i].name = gai_job_ladder(job)[i].name;
     report.rounds = 0;
     do gai_job_climb(job, &report);
-    while (!gai_job_is_done(job) && gai_job_asks(job, &report));
+    while (!gai_job_is_done(job) && (gai_job_ends_quarantine(job) || gai_job_asks(job, &report)));
     if (!gai_job_is_done(job)) gai_job_refuse(job, &report);
 }
 
@@ -10441,9 +12097,9 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
     unsigned long long id = pool->context_id;
     gai_lock_off(&pool->lock);
     if (gai_context_health(context, id) != GAI_ALIVE) {
-        gai_lock_on(&pool->growth);
+        gai_lock_on(&pool->paging);
         error = gai_pool_check_context(pool);
-        gai_lock_off(&pool->growth);
+        gai_lock_off(&pool->paging);
     }
     gai_lock_on(&pool->lock);
     return error;
@@ -10453,7 +12109,7 @@ static cudaError_t gai_pool_look_for_reset(galloc_pool *pool)
 static cudaError_t gai_job_do(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    int done = 0;
+    int done = 0, crowded;
     gai_lock_on(&pool->lock);
     job->params.stream = gai_stream_hold(pool, &job->site);
     if (job->params.stream) {
@@ -10463,7 +12119,9 @@ static cudaError_t gai_job_do(gai_job *job)
         done = gai_job_is_done(job);
         if (done) gai_stream_release(pool, job->params.stream, &job->site);
     }
+    crowded = done && gai_pool_has_abandoned(pool);
     gai_lock_off(&pool->lock);
+    if (crowded) gai_job_tidy(job);
     if (!job->params.stream) return gai_stream_refused(&job->site);
     if (!done) {
         gai_job_run(job);
@@ -10478,13 +12136,20 @@ static cudaError_t gai_job_do(gai_job *job)
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
     gai_job job;
+    galloc_request guarded;
+    int watched = pool->config.debug && gai_pool_samples(pool);
     cudaError_t error = cudaSuccess;
     memset((char *)&job + offsetof(gai_job, got), 0, sizeof job - offsetof(gai_job, got));
     job.pool = pool;
     job.site = *site;
+    gai_stack_note(pool);
+    if (watched) guarded = gai_request_guarded(pool, request);
     if (gai_load(&pool->broken)) error = gai_pool_refuses(pool);
-    if (!error) error = gai_params_of(pool, request, &job.params);
+    if (!error) error = gai_params_of(pool, watched ? &guarded : request, &job.params);
+    job.params.requested = request->bytes;
     if (!error) error = gai_job_do(&job);
+    if (!error && watched) gai_block_watch(pool, job.got, &job.site);
+    if (pool->config.debug) gai_guards_tend(pool);
     if (job.site.life != site->life) *site = job.site;
     if (!error) {
         *ptr = (void *)job.got->addr;
@@ -10500,7 +12165,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
 
 /* Ends a call on the short path, which has held the lock throughout. The full gai_stream_release is needed only if the
    stream cache was flushed, other streams share the pool, or a mark was requested. */
-static GAI_INLINE void gai_stream_pass(galloc_pool *pool, gai_stream *stream, const gai_site *site, int changed)
+static GAI_INLINE void gai_stream_release_near(galloc_pool *pool, gai_stream *stream, const gai_site *site, int changed)
 {
     if (!changed && stream->cache.open == stream->life) return; /* a requested mark would have shut the cache */
     stream->busy++;
@@ -10515,14 +12180,14 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
     int changed;
-    if (pool->broken || pool->special & (GAI_ROUTE_LONG | GAI_ROUTE_ENDS) || stream->life != site->life) return NULL;
+    if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life) return NULL;
     if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
         return pool->variant.take_near(pool, site, wanted, bytes, tag);
     changed = gai_stream_see(pool, stream, site);
     block = gai_find_plain(pool, stream, wanted);
     if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
     if (block) gai_block_count(pool, block, 1);
-    gai_stream_pass(pool, stream, site, changed);
+    gai_stream_release_near(pool, stream, site, changed);
     return block;
 }
 
@@ -10540,7 +12205,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         block = gai_find_plain(pool, stream, wanted);
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
-        gai_stream_pass(pool, stream, site, changed);
+        gai_stream_release_near(pool, stream, site, changed);
     } else if (pool->special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
@@ -10553,10 +12218,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 
 /* Free: from a claimed block and the marks of its users to a free block with stamped marks, for one stream or several;
    the calls on one stream; their error messages. Everything runs under the pool's lock unless a comment says otherwise;
-   recording events for
-   recorded uses takes `marking` first. May call alloc and all sections before it. */
-
-static uint64_t gai_given_pools; /* number of pools with variant.around */
+   recording events for recorded uses takes `marking` first. May call alloc and all sections before it. */
 
 /* Blocks of some variants are not in the page map, so an address inside one is looked up in all of their pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
@@ -10564,17 +12226,17 @@ static galloc_pool *gai_pool_of_given(const void *ptr)
     galloc_pool *pool;
     gai_block *block = gai_block_at((uintptr_t)ptr);
     int found = 0;
-    if (!gai_load(&gai_given_pools)) return NULL;
+    if (!gai_load(&gai_process.given_pools)) return NULL;
     if (block) return (galloc_pool *)gai_load_pointer(&block->pool);
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) {
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) {
         if (!pool->variant.around) continue;
         gai_lock_on(&pool->lock);
         found = pool->variant.around(pool, (uintptr_t)ptr) != NULL;
         gai_lock_off(&pool->lock);
         if (found) break;
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     return pool;
 }
 
@@ -10614,7 +12276,7 @@ static cudaError_t gai_pointer_refused(galloc_pool *pool, const void *ptr)
     if (pool) {
         gai_lock_on(&pool->lock);
         block = gai_block_around(pool, (uintptr_t)ptr);
-        used = block && gai_load_pointer(&block->held);
+        used = block && gai_load_pointer(&block->lent);
         if (used) base = block->addr;
         if (used) bytes = (size_t)gai_counted(&block->requested);
         gai_lock_off(&pool->lock);
@@ -10674,18 +12336,6 @@ static void gai_block_stamp_result(gai_block *block, gai_stream *stream, const g
     stream->unmarked += block->bytes;
 }
 
-/* Turns a used block, which carries all its marks, into a free block and counts the free. [lock] */
-static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
-{
-    const gai_stream *stream = block->stream;
-    gai_stat_unused(pool, block->bytes, (size_t)block->requested);
-    pool->stats.blocks.current--;
-    pool->stats.frees++;
-    gai_block_untake(pool, block);
-    gai_block_give(pool, block);
-    if ((!stream || !stream->blocks) && gai_pool_should_park(pool)) gai_pool_park(pool);
-}
-
 /* Requests events on the streams of the marks of a block with room, because a room accepts only completed pages. [lock]
    */
 static void gai_marks_ask(const galloc_pool *pool, const gai_mark *marks)
@@ -10703,12 +12353,18 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (roomy) gai_marks_ask(pool, marks);
     if (block->stream && block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
     if (marks) block->stream_id = marks->stream->stream_id;
+    if (pool->trace) gai_trace_freed(pool, block, marks);
+    gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
     if (block->tag & GAI_CACHED && !(marks && marks->stream->life == block->life))
         gai_block_stamp_cache(pool, block);
     gai_marks_count_free(marks);
     if (pool->variant.freed) pool->variant.freed(pool, block, marks);
     gai_block_stamp(pool, block, marks);
     if (block->recorded_uses) gai_block_free_uses(pool, block);
+    if (block->tag & GAI_TO_KEEP) {
+        gai_block_keep(pool, block);
+        return;
+    }
     if (block->room) gai_block_give_room(pool, block);
     if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_UNUSED, block);
     gai_block_put(pool, block);
@@ -10817,7 +12473,7 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
         gai_block_stamp_own(pool, block, stream);
         gai_set_relaxed(&stream->busy_frees, stream->busy_frees + 1);
         gai_block_put(pool, block);
-        gai_stream_pass(pool, stream, site, changed);
+        gai_stream_release_near(pool, stream, site, changed);
     }
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
@@ -10852,18 +12508,23 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 {
     gai_block *block = taken;
     gai_stream *stream;
-    int freed = 0, refused, due;
+    int freed = 0, refused, due, debug;
+    gai_stack_note(pool);
     gai_lock_on(&pool->lock);
+    debug = pool->config.debug;
     stream = gai_stream_hold(pool, site);
     if (stream && !block) block = gai_block_claim(pool, ptr);
+    if (stream && block && block->tag & GAI_WATCHED_BLOCK) gai_block_check(pool, block, site, 1);
     if (stream && block && pool->variant.free) freed = pool->variant.free(pool, block, stream, site);
     refused = freed < 0;
     if ((!stream || refused) && block) gai_block_let_go(block);
     if (stream && block && !freed) freed = gai_block_free_on(pool, block, stream);
+    if (stream && pool->guards.kept) gai_pool_limit_kept(pool, site);
     if (stream) gai_stream_release(pool, stream, site);
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
+    if (debug) gai_guards_tend(pool);
     if (!stream) return gai_free_after_waiting(pool, ptr, site);
     if (refused)
         return gai_fail(cudaErrorStreamCaptureImplicit,
@@ -10914,6 +12575,19 @@ static cudaError_t gai_marks_name_all(galloc_pool *pool, gai_mark **list, gai_si
     return cudaSuccess;
 }
 
+/* The site on whose stream the block's guard is checked: that of the stream that the block was given to, if it is among
+   them. A captured one comes first, since then no check is possible. */
+static gai_site *gai_sites_first(gai_site *sites, size_t n, const gai_block *block)
+{
+    gai_site *best = sites;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (!gai_site_may_act(&sites[i])) return &sites[i];
+        if (sites[i].life == block->life) best = &sites[i];
+    }
+    return best;
+}
+
 /* Frees the block; after an error only frees the marks. Then releases the stream states. The list is in reverse order
    of `sites`. */
 static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *marks, gai_site *sites,
@@ -10921,8 +12595,10 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due, gone;
+    int due, gone, debug;
+    gai_stack_note(pool);
     gai_lock_on(&pool->lock);
+    debug = pool->config.debug;
     if (!error) block = gai_block_claim(pool, ptr);
     gone = block && pool->variant.free_unmade && pool->variant.free_unmade(pool, block, sites, named);
     if (gone) block = NULL;
@@ -10931,6 +12607,8 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_block_let_go(block);
         block = NULL;
     }
+    if (block && block->tag & GAI_WATCHED_BLOCK)
+        gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
     while (!block && marks) {
@@ -10942,6 +12620,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     due = pool->clock >= pool->collector.look;
     gai_lock_off(&pool->lock);
     if (due) gai_pool_tend(pool);
+    if (debug) gai_guards_tend(pool);
     return error || block || gone ? error : gai_pointer_refused(pool, ptr);
 }
 
@@ -11049,13 +12728,13 @@ static cudaError_t gai_retire(const gai_site *site)
 {
     galloc_pool *pool, *done;
     cudaError_t error = cudaSuccess;
-    for (pool = gai_pools; pool && !error; pool = error ? pool : pool->next) {
+    for (pool = gai_process.pools; pool && !error; pool = error ? pool : pool->next) {
         pool->retires = 0;
-        if (!gai_pool_come_in(pool, GAI_PASSING)) continue; /* it is being destroyed, and has no blocks */
+        if (!gai_pool_come_in(pool, GAI_USER_OF_ALL)) continue; /* it is being destroyed, and has no blocks */
         error = gai_pool_retire(pool, site);
-        gai_pool_go_out(pool, GAI_PASSING);
+        gai_pool_go_out(pool, GAI_USER_OF_ALL);
     }
-    for (done = error ? gai_pools : NULL; done != pool; done = done->next) gai_pool_unretire(done, site);
+    for (done = error ? gai_process.pools : NULL; done != pool; done = done->next) gai_pool_unretire(done, site);
     return error;
 }
 
@@ -11082,7 +12761,7 @@ static gai_mark *gai_block_users(galloc_pool *pool, const gai_block *block, gai_
 }
 
 /* Adds marks for a range that stays part of a used block. */
-static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
+static void gai_block_stamp_used(galloc_pool *pool, gai_block *block, gai_mark *users, uintptr_t begin, uintptr_t end)
 {
     while (users) {
         gai_mark *user = users;
@@ -11093,16 +12772,16 @@ static void gai_block_stamp_kept(galloc_pool *pool, gai_block *block, gai_mark *
     gai_marks_trim(pool, &block->marks);
 }
 
-/* Shrinks a block: frees its end on the stream. The part that remains in the block, up to the unit or the room, is
-   marked as well, because the block may grow into it again on another stream. Returns 0 if host memory is missing;
-   nothing has changed then. [lock] */
-static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes)
+/* Shrinks a block: frees its end on the stream, behind a guard of so many bytes. The part that remains in the block, up
+   to the unit or the room, is marked as well, because the block may grow into it again on another stream. Returns 0 if
+   host memory is missing; nothing has changed then. [lock] */
+static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *stream, size_t bytes, size_t guard)
 {
     gai_mark *use;
     uintptr_t begin = block->addr + bytes, end = block->addr + block->requested, cut = block->addr + block->bytes;
     size_t marks = 2 * gai_marks_count(block->marks) + 2 * gai_marks_count(block->recorded_uses) + 4;
     if (begin == end) return 1;
-    if (!block->room && !block->slot) cut = block->addr + gai_up(bytes, GAI_UNIT);
+    if (!block->room && !block->slot) cut = block->addr + gai_up(bytes + guard, GAI_UNIT);
     if (!gai_block_need(pool, block, cut, 0) || !gai_slab_need(&pool->marks, marks)) return 0;
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
@@ -11113,7 +12792,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
         gai_block_give(pool, tail);
     }
     if (begin < gai_min(cut, end))
-        gai_block_stamp_kept(pool, block, gai_block_users(pool, block, stream), begin, gai_min(cut, end));
+        gai_block_stamp_used(pool, block, gai_block_users(pool, block, stream), begin, gai_min(cut, end));
     gai_block_renew_captured(pool, block);
     for (use = block->recorded_uses; use; use = use->next) gai_use_is_due(pool, use->stream);
     return 1;
@@ -11141,7 +12820,7 @@ static size_t gai_block_usable(const gai_block *block)
     return segment->given ? gai_min(block->bytes, segment->addr + segment->given - block->addr) : block->bytes;
 }
 
-/* Resizes a claimed block as far as no driver call is needed, and publishes `held` again. [lock] */
+/* Resizes a claimed block as far as no driver call is needed, and publishes `lent` again. [lock] */
 static void gai_job_resize(gai_job *job, gai_block *block)
 {
     galloc_pool *pool = job->pool;
@@ -11149,12 +12828,12 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     int grows = job->grow_to > block->requested;
     size_t before = block->bytes, requested = (size_t)block->requested;
     if (block->segment->given && job->grow_to > gai_block_usable(block)) {
-        job->error = gai_job_say_not_there(job);
+        job->error = gai_job_say_not_there(job, block);
     } else if (!gai_block_leave_cache(pool, block, stream) ||
-               (!grows && !gai_block_shrink(pool, block, stream, job->grow_to))) {
+               (!grows && !gai_block_shrink(pool, block, stream, job->grow_to, job->guard))) {
         job->error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the rest of a block that shrinks");
     } else if (!grows) {
-        gai_block_set_requested(pool, block, job->grow_to);
+        gai_block_set_requested(pool, block, job->grow_to, job->params.stream);
         if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
         job->got = block;
     }
@@ -11164,10 +12843,14 @@ static void gai_job_resize(gai_job *job, gai_block *block)
 }
 
 /* Resizes a block under the lock if possible. Otherwise a job on the ladder brings pages into the room. */
+GAI_APART
 static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
 {
     gai_job job;
     gai_block *block;
+    int watched;
+    gai_thread.caller = GAI_RETURN_ADDRESS();
+    gai_stack_note(pool);
     memset(&job, 0, sizeof job);
     job.pool = pool;
     job.site = *site;
@@ -11177,6 +12860,8 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     gai_lock_on(&pool->lock);
     job.params.stream = gai_stream_hold(pool, &job.site);
     block = job.params.stream ? gai_block_claim(pool, ptr) : NULL;
+    watched = block && block->tag & GAI_WATCHED_BLOCK;
+    if (watched) job.guard = gai_block_check_end(pool, block, &job.site);
     if (block) gai_job_resize(&job, block);
     gai_lock_off(&pool->lock);
     if (!job.params.stream) return gai_stream_refused(&job.site);
@@ -11185,9 +12870,11 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
         if (!job.error) gai_job_run(&job);
     }
     if (job.error) gai_thread.has_report = job.reported;
+    if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess);
     gai_lock_on(&pool->lock);
     gai_stream_release(pool, job.params.stream, &job.site);
     gai_lock_off(&pool->lock);
+    if (pool->config.debug) gai_guards_tend(pool);
     return block ? job.error : gai_pointer_refused(pool, ptr);
 }
 
@@ -11197,8 +12884,6 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 /* galloc_graph_begin, _end and _release: groups, which are captures that share memory. `marking` guards the beginning
    and the end of a group, and the pool's lock guards its list. A handle is a number that is never reused, and is not a
    pointer. May call capture, free and all sections before them. */
-
-static uint64_t gai_graphs; /* groups created so far */
 
 /* Returns the group with a handle, or NULL. [lock] */
 static galloc_graph *gai_graph_at(const galloc_pool *pool, const galloc_graph *handle)
@@ -11218,8 +12903,8 @@ static cudaError_t gai_graph_is_gone(const galloc_graph *handle)
 static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
 {
     galloc_pool *pool;
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) {
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) {
         int found;
         gai_lock_on(&pool->lock);
         found = gai_graph_at(pool, handle) != NULL;
@@ -11227,9 +12912,25 @@ static cudaError_t gai_graph_find(const galloc_graph *handle, galloc_pool **out)
         if (found) break;
     }
     if (pool && !gai_pool_pin(pool)) pool = NULL;
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     *out = pool;
     return pool ? cudaSuccess : gai_graph_is_gone(handle);
+}
+
+/* Adds a capture that is under way to a group. What it has freed may merge with memory of the group from now on.
+   [lock] */
+static void gai_capture_join(galloc_pool *pool, gai_capture *capture, galloc_graph *graph)
+{
+    const gai_segment *segment;
+    gai_block *block;
+    capture->graph = graph;
+    for (segment = pool->segments; segment; segment = segment->next) {
+        for (block = segment->first; block; block = block->next) {
+            if (block->set != &pool->mixed || !gai_block_capture(block)) continue;
+            gai_set_remove(block);
+            block = gai_block_file(pool, block, 0);
+        }
+    }
 }
 
 /* Adds the later captures of the site's stream to the group, and also the capture that is in progress. Fails if the
@@ -11254,7 +12955,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
         graph->captured = site->handle;
         graph->key = key;
         for (capture = site->capture ? pool->captures : NULL; capture; capture = capture->next)
-            if (capture->id == site->capture) capture->graph = graph;
+            if (capture->id == site->capture) gai_capture_join(pool, capture, graph);
         if (made) made->next = pool->graphs;
         if (made) pool->graphs = made;
     }
@@ -11276,7 +12977,7 @@ static cudaError_t gai_graph_begin_new(galloc_graph **out, galloc_pool *pool, co
     graph = (galloc_graph *)GALLOC_MALLOC(sizeof *graph);
     if (!graph) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a galloc_graph");
     memset(graph, 0, sizeof *graph);
-    graph->handle = handle = (galloc_graph *)(uintptr_t)(gai_next(&gai_graphs) * sizeof *graph);
+    graph->handle = handle = (galloc_graph *)(uintptr_t)(gai_next(&gai_process.groups) * sizeof *graph);
     error = gai_graph_begin(pool, handle, graph, site);
     if (error) GALLOC_FREE(graph);
     else *out = handle;
@@ -11303,6 +13004,13 @@ static int gai_stream_is_graphs(const gai_stream *stream, const galloc_graph *gr
     return stream->capture && stream->capture->graph == graph;
 }
 
+/* Does a mark name a stream state of the group? */
+static int gai_marks_have(const gai_mark *mark, const galloc_graph *graph)
+{
+    while (mark && !gai_stream_is_graphs(mark->stream, graph)) mark = mark->next;
+    return mark != NULL;
+}
+
 /* Moves a list of marks to `out`. Marks of the group's stream states become marks of `to` with its current epoch. */
 static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_graph *graph, gai_stream *to,
                                 gai_mark **out)
@@ -11324,8 +13032,8 @@ static void gai_marks_hand_over(galloc_pool *pool, gai_mark *list, const galloc_
    which may have been coalesced with its neighbours. [lock] */
 static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const galloc_graph *graph, gai_stream *to)
 {
-    gai_mark **at = &block->recorded_uses, *marks = block->marks;
-    int is_free = gai_block_is_free(block), some = 0;
+    gai_mark **at = &block->recorded_uses, *marks;
+    int is_free = gai_block_is_free(block);
     while (*at) {
         gai_mark *use = *at;
         if (!gai_stream_is_graphs(use->stream, graph)) {
@@ -11338,8 +13046,7 @@ static gai_block *gai_block_hand_over(galloc_pool *pool, gai_block *block, const
         use->next = NULL;
         gai_marks_hand_over(pool, use, graph, to, &block->marks);
     }
-    for (marks = block->marks; marks && !some; marks = marks->next) some = gai_stream_is_graphs(marks->stream, graph);
-    if (!some) return block;
+    if (!gai_marks_have(block->marks, graph)) return block;
     if (is_free) gai_set_remove(block);
     marks = block->marks;
     block->marks = NULL;
@@ -11364,7 +13071,8 @@ static cudaError_t gai_graph_release(galloc_pool *pool, const galloc_graph *hand
     if (!graph || begun) stream = NULL;
     for (segment = stream ? pool->segments : NULL; segment; segment = segment->next)
         for (block = segment->first; block; block = block->next)
-            block = gai_block_hand_over(pool, block, graph, stream);
+            do block = gai_block_hand_over(pool, block, graph, stream);
+            while (gai_marks_have(block->marks, graph)); /* it has merged with one whose turn has not come yet */
     for (capture = stream ? pool->captures : NULL; capture; capture = next) {
         next = capture->next;
         if (capture->graph == graph) gai_capture_forget(pool, capture);
@@ -11406,7 +13114,8 @@ enum gai_form {
     GAI_FRACTION,  /* double */
     GAI_ROUNDING,  /* roundup_power2_divisions */
     GAI_NO_SETTING, /* accepted for compatibility with PyTorch, and ignored */
-    GAI_OF_PROCESS  /* a setting of the process, not of a pool: the log level */
+    GAI_OF_PROCESS, /* a setting of the process, not of a pool: the log level */
+    GAI_PATH        /* the same: the name of a file */
 };
 
 /* One key of the language. For numbers, `words` is the name of the one special value `odd`, such as none. All other
@@ -11414,7 +13123,7 @@ enum gai_form {
 typedef struct gai_key {
     const char *name;
     enum gai_form form;
-    size_t at; /* offset in galloc_config; equal for keys of the same setting */
+    size_t at; /* offset in galloc_config, or a number where there is no member; equal for keys of the same setting */
     const char *words;
     uint64_t odd, least, most;
     const char *values; /* description of valid values, for messages */
@@ -11431,7 +13140,8 @@ typedef struct gai_key {
                           range and snapshots follow from it. A size that may be absent:
                           {"foo", GAI_BYTES, GAI_MEMBER(foo), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"}
      gai_config_default   the default, unless it is 0; gai_config_like, if like:pytorch has another
-     gai_key_is_right, gai_config_misfit, if a range does not describe the values, or another setting bounds them
+     gai_key_is_right, gai_config_misfit, if a range does not describe the values, or another setting bounds them; then
+                          also gai_say_misfit and gai_parse, which name the setting that bounds
      gai_config_say_idle  its rules, if it can be without effect (GAI_IF_BACKEND: in all but a native pool), with a new
                           circumstance also gai_config_circumstances
      gai_pool_read_config, if the value in effect can differ from the one given
@@ -11477,9 +13187,19 @@ static const gai_key gai_keys[] = {
      "milliseconds, at most 1000000000, or none"},
     {"max_retries", GAI_NUMBER, GAI_MEMBER(max_retries), "", 0, 0, 1000, "a number from 0 to 1000"},
     {"throw_on_cudamalloc_oom", GAI_WORDS, GAI_MEMBER(throw_on_cudamalloc_oom), GAI_SWITCHED},
+    {"history", GAI_NUMBER, GAI_MEMBER(history), "off", 0, 0, GAI_HISTORY_MOST,
+     "a number of entries up to 16777216, or off"},
+    {"history_stacks", GAI_NUMBER, GAI_MEMBER(history_stacks), "off", 0, 0, GAI_STACK_MOST,
+     "a number of frames up to 32, or off"},
+    {"debug", GAI_FLAGS, GAI_MEMBER(debug), "off|guards|poison|quarantine", 0, 0, 7,
+     "off, or guards, poison, quarantine joined by '+'"},
+    {"quarantine_bytes", GAI_BYTES, GAI_MEMBER(quarantine_bytes), "auto", 0, 0, SIZE_MAX, GAI_BYTES_LIKE ", or auto"},
+    {"debug_sample", GAI_NUMBER, GAI_MEMBER(debug_sample), "", 0, 1, 1000000000, "a number from 1 to 1000000000"},
     {"gpu_direct_rdma", GAI_WORDS, GAI_MEMBER(gpu_direct_rdma), GAI_SWITCHED},
     {"release_lock_on_cudamalloc", GAI_NO_SETTING, 0, GAI_SWITCHED},
     {"log", GAI_OF_PROCESS, 0, GAI_LOG_LEVELS, 0, 0, 3, "off, error, info or debug"},
+    {"snapshot_on_oom", GAI_PATH, 0, "", 0, 0, 0, "a file name of up to 200 bytes; of '%' only %p, %d and %%"},
+    {"trace", GAI_PATH, 1, "", 0, 0, 0, "a file name of up to 200 bytes; of '%' only %p, %d and %%"},
 };
 #define GAI_KEYS ((int)(sizeof gai_keys / sizeof gai_keys[0]))
 
@@ -11501,6 +13221,7 @@ static galloc_config gai_config_default(void)
     config.release_threshold = SIZE_MAX;
     config.wait_limit_ms = UINT64_MAX;
     config.max_retries = 8;
+    config.debug_sample = 1;
     return config;
 }
 
@@ -11518,29 +13239,6 @@ static void gai_config_like(galloc_config *config, int like)
 
 static const uint64_t gai_byte_units[] = {1, 1 << 10, 1 << 20, 1 << 30};
 static const uint64_t gai_time_units[] = {1000000, 1000000000, 60000000000, 3600000000000}; /* ms, s, m, h */
-
-/* The position in a text that is being written. */
-typedef struct gai_string {
-    char *at;
-    size_t left; /* with the terminating 0; 0: the text did not fit */
-} gai_string;
-
-/* Appends formatted text. After an overflow `left` stays 0. */
-GAI_FORMAT(2, 3)
-static void gai_print(gai_string *string, const char *format, ...)
-{
-    va_list arguments;
-    int length;
-    va_start(arguments, format);
-    length = vsnprintf(string->at, string->left, format, arguments);
-    va_end(arguments);
-    if (length < 0 || (size_t)length >= string->left) {
-        string->left = 0;
-    } else {
-        string->at += length;
-        string->left -= (size_t)length;
-    }
-}
 
 /* Prints n in the largest unit that divides it. names[i] is the name of units[i]. */
 static void gai_print_units(gai_string *string, uint64_t n, const char *const *names, const uint64_t *units, int count)
@@ -11869,16 +13567,45 @@ static int gai_parse_plain(const gai_key *key, gai_text text, int mib, uint64_t 
     return 1;
 }
 
+#define GAI_PATH_MOST 200  /* bytes of snapshot_on_oom and trace */
+#define GAI_PATH_BYTES 512 /* its file name, expanded */
+
+/* Writes the name of a file with %p and %d replaced by the process and the device. 0: it is no value, or too long. */
+static int gai_path_expand(gai_text text, int device, gai_string *path)
+{
+    size_t i;
+    if (!text.length || text.length > GAI_PATH_MOST) return 0;
+    for (i = 0; i < text.length; i++) {
+        unsigned char c = (unsigned char)text.at[i];
+        if (c < ' ' || c == 127) return 0;
+        if (c != '%') {
+            gai_print(path, "%c", c);
+            continue;
+        }
+        switch (++i < text.length ? text.at[i] : 0) {
+        case 'p': gai_print(path, "%lu", gai_process_id()); break;
+        case 'd': gai_print(path, "%d", device); break;
+        case '%': gai_print(path, "%%"); break;
+        default: return 0;
+        }
+    }
+    return path->left != 0;
+}
+
 /* Parses the value of a key into its setting. `mib`: the value is in MiB. */
 static int gai_parse_value(galloc_config *config, const gai_key *key, gai_text text, int mib)
 {
     void *at = (char *)config + key->at;
-    int word = key->form == GAI_WORDS || key->form >= GAI_NO_SETTING ? gai_word_number(key->words, text) : 0;
+    char buffer[GAI_PATH_BYTES];
+    gai_string path = {buffer, sizeof buffer};
+    int worded = key->form == GAI_WORDS || key->form == GAI_NO_SETTING || key->form == GAI_OF_PROCESS;
+    int word = worded ? gai_word_number(key->words, text) : 0;
     uint64_t n = 0;
     if (word < 0) return 0;
     switch (key->form) {
     case GAI_NO_SETTING:
     case GAI_OF_PROCESS: return 1;
+    case GAI_PATH: return gai_path_expand(text, 0, &path);
     case GAI_FLAGS: return gai_parse_flags(key->words, text, (int *)at);
     case GAI_FRACTION: return gai_parse_fraction(text, (double *)at);
     case GAI_ROUNDING: return gai_parse_divisions(text, (unsigned *)at);
@@ -11944,7 +13671,9 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
 {
     const char *near = gai_key_near(key), *flags = gai_flags_with(key);
     int shown = (int)gai_min(key.length, 40);
-    if (flags)
+    if (memchr(key.at, '=', key.length))
+        (void)snprintf(message, size, "at %zu: '%.*s': write key:value, with ':' for '='", place, shown, key.at);
+    else if (flags)
         (void)snprintf(message, size, "at %zu: '%.*s' is no key but a value of %s: join its values with '+'",
                        place, shown, key.at, flags);
     else if (near)
@@ -12133,6 +13862,9 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
 #define GAI_IF_LIMIT 256u
 #define GAI_IF_EXACT 512u /* native, stats:exact where it has an effect */
 #define GAI_IF_THROW 1024u
+#define GAI_IF_HISTORY 2048u
+#define GAI_IF_DEBUG 4096u
+#define GAI_IF_KEEPS 8192u /* debug:quarantine */
 
 static unsigned gai_config_circumstances(const galloc_config *config)
 {
@@ -12146,7 +13878,8 @@ static unsigned gai_config_circumstances(const galloc_config *config)
            (config->strategy == GALLOC_STRATEGY_HEURISTIC && !config->like ? GAI_IF_TUNED : 0) |
            (config->max_split_size == SIZE_MAX ? GAI_IF_SPLIT : 0) | (limit ? GAI_IF_LIMIT : 0) |
            (native && config->stats_exact && !torch ? GAI_IF_EXACT : 0) |
-           (config->throw_on_cudamalloc_oom ? GAI_IF_THROW : 0);
+           (config->throw_on_cudamalloc_oom ? GAI_IF_THROW : 0) | (config->history ? GAI_IF_HISTORY : 0) |
+           (config->debug ? GAI_IF_DEBUG : 0) | (config->debug & GALLOC_DEBUG_QUARANTINE ? GAI_IF_KEEPS : 0);
 }
 
 /* Appends "a, b: no effect ..." to the message, of the settings named "a,b" those that the text gave. */
@@ -12175,7 +13908,8 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
     } rules[] = {
         {GAI_IF_BACKEND, 0, "strategy,expandable_segments,stats,overhead,growth,lane_bytes,large_segment_size,"
                             "max_split_size,max_non_split_rounding,roundup_power2_divisions,gc_threshold,gc_age,"
-                            "stream_check,gpu_direct_rdma", "unless backend is native"},
+                            "stream_check,gpu_direct_rdma,debug,debug_sample,quarantine_bytes",
+         "unless backend is native"},
         {GAI_IF_PAGES, 0, "large_segment_size,max_split_size,max_non_split_rounding",
          "unless expandable_segments is False"},
         {GAI_IF_FIXED | GAI_IF_TUNED, 0, "strategy,overhead,growth,gc_age,gpu_direct_rdma",
@@ -12191,6 +13925,9 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
         {GAI_IF_EXACT, 0, "stream_check", "with stats:exact, since every call looks then"},
         {GAI_IF_EXACT, 0, "lane_bytes", "with stats:exact, since no cache is used then"},
         {GAI_IF_THROW, 0, "wait_limit_ms,max_retries", "with throw_on_cudamalloc_oom:True"},
+        {0, GAI_IF_HISTORY, "history_stacks", "without history"},
+        {GAI_IF_NATIVE, GAI_IF_DEBUG, "debug_sample", "without debug"},
+        {GAI_IF_NATIVE, GAI_IF_KEEPS, "quarantine_bytes", "without debug:quarantine"},
         {0, 0, "release_lock_on_cudamalloc", "since such a lock is never held there"},
     };
     unsigned is = gai_config_circumstances(config);
@@ -12205,23 +13942,10 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 /* >>log */
 
 /* Messages to the program: the level, the limit on repeated messages, and the end of every public function (gai_end).
-   gai_log_lock guards all of its state and is released before the program's log function is called. May call
+   The log lock guards all of its state and is released before the program's log function is called. May call
    configuration and platform. */
 
-#define GAI_REPEAT_KINDS 16        /* kinds of messages that are counted separately, the latest ones */
 #define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
-
-typedef void (*gai_log_call)(int level, const char *text, void *user);
-
-/* Guarded by gai_log_lock. */
-static int gai_log_level = -1; /* GALLOC_LOG_...; -1: GALLOC_CONF has not been read yet */
-static gai_log_call gai_log_function;
-static void *gai_log_user;
-static struct {          /* counts of messages that differ in numbers only */
-    uint64_t key, count;
-    uint64_t when, hidden; /* time of the last message shown, and messages suppressed since then */
-} gai_log_repeats[GAI_REPEAT_KINDS];
-static unsigned gai_repeat_kinds; /* kinds that have used an element so far */
 
 /* Returns the log level in GALLOC_CONF, even if the rest of the text is invalid, because its errors are logged too. */
 static int gai_log_level_of(const char *text)
@@ -12266,20 +13990,37 @@ static int gai_repeat_shows(const char *text, uint64_t *hidden)
 {
     uint64_t key = gai_repeat_key(text), now = GALLOC_CLOCK();
     unsigned i = 0;
-    while (i < GAI_REPEAT_KINDS && gai_log_repeats[i].key != key) i++;
+    while (i < GAI_REPEAT_KINDS && gai_process.log_repeats[i].key != key) i++;
     if (i == GAI_REPEAT_KINDS) {
-        i = gai_repeat_kinds++ % GAI_REPEAT_KINDS;
-        memset(&gai_log_repeats[i], 0, sizeof gai_log_repeats[i]);
-        gai_log_repeats[i].key = key;
+        i = gai_process.repeat_kinds++ % GAI_REPEAT_KINDS;
+        memset(&gai_process.log_repeats[i], 0, sizeof gai_process.log_repeats[i]);
+        gai_process.log_repeats[i].key = key;
     }
-    if (!gai_is_power_of_ten(++gai_log_repeats[i].count) && now - gai_log_repeats[i].when < GAI_REPEAT_REST) {
-        gai_log_repeats[i].hidden++;
+    if (!gai_is_power_of_ten(++gai_process.log_repeats[i].count) &&
+        now - gai_process.log_repeats[i].when < GAI_REPEAT_REST) {
+        gai_process.log_repeats[i].hidden++;
         return 0;
     }
-    *hidden = gai_log_repeats[i].hidden;
-    gai_log_repeats[i].hidden = 0;
-    gai_log_repeats[i].when = now;
+    *hidden = gai_process.log_repeats[i].hidden;
+    gai_process.log_repeats[i].hidden = 0;
+    gai_process.log_repeats[i].when = now;
     return 1;
+}
+
+/* Reads the level once, with the first line. Guarded by the log's own lock. */
+static void gai_log_level_read(void)
+{
+    if (!gai_process.log_is_read) gai_process.log_level = gai_log_level_of(getenv("GALLOC_CONF"));
+    gai_process.log_is_read = 1;
+}
+
+/* Ends log:off: a mistake in the variables that set the log is logged in any case, since it refuses all requests. */
+static void gai_log_failures(void)
+{
+    gai_lock_on(&gai_locks.log);
+    gai_log_level_read();
+    if (gai_process.log_level == GALLOC_LOG_OFF) gai_process.log_level = GALLOC_LOG_ERROR;
+    gai_lock_off(&gai_locks.log);
 }
 
 /* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
@@ -12294,13 +14035,13 @@ static void gai_log(int level)
     uint64_t hidden = 0;
     int shows;
     if (gai_thread.in_log) return;
-    gai_lock_on(&gai_log_lock);
-    if (gai_log_level < 0) gai_log_level = gai_log_level_of(getenv("GALLOC_CONF"));
-    shows = level <= gai_log_level &&
-            (gai_log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
-    call = gai_log_function;
-    user = gai_log_user;
-    gai_lock_off(&gai_log_lock);
+    gai_lock_on(&gai_locks.log);
+    gai_log_level_read();
+    shows = level <= gai_process.log_level &&
+            (gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
+    call = gai_process.log_function;
+    user = gai_process.log_user;
+    gai_lock_off(&gai_locks.log);
     if (!shows) return;
     memcpy(text, gai_thread.message, length + 1);
     if (hidden)
@@ -12324,10 +14065,94 @@ static void gai_message_begin(const char *function)
     gai_thread.message[length + 2 + told] = 0;
 }
 
+/* Writes what is due of the logs, and logs a line for one that cannot be written. The message stays. [no lock] */
+GAI_APART
+static void gai_trace_tend(void)
+{
+    char before[sizeof gai_thread.message];
+    gai_trace *trace;
+    if (gai_load_pointer(&gai_process.forked) || gai_thread.in_log) return;
+    memcpy(before, gai_thread.message, sizeof before);
+    gai_lock_on(&gai_locks.trace);
+    (void)gai_swap(&gai_process.trace_due, 1, 0);
+    for (trace = (gai_trace *)gai_process.traces; trace; trace = trace->next) {
+        gai_trace_write(trace);
+        if (!trace->failed || trace->told || gai_thread.message_is_new) continue;
+        (void)gai_file_failed(trace->path, "written", trace->failed);
+        trace->told = 1;
+    }
+    gai_lock_off(&gai_locks.trace);
+    if (!gai_thread.message_is_new) return;
+    gai_thread.message_is_new = 0;
+    gai_message_begin("trace");
+    gai_log(GALLOC_LOG_ERROR);
+    memcpy(gai_thread.message, before, sizeof before);
+}
+
+#define GAI_DAMAGE_FRAMES 3
+
+/* Appends "; allocated by f+0x12 < g+0x34": the first frames of a stack, without galloc's functions. */
+static void gai_print_callers(gai_string *string, const char *what, uint32_t stack)
+{
+    const gai_depot *depot = (const gai_depot *)gai_load_pointer(&gai_process.depot);
+    uint32_t i, shown = 0;
+    if (!stack || !depot) return;
+    for (i = depot->begins[stack]; i < depot->begins[stack + 1] && shown < GAI_DAMAGE_FRAMES; i++) {
+        gai_symbol symbol;
+        gai_symbol_find(&symbol, depot->addresses[i]);
+        if (!shown && !strncmp(symbol.name, "galloc_", 7)) continue;
+        if (shown++) gai_print(string, " < ");
+        else gai_print(string, "; %s by ", what);
+        if (symbol.into) gai_print(string, "%.40s+0x%zx", symbol.name, symbol.into);
+        else gai_print(string, "+0x%zx", symbol.position);
+    }
+}
+
+static void gai_damage_print(gai_string *string, const gai_damage *damage)
+{
+    char name[GAI_NOTE_TEXT];
+    size_t at = damage->first - damage->addr, beyond = at - damage->requested;
+    gai_print(string, "debug: the program wrote %s the block at %p of %zu bytes",
+              damage->poison ? "after its free into" : "behind", (void *)damage->addr, damage->requested);
+    if ((uint32_t)damage->tag) gai_print(string, ", tag %u", (unsigned)(uint32_t)damage->tag);
+    if (gai_tag_get((uint32_t)damage->tag, name)) gai_print(string, " (%s)", name);
+    gai_print(string, ", stream %llu: %zu bytes, the first ", (unsigned long long)damage->stream_id, damage->count);
+    if (damage->poison) gai_print(string, "%zu from its start", at);
+    else gai_print(string, "%zu behind its end", beyond);
+    if (damage->next && !damage->poison)
+        gai_print(string, " and %zu before the block at %p", damage->next - damage->first, (void *)damage->next);
+    gai_print(string, ", 0x%02x", damage->value);
+    gai_print_callers(string, "allocated", (uint32_t)(damage->tag >> GAI_STACK_SHIFT));
+    gai_print_callers(string, "freed", damage->freed);
+}
+
+/* Logs the damages that this call has found, one line each. The message of the call itself stays. */
+GAI_APART
+static void gai_damages_say(void)
+{
+    char kept[sizeof gai_thread.message];
+    gai_damage damages[GAI_DAMAGES];
+    gai_string string;
+    uint64_t i, n = gai_thread.damaged;
+    if (gai_thread.in_log) return; /* they are told when that has returned */
+    gai_thread.damaged = 0;
+    memcpy(damages, gai_thread.damages, sizeof damages);
+    memcpy(kept, gai_thread.message, sizeof kept);
+    for (i = 0; i < n && i <= GAI_DAMAGES; i++) {
+        string.at = gai_thread.message;
+        string.left = sizeof gai_thread.message;
+        if (i < GAI_DAMAGES) gai_damage_print(&string, &damages[i]);
+        else gai_print(&string, "debug: and %llu more blocks", (unsigned long long)(n - i));
+        gai_log(GALLOC_LOG_ERROR);
+    }
+    memcpy(gai_thread.message, kept, sizeof kept);
+}
+
 /* Every public function that can fail returns through this one. */
 static cudaError_t gai_end(const char *function, cudaError_t error)
 {
     int is_new;
+    if (gai_thread.damaged) gai_damages_say();
     if (error == cudaErrorCudartUnloading) (void)gai_fail(error, "the CUDA driver is shutting down");
     is_new = gai_thread.message_is_new;
     gai_thread.message_is_new = 0;
@@ -12337,6 +14162,7 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
         gai_message_begin(function);
         gai_log(GALLOC_LOG_ERROR);
     }
+    if (gai_load(&gai_process.trace_due)) gai_trace_tend();
     return error;
 }
 
@@ -12346,6 +14172,24 @@ static cudaError_t gai_end_giving(const char *function, cudaError_t error)
     if (error != cudaErrorCudartUnloading) return gai_end(function, error);
     gai_thread.message_is_new = 0;
     return cudaSuccess;
+}
+
+/* Writes the file name that a key has in GALLOC_CONF. 0: there is none. Like the log level it is also read from a text
+   with other errors, since pools of the program's own do not read that text. */
+static int gai_conf_path(const char *key, int device, char *buffer, size_t size)
+{
+    const char *text = getenv("GALLOC_CONF");
+    gai_text rest = gai_text_of(text ? text : ""), pair, name;
+    gai_string path;
+    int more = 1;
+    while (more) {
+        more = gai_text_cut(&rest, ',', &pair);
+        if (!gai_text_cut(&pair, ':', &name) || !gai_text_is(name, key)) continue;
+        path.at = buffer;
+        path.left = size;
+        return gai_path_expand(pair, device, &path);
+    }
+    return 0;
 }
 
 /* ==== REPORT ==================================================================================================== */
@@ -12412,7 +14256,7 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
     gai_print(string, "\n");
     for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
         const galloc_step *step = &report->steps[i];
-        gai_print(string, "  %-42s ", step->name);
+        gai_print(string, "  %-43s ", step->name);
         if (step->left_out) gai_print(string, "left out: %s\n", step->left_out);
         else gai_print(string, "%zu\n", step->gained);
     }
@@ -12424,6 +14268,11 @@ static size_t gai_report_lacks(const galloc_report *report)
     return report->rounded > report->largest_possible ? report->rounded - report->largest_possible : 1;
 }
 
+static int gai_report_heeds_reuse(const galloc_report *report)
+{
+    return !report->backend && (!report->like || report->expandable_segments);
+}
+
 /* Prints advice that applies to this report. It never suggests a setting that is already in effect. */
 static void gai_report_advise_pool(gai_string *string, const galloc_report *report)
 {
@@ -12431,7 +14280,7 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
     if (report->stranded >= lacks && report->captured)
         gai_print(string, "- a captured stream cannot wait for others, and %zu bytes wait for other streams: run the "
                          "work before the capture, or reserve memory for it\n", report->stranded);
-    else if (report->stranded >= lacks && !report->backend && !(report->reuse & GALLOC_REUSE_WAIT))
+    else if (report->stranded >= lacks && gai_report_heeds_reuse(report) && !(report->reuse & GALLOC_REUSE_WAIT))
         gai_print(string, "- reuse:wait is off while %zu bytes are stranded by other streams\n", report->stranded);
     if (report->stranded >= lacks && !report->captured && report->wait_limit_ms != UINT64_MAX)
         gai_print(string, "- wait_limit_ms is %llu while %zu bytes are stranded by other streams\n",
@@ -12452,9 +14301,9 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
                   report->quarantined);
     if (report->rejected && report->rounded <= report->limit)
         gai_print(string, "- throw_on_cudamalloc_oom is on: the request neither waited nor returned memory\n");
-    if (report->rounding >= lacks)
-        gai_print(string, "- used blocks are %zu bytes larger than requested: one with room keeps its memory when it "
-                         "shrinks; free it and allocate it again\n", report->rounding);
+    if (report->shrunk >= lacks)
+        gai_print(string, "- blocks with room have shrunk and keep %zu bytes: free them and allocate them again\n",
+                  report->shrunk);
 }
 
 static void gai_report_advise_device(gai_string *string, const galloc_report *report)
@@ -12481,9 +14330,9 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
     const char *before;
     string.at = text;
     string.left = size;
-    gai_print(&string, "out of memory: %zu %sbytes (%zu as they are held) on stream %llu%s\ncause: %s\n", report->asked,
-              report->grows ? "more " : "", report->rounded, report->stream_id,
-              report->captured ? ", which is being captured" : "", report->cause);
+    gai_print(&string, "out of memory: %zu %sbytes (%zu %s) on stream %llu%s\ncause: %s\n", report->asked,
+              report->grows ? "more " : "", report->rounded, report->grows ? "in further pages" : "after rounding",
+              report->stream_id, report->captured ? ", which is being captured" : "", report->cause);
     gai_report_print_pool(&string, report);
     gai_report_print_device(&string, report);
     gai_report_print_steps(&string, report);
@@ -12499,7 +14348,7 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
 /* >>check */
 
 /* galloc_pool_check: each function returns how many of the equations above the structs are violated. All functions run
-   under `growth`, the pool's lock and the latches of all stream caches. May call all sections before it. */
+   under `paging`, the pool's lock and the latches of all stream caches. May call all sections before it. */
 
 static int gai_check_bin(const gai_set *set, int row, int column, size_t *in_bins)
 {
@@ -12611,7 +14460,7 @@ static int gai_check_blocks(const galloc_pool *pool, const gai_stream *stream, c
     int broken = 0;
     for (; block; block = block->next_bin) {
         broken += block->kind != GAI_USED || block->pool != pool || block->life != stream->life || block->recorded_uses;
-        broken += gai_load_pointer(&block->held) || block->room || (bytes && block->bytes != bytes);
+        broken += gai_load_pointer(&block->lent) || block->room || (bytes && block->bytes != bytes);
         census->blocks++;
         census->used += block->bytes;
         census->requested += (size_t)block->requested;
@@ -12654,15 +14503,19 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
 /* Checks the equations above gai_stream. */
 static int gai_check_stream(galloc_pool *pool, const gai_stream *stream, gai_census *census)
 {
-    const gai_event *event;
+    const gai_event *event, *newest = NULL;
     const gai_segment *segment;
     const gai_block *block;
     uint64_t last = stream->done, uses = 0;
+    size_t events = 0;
     int broken = stream->done >= stream->epoch || stream->freed > stream->epoch || stream->handed > stream->epoch;
     for (event = stream->recorded; event; event = event->next) {
         broken += event->epoch <= last || event->epoch >= stream->epoch;
         last = event->epoch;
+        newest = event;
+        events++;
     }
+    broken += newest != stream->newest || events != stream->events;
     for (segment = pool->segments; segment; segment = segment->next) {
         for (block = segment->first; block; block = block->next) {
             const gai_mark *mark;
@@ -12723,7 +14576,7 @@ static int gai_check_pages(const gai_block *block)
    driver is exempt, because another block may already have its address. */
 static int gai_check_found(const gai_block *block)
 {
-    int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->held);
+    int leaves = block->segment->given && block->kind == GAI_USED && !gai_load_pointer(&block->lent);
     if (leaves || !gai_block_is_mapped(block)) return 0;
     return (!block->map_entry || gai_load_pointer(block->map_entry) != block) + (gai_block_at(block->addr) != block) +
            (gai_block_before(block->addr + block->bytes - 1) != block);
@@ -12733,7 +14586,7 @@ static int gai_check_found(const gai_block *block)
 static int gai_check_block(galloc_pool *pool, const gai_block *block)
 {
     const gai_block *next = block->next;
-    const void *held = gai_load_pointer(&block->held);
+    const void *held = gai_load_pointer(&block->lent);
     int broken = block->bytes == 0 || block->bytes % GAI_UNIT || block->addr % GAI_UNIT;
     if (next) broken += next->addr != block->addr + block->bytes || next->prev != block;
     broken += gai_block_is_free(block) != (block->set != NULL);
@@ -12822,13 +14675,65 @@ static int gai_check_budget(const galloc_pool *pool)
     const galloc_pool *other;
     size_t held = 0;
     int broken;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     for (other = budget->pools; other; other = other->next_sharing) held += other->taken;
     broken = held != budget->held;
     broken += budget->held > budget->most;
     broken += pool->taken != pool->stats.reserved.current;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return broken;
+}
+
+/* Checks the equations of the history. */
+static int gai_check_history(const galloc_pool *pool)
+{
+    const gai_history *history = &pool->history;
+    int on = history->ring != NULL;
+    return (on != (history->size != 0)) + (on && history->next != history->noted % history->size) +
+           (gai_counted(&pool->frames_taken) != (on ? pool->frames : 0)) +
+           ((on || pool->trace) != (pool->caches_off >> 2 & 1)) +
+           ((on || pool->trace) != !!(pool->special & GAI_ROUTE_HISTORY));
+}
+
+/* Checks the quarantine, and moves its blocks from used to free in the census. */
+static int gai_check_kept(const galloc_pool *pool, gai_census *census)
+{
+    const gai_guards *guards = &pool->guards;
+    const gai_block *block;
+    gai_census kept;
+    int broken = 0;
+    memset(&kept, 0, sizeof kept);
+    for (block = guards->oldest; block; block = block->next_bin) {
+        broken += block->kind != GAI_USED || block->pool != pool || gai_load_pointer(&block->lent) || block->room;
+        broken += !block->next_bin && guards->newest != block;
+        kept.blocks++;
+        kept.used += block->bytes;
+        kept.requested += (size_t)block->requested;
+        census->largest = gai_max(census->largest, block->bytes);
+    }
+    census->blocks -= kept.blocks;
+    census->used -= kept.used;
+    census->requested -= kept.requested;
+    census->free += kept.used;
+    census->promised -= kept.blocks * GAI_FREE_MARKS;
+    return broken + (kept.blocks != guards->kept) + (kept.used != guards->kept_bytes) +
+           (kept.requested != guards->kept_live);
+}
+
+/* Checks the equations of the guards. */
+static int gai_check_guards(const galloc_pool *pool)
+{
+    const gai_guards *guards = &pool->guards;
+    size_t i, used = 0;
+    int broken = (!guards->host && guards->pending) || !guards->oldest != !guards->kept;
+    for (i = 0; guards->checks && i < GAI_CHECKS; i++) {
+        const gai_check *check = &guards->checks[i];
+        if (!check->stream) continue;
+        used++;
+        if (check->stream->life == check->life && check->epoch != UINT64_MAX)
+            broken += check->epoch > check->stream->handed;
+    }
+    return broken + (used != guards->pending) + ((pool->config.debug != 0) != (pool->caches_off >> 3 & 1));
 }
 
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
@@ -12858,6 +14763,7 @@ static int gai_check_pool(galloc_pool *pool)
     broken += streams != pool->stream_count;
     for (set = &pool->common; set; set = set->next) broken += gai_check_set(set);
     if (pool->variant.check) broken += pool->variant.check(pool);
+    broken += gai_check_history(pool) + gai_check_guards(pool) + gai_check_kept(pool, &census);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
@@ -12898,7 +14804,7 @@ static int gai_check_pool(galloc_pool *pool)
 /* With like:pytorch: blocks are chosen, cut, counted and collected as in PyTorch's caching allocator
    (c10/cuda/CUDACachingAllocator.cpp). There each segment belongs to the block pool of one stream and one kind of
    request, small or large, and a free block stays in its block pool's set. Sets and counters are guarded by `lock`; the
-   functions that give segments back are called under `growth`. GALLOC_NO_PYTORCH leaves the section out. May call
+   functions that give segments back are called under `paging`. GALLOC_NO_PYTORCH leaves the section out. May call
    check and all sections before it. */
 
 #if !defined(GALLOC_NO_PYTORCH)
@@ -13288,7 +15194,7 @@ static gai_block *gai_pool_find_ownerless(const galloc_pool *pool, const gai_par
     const gai_block_pool *block_pool;
     gai_block *best = NULL, *block;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
-        if (block_pool->streams || block_pool->captured || block_pool->small != gai_is_small(params)) continue;
+        if (block_pool->streams || block_pool->small != gai_is_small(params)) continue;
         for (block = gai_whole_from(block_pool->free.oldest); block; block = gai_whole_from(block->newer))
             if (gai_is_better(block, best) && gai_place(block->addr, block->addr + block->bytes, params)) best = block;
     }
@@ -13411,7 +15317,7 @@ static void gai_torch_collect(galloc_pool *pool, size_t wanted)
 {
     gai_batch batch;
     size_t taken = 0, more = 1;
-    if (gai_pool_keeps(pool)) return;
+    if (gai_pool_stays_mapped(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     for (; taken < wanted && more; taken += more) {
@@ -13440,7 +15346,7 @@ static void gai_block_pool_release_oversize(galloc_pool *pool, const gai_block_p
     gai_batch batch;
     gai_block *block;
     size_t wanted = gai_max(bytes, pool->config.max_split_size), taken = 0;
-    if (gai_pool_keeps(pool)) return;
+    if (gai_pool_stays_mapped(pool)) return;
     gai_batch_start(&batch);
     gai_lock_on(&pool->lock);
     block = gai_block_pool_whole(block_pool, wanted, 0);
@@ -13466,14 +15372,15 @@ static int gai_step_torch_poll(gai_job *job)
     return gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Takes over a segment of a block pool that has no stream left. */
+/* Takes over a segment of a block pool that has no stream and no graph left. */
 static int gai_step_torch_adopt(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_stream *stream = job->params.stream;
     gai_block_pool *block_pool;
     gai_block *block;
-    if (!stream || stream->capture_id) return 0;
+    if (!stream) return 0;
+    gai_pool_sweep_streams(pool);
     gai_lock_on(&pool->lock);
     block = gai_pool_find_ownerless(pool, &job->params);
     if (block && !gai_block_may_serve(pool, block, job->params.bytes)) block = NULL;
@@ -13637,14 +15544,14 @@ static const gai_ladder_step gai_torch_ladder[GALLOC_REPORT_STEPS] = {
 
 /* ---- report and check ---- */
 
-/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose stream is
-   gone counts as usable, unless it belongs to a graph. */
+/* A block of another stream's block pool is stranded even when its work has completed. A block pool whose streams and
+   graphs are gone counts as usable. */
 static void gai_torch_survey(gai_survey *survey, const galloc_pool *pool)
 {
     const gai_block_pool *block_pool;
     for (block_pool = pool->block_pools; block_pool; block_pool = block_pool->next) {
         gai_stream *stream = block_pool->stream;
-        if (stream == survey->stream || (!stream && !block_pool->captured)) gai_survey_set(survey, &block_pool->free);
+        if (stream == survey->stream || !block_pool->streams) gai_survey_set(survey, &block_pool->free);
         else if (!stream || block_pool->captured) survey->report->graph_bytes += block_pool->free.bytes;
         else gai_survey_strand(survey, stream, block_pool->free.bytes);
     }
@@ -13740,7 +15647,7 @@ static void gai_variant_torch(gai_variant *variant)
 
 /* With backend:cudaMalloc and backend:cudaMallocAsync: each block is one allocation of the driver, which is freed once
    the work on the block is complete, by cudaMallocAsync in stream order where it can be. The state changes under
-   `growth` and `lock`. No driver call is made while `lock` is held. GALLOC_NO_BACKENDS leaves the section out. May call
+   `paging` and `lock`. No driver call is made while `lock` is held. GALLOC_NO_BACKENDS leaves the section out. May call
    check and all sections before it.
 
    To add a backend:
@@ -13749,10 +15656,11 @@ static void gai_variant_torch(gai_variant *variant)
      gai_variant_...      here: a function that fills its table, mostly on top of gai_variant_cuda_malloc;
                           gai_variant_choose calls it
      gai_mapping_undo_fixed frees every fixed segment by cuMemFree: memory of another source needs a branch there
-     gai_job_grow_given   names the driver's function for messages
+     gai_job_supply_given, gai_pool_close   name the driver's function for messages
      lost_on_reset        (gai_pool_begin_variant) says that the memory goes with the context; is that so?
+     variant.freed, .alloc, .refresh   are also read as "is cudaMallocAsync": look at their uses
      ON BACKENDS, galloc_config.backend, docs/settings.md, tests
-   variant.alloc runs under `growth`. If it calls the program it must release that first, as gai_pool_tell_all does. */
+   variant.alloc runs under `paging`. If it calls the program it must release that first, as gai_pool_tell_all does. */
 
 #if !defined(GALLOC_NO_BACKENDS)
 
@@ -13796,7 +15704,7 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
     size_t before = reserved->current, blocks = before - pool->kept - pool->of_graphs + coming;
-    gai_stat_kept(pool, held > blocks ? held - blocks : 0);
+    gai_stat_kept(pool, gai_left(held, blocks));
     if (reserved->current + coming > before) reserved->total += reserved->current + coming - before;
     reserved->peak = gai_max(reserved->peak, reserved->current + coming);
     reserved->total -= coming;
@@ -13807,12 +15715,12 @@ static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
     size_t more;
     int allowed;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     more = gai_left(total, pool->taken);
     allowed = more <= gai_budget_left(pool);
     if (allowed) pool->taken += more;
     if (allowed) pool->budget->held += more;
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
     return allowed;
 }
 
@@ -13820,11 +15728,11 @@ static int gai_budget_raise(galloc_pool *pool, size_t total)
 static void gai_budget_settle(galloc_pool *pool)
 {
     gai_budget *budget = pool->budget;
-    gai_lock_on(&gai_budget_lock);
+    gai_lock_on(&gai_locks.budget);
     budget->held += pool->stats.reserved.current - pool->taken;
     pool->taken = pool->stats.reserved.current;
     budget->most = gai_max(budget->most, budget->held);
-    gai_lock_off(&gai_budget_lock);
+    gai_lock_off(&gai_locks.budget);
 }
 
 #define GAI_NOT_SAID SIZE_MAX
@@ -13850,7 +15758,7 @@ static size_t gai_driver_pool_held_with(galloc_pool *pool, size_t bytes)
     return held;
 }
 
-/* Updates `kept` and `reserved` to what the driver's pool holds. [growth] */
+/* Updates `kept` and `reserved` to what the driver's pool holds. [paging] */
 static void gai_pool_ask_held(galloc_pool *pool)
 {
     size_t held = gai_driver_pool_held(pool);
@@ -13897,8 +15805,11 @@ static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_si
 /* Charges the growth of the driver's pool to the budget, since only now it is known. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
-    size_t held = segment->of_graph ? 0 : gai_driver_pool_held_with(pool, bytes);
-    if (held && !gai_budget_raise(pool, held + pool->of_graphs)) return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t held = segment->of_graph ? 0 : gai_driver_pool_held_with(pool, bytes), of_graphs;
+    gai_lock_on(&pool->lock);
+    of_graphs = pool->of_graphs;
+    gai_lock_off(&pool->lock);
+    if (held && !gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_OUT_OF_MEMORY;
     gai_lock_on(&pool->lock);
     if (segment->of_graph) pool->of_graphs += bytes;
     else gai_stat_held(pool, held, bytes);
@@ -13948,7 +15859,6 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
     if (job->got || !stream || stream->capture || !job->pool->variant.freed) return;
     gai_set_remove(block);
     gai_block_stamp_own(job->pool, block, stream);
-    gai_stream_ask(stream);
     (void)gai_block_file(job->pool, block, 0);
 }
 
@@ -13966,7 +15876,7 @@ static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *sit
 
 /* Allocates one block from the driver: the bytes requested, so that a memory checker knows where it ends. With room the
    room's rounded bytes are allocated, and slack is added for an alignment above 512. */
-static void gai_job_grow_given(gai_job *job)
+static void gai_job_supply_given(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
@@ -14004,6 +15914,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
         if (block->bytes != segment->bytes) continue; /* the free rest beside a used block, left by alignment */
         gai_set_remove(block);
         block->kind = GAI_BUSY;
+        gai_history_unmapped(pool, segment->whole);
         segment->whole->page->current = NULL;
         gai_batch_add(&batch, segment->whole, block);
         given += segment->bytes;
@@ -14020,7 +15931,7 @@ static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
     gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
     held = pool->variant.refresh ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
     if (held != GAI_NOT_SAID) {
-        held = held > wanted ? held - wanted : 0;
+        held = gai_left(held, wanted);
         gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
         gai_pool_ask_held(pool);
     }
@@ -14050,7 +15961,6 @@ static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai
     for (; marks; marks = marks->next)
         if (marks->stream == block->stream) return;
     gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
-    gai_stream_ask(block->stream);
 }
 
 /* Returns whether no other stream has used any part of the segment. Free parts exist where alignment cut them off. */
@@ -14093,6 +16003,8 @@ static gai_block *gai_block_gather(galloc_pool *pool, gai_block *block)
 static void gai_block_give_up(galloc_pool *pool, gai_block *block)
 {
     gai_mapping *whole = block->segment->whole;
+    gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
+    gai_history_unmapped(pool, whole);
     gai_stat_unused(pool, block->bytes, (size_t)block->requested);
     pool->stats.blocks.current--;
     pool->stats.frees++;
@@ -14101,14 +16013,15 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. With the lock
-   held; releases it meanwhile. */
+/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. [lock],
+   released meanwhile. */
 static int gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *site)
 {
     gai_segment *segment = block->segment;
     CUresult result;
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
+    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
     gai_lock_off(&pool->lock);
     if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
     else result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, site);
@@ -14128,6 +16041,7 @@ static int gai_async_free_unmade(galloc_pool *pool, gai_block *block, const gai_
     size_t i = 0;
     while (i < n && !sites[i].broken) i++;
     if (i == n || !capture || gai_capture_has_ended(capture)) return 0;
+    if (pool->trace) gai_trace_freed(pool, block, NULL);
     gai_block_give_up(pool, block);
     return 1;
 }
@@ -14169,7 +16083,7 @@ static CUresult gai_async_close(galloc_pool *pool)
 static void gai_variant_cuda_malloc(gai_variant *variant)
 {
     variant->one_each = 1;
-    variant->grow = gai_job_grow_given;
+    variant->supply = gai_job_supply_given;
     variant->give_back = gai_pool_return_given;
     variant->release = gai_pool_release_given;
     variant->around = gai_given_around;
@@ -14258,7 +16172,7 @@ static gai_block *gai_find_slot(galloc_pool *pool, gai_stream *stream, size_t by
     gai_block *block = stream ? *gai_slot_bin(&stream->free, bin) : NULL;
     gai_stream *other;
     if (!block) block = *gai_slot_bin(&pool->common, bin);
-    if (block || !stream || !stream->blocking) return block;
+    if (block || !stream || !stream->capture) return block;
     for (other = pool->streams; other && !block; other = other->next)
         if (other != stream && gai_stream_is_ordered(stream, other)) block = *gai_slot_bin(&other->free, bin);
     return block;
@@ -14324,15 +16238,16 @@ static gai_block *gai_slot_take_near(galloc_pool *pool, const gai_site *site, si
     block = gai_find_slot(pool, stream, bytes);
     if (block) block = gai_block_take_first(pool, block, bytes, stream, requested, tag);
     if (block) gai_block_count(pool, block, 1);
-    gai_stream_pass(pool, stream, site, 0);
+    gai_stream_release_near(pool, stream, site, 0);
     return block;
 }
 
-/* Returns whether the block is the first of a run, or of the rest of one, whose slots are all free. */
+/* Returns whether the block is the first of a run whose slots are all free. Only the last slot of a run can grow, after
+   which it is none any more, so that what remains of a run has its first slot. */
 static int gai_run_is_idle(const gai_block *block)
 {
     /* A run ends before the next first slot, or before a block that is no slot. */
-    if (!(block->slot & GAI_RUN_FIRST) && block->prev && block->prev->slot) return 0;
+    if (!(block->slot & GAI_RUN_FIRST)) return 0;
     do {
         if (block->kind != GAI_SLOT) return 0;
         block = block->next;
@@ -14403,7 +16318,7 @@ static void gai_variant_pooled(gai_variant *variant)
 /* ==== HEURISTIC =================================================================================================== */
 /* >>heuristic */
 
-/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `growth` and
+/* The tuner of strategy:heuristic, which changes overhead and growth while the program runs. Runs under `paging` and
    the pool's lock. GALLOC_NO_HEURISTIC leaves the section out. May call check and all sections before it. */
 
 #if !defined(GALLOC_NO_HEURISTIC)
@@ -14539,7 +16454,7 @@ static void gai_tune_creations(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
 }
 
-/* With `growth` and the lock held, after a miss. `refused`: the driver reported that it has no more memory. */
+/* After a miss. `refused`: the driver reported that it has no more memory. [paging, lock] */
 static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 {
     if (!pool->tuning.watching) return;
@@ -14570,8 +16485,6 @@ static void gai_variant_heuristic(gai_variant *variant)
 /* Pools begin here, and tell callbacks of the mappings they have. The global lock guards the lists of pools. May call
    all sections before it. */
 
-static void *gai_default_pool[GAI_DEVICES];
-
 /* ---- creation ---- */
 
 /* A config that galloc_config_default has initialized never has 0 here. */
@@ -14583,7 +16496,7 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
     CUresult result = gai_cu.DeviceGetCount(devices);
     if (result) return gai_driver_failed(result, "cuDeviceGetCount");
     if (config->device < -1 || config->device >= *devices)
-        return gai_fail(cudaErrorInvalidDevice, "config.device is %d: must be -1 or below %d, the number of "
+        return gai_fail(cudaErrorInvalidDevice, "device %d does not exist: must be -1 or below %d, the number of "
                         "devices", config->device, *devices);
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_fail(cudaErrorInvalidValue, "config: %s%s", message, gai_config_is_begun(config) ? "" :
@@ -14594,7 +16507,7 @@ static cudaError_t gai_config_check(const galloc_config *config, int *devices)
 static cudaError_t gai_current_device(int *device)
 {
     CUresult result = gai_cu.CtxGetDevice(device);
-    if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
         cudaError_t error = gai_bind_context();
         if (error) return error;
         result = gai_cu.CtxGetDevice(device);
@@ -14636,7 +16549,9 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     pool->oversize = !config->expandable_segments && !config->backend && config->max_split_size != SIZE_MAX;
     pool->lost_on_reset = !config->expandable_segments;
     gai_pool_choose_rounding(pool);
-    pool->caches_off = pool->variant.no_caches || config->stats_exact;
+    pool->caches_off = (pool->variant.no_caches || config->stats_exact) | (config->debug ? 8 : 0);
+    pool->special |= config->debug ? GAI_ROUTE_DEBUG : 0;
+    gai_pool_route_history(pool);
     pool->mixed.counted = pool->variant.unfiled != NULL;
     gai_lock_off(&pool->lock);
     return result;
@@ -14662,7 +16577,7 @@ static CUresult gai_pool_open(galloc_pool *pool)
     CUresult result = device < GAI_DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
     if (!result) result = gai_cu.DevicePrimaryCtxRetain(&pool->context, device);
     if (result) return result;
-    pool->budget = &gai_budgets[device];
+    pool->budget = &gai_process.budgets[device];
     result = gai_cu.CtxGetId(pool->context, &pool->context_id);
     if (!result) result = gai_cu.DeviceTotalMem(&pool->device_bytes, device);
     if (!result)
@@ -14682,39 +16597,40 @@ static CUresult gai_pool_open(galloc_pool *pool)
 static galloc_pool *gai_pool_memory(void)
 {
     galloc_pool *pool;
-    gai_lock_on(&gai_global_lock);
-    pool = gai_ended_pools;
-    if (pool) gai_ended_pools = pool->next;
-    gai_lock_off(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
+    pool = gai_process.ended_pools;
+    if (pool) gai_process.ended_pools = pool->next;
+    gai_lock_off(&gai_locks.global);
     if (pool) return pool;
     pool = (galloc_pool *)GALLOC_MALLOC(sizeof *pool);
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
     pool->users = GAI_ENDED;
     gai_lock_init(&pool->lock);
-    gai_lock_init(&pool->growth);
+    gai_lock_init(&pool->paging);
     gai_lock_init(&pool->marking);
-    gai_lock_on(&gai_global_lock);
-    pool->known = gai_known_pools;
-    gai_store_pointer(&gai_known_pools, pool);
-    gai_lock_off(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
+    pool->known = gai_process.known_pools;
+    gai_store_pointer(&gai_process.known_pools, pool);
+    gai_lock_off(&gai_locks.global);
     return pool;
 }
 
-/* Initializes a pool, and keeps the stream states and descriptors of the former pool in this memory. With the lock
-   held, because a thread with an old handle may still read them. */
+/* Initializes a pool, and keeps the stream states and descriptors of the former pool in this memory: a thread with
+   an old handle may still read them. [lock] */
 static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
 {
     gai_stream *unused = pool->unused_streams;
     gai_slab blocks = pool->blocks, mappings = pool->mappings;
-    memset(&pool->due, 0, offsetof(galloc_pool, users) - offsetof(galloc_pool, due));
+    memset(&pool->variant, 0, offsetof(galloc_pool, users) - offsetof(galloc_pool, variant));
     pool->unused_streams = unused;
     pool->blocks = blocks;
     pool->mappings = mappings;
     pool->config = *config;
     if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
+    if (config->backend) pool->config.debug = 0;
     pool->common.next = &pool->mixed;
-    pool->parking.patience = 8;
+    pool->parking.calm_most = 8;
     pool->collector.look = UINT64_MAX;
     pool->tuning.overhead = config->overhead;
     pool->tuning.growth = config->growth;
@@ -14756,6 +16672,7 @@ static void gai_streams_end(galloc_pool *pool)
 /* Frees the pool's host memory, except what threads with old handles may still read. [lock] */
 static void gai_pool_free_host(galloc_pool *pool)
 {
+    gai_history_entry *ring;
     while (pool->segments) {
         gai_segment_hide(pool, pool->segments);
         gai_segment_end(pool, pool->segments);
@@ -14775,6 +16692,12 @@ static void gai_pool_free_host(galloc_pool *pool)
     gai_slab_end(&pool->events);
     gai_slab_end(&pool->waits);
     gai_slab_end(&pool->positions);
+    ring = gai_history_begin(pool, NULL, 0);
+    if (ring) GALLOC_FREE(ring);
+    pool->trace = NULL;
+    gai_trace_want(1);
+    if (pool->guards.checks) GALLOC_FREE(pool->guards.checks);
+    pool->guards.checks = NULL;
 }
 
 /* Ends a pool. Its memory is kept for the next pool. */
@@ -14783,18 +16706,33 @@ static void gai_pool_discard(galloc_pool *pool)
     gai_lock_on(&pool->lock);
     gai_pool_free_host(pool);
     gai_lock_off(&pool->lock);
-    gai_lock_on(&gai_global_lock);
-    pool->next = gai_ended_pools;
-    gai_ended_pools = pool;
-    gai_lock_off(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
+    pool->next = gai_process.ended_pools;
+    gai_process.ended_pools = pool;
+    gai_lock_off(&gai_locks.global);
+}
+
+/* Closes all logs. No pool writes them any more. */
+static void gai_traces_end(void)
+{
+    gai_trace *trace, *next;
+    gai_lock_on(&gai_locks.trace);
+    for (trace = (gai_trace *)gai_process.traces; trace; trace = next) {
+        next = trace->next;
+        gai_trace_write(trace);
+        (void)fclose(trace->file);
+        GALLOC_FREE(trace);
+    }
+    gai_store_pointer(&gai_process.traces, NULL);
+    gai_lock_off(&gai_locks.trace);
 }
 
 /* Frees the memory that was kept for late readers. No pool exists, and no thread is inside. [global lock] */
 static void gai_pools_free(void)
 {
-    galloc_pool *pool = (galloc_pool *)gai_known_pools;
-    gai_store_pointer(&gai_known_pools, NULL);
-    gai_ended_pools = NULL;
+    galloc_pool *pool = (galloc_pool *)gai_process.known_pools;
+    gai_store_pointer(&gai_process.known_pools, NULL);
+    gai_process.ended_pools = NULL;
     while (pool) {
         galloc_pool *next = (galloc_pool *)pool->known;
         gai_streams_end(pool);
@@ -14806,11 +16744,14 @@ static void gai_pools_free(void)
         gai_slab_end(&pool->blocks);
         gai_slab_end(&pool->mappings);
         gai_lock_end(&pool->lock);
-        gai_lock_end(&pool->growth);
+        gai_lock_end(&pool->paging);
         gai_lock_end(&pool->marking);
         GALLOC_FREE(pool);
         pool = next;
     }
+    if (gai_process.depot) GALLOC_FREE(gai_process.depot);
+    gai_store_pointer(&gai_process.depot, NULL);
+    gai_traces_end();
 }
 
 /* Turns the collector on if gc_threshold or gc_age needs it. */
@@ -14835,25 +16776,114 @@ static void gai_pool_name(galloc_pool *pool)
 /* Publishes a new pool. If another thread has published the default pool first, returns that one instead. */
 static galloc_pool *gai_pool_publish(galloc_pool *pool)
 {
-    void **place = pool->is_default ? &gai_default_pool[pool->config.device] : NULL;
+    void **place = pool->is_default ? &gai_process.default_pool[pool->config.device] : NULL;
     galloc_pool *first;
-    gai_lock_on(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
     first = place ? (galloc_pool *)*place : NULL;
     if (!first) {
         gai_pool_name(pool);
         gai_budget_join(pool);
-        pool->next = gai_pools;
-        gai_pools = pool;
-        if (pool->variant.around) gai_store(&gai_given_pools, gai_load(&gai_given_pools) + 1);
+        pool->next = gai_process.pools;
+        gai_process.pools = pool;
+        if (pool->variant.around) gai_store(&gai_process.given_pools, gai_load(&gai_process.given_pools) + 1);
         gai_store(&pool->users, 0);
         if (place) gai_store_pointer(place, pool);
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     return first;
 }
 
-/* Creates a pool. *out is the existing default pool if another thread has created it meanwhile. With no lock held,
-   because creating a context takes long. */
+/* Begins an empty history of so many entries, or ends it (0). Calls that stream caches serve cannot be noted, so all
+   caches are flushed and shut while there is one. [no lock] */
+static cudaError_t gai_pool_remember(galloc_pool *pool, size_t entries)
+{
+    gai_stream *stream;
+    gai_history_entry *ring = NULL;
+    if (entries > GAI_HISTORY_MOST)
+        return gai_fail(cudaErrorInvalidValue, "%zu entries: a history has at most %d", entries, GAI_HISTORY_MOST);
+    if (entries) ring = (gai_history_entry *)GALLOC_MALLOC(entries * sizeof *ring);
+    if (entries && !ring)
+        return gai_fail(cudaErrorMemoryAllocation, "no host memory for a history of %zu entries", entries);
+    gai_lock_on(&pool->lock);
+    ring = gai_history_begin(pool, ring, entries);
+    gai_pool_route_history(pool);
+    for (stream = pool->streams; stream; stream = stream->next) gai_cache_set(pool, stream);
+    if (entries) gai_pool_flush(pool);
+    gai_lock_off(&pool->lock);
+    if (ring) GALLOC_FREE(ring);
+    return cudaSuccess;
+}
+
+/* Has the history keep so many frames of stacks from now on. [no lock] */
+static cudaError_t gai_pool_keep_stacks(galloc_pool *pool, size_t frames)
+{
+    cudaError_t error = cudaSuccess;
+    if (frames > GAI_STACK_MOST)
+        return gai_fail(cudaErrorInvalidValue, "%zu frames: a stack has at most %d", frames, GAI_STACK_MOST);
+    if (frames) error = gai_depot_begin();
+    if (error) return error;
+    gai_lock_on(&pool->lock);
+    pool->frames = frames;
+    gai_pool_route_history(pool);
+    gai_lock_off(&pool->lock);
+    return cudaSuccess;
+}
+
+/* Begins a log, in place of a plain file with that name. No link is followed: the file is a new one. With the lock of
+   logs. */
+static cudaError_t gai_trace_begin(const char *path)
+{
+    static const char head[] = "Thread,Time,Action,Pointer,Size,Stream,Pool,More\n";
+    gai_trace *trace;
+    size_t n = strlen(path) + 1;
+    if (gai_path_refused(path)) return cudaErrorOperatingSystem;
+    trace = (gai_trace *)GALLOC_MALLOC(sizeof *trace + n);
+    if (!trace) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a log");
+    memset(trace, 0, offsetof(gai_trace, text));
+    (void)remove(path);
+    trace->file = fopen(path, "wbx");
+    if (!trace->file) {
+        cudaError_t error = gai_file_failed(path, "opened", errno);
+        GALLOC_FREE(trace);
+        return error;
+    }
+    (void)setvbuf(trace->file, NULL, _IONBF, 0); /* a child of fork has nothing to write */
+    trace->path = (char *)(trace + 1);
+    memcpy(trace->path, path, n);
+    memcpy(trace->text[0], head, sizeof head - 1);
+    trace->filled[0] = sizeof head - 1;
+    trace->began = GALLOC_CLOCK();
+    trace->next = (gai_trace *)gai_process.traces;
+    gai_store_pointer(&gai_process.traces, trace);
+    return cudaSuccess;
+}
+
+/* Has a new pool write the log that GALLOC_CONF names, if any. If that cannot begin the pool does without. [no lock] */
+static void gai_pool_join_trace(galloc_pool *pool)
+{
+    char path[GAI_PATH_BYTES];
+    gai_callback_frame saved;
+    gai_trace *trace;
+    cudaError_t error = cudaSuccess;
+    int in = 0;
+    if (!gai_conf_path("trace", pool->config.device, path, sizeof path)) return;
+    gai_callback_begin(&in, &saved);
+    gai_lock_on(&gai_locks.trace);
+    for (trace = (gai_trace *)gai_process.traces; trace && strcmp(trace->path, path); trace = trace->next) continue;
+    if (!trace) error = gai_trace_begin(path);
+    if (!trace && !error) trace = (gai_trace *)gai_process.traces;
+    if (trace) pool->traced = ++trace->pools;
+    gai_lock_off(&gai_locks.trace);
+    gai_lock_on(&pool->lock);
+    pool->trace = trace;
+    gai_pool_route_history(pool);
+    gai_lock_off(&pool->lock);
+    (void)gai_end("trace", error);
+    gai_callback_end(&in, &saved);
+}
+
+/* Creates a pool. *out is the existing default pool if another thread has created it meanwhile. Creating a context
+   takes long. [no lock] */
 static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, int is_default)
 {
     CUresult result;
@@ -14866,7 +16896,9 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     gai_lock_on(&pool->lock);
     gai_pool_init(pool, config);
     gai_lock_off(&pool->lock);
-    if (config->device == -1) error = gai_current_device(&pool->config.device);
+    error = gai_pool_remember(pool, (size_t)config->history);
+    if (!error) error = gai_pool_keep_stacks(pool, (size_t)config->history_stacks);
+    if (!error && config->device == -1) error = gai_current_device(&pool->config.device);
     if (!error) {
         result = gai_pool_open(pool);
         if (result) error = gai_driver_failed(result, "opening the device");
@@ -14875,6 +16907,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
         gai_pool_discard(pool);
         return error;
     }
+    gai_pool_join_trace(pool);
     pool->is_default = is_default;
     pool->one_context = !pool->config.stream_check && devices == 1;
     gai_lock_on(&pool->lock);
@@ -14883,6 +16916,7 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
     *out = gai_pool_publish(pool);
     if (!*out) {
         *out = pool;
+        gai_guards_ready(pool);
         return cudaSuccess;
     }
     if (pool->variant.close) (void)pool->variant.close(pool);
@@ -14895,15 +16929,15 @@ static cudaError_t gai_pool_new(galloc_pool **out, const galloc_config *config, 
 /* Removes the pool from its limits and from all lists, so that no call finds it. */
 static void gai_pool_unlink(galloc_pool *pool)
 {
-    galloc_pool **at = &gai_pools;
+    galloc_pool **at = &gai_process.pools;
     gai_budget_leave(pool);
-    gai_lock_on(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
     while (*at != pool) at = &(*at)->next;
     *at = pool->next;
-    if (pool->variant.around) gai_store(&gai_given_pools, gai_load(&gai_given_pools) - 1);
-    if (pool->is_default) gai_store_pointer(&gai_default_pool[pool->config.device], NULL);
+    if (pool->variant.around) gai_store(&gai_process.given_pools, gai_load(&gai_process.given_pools) - 1);
+    if (pool->is_default) gai_store_pointer(&gai_process.default_pool[pool->config.device], NULL);
     gai_generation_end();
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
 }
 
 /* Returns the settings in effect. [lock] */
@@ -14912,16 +16946,12 @@ static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
     *config = pool->config;
     config->overhead = pool->tuning.overhead;
     config->growth = pool->tuning.growth;
+    config->history = pool->history.size;
+    config->history_stacks = pool->frames;
     if (pool->tuning.frozen) config->strategy = GALLOC_STRATEGY_CACHING;
 }
 
 /* ---- callbacks on existing mappings ---- */
-
-/* A mapped range of addresses. */
-typedef struct gai_range {
-    uintptr_t addr;
-    size_t bytes;
-} gai_range;
 
 /* Writes the n-th range if there is an array, and counts it. */
 static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mapping)
@@ -14933,7 +16963,7 @@ static void gai_range_add(gai_range *array, size_t *n, const gai_mapping *mappin
     *n += 1;
 }
 
-/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. [growth,
+/* Lists all ranges that are mapped and are not being unmapped; `array` may be NULL. Returns their number. [paging,
    lock] */
 static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
 {
@@ -14954,7 +16984,7 @@ static size_t gai_pool_ranges(const galloc_pool *pool, gai_range *array)
     return n;
 }
 
-/* Calls on_map for all mapped ranges with `growth` released; `walking` prevents unmapping meanwhile. Returns 0 if host
+/* Calls on_map for all mapped ranges with `paging` released; `walking` prevents unmapping meanwhile. Returns 0 if host
    memory is missing. */
 static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
 {
@@ -14972,18 +17002,18 @@ static int gai_pool_walk(galloc_pool *pool, const galloc_callbacks *call)
     gai_lock_off(&pool->lock);
     pool->walking = 1;
     pool->telling++;
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
     gai_callback_begin(&gai_thread.in_mapping, &saved);
     for (i = 0; i < n; i++) call->on_map(pool->handle, (void *)ranges[i].addr, ranges[i].bytes, call->user);
     gai_callback_end(&gai_thread.in_mapping, &saved);
-    gai_lock_on(&pool->growth);
+    gai_lock_on(&pool->paging);
     pool->telling--;
     pool->walking = 0;
     GALLOC_FREE(ranges);
     return 1;
 }
 
-/* Sets the callbacks of a pool. With `growth` held, in the pool's context. */
+/* Sets the callbacks of a pool. In the pool's context. [paging] */
 static cudaError_t gai_pool_call(galloc_pool *pool, const galloc_callbacks *call)
 {
     if (pool->telling)
@@ -15017,8 +17047,39 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
+/* Checks what is in quarantine, and frees it. Waits for the device, and then for a copy from each block, on the
+   thread's own default stream. In the pool's context. [paging] */
+static void gai_pool_end_quarantine(galloc_pool *pool)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    gai_site site;
+    size_t n;
+    int may;
+    gai_lock_on(&pool->lock);
+    n = pool->guards.kept;
+    gai_lock_off(&pool->lock);
+    if (!n) return;
+    may = !gai_pool_wait(pool) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
+    memset(&site, 0, sizeof site);
+    site.handle = CU_STREAM_PER_THREAD;
+    site.context = pool->context;
+    site.own_context = 1;
+    gai_lock_on(&pool->lock);
+    for (; n && pool->guards.kept; n--) {
+        int can;
+        gai_block *block = gai_kept_pop(pool, &can);
+        gai_mark *mark = block->marks;
+        while (mark && gai_mark_is_complete(mark)) mark = mark->next;
+        if (may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE) gai_kept_check(pool, block, &site, 1);
+        else pool->stats.unchecked++;
+        gai_kept_free(pool, block);
+    }
+    gai_lock_off(&pool->lock);
+    gai_pool_sweep_lost(pool);
+}
+
 /* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
-   complete. `synchronised`: waits only if no event is known to be incomplete. With `growth` held, so nothing is created
+   complete. `synchronised`: waits only if no event is known to be incomplete. [paging], so nothing is created
    meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
@@ -15030,17 +17091,20 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
+    if (held >= keep && !synchronised) gai_pool_end_quarantine(pool);
     gai_pool_poll(pool);
     gai_pool_limit_stale(pool);
     for (round = 0; round < 2; round++) {
         size_t gone = 0;
         held = gai_pool_held(pool);
+        if (held > keep) pool->replaceable = 0; /* less is to be held than when those pages were given back */
         if (held > keep) gone = gai_pool_release(pool, held - keep);
         *released += gone;
         if (held - gone <= keep || round || (synchronised && gai_pool_has_events_out(pool))) break;
         result = gai_pool_wait(pool);
         gai_pool_count(pool, GAI_COUNT_WAIT);
     }
+    gai_guards_look(pool);
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");
@@ -15073,7 +17137,21 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
     return result;
 }
 
-/* Releases all driver objects of the pool. With `growth` held, in the pool's context; no block is in use. */
+/* Compares the last guards, and frees the memory that they were copied to. The pool holds no memory any more, so their
+   work is complete. In the pool's context. [paging] */
+static CUresult gai_guards_end(galloc_pool *pool)
+{
+    gai_guards *guards = &pool->guards;
+    CUresult result = CUDA_SUCCESS;
+    gai_guards_look(pool);
+    if (guards->host) result = gai_pinned_free(pool, guards->host, pool->context, guards->context_id);
+    gai_lock_on(&pool->lock);
+    if (!result) gai_guards_lose(pool);
+    gai_lock_off(&pool->lock);
+    return result;
+}
+
+/* Releases all driver objects of the pool. In the pool's context; no block is in use. [paging] */
 static cudaError_t gai_pool_close(galloc_pool *pool)
 {
     gai_stream *stream;
@@ -15092,7 +17170,8 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
                         "take back", pool->config.device, pool->stats.reserved.current);
     result = gai_pool_unreserve(pool);
     if (result) return gai_driver_failed(result, "cuMemAddressFree");
-    result = gai_fence_drop(pool);
+    result = gai_guards_end(pool);
+    if (!result) result = gai_fence_drop(pool);
     if (result) return gai_driver_failed(result, "cuMemFreeHost");
     if (pool->variant.close) result = pool->variant.close(pool);
     if (result) return gai_driver_failed(result, "cuMemPoolDestroy");
@@ -15103,7 +17182,11 @@ static cudaError_t gai_pool_close(galloc_pool *pool)
 static int gai_pool_is_orphaned(galloc_pool *pool)
 {
     unsigned long long id = 0;
-    return pool->driver_gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
+    int gone;
+    gai_lock_on(&pool->lock);
+    gone = pool->driver_gone;
+    gai_lock_off(&pool->lock);
+    return gone || gai_is_driver_gone(gai_cu.CtxGetId(pool->context, &id));
 }
 
 /* Returns an error if the program still holds blocks. */
@@ -15135,14 +17218,14 @@ static cudaError_t gai_pool_is_captured(galloc_pool *pool)
 }
 
 /* Waits for on_unmap calls about this pool that another pool's borrowing has started. Their mappings must be gone
-   before the pool ends. A thread inside a callback does not wait for itself. [growth] */
+   before the pool ends. A thread inside a callback does not wait for itself. [paging] */
 static void gai_pool_await_told(galloc_pool *pool)
 {
     unsigned round;
     for (round = 0; pool->telling && !gai_thread.in_mapping; round++) {
-        gai_lock_off(&pool->growth);
+        gai_lock_off(&pool->paging);
         gai_latch_rest(round);
-        gai_lock_on(&pool->growth);
+        gai_lock_on(&pool->paging);
     }
 }
 
@@ -15157,7 +17240,7 @@ static void gai_pool_part(galloc_pool *pool)
     if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
     if (ends) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
 }
 
 /* Lets calls enter the pool again. */
@@ -15176,7 +17259,7 @@ static cudaError_t gai_pool_shut_out(galloc_pool *pool, int orphaned)
     unsigned round;
     do {
         users = gai_load(&pool->users);
-        if (users & GAI_ENDED || (users % GAI_PASSING > 1 && (gai_thread.in_mapping || gai_thread.in_shortage)))
+        if (users & GAI_ENDED || (users % GAI_USER_OF_ALL > 1 && (gai_thread.in_mapping || gai_thread.in_shortage)))
             return gai_fail(cudaErrorNotPermitted, "the pool is being destroyed by another thread, or is in use "
                             "by the call that made this callback");
     } while (!gai_swap(&pool->users, users, users | GAI_ENDED));
@@ -15193,7 +17276,7 @@ static void gai_pool_end_route(galloc_pool *pool, int shut)
 {
     gai_stream *stream;
     gai_lock_on(&pool->lock);
-    pool->caches_off = (pool->caches_off & 1) | shut << 1;
+    pool->caches_off = (pool->caches_off & ~2) | shut << 1;
     pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_ENDS) | (shut ? GAI_ROUTE_ENDS : 0);
     for (stream = pool->streams; stream; stream = stream->next) gai_cache_set(pool, stream);
     if (shut) gai_pool_flush(pool);
@@ -15217,7 +17300,7 @@ static cudaError_t gai_pool_empty(galloc_pool *pool)
     if (error) gai_pool_end_route(pool, 0);
     pool->walking = 0;
     gai_scope_leave(&scope);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
     return error;
 }
 
@@ -15244,7 +17327,7 @@ static void gai_pool_leave_streams(galloc_pool *pool, int orphaned)
 }
 
 /* Ends a pool that this call is inside of; after an error the pool continues. If the driver is gone, only host memory
-   is freed. With no lock held: it may wait for the device or for other threads. */
+   is freed. It may wait for the device or for other threads. [no lock] */
 static cudaError_t gai_pool_end(galloc_pool *pool)
 {
     int orphaned = gai_pool_is_orphaned(pool);
@@ -15267,7 +17350,7 @@ static cudaError_t gai_pool_end(galloc_pool *pool)
 /* ==== SNAPSHOT ================================================================================================== */
 /* >>snapshot */
 
-/* galloc_snapshot. The state of the heap is copied with `growth`, `lock` and all latches held (gai_copy_new), so that
+/* galloc_snapshot. The state of the heap is copied with `paging`, `lock` and all latches held (gai_copy_new), so that
    its sums agree with its counters, and written with no lock held. One emitter writes JSON or a pickle (protocol 2),
    with the keys and types of torch.cuda.memory._snapshot(); all that PyTorch has no key for stands under "galloc". Owns
    nothing. May call the sections before it. */
@@ -15277,7 +17360,7 @@ typedef struct gai_snapshot_item {
     uintptr_t addr;
     size_t bytes, requested;
     unsigned long long stream_id, capture_id;
-    uint32_t tag;
+    uint32_t tag, stack;
     char state;  /* an index of gai_item_states */
     char begins; /* the item before it ends elsewhere, or in another segment */
     char lost;   /* its memory is gone */
@@ -15293,11 +17376,13 @@ typedef struct gai_snapshot_info {
     galloc_stats stats;
     galloc_config config;
     int is_default;
-    size_t kept;
+    size_t kept; /* also by a driver that failed to take pages back: to the history they are gone */
     gai_snapshot_item *items;            /* NULL: they are only counted */
     size_t n, blocks;
     const gai_segment *segment; /* of the last item, and its end */
     uintptr_t end;
+    gai_history history; /* its ring is a copy, the oldest entry first; NULL: there is none */
+    size_t told;         /* entries of it that have been written */
 } gai_snapshot_info;
 
 /* ---- copying ---- */
@@ -15319,7 +17404,7 @@ static char gai_item_state(const gai_block *block)
 {
     const gai_mark *mark;
     const gai_stream *stream = NULL;
-    if (block->kind == GAI_USED) return block->tag & GAI_KEPT ? 0 : 2;
+    if (block->kind == GAI_USED) return block->tag & GAI_IN_CACHE ? 0 : 2;
     for (mark = block->marks; mark; mark = mark->next) {
         if (gai_mark_is_complete(mark)) continue;
         if (mark->stream->capture || (stream && stream != mark->stream)) return 1;
@@ -15342,6 +17427,7 @@ static void gai_copy_block(gai_snapshot_info *copy, const gai_block *block)
     if (item.state == 2) {
         item.requested = (size_t)gai_counted(&block->requested);
         item.tag = (uint32_t)gai_counted(&block->tag);
+        item.stack = (uint32_t)(gai_counted(&block->tag) >> GAI_STACK_SHIFT);
     }
     gai_copy_add(copy, block->segment, &item);
 }
@@ -15369,31 +17455,25 @@ static void gai_copy_pages(gai_snapshot_info *copy, const gai_block *block)
     }
 }
 
-/* Pages in quarantine; their addresses are also blocks that nobody can use. */
-static void gai_copy_quarantine(gai_snapshot_info *copy, const galloc_pool *pool)
+/* Sets or clears GAI_IN_CACHE of a list of blocks. */
+static void gai_blocks_flag(gai_block *block, int on)
 {
-    const gai_mapping *mapping;
-    for (mapping = pool->quarantine; mapping; mapping = mapping->next)
-        if (mapping->page->stuck && mapping->page->shown == mapping) gai_copy_page(copy, mapping);
+    for (; block; block = block->next_bin)
+        gai_set_relaxed(&block->tag, (block->tag & ~GAI_IN_CACHE) | (on ? GAI_IN_CACHE : 0));
 }
 
-/* Sets or clears GAI_KEPT of a list of blocks. */
-static void gai_blocks_keep(gai_block *block, int on)
-{
-    for (; block; block = block->next_bin) gai_set_relaxed(&block->tag, (block->tag & ~GAI_KEPT) | (on ? GAI_KEPT : 0));
-}
-
-/* The same for all blocks in stream caches. A used block that neither the program holds nor a cache is about to be
-   freed, and counts as used until then. [lock, latches] */
-static void gai_caches_keep(const galloc_pool *pool, int on)
+/* The same for all blocks in stream caches and in quarantine. A used block that neither they nor the program hold is
+   about to be freed, and counts as used until then. [lock, latches] */
+static void gai_caches_flag(const galloc_pool *pool, int on)
 {
     const gai_stream *stream;
     size_t i;
+    gai_blocks_flag(pool->guards.oldest, on);
     for (stream = pool->streams; stream; stream = stream->next) {
-        gai_blocks_keep(stream->cache.unconfirmed, on);
-        gai_blocks_keep(stream->cache.orphans, on);
+        gai_blocks_flag(stream->cache.unconfirmed, on);
+        gai_blocks_flag(stream->cache.orphans, on);
         for (i = 0; i < GAI_CACHE_BINS; i++)
-            if (stream->cache.filled >> i & 1) gai_blocks_keep(stream->cache.bins[i].first, on);
+            if (stream->cache.filled >> i & 1) gai_blocks_flag(stream->cache.bins[i].first, on);
     }
 }
 
@@ -15406,41 +17486,116 @@ static void gai_copy_items(gai_snapshot_info *copy, const galloc_pool *pool)
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
         for (block = segment->first; block; block = block->next) gai_copy_block(copy, block);
-    gai_copy_quarantine(copy, pool);
     copy->blocks = copy->n;
     copy->segment = NULL;
     for (segment = pool->segments; segment; segment = segment->next)
         for (block = segment->first; block; block = block->next) gai_copy_pages(copy, block);
-    gai_copy_quarantine(copy, pool);
 }
 
-/* Adds a copy of the pool's state to a list. `growth` stops jobs, `lock` all calls in the pool, the latches those that
-   stream caches serve. To the pool a block in a stream cache is used: GAI_KEPT is set on it meanwhile, so that it is
-   copied as free, which is how gai_stats_locked counts it. The first pass only counts the items. [no lock] */
-static cudaError_t gai_copy_new(gai_snapshot_info **list, galloc_pool *pool)
+/* Copies the history to `entries`, which has room for all of it, with a last entry for the snapshot. While on_map or
+   on_unmap runs, pages are on their way, and the history does not fit the blocks. [paging, lock] */
+static void gai_copy_history(gai_snapshot_info *copy, galloc_pool *pool, gai_history_entry *entries)
 {
-    gai_snapshot_info *copy = (gai_snapshot_info *)GALLOC_MALLOC(sizeof *copy);
-    if (!copy) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
-    memset(copy, 0, sizeof *copy);
-    gai_lock_on(&pool->growth); /* so that no page is on its way, and no job has a block that is not counted yet */
+    gai_history *history = &pool->history;
+    size_t n, last;
+    if (!entries || !history->ring || pool->telling) {
+        if (entries) GALLOC_FREE(entries);
+        return;
+    }
+    gai_history_event(pool, GAI_SNAPSHOT_TAKEN, 0, 0, 0, 0);
+    copy->history = *history;
+    n = gai_min((size_t)history->noted, history->size);
+    last = n < history->size ? 0 : history->size - history->next; /* entries from `next` to the end of a full ring */
+    copy->history.size = n;
+    copy->history.ring = entries;
+    memcpy(entries, history->ring + history->next, last * sizeof *entries);
+    memcpy(entries + last, history->ring, (n - last) * sizeof *entries);
+}
+
+static void gai_copies_free(gai_snapshot_info *copy)
+{
+    while (copy) {
+        gai_snapshot_info *next = copy->next;
+        if (copy->history.ring) GALLOC_FREE(copy->history.ring);
+        if (copy->items) GALLOC_FREE(copy->items);
+        GALLOC_FREE(copy);
+        copy = next;
+    }
+}
+
+/* Stops all calls that change the pool: `paging` stops jobs, so that no page is on its way, and no job has a block that
+   is not counted yet; `lock` all calls in the pool; the latches those that stream caches serve. [no lock] */
+static void gai_copy_lock(galloc_pool *pool)
+{
+    gai_lock_on(&pool->paging);
     gai_lock_on(&pool->lock);
     gai_pool_reap(pool);
     gai_pool_lock_caches(pool);
-    gai_copy_items(copy, pool);
-    copy->items = (gai_snapshot_item *)GALLOC_MALLOC((copy->n + 1) * sizeof *copy->items);
-    gai_caches_keep(pool, 1);
-    if (copy->items) gai_copy_items(copy, pool);
-    gai_caches_keep(pool, 0);
+}
+
+static void gai_copy_unlock(galloc_pool *pool)
+{
+    gai_pool_unlock_caches(pool);
+    gai_lock_off(&pool->lock);
+    gai_lock_off(&pool->paging);
+}
+
+#define GAI_COPY_ROUNDS 4
+
+/* Allocates memory for all items and the history, which are many, and returns with the locks of gai_copy_lock. Without
+   them others can add items meanwhile: then the memory is allocated again, and after GAI_COPY_ROUNDS times with the
+   locks. 0: no host memory. [no lock] */
+static int gai_copy_begin(gai_snapshot_info *copy, galloc_pool *pool)
+{
+    gai_snapshot_item *items = NULL;
+    gai_history_entry *entries = NULL;
+    size_t most = 0, kept = 0;
+    int round;
+    gai_copy_lock(pool);
+    gai_copy_items(copy, pool); /* counts only, as long as copy->items is NULL */
+    for (round = 0; !items || copy->n > most || pool->history.size > kept; round++) {
+        most = copy->n + copy->n / 16 + 1;
+        kept = pool->history.size;
+        if (round < GAI_COPY_ROUNDS) gai_copy_unlock(pool);
+        if (items) GALLOC_FREE(items);
+        if (entries) GALLOC_FREE(entries);
+        items = (gai_snapshot_item *)GALLOC_MALLOC(most * sizeof *items);
+        entries = kept ? (gai_history_entry *)GALLOC_MALLOC(kept * sizeof *entries) : NULL;
+        if (round < GAI_COPY_ROUNDS) gai_copy_lock(pool);
+        copy->items = items; /* the copy's from now on: gai_copies_free */
+        copy->history.ring = entries;
+        if (!items || (kept && !entries)) return 0;
+        copy->items = NULL;
+        copy->history.ring = NULL;
+        gai_copy_items(copy, pool);
+    }
+    gai_copy_history(copy, pool, entries);
+    copy->items = items;
+    return 1;
+}
+
+/* Adds a copy of the pool's state to a list. To the pool a block in a stream cache is used: GAI_IN_CACHE is set on it
+   meanwhile, so it is copied as free, which is how gai_stats_locked counts it. [no lock] */
+static cudaError_t gai_copy_new(gai_snapshot_info **list, galloc_pool *pool)
+{
+    gai_snapshot_info *copy = (gai_snapshot_info *)GALLOC_MALLOC(sizeof *copy);
+    int ready;
+    if (!copy) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
+    memset(copy, 0, sizeof *copy);
+    ready = gai_copy_begin(copy, pool);
+    gai_caches_flag(pool, 1);
+    if (ready) gai_copy_items(copy, pool);
+    gai_caches_flag(pool, 0);
     gai_stats_locked(pool, &copy->stats);
-    copy->kept = pool->kept;
+    copy->kept = pool->kept + pool->stats.quarantined;
     gai_pool_unlock_caches(pool);
     copy->stats.graph_bytes = gai_pool_captured(pool);
     gai_pool_read_config(pool, &copy->config);
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
     copy->is_default = pool->is_default;
-    if (!copy->items) {
-        GALLOC_FREE(copy);
+    if (!ready) {
+        gai_copies_free(copy);
         return gai_fail(cudaErrorMemoryAllocation, "no host memory for the snapshot");
     }
     while (*list) list = &(*list)->next;
@@ -15448,20 +17603,17 @@ static cudaError_t gai_copy_new(gai_snapshot_info **list, galloc_pool *pool)
     return cudaSuccess;
 }
 
-static void gai_copies_free(gai_snapshot_info *copy)
-{
-    while (copy) {
-        gai_snapshot_info *next = copy->next;
-        GALLOC_FREE(copy->items);
-        GALLOC_FREE(copy);
-        copy = next;
-    }
-}
-
 /* ---- emitting ---- */
 
 #define GAI_EMITTER_DEPTH 12
-#define GAI_EMITTER_KEYS 128 /* keys that a pickle remembers, so that it names them by one byte */
+#define GAI_EMITTER_KEYS 128 /* keys that a pickle remembers, so that it names them by a number */
+#define GAI_SYMBOLS_LOG2 9
+
+/* What an emitter remembers of stacks. */
+typedef struct gai_symbols {
+    uint32_t memo[GAI_STACKS]; /* of a pickle, by stack: 1 + the number of its list of frames; 0: it has not been */
+    gai_symbol symbols[1 << GAI_SYMBOLS_LOG2]; /* those found last */
+} gai_symbols;
 
 typedef struct gai_emitter {
     galloc_write write;
@@ -15472,7 +17624,10 @@ typedef struct gai_emitter {
     char open[GAI_EMITTER_DEPTH];  /* what values stand in: { or [ */
     char first[GAI_EMITTER_DEPTH]; /* none stands there yet */
     const char *keys[GAI_EMITTER_KEYS];
+    uint32_t key_memos[GAI_EMITTER_KEYS];
     int n_keys;
+    uint32_t memos; /* values that the pickle remembers */
+    gai_symbols *symbols; /* NULL: there are no stacks */
     size_t used;
     unsigned char buffer[4096];
 } gai_emitter;
@@ -15560,7 +17715,24 @@ static void gai_emit_text(gai_emitter *e, const char *text)
     gai_emit_byte(e, '"');
 }
 
-/* A key of the dictionary; a pickle remembers it (BINPUT), and names it by number from then on (BINGET). */
+/* The opcode for few numbers, or that for all (LONG_...), and the number. */
+static void gai_emit_memo(gai_emitter *e, int few, int all, uint32_t number)
+{
+    gai_emit_byte(e, number < 256 ? few : all);
+    gai_emit_little(e, number, number < 256 ? 1 : 4);
+}
+
+/* The pickle remembers the value before (BINPUT). Returns its number. */
+static uint32_t gai_emit_put(gai_emitter *e)
+{
+    gai_emit_memo(e, 'q', 'r', e->memos);
+    return e->memos++;
+}
+
+/* A value that it remembers (BINGET). */
+static void gai_emit_get(gai_emitter *e, uint32_t number) { gai_emit_memo(e, 'h', 'j', number); }
+
+/* A key of the dictionary; a pickle remembers it, and names it by number from then on. */
 static void gai_emit_key(gai_emitter *e, const char *key)
 {
     int i = 0;
@@ -15572,15 +17744,13 @@ static void gai_emit_key(gai_emitter *e, const char *key)
     }
     while (i < e->n_keys && strcmp(e->keys[i], key)) i++;
     if (i < e->n_keys) {
-        gai_emit_byte(e, 'h');
-        gai_emit_byte(e, i);
+        gai_emit_get(e, e->key_memos[i]);
         return;
     }
     gai_emit_text(e, key);
     if (i == GAI_EMITTER_KEYS) return;
     e->keys[e->n_keys++] = key;
-    gai_emit_byte(e, 'q');
-    gai_emit_byte(e, i);
+    e->key_memos[i] = gai_emit_put(e);
 }
 
 static void gai_emit_string(gai_emitter *e, const char *key, const char *text)
@@ -15650,19 +17820,72 @@ static void gai_emit_empty_list(gai_emitter *e, const char *key)
     gai_emit_close(e);
 }
 
+static void gai_emit_frame(gai_emitter *e, const char *file, uint64_t line, const char *name)
+{
+    gai_emit_open(e, '{');
+    gai_emit_string(e, "filename", file);
+    gai_emit_number(e, "line", line);
+    gai_emit_string(e, "name", name);
+    gai_emit_close(e);
+}
+
+/* The frames of a stack, but for public functions of galloc's at its beginning. */
+static void gai_emit_stack(gai_emitter *e, uint32_t stack)
+{
+    const gai_depot *depot = (const gai_depot *)gai_load_pointer(&gai_process.depot);
+    uint32_t i, own = 1;
+    for (i = depot->begins[stack]; i < depot->begins[stack + 1]; i++) {
+        void *at = depot->addresses[i];
+        uint64_t key = (uintptr_t)at * 0x9e3779b97f4a7c15u;
+        gai_symbol *symbol = &e->symbols->symbols[key >> (64 - GAI_SYMBOLS_LOG2)];
+        if (symbol->at != at) gai_symbol_find(symbol, at);
+        own = own && !strncmp(symbol->name, "galloc_", 7);
+        if (!own) gai_emit_frame(e, symbol->file, symbol->position, symbol->name);
+    }
+}
+
+/* A frame with the name of the tag, if it has one, where PyTorch has lines of Python; and those of the stack. A pickle
+   names a list of frames that it has had. */
+static void gai_emit_frames(gai_emitter *e, uint32_t tag, uint32_t stack)
+{
+    char name[GAI_NOTE_TEXT];
+    int named = tag && gai_tag_get(tag, name);
+    uint32_t *memo = e->pickle && stack && !named ? &e->symbols->memo[stack] : NULL;
+    gai_emit_key(e, "frames");
+    if (memo && *memo) {
+        gai_emit_get(e, *memo - 1);
+        gai_emit_done(e);
+        return;
+    }
+    gai_emit_open(e, '[');
+    if (memo) *memo = 1 + gai_emit_put(e);
+    if (named) gai_emit_frame(e, "galloc", tag, name);
+    if (stack) gai_emit_stack(e, stack);
+    gai_emit_close(e);
+}
+
 /* ---- the dictionary ---- */
 
-static void gai_emit_block(gai_emitter *e, const gai_snapshot_item *item)
+/* The state of a block. PyTorch's viewer expects of each pending block that the history has its free and not yet its
+   completion. In galloc's history they are one, so such a block is free there, with a key of its own. */
+static char gai_emitted_state(const gai_snapshot_info *copy, const gai_snapshot_item *item)
 {
+    return item->state == 1 && copy->history.ring ? 0 : item->state;
+}
+
+static void gai_emit_block(gai_emitter *e, const gai_snapshot_info *copy, const gai_snapshot_item *item)
+{
+    char state = gai_emitted_state(copy, item);
     gai_emit_open(e, '{');
     gai_emit_number(e, "address", item->addr);
     gai_emit_number(e, "size", item->bytes);
     gai_emit_number(e, "requested_size", item->requested);
-    gai_emit_string(e, "state", gai_item_states[(int)item->state]);
+    gai_emit_string(e, "state", gai_item_states[(int)state]);
+    if (state != item->state) gai_emit_switch(e, "pending", 1);
     gai_emit_number(e, "stream", item->stream_id);
     if (item->capture_id) gai_emit_number(e, "capture", item->capture_id);
     if (item->tag) gai_emit_number(e, "tag", item->tag);
-    gai_emit_empty_list(e, "frames");
+    gai_emit_frames(e, item->tag, item->stack);
     gai_emit_close(e);
 }
 
@@ -15674,7 +17897,7 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
     gai_emit_open(e, '{');
     gai_emit_number(e, "device", (uint64_t)copy->config.device);
     gai_emit_number(e, "address", first->addr);
-    gai_emit_number(e, "stream", first->stream_id);
+    gai_emit_number(e, "stream", copy->history.ring ? 0 : first->stream_id); /* that of its pages in the history */
     gai_emit_string(e, "segment_type", "large");
     gai_emit_pair(e, "segment_pool_id", 0, number);
     gai_emit_switch(e, "is_expandable", copy->config.expandable_segments);
@@ -15682,9 +17905,9 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
     gai_emit_open(e, '[');
     do {
         const gai_snapshot_item *item = &copy->items[i];
-        gai_emit_block(e, item);
+        gai_emit_block(e, copy, item);
         total += item->lost ? 0 : item->bytes;
-        active += item->state ? item->bytes : 0;
+        active += gai_emitted_state(copy, item) ? item->bytes : 0;
         allocated += item->state == 2 ? item->bytes : 0;
         requested += item->requested;
     } while (++i < copy->blocks && !copy->items[i].begins);
@@ -15696,6 +17919,16 @@ static size_t gai_emit_segment(gai_emitter *e, const gai_snapshot_info *copy, si
     gai_emit_empty_list(e, "frames");
     gai_emit_close(e);
     return i - at;
+}
+
+/* How much of its history a pool has kept. */
+static void gai_emit_history_sums(gai_emitter *e, const gai_history *history)
+{
+    gai_emit_key(e, "history");
+    gai_emit_open(e, '{');
+    gai_emit_number(e, "entries", history->size);
+    gai_emit_number(e, "overwritten", history->noted - history->size);
+    gai_emit_close(e);
 }
 
 /* A pool's counters, settings and pages, which PyTorch has no keys for. */
@@ -15721,6 +17954,7 @@ static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigne
     gai_emit_number(e, "moved_bytes", copy->stats.moved_bytes);
     gai_emit_number(e, "waits", copy->stats.waits);
     gai_emit_number(e, "graph_bytes", copy->stats.graph_bytes);
+    if (copy->history.ring) gai_emit_history_sums(e, &copy->history);
     gai_emit_key(e, "pages");
     gai_emit_open(e, '[');
     for (i = copy->blocks; i < copy->n; i++) {
@@ -15733,6 +17967,78 @@ static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigne
     gai_emit_close(e);
 }
 
+/* ---- the history ---- */
+
+/* PyTorch's words, and galloc's where it has none. */
+static const char *const gai_history_actions[] = {"alloc", "free_requested", "segment_map", "segment_unmap",
+                                                  "segment_alloc", "segment_free", "wait", "oom", "snapshot",
+                                                  "annotate"};
+
+/* One event of PyTorch's. completed: the second event of a free. */
+static void gai_emit_event(gai_emitter *e, const gai_history_entry *entry, int completed)
+{
+    const char *action = completed ? "free_completed" : gai_history_actions[entry->action];
+    gai_history_entry said = *entry;
+    if (entry->action == GAI_ANNOTATED) memset(&said.is, 0, sizeof said.is);
+    gai_emit_open(e, '{');
+    gai_emit_string(e, "action", action);
+    if (entry->action == GAI_RAN_OUT) gai_emit_number(e, "device_free", said.is.at.other);
+    else gai_emit_number(e, "addr", said.is.at.addr);
+    gai_emit_number(e, "size", said.is.at.bytes);
+    gai_emit_number(e, "stream", said.is.at.stream_id);
+    gai_emit_number(e, "time_us", gai_load(&gai_process.epoch_us) + entry->ns / 1000);
+    if (entry->tag) gai_emit_number(e, "tag", entry->tag);
+    if (entry->action == GAI_WAITED) gai_emit_number(e, "on_stream", said.is.at.other);
+    if (entry->action < GAI_SEGMENT_MADE && said.is.at.other) gai_emit_switch(e, "moved", 1);
+    if (entry->action == GAI_ANNOTATED) gai_emit_string(e, "user_metadata", entry->is.text);
+    gai_emit_frames(e, entry->tag, entry->action > GAI_FREED || completed ? 0 : entry->is.at.stack);
+    gai_emit_close(e);
+}
+
+/* The copy whose next entry is the oldest one of the device, or NULL. */
+static gai_snapshot_info *gai_copies_oldest(gai_snapshot_info *copies, int device)
+{
+    gai_snapshot_info *copy, *oldest = NULL;
+    for (copy = copies; copy; copy = copy->next) {
+        if (copy->config.device != device || copy->told == copy->history.size) continue;
+        if (!oldest || copy->history.ring[copy->told].ns < oldest->history.ring[oldest->told].ns) oldest = copy;
+    }
+    return oldest;
+}
+
+/* The entries of all pools of a device, in the order of their times. A free is complete at once: the memory is the
+   heap's from then on. */
+static void gai_emit_trace(gai_emitter *e, gai_snapshot_info *copies, int device)
+{
+    gai_snapshot_info *copy;
+    gai_emit_open(e, '[');
+    while ((copy = gai_copies_oldest(copies, device)) != NULL) {
+        const gai_history_entry *entry = &copy->history.ring[copy->told++];
+        gai_emit_event(e, entry, 0);
+        if (entry->action == GAI_FREED) gai_emit_event(e, entry, 1);
+    }
+    gai_emit_close(e);
+}
+
+/* ---- the whole ---- */
+
+/* How many stacks the process keeps, and what did not go in. */
+static void gai_emit_depot(gai_emitter *e, const gai_depot *depot)
+{
+    uint64_t kept, frames, lost;
+    gai_lock_on(&gai_locks.depot);
+    kept = depot->n;
+    frames = depot->begins[depot->n + 1];
+    lost = depot->lost;
+    gai_lock_off(&gai_locks.depot);
+    gai_emit_key(e, "stacks");
+    gai_emit_open(e, '{');
+    gai_emit_number(e, "kept", kept);
+    gai_emit_number(e, "frames", frames);
+    gai_emit_number(e, "lost", lost);
+    gai_emit_close(e);
+}
+
 /* The settings of the first pool, by PyTorch's names. */
 static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
 {
@@ -15742,13 +18048,15 @@ static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
     if (copy) {
         gai_emit_switch(e, "expandable_segments", copy->config.expandable_segments);
         gai_emit_number(e, "max_split_size", copy->config.max_split_size);
+        gai_emit_number(e, "trace_alloc_max_entries", copy->config.history);
+        gai_emit_switch(e, "trace_alloc_overflowed", copy->history.noted > copy->history.size);
         if (gai_config_print(&copy->config, text, sizeof text))
             gai_emit_string(e, "PYTORCH_CUDA_ALLOC_CONF", text);
     }
     gai_emit_close(e);
 }
 
-static void gai_emit_snapshot(gai_emitter *e, const gai_snapshot_info *copies)
+static void gai_emit_snapshot(gai_emitter *e, gai_snapshot_info *copies)
 {
     const gai_snapshot_info *copy;
     unsigned number;
@@ -15766,13 +18074,14 @@ static void gai_emit_snapshot(gai_emitter *e, const gai_snapshot_info *copies)
     gai_emit_close(e);
     gai_emit_key(e, "device_traces");
     gai_emit_open(e, '[');
-    for (device = 0; device < devices; device++) gai_emit_empty_list(e, NULL);
+    for (device = 0; device < devices; device++) gai_emit_trace(e, copies, device);
     gai_emit_close(e);
     gai_emit_empty_list(e, "external_annotations");
     gai_emit_settings(e, copies);
     gai_emit_key(e, "galloc");
     gai_emit_open(e, '{');
     gai_emit_string(e, "version", GALLOC_VERSION_STRING);
+    if (e->symbols) gai_emit_depot(e, (const gai_depot *)gai_load_pointer(&gai_process.depot));
     gai_emit_key(e, "pools");
     gai_emit_open(e, '[');
     for (copy = copies, number = 0; copy; copy = copy->next) {
@@ -15786,11 +18095,325 @@ static void gai_emit_snapshot(gai_emitter *e, const gai_snapshot_info *copies)
     gai_emit_flush(e);
 }
 
+/* ==== SNAPSHOT FILES ============================================================================================ */
+/* >>snapshotfile */
+
+/* Snapshots of all pools and in files, snapshot_on_oom, and what is live as text. Files are written under another name
+   and then renamed, with no lock held. Owns nothing. May call the sections before it. */
+
+
+/* Pins all pools, so that they are reached without the global lock. NULL: no host memory. */
+static galloc_pool **gai_pools_pin(size_t *n)
+{
+    galloc_pool *pool, **pools;
+    size_t count = 1;
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) count++;
+    pools = (galloc_pool **)GALLOC_MALLOC(count * sizeof *pools);
+    *n = 0;
+    for (pool = pools ? gai_process.pools : NULL; pool; pool = pool->next)
+        if (gai_pool_pin(pool)) pools[(*n)++] = pool;
+    gai_lock_off(&gai_locks.global);
+    return pools;
+}
+
+/* Copies the state of one pool, or of all (NULL). */
+static cudaError_t gai_copies_take(gai_snapshot_info **list, galloc_pool *pool)
+{
+    galloc_pool **pools;
+    size_t i, n;
+    cudaError_t error = gai_begin();
+    *list = NULL;
+    if (error || pool) {
+        if (!error) error = gai_pool_find(&pool);
+        if (error) return error;
+        error = gai_copy_new(list, pool);
+        gai_pool_unpin(pool);
+        return error;
+    }
+    for (i = 0, pools = gai_pools_pin(&n); i < n; i++) {
+        if (!error) error = gai_copy_new(list, pools[i]);
+        gai_pool_unpin(pools[i]);
+    }
+    if (!pools) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of pools");
+    GALLOC_FREE(pools);
+    if (error) gai_copies_free(*list);
+    return error;
+}
+
+/* Writes a snapshot; the message of an error is there. */
+static cudaError_t gai_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
+{
+    gai_emitter emitter;
+    gai_snapshot_info *copies;
+    cudaError_t error;
+    if (!write) return gai_fail(cudaErrorInvalidValue, "write is NULL");
+    if (format != GALLOC_SNAPSHOT_JSON && format != GALLOC_SNAPSHOT_PICKLE)
+        return gai_fail(cudaErrorInvalidValue, "format %d is no GALLOC_SNAPSHOT_...", format);
+    gai_trace_want(1);
+    error = gai_copies_take(&copies, pool);
+    if (error) return error;
+    memset(&emitter, 0, offsetof(gai_emitter, buffer));
+    emitter.write = write;
+    emitter.user = user;
+    emitter.pickle = format == GALLOC_SNAPSHOT_PICKLE;
+    if (gai_load_pointer(&gai_process.depot)) {
+        emitter.symbols = (gai_symbols *)GALLOC_MALLOC(sizeof *emitter.symbols);
+        if (emitter.symbols) memset(emitter.symbols, 0, sizeof *emitter.symbols);
+        else error = gai_fail(cudaErrorMemoryAllocation, "no host memory for the frames of a snapshot");
+    }
+    if (!error) gai_emit_snapshot(&emitter, copies);
+    gai_copies_free(copies);
+    if (emitter.symbols) GALLOC_FREE(emitter.symbols);
+    if (error) return error;
+    if (emitter.refused) return gai_fail(cudaErrorOperatingSystem, "write has stopped the snapshot");
+    return cudaSuccess;
+}
+
+/* A file that is being written. */
+typedef struct gai_file {
+    FILE *stream;
+    const char *name;
+} gai_file;
+
+static int gai_write_file(void *user, const void *data, size_t bytes)
+{
+    const gai_file *file = (const gai_file *)user;
+    if (fwrite(data, 1, bytes, file->stream) == bytes) return 0;
+    (void)gai_file_failed(file->name, "written", errno);
+    return 1;
+}
+
+/* Writes a snapshot to `partial`, and renames that to `path`. */
+static cudaError_t gai_snapshot_write(galloc_pool *pool, const char *path, const char *partial)
+{
+    const char *end = strrchr(path, '.');
+    int refused, pickle = end && (!strcmp(end, ".pickle") || !strcmp(end, ".pkl"));
+    gai_file file;
+    cudaError_t error;
+    file.name = partial;
+    file.stream = fopen(partial, "wb");
+    if (!file.stream) return gai_file_failed(partial, "opened", errno);
+    error = gai_snapshot(pool, pickle ? GALLOC_SNAPSHOT_PICKLE : GALLOC_SNAPSHOT_JSON, gai_write_file, &file);
+    if (fclose(file.stream) && !error) error = gai_file_failed(partial, "written", errno);
+    refused = error ? 0 : gai_rename(partial, path);
+    if (refused) error = gai_file_failed(partial, "renamed", refused);
+    if (error) (void)remove(partial);
+    return error;
+}
+
+static cudaError_t gai_snapshot_save(galloc_pool *pool, const char *path)
+{
+    char *partial;
+    cudaError_t error;
+    size_t n = path ? strlen(path) + 64 : 0; /* two numbers and an ending */
+    if (!path || !*path) return gai_fail(cudaErrorInvalidValue, "path is %s", path ? "empty" : "NULL");
+    if (gai_path_refused(path)) return cudaErrorOperatingSystem;
+    partial = (char *)GALLOC_MALLOC(n);
+    if (!partial) return gai_fail(cudaErrorMemoryAllocation, "no host memory for the path");
+    /* A name of its own: several threads, or processes that run out together, may save to one path. */
+    (void)snprintf(partial, n, "%s.%lu-%zx.partial", path, gai_process_id(), (size_t)partial);
+    error = gai_snapshot_write(pool, path, partial);
+    GALLOC_FREE(partial);
+    return error;
+}
+
+/* ---- what is live ---- */
+
+/* Used blocks that have tag, size and stream in common, or the stack of their allocation. */
+typedef struct gai_live {
+    size_t blocks, bytes, requested; /* their number; bytes of all of them, of each */
+    unsigned long long stream_id;
+    uint32_t tag, stack;
+} gai_live;
+
+/* Both, each with most bytes first. */
+typedef struct gai_lives {
+    gai_live *kinds, *stacks; /* of one allocation */
+    size_t n_kinds, n_stacks; /* with stack 0, of blocks without one */
+} gai_lives;
+
+#define GAI_LIVE_SHOWN 16 /* kinds that a text names */
+#define GAI_LIVE_STACKS 3 /* stacks, and frames of each; GALLOC_REPORT_TEXT suffices for them */
+#define GAI_LIVE_FRAMES 8
+
+static int gai_live_by_kind(const void *one, const void *other)
+{
+    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    if (a->tag != b->tag) return a->tag < b->tag ? -1 : 1;
+    if (a->requested != b->requested) return a->requested < b->requested ? -1 : 1;
+    return a->stream_id == b->stream_id ? 0 : a->stream_id < b->stream_id ? -1 : 1;
+}
+
+static int gai_live_by_bytes(const void *one, const void *other)
+{
+    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    return a->bytes == b->bytes ? gai_live_by_kind(one, other) : a->bytes > b->bytes ? -1 : 1;
+}
+
+static int gai_live_by_stack(const void *one, const void *other)
+{
+    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    return a->stack == b->stack ? 0 : a->stack < b->stack ? -1 : 1;
+}
+
+/* Joins blocks that are equal, and puts those with most bytes first. Returns the number of what is left. */
+static size_t gai_live_join(gai_live *live, size_t n, int (*order)(const void *, const void *))
+{
+    size_t i, kinds = 0;
+    qsort(live, n, sizeof *live, order);
+    for (i = 0; i < n; i++) {
+        if (!kinds || order(&live[kinds - 1], &live[i])) {
+            live[kinds++] = live[i];
+        } else {
+            live[kinds - 1].blocks++;
+            live[kinds - 1].bytes += live[i].bytes;
+        }
+    }
+    qsort(live, kinds, sizeof *live, gai_live_by_bytes);
+    return kinds;
+}
+
+/* What is used in the copies. live->kinds is NULL: no host memory. */
+static void gai_copies_live(const gai_snapshot_info *copies, gai_lives *live)
+{
+    const gai_snapshot_info *copy;
+    size_t i, most = 1, n = 0;
+    for (copy = copies; copy; copy = copy->next) most += copy->blocks;
+    live->kinds = (gai_live *)GALLOC_MALLOC(2 * most * sizeof *live->kinds);
+    if (!live->kinds) return;
+    live->stacks = live->kinds + most;
+    for (copy = copies; copy; copy = copy->next) {
+        for (i = 0; i < copy->blocks; i++) {
+            const gai_snapshot_item *item = &copy->items[i];
+            gai_live *at = &live->kinds[n];
+            if (item->state != 2) continue;
+            at->blocks = 1;
+            at->bytes = at->requested = item->requested;
+            at->stream_id = item->stream_id;
+            at->tag = item->tag;
+            at->stack = item->stack;
+            n++;
+        }
+    }
+    memcpy(live->stacks, live->kinds, n * sizeof *live->kinds);
+    live->n_kinds = gai_live_join(live->kinds, n, gai_live_by_kind);
+    live->n_stacks = gai_live_join(live->stacks, n, gai_live_by_stack);
+}
+
+static void gai_print_live(gai_string *string, const gai_live *live)
+{
+    char name[GAI_NOTE_TEXT];
+    gai_print(string, "%zu of %zu bytes", live->blocks, live->requested);
+    if (live->tag) gai_print(string, ", tag %u", (unsigned)live->tag);
+    if (gai_tag_get(live->tag, name)) gai_print(string, " (%s)", name);
+    gai_print(string, ", stream %llu", live->stream_id);
+}
+
+static void gai_print_lives(gai_string *string, const gai_live *live, size_t kinds)
+{
+    size_t i, blocks = 0, bytes = 0;
+    for (i = 0; i < kinds; i++) {
+        blocks += live[i].blocks;
+        bytes += live[i].bytes;
+    }
+    gai_print(string, "blocks in use: %zu, of %zu bytes\n", blocks, bytes);
+    for (i = 0; i < kinds && i < GAI_LIVE_SHOWN; i++) {
+        gai_print(string, "  ");
+        gai_print_live(string, &live[i]);
+        gai_print(string, "\n");
+    }
+    if (i < kinds) gai_print(string, "  and others, of %zu kinds\n", kinds - i);
+}
+
+/* Appends the first frames of a stack, but for public functions of galloc's: function+0x12 (program), or
+   program(+0x1234) where the function has no name. */
+static void gai_print_stack(gai_string *string, uint32_t stack)
+{
+    const gai_depot *depot = (const gai_depot *)gai_load_pointer(&gai_process.depot);
+    uint32_t i, shown = 0;
+    for (i = depot->begins[stack]; i < depot->begins[stack + 1] && shown < GAI_LIVE_FRAMES; i++) {
+        gai_symbol symbol;
+        const char *slash;
+        gai_symbol_find(&symbol, depot->addresses[i]);
+        if (!shown && !strncmp(symbol.name, "galloc_", 7)) continue;
+        slash = strrchr(symbol.file, '/');
+        slash = slash ? slash + 1 : symbol.file;
+        if (symbol.into) gai_print(string, "      %.100s+0x%zx (%.60s)\n", symbol.name, symbol.into, slash);
+        else gai_print(string, "      %.60s(+0x%zx)\n", slash, symbol.position);
+        shown++;
+    }
+}
+
+/* Appends the stacks that hold most. */
+static void gai_print_stacks(gai_string *string, const gai_lives *live)
+{
+    size_t i, shown = 0;
+    for (i = 0; i < live->n_stacks && shown < GAI_LIVE_STACKS; i++) {
+        const gai_live *at = &live->stacks[i];
+        if (!at->stack) continue;
+        if (!shown++) gai_print(string, "most by stack:\n");
+        gai_print(string, "  %zu bytes in %zu blocks\n", at->bytes, at->blocks);
+        gai_print_stack(string, at->stack);
+    }
+}
+
+/* What is used of a pool, or of all (NULL). */
+static cudaError_t gai_live_take(galloc_pool *pool, gai_lives *live)
+{
+    gai_snapshot_info *copies;
+    cudaError_t error = gai_copies_take(&copies, pool);
+    memset(live, 0, sizeof *live);
+    if (error) return error;
+    gai_copies_live(copies, live);
+    gai_copies_free(copies);
+    return live->kinds ? cudaSuccess : gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of blocks");
+}
+
+/* Appends to the message of a call that fails since blocks are used which kind has most bytes. */
+static void gai_say_live(galloc_pool *pool)
+{
+    gai_callback_frame saved;
+    gai_lives live;
+    gai_string string;
+    size_t length;
+    int in = 0, taken;
+    gai_callback_begin(&in, &saved);
+    taken = !gai_live_take(pool, &live);
+    gai_callback_end(&in, &saved);
+    if (!taken) return;
+    length = strlen(gai_thread.message);
+    string.at = gai_thread.message + length;
+    string.left = sizeof gai_thread.message - length;
+    if (live.n_kinds) gai_print(&string, "; most: ");
+    if (live.n_kinds) gai_print_live(&string, &live.kinds[0]);
+    GALLOC_FREE(live.kinds);
+}
+
+/* After an allocation that failed since memory ran out: writes the file of snapshot_on_oom, once for each pool. In a
+   callback the call outside does it. The message of the failure stays. The pool is pinned. [no lock] */
+GAI_APART
+static void gai_dump(galloc_pool *pool)
+{
+    gai_callback_frame saved;
+    char path[GAI_PATH_BYTES];
+    cudaError_t error;
+    int due = gai_thread.ran_out && !gai_thread.in_shortage && !gai_thread.in_mapping;
+    gai_thread.ran_out = 0;
+    if (!due || !gai_conf_path("snapshot_on_oom", pool->config.device, path, sizeof path)) return;
+    if (!gai_swap(&pool->dumped, 0, 1)) return;
+    gai_callback_begin(&gai_thread.in_shortage, &saved);
+    error = gai_snapshot_save(NULL, path);
+    if (!error) gai_note("memory has run out: the state is in %s", path);
+    (void)gai_end("snapshot_on_oom", error);
+    gai_callback_end(&gai_thread.in_shortage, &saved);
+}
+
 /* ==== DEFAULT POOLS =============================================================================================== */
 /* >>defaultpools */
 
 /* The pool of a device, of a stream and of an address; GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF. The global lock guards
-   gai_default_pool. May call all sections before it. */
+   gai_process.default_pool. May call all sections before it. */
 
 /* Returns whether a setting of PyTorch concerns a feature that galloc does not have. */
 static int gai_is_foreign_setting(gai_text pair)
@@ -15833,28 +18456,27 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
     return 1;
 }
 
-/* Applies PyTorch's variable, which GALLOC_CONF overrides. */
-static cudaError_t gai_config_of_torch(galloc_config *config)
+/* Applies PyTorch's variable, which GALLOC_CONF overrides. *name: which variable it is; *seen: the settings in it. */
+static cudaError_t gai_config_of_torch(galloc_config *config, const char **name, uint64_t *seen)
 {
     char message[GAI_MESSAGE], text[1024] = "";
     uint32_t stood[sizeof text];
-    uint64_t seen;
-    const char *name = "PYTORCH_CUDA_ALLOC_CONF", *given = getenv(name);
-    if (!given) given = getenv(name = "PYTORCH_ALLOC_CONF");
+    const char *given = getenv(*name = "PYTORCH_CUDA_ALLOC_CONF");
+    if (!given) given = getenv(*name = "PYTORCH_ALLOC_CONF");
     if (!given) return cudaSuccess;
     if (!gai_text_of_torch(given, text, stood, sizeof text))
-        return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", name, sizeof text - 1);
-    if (gai_parse(config, text, stood, &seen, message, sizeof message)) return cudaSuccess;
-    return gai_fail(cudaErrorInvalidValue, "%s: %s", name, message);
+        return gai_fail(cudaErrorInvalidValue, "%s: longer than %zu characters", *name, sizeof text - 1);
+    if (gai_parse(config, text, stood, seen, message, sizeof message)) return cudaSuccess;
+    return gai_fail(cudaErrorInvalidValue, "%s: %s", *name, message);
 }
 
 /* Returns the settings of default pools: the built-in ones, changed by GALLOC_CONF. */
 static cudaError_t gai_config_of_environment(galloc_config *config)
 {
     char message[GAI_MESSAGE];
-    uint64_t seen = 0;
+    uint64_t seen = 0, seen_there = 0;
     cudaError_t error = cudaSuccess;
-    const char *text = getenv("GALLOC_CONF");
+    const char *text = getenv("GALLOC_CONF"), *there = "";
     int right;
     *config = gai_config_default();
     if (!text) return cudaSuccess;
@@ -15862,13 +18484,16 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
     if (right && config->like == GALLOC_LIKE_PYTORCH) {
         *config = gai_config_default();
         gai_config_like(config, GALLOC_LIKE_PYTORCH);
-        error = gai_config_of_torch(config);
+        error = gai_config_of_torch(config, &there, &seen_there);
         if (!error) right = gai_parse(config, text, NULL, &seen, message, sizeof message);
     }
-    if (error) return error;
-    if (!right) return gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
-    gai_config_say_idle(config, seen, message, sizeof message);
-    if (message[0]) gai_note("GALLOC_CONF: %s", message);
+    if (!error && !right) error = gai_fail(cudaErrorInvalidValue, "GALLOC_CONF: %s", message);
+    if (error) {
+        gai_log_failures();
+        return error;
+    }
+    gai_config_say_idle(config, seen | seen_there, message, sizeof message);
+    if (message[0]) gai_note("GALLOC_CONF%s%s: %s", seen_there ? " and " : "", seen_there ? there : "", message);
     return cudaSuccess;
 }
 
@@ -15880,7 +18505,7 @@ static cudaError_t gai_pool_of_device(galloc_pool **pool, int device)
     *pool = NULL;
     if (device < 0 || device >= GAI_DEVICES)
         return gai_fail(cudaErrorInvalidDevice, "device %d does not exist", device);
-    *pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
+    *pool = (galloc_pool *)gai_load_pointer(&gai_process.default_pool[device]);
     if (!*pool) {
         error = gai_config_of_environment(&config);
         config.device = device;
@@ -15914,7 +18539,7 @@ static cudaError_t gai_site_device(gai_site *site, int *device)
 static int gai_is_used(const void *ptr)
 {
     const gai_block *block = gai_block_at((uintptr_t)ptr);
-    return block && gai_block_addr(block) == (uintptr_t)ptr && gai_load_pointer(&block->held);
+    return block && gai_block_addr(block) == (uintptr_t)ptr && gai_load_pointer(&block->lent);
 }
 
 /* Pins the pool that may contain an address; NULL: there is none. The pool may have changed since the look-up, so the
@@ -15946,11 +18571,13 @@ static cudaError_t gai_find_pool(galloc_pool **pool, void *ptr, cudaStream_t str
     return *pool ? cudaSuccess : gai_pointer_refused(NULL, ptr);
 }
 
+GAI_APART
 static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n, cudaStream_t zero)
 {
     galloc_pool *pool;
     gai_site site;
     cudaError_t error;
+    gai_thread.caller = GAI_RETURN_ADDRESS();
     if (!streams)
         return gai_fail(cudaErrorInvalidValue, "streams is NULL: it must be an array of the n = %d streams", n);
     if (n < 1) return gai_fail(cudaErrorInvalidValue, "n is %d: give the streams that use the block, at least one", n);
@@ -15974,7 +18601,7 @@ static cudaError_t gai_free_after(void *ptr, const cudaStream_t *streams, int n,
    the stream has the same id         with default streams: the same context id (gai_cache says why this is needed)
    stream->cache.open == site.life    under the latch: the stream state still belongs to that stream */
 typedef struct gai_tcache_entry {
-    uint64_t generation; /* valid only if it equals gai_generation */
+    uint64_t generation; /* valid only if it equals gai_process.generation */
     const galloc_pool *key; /* the pool's handle; NULL: the default pool of the stream's device */
     galloc_pool *pool;
     short looks;    /* config.stream_check of the pool. It and the next are copies, because the pool may have ended */
@@ -15992,9 +18619,11 @@ typedef struct gai_tcache_entry {
 #define GAI_TCACHE_ENTRIES 32
 #define GAI_TCACHE_PROBES 4 /* neighbouring places that an entry may take */
 
-static GAI_THREAD_LOCAL gai_tcache_entry gai_tcache[GAI_TCACHE_ENTRIES];
-static GAI_THREAD_LOCAL gai_tcache_entry *gai_tcache_last; /* the one that allocated last; NULL: replaced since */
-static GAI_THREAD_LOCAL int gai_one_context; /* some entry is, or was, of a pool with one_context */
+static GAI_THREAD_LOCAL struct {
+    gai_tcache_entry entries[GAI_TCACHE_ENTRIES];
+    gai_tcache_entry *last; /* the one that allocated last; NULL: replaced since */
+    int one_context;        /* some entry is, or was, of a pool with one_context */
+} gai_tcache;
 
 /* Stream 0 is the legacy stream, whose handle is 1. */
 static GAI_INLINE CUstream gai_named_stream(cudaStream_t stream)
@@ -16028,14 +18657,15 @@ static gai_tcache_entry *gai_tcache_search(uint64_t generation, CUstream stream,
 {
     size_t at = gai_tcache_at(stream, context, key), probes;
     for (probes = 1; probes < GAI_TCACHE_PROBES; probes++)
-        if (gai_tcache_is(&gai_tcache[at ^ probes], generation, stream, context, key)) return &gai_tcache[at ^ probes];
+        if (gai_tcache_is(&gai_tcache.entries[at ^ probes], generation, stream, context, key))
+            return &gai_tcache.entries[at ^ probes];
     return NULL;
 }
 
 static GAI_INLINE gai_tcache_entry *gai_tcache_look_up(uint64_t generation, CUstream stream, CUcontext context,
                                                        const galloc_pool *key)
 {
-    gai_tcache_entry *entry = &gai_tcache[gai_tcache_at(stream, context, key)];
+    gai_tcache_entry *entry = &gai_tcache.entries[gai_tcache_at(stream, context, key)];
     return gai_tcache_is(entry, generation, stream, context, key) ? entry
                                                                  : gai_tcache_search(generation, stream, context, key);
 }
@@ -16044,9 +18674,9 @@ static GAI_INLINE gai_tcache_entry *gai_tcache_look_up(uint64_t generation, CUst
 GAI_APART
 static gai_tcache_entry *gai_tcache_find_default(CUstream stream, const galloc_pool *key)
 {
-    uint64_t generation = gai_load(&gai_generation);
+    uint64_t generation = gai_load(&gai_process.generation);
     CUcontext context = NULL;
-    gai_tcache_entry *entry = gai_one_context ? gai_tcache_look_up(generation, stream, NULL, key) : NULL;
+    gai_tcache_entry *entry = gai_tcache.one_context ? gai_tcache_look_up(generation, stream, NULL, key) : NULL;
     if (entry && !entry->asks) return entry;
     if (!generation || gai_cu.CtxGetCurrent(&context) || !context) return NULL;
     return gai_tcache_look_up(generation, stream, context, key);
@@ -16057,7 +18687,7 @@ static GAI_INLINE gai_tcache_entry *gai_tcache_find(cudaStream_t named, const ga
 {
     CUstream stream = (CUstream)named;
     if (gai_is_default_stream(stream)) return gai_tcache_find_default(gai_named_stream(named), key);
-    return gai_tcache_look_up(gai_load(&gai_generation), stream, NULL, key);
+    return gai_tcache_look_up(gai_load(&gai_process.generation), stream, NULL, key);
 }
 
 /* The context of a default stream must not have been reset, and a per-thread stream must not be captured. The legacy
@@ -16088,7 +18718,7 @@ static GAI_INLINE int gai_tcache_is_free(const gai_tcache_entry *entry)
 
 /* Returns whether the handle still belongs to the same stream. Called only after gai_tcache_is_free, because the id of
    a captured stream must not be queried. */
-static GAI_INLINE int gai_tcache_keeps_id(const gai_tcache_entry *entry)
+static GAI_INLINE int gai_tcache_same_id(const gai_tcache_entry *entry)
 {
     unsigned long long id = 0;
     return !gai_cu.StreamGetId(entry->site.handle, &id) && id == entry->site.stream_id;
@@ -16098,15 +18728,15 @@ static GAI_INLINE int gai_tcache_keeps_id(const gai_tcache_entry *entry)
    checked. */
 static int gai_tcache_confirms(const gai_tcache_entry *entry)
 {
-    return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_tcache_keeps_id(entry);
+    return !entry->looks || gai_is_default_stream(entry->site.handle) || gai_tcache_same_id(entry);
 }
 
-/* gai_tcache_is_free and, except on default streams, gai_tcache_keeps_id. */
+/* gai_tcache_is_free and, except on default streams, gai_tcache_same_id. */
 static GAI_INLINE int gai_tcache_is_sure(const gai_tcache_entry *entry)
 {
     if (!entry->looks) return 1;
     if (gai_is_default_stream(entry->site.handle)) return gai_tcache_is_free_default(entry);
-    return gai_tcache_is_free_named(entry) && gai_tcache_keeps_id(entry);
+    return gai_tcache_is_free_named(entry) && gai_tcache_same_id(entry);
 }
 
 /* Pins the pool of an entry. Returns 0 if the pool has ended since. */
@@ -16114,7 +18744,7 @@ static int gai_tcache_pin(const gai_tcache_entry *entry)
 {
     galloc_pool *pool = entry->pool;
     if (!gai_pool_pin(pool)) return 0;
-    if (entry->generation == gai_load(&gai_generation)) return 1;
+    if (entry->generation == gai_load(&gai_process.generation)) return 1;
     gai_pool_unpin(pool);
     return 0;
 }
@@ -16125,24 +18755,32 @@ static int gai_tcache_pin(const gai_tcache_entry *entry)
 #define GAI_WATCHED 1  /* the key exists */
 #define GAI_UNLOADED 2 /* no destructor of a thread may call galloc any more */
 
-static gai_thread_key gai_end_key;
-static uint64_t gai_ends; /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
-
 /* When a thread ends, flushes the stream caches of its per-thread streams, so that other streams find their blocks.
    Calls nothing of CUDA. Does not use the thread cache entries, which may have been replaced. */
 static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 {
     galloc_pool *pool;
     gai_stream *stream;
-    if (gai_load_pointer(&gai_forked) || gai_load(&gai_ends) != GAI_WATCHED) return;
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) {
+    if (gai_load_pointer(&gai_process.forked) || gai_load(&gai_process.ends) != GAI_WATCHED) return;
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) {
         gai_lock_on(&pool->lock);
         for (stream = pool->streams; stream; stream = stream->next)
             if (stream->thread == (uintptr_t)number) (void)gai_stream_flush(pool, stream, 0);
         gai_lock_off(&pool->lock);
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
+}
+
+/* Writes the rest of the logs, unless a thread that writes them is in the way. What comes later is written at once. */
+static void gai_traces_unload(void)
+{
+    gai_trace *trace;
+    gai_trace_want(2);
+    if (gai_load_pointer(&gai_process.forked) || !gai_lock_try(&gai_locks.trace)) return;
+    for (trace = (gai_trace *)gai_process.traces; trace; trace = trace->next)
+        if (!gai_load(&trace->latch)) gai_trace_write(trace);
+    gai_lock_off(&gai_locks.trace);
 }
 
 /* The code may be unloaded, or the process may end, while threads still run that have used it. Static destructors and
@@ -16151,36 +18789,35 @@ static void GAI_AT_THREAD_END gai_thread_ends(void *number)
 GAI_AT_UNLOAD
 static void gai_unload(void)
 {
-    while (!gai_swap(&gai_ends, GAI_UNWATCHED, GAI_UNLOADED)) {
-        if (gai_load(&gai_ends) == GAI_UNLOADED) return;
-        if (!gai_swap(&gai_ends, GAI_WATCHED, GAI_UNLOADED)) continue;
-        gai_thread_key_end(gai_end_key);
+    gai_traces_unload();
+    while (!gai_swap(&gai_process.ends, GAI_UNWATCHED, GAI_UNLOADED)) {
+        if (gai_load(&gai_process.ends) == GAI_UNLOADED) return;
+        if (!gai_swap(&gai_process.ends, GAI_WATCHED, GAI_UNLOADED)) continue;
+        gai_thread_key_end(gai_process.end_key);
         return;
     }
 }
 
-static int gai_unload_is_watched; /* guarded by the global lock */
-
 /* [global lock] */
 static int gai_watch_ends(void)
 {
-    if (gai_load(&gai_ends) != GAI_UNWATCHED) return gai_load(&gai_ends) == GAI_WATCHED;
-    if (!gai_unload_is_watched) gai_unload_is_watched = gai_watch_unload(gai_unload);
-    if (!gai_unload_is_watched || !gai_thread_key_new(&gai_end_key, gai_thread_ends)) return 0;
-    if (gai_swap(&gai_ends, GAI_UNWATCHED, GAI_WATCHED)) return 1;
-    gai_thread_key_end(gai_end_key);
+    if (gai_load(&gai_process.ends) != GAI_UNWATCHED) return gai_load(&gai_process.ends) == GAI_WATCHED;
+    if (!gai_process.unload_is_watched) gai_process.unload_is_watched = gai_watch_unload(gai_unload);
+    if (!gai_process.unload_is_watched || !gai_thread_key_new(&gai_process.end_key, gai_thread_ends)) return 0;
+    if (gai_swap(&gai_process.ends, GAI_UNWATCHED, GAI_WATCHED)) return 1;
+    gai_thread_key_end(gai_process.end_key);
     return 0;
 }
 
 /* Sets the key for the calling thread, so that gai_thread_ends runs at its end. */
 static void gai_thread_watch(void)
 {
-    uint64_t generation = gai_load(&gai_generation);
+    uint64_t generation = gai_load(&gai_process.generation);
     uintptr_t number = (uintptr_t)gai_stream_key(CU_STREAM_PER_THREAD);
     if (gai_thread.watched == generation) return;
-    gai_lock_on(&gai_global_lock);
-    if (gai_watch_ends() && gai_thread_key_set(gai_end_key, (void *)number)) gai_thread.watched = generation;
-    gai_lock_off(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
+    if (gai_watch_ends() && gai_thread_key_set(gai_process.end_key, (void *)number)) gai_thread.watched = generation;
+    gai_lock_off(&gai_locks.global);
 }
 
 /* Stops watching the ends of threads. On Windows, deleting the key would call the destructor for every living thread,
@@ -16188,7 +18825,7 @@ static void gai_thread_watch(void)
 static void gai_threads_forget(void)
 {
 #if !defined(_WIN32)
-    if (gai_swap(&gai_ends, GAI_WATCHED, GAI_UNWATCHED)) gai_thread_key_end(gai_end_key);
+    if (gai_swap(&gai_process.ends, GAI_WATCHED, GAI_UNWATCHED)) gai_thread_key_end(gai_process.end_key);
 #endif
 }
 
@@ -16198,26 +18835,26 @@ static void gai_threads_forget(void)
    There is none for a stream that can outlive the pool's memory (gai_pool_look_for_reset). */
 static void gai_tcache_note(const gai_site *site, galloc_pool *pool, const galloc_pool *key)
 {
-    uint64_t generation = gai_load(&gai_generation);
+    uint64_t generation = gai_load(&gai_process.generation);
     int asks = gai_is_default_stream(site->handle) && !pool->one_context;
     CUcontext context = asks ? site->context : NULL;
     size_t at = gai_tcache_at(site->handle, context, key), probes;
-    gai_tcache_entry *entry = &gai_tcache[at ^ site->life % GAI_TCACHE_PROBES];
+    gai_tcache_entry *entry = &gai_tcache.entries[at ^ site->life % GAI_TCACHE_PROBES];
     if (!site->life || site->capture || site->broken || pool->variant.one_each) return;
     if (pool->lost_on_reset && !site->own_context) return;
     for (probes = GAI_TCACHE_PROBES; probes-- > 0;)
-        if (gai_tcache[at ^ probes].generation != generation) entry = &gai_tcache[at ^ probes];
+        if (gai_tcache.entries[at ^ probes].generation != generation) entry = &gai_tcache.entries[at ^ probes];
     for (probes = 0; probes < GAI_TCACHE_PROBES; probes++)
-        if (gai_tcache_is(&gai_tcache[at ^ probes], generation, site->handle, context, key))
-            entry = &gai_tcache[at ^ probes];
-    if (entry == gai_tcache_last) gai_tcache_last = NULL;
+        if (gai_tcache_is(&gai_tcache.entries[at ^ probes], generation, site->handle, context, key))
+            entry = &gai_tcache.entries[at ^ probes];
+    if (entry == gai_tcache.last) gai_tcache.last = NULL;
     entry->generation = generation;
     entry->key = key;
     entry->pool = pool;
     entry->looks = (short)pool->config.stream_check;
     entry->uncached = (short)pool->variant.no_caches;
     entry->asks = asks && entry->looks ? 2 : asks;
-    gai_one_context |= pool->one_context;
+    gai_tcache.one_context |= pool->one_context;
     entry->reach = (size_t)gai_cache_reach(pool);
     entry->most = gai_min(pool->plain, entry->reach);
     entry->site = *site;
@@ -16255,7 +18892,7 @@ static GAI_INLINE void gai_tcache_gave(gai_tcache_entry *entry, gai_block *block
 {
     entry->last_ptr = addr;
     entry->last = block;
-    gai_tcache_last = entry;
+    gai_tcache.last = entry;
     *ptr = (void *)addr;
 }
 
@@ -16274,7 +18911,7 @@ static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t ta
     gai_latch_off(&cache->latch);
     if (!block) return gai_tcache_outcome(entry, outcome);
     addr = block->addr;
-    gai_store_pointer(&block->held, entry->site.stream);
+    gai_store_pointer(&block->lent, entry->site.stream);
     gai_tcache_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
@@ -16297,7 +18934,7 @@ static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes,
                            &outcome);
     if (!block) return gai_tcache_outcome(entry, outcome);
     addr = block->addr;
-    gai_store_pointer(&block->held, entry->site.stream);
+    gai_store_pointer(&block->lent, entry->site.stream);
     gai_tcache_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
@@ -16310,8 +18947,8 @@ static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *pt
 
 /* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
    this stream state and enters its cache; the other stream gets no mark, since the program has ordered its work before
-   this free. Other blocks go to the pool's short path, if stream_check shows that the
-   stream is not retired, and if like:pytorch is off. */
+   this free. Other blocks stay claimed for the full call, if stream_check shows that the stream is not retired, and if
+   like:pytorch is off. */
 static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry)
 {
     int suits;
@@ -16320,7 +18957,7 @@ static enum gai_outcome gai_foreign_by_entry(gai_block *block, void *ptr, const 
     if (!suits && entry->looks && !entry->uncached) return GAI_TAKEN;
     if (suits) gai_set_relaxed(&block->stream_id, entry->site.stream_id);
     if (suits) block->life = entry->site.life;
-    gai_store_pointer(&block->held, entry->site.stream);
+    gai_store_pointer(&block->lent, entry->site.stream);
     return suits ? gai_block_by_entry(block, ptr, entry, 0) : GAI_LONG;
 }
 
@@ -16341,26 +18978,27 @@ static enum gai_outcome gai_free_asked(enum gai_outcome outcome, gai_block *bloc
     if (outcome == GAI_DONE) return GAI_DONE;
     taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
     if (taken && confirms && gai_tcache_may_act(entry)) return outcome;
-    if (taken) gai_store_pointer(&block->held, entry->site.stream);
+    if (taken) gai_store_pointer(&block->lent, entry->site.stream);
     return confirms ? gai_tcache_outcome(entry, GAI_LONG) : GAI_LONG;
 }
 
 /* Returns whether the block allocated last can be freed without a query for the context. It may have been freed, and
-   its address reused on a default stream of another device; hence the check of `held`. */
-static GAI_INLINE int gai_tcache_keeps_context(const gai_tcache_entry *entry)
+   its address reused on a default stream of another device; hence the check of `lent`. */
+static GAI_INLINE int gai_tcache_same_context(const gai_tcache_entry *entry)
 {
-    return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->held) == entry->site.stream);
+    return !entry->asks || (entry->asks == 1 && gai_load_pointer(&entry->last->lent) == entry->site.stream);
 }
 
 /* A thread often frees the block that it allocated last; this saves the look-up in the block map. If the address
-   belongs to another block by now, the stream cache finds that `held` or the address differs. */
+   belongs to another block by now, the stream cache finds that `lent` or the address differs. */
 static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream, gai_tcache_entry **found)
 {
-    gai_tcache_entry *entry = *found = gai_tcache_last;
+    gai_tcache_entry *entry = *found = gai_tcache.last;
     const galloc_pool *pool;
     gai_block *block;
     if (entry && entry->last_ptr == (uintptr_t)ptr &&
-        gai_tcache_leads(entry, gai_load(&gai_generation), gai_named_stream(stream)) && gai_tcache_keeps_context(entry))
+        gai_tcache_leads(entry, gai_load(&gai_process.generation), gai_named_stream(stream)) &&
+        gai_tcache_same_context(entry))
         return entry->last;
     *found = NULL;
     block = gai_block_at((uintptr_t)ptr);
@@ -16386,6 +19024,7 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
     }
     if (error) gai_thread.has_report = 0;
     else error = gai_pool_alloc(*pool, ptr, request, &site);
+    if (error && *pool) gai_dump(*pool);
     if (!error) gai_tcache_note(&site, *pool, request->pool);
     return error;
 }
@@ -16410,8 +19049,8 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
 /* Returns whether any cached block of sufficient size can serve the request. */
 static int gai_request_is_plain(const galloc_request *request)
 {
-    return request->max_bytes <= request->bytes && request->lifetime == GALLOC_LIFETIME_ANY &&
-           request->alignment <= GAI_UNIT && !(request->alignment & (request->alignment - 1));
+    return !request->max_bytes && request->lifetime == GALLOC_LIFETIME_ANY && request->alignment <= GAI_UNIT &&
+           !(request->alignment & (request->alignment - 1));
 }
 
 /* After a miss in the stream cache: the pool's short path. */
@@ -16441,6 +19080,7 @@ static cudaError_t gai_alloc_far(enum gai_outcome outcome, const gai_tcache_entr
     site = entry->site;
     life = site.life;
     error = gai_pool_alloc(pool, ptr, request, &site);
+    if (error) gai_dump(pool);
     if (!error && site.life != life) gai_tcache_note(&site, pool, request->pool);
     gai_pool_unpin(pool);
     return error;
@@ -16451,7 +19091,15 @@ GAI_APART
 static cudaError_t gai_alloc_slowly(enum gai_outcome outcome, gai_tcache_entry *entry, void **ptr,
                                     const galloc_request *request)
 {
+    gai_thread.caller = GAI_RETURN_ADDRESS();
     return gai_end("galloc_alloc", gai_alloc_far(outcome, entry, ptr, request));
+}
+
+GAI_APART
+static cudaError_t gai_alloc_growable(void **ptr, const galloc_request *request)
+{
+    gai_thread.caller = GAI_RETURN_ADDRESS();
+    return gai_end("galloc_malloc_growable", gai_alloc_at(NULL, ptr, request));
 }
 
 GAI_APART
@@ -16460,6 +19108,7 @@ static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_tcache_entry 
 {
     galloc_request request;
     if (gai_malloc_near(outcome, entry, ptr, bytes, 0)) return cudaSuccess;
+    gai_thread.caller = GAI_RETURN_ADDRESS();
     memset(&request, 0, sizeof request);
     request.bytes = bytes;
     request.stream = stream;
@@ -16528,6 +19177,7 @@ static cudaError_t gai_free_slowly(enum gai_outcome outcome, const gai_tcache_en
 {
     int taken = outcome == GAI_TAKEN || outcome == GAI_TAKEN_EMPTY;
     if (taken && gai_pool_free_near(entry->pool, block, &entry->site, outcome == GAI_TAKEN_EMPTY)) return cudaSuccess;
+    gai_thread.caller = GAI_RETURN_ADDRESS();
     return gai_free_long(outcome, entry, ptr, block, stream);
 }
 
@@ -16582,10 +19232,10 @@ GALLOC_API const char *galloc_last_message(void) { return gai_thread.message; }
 
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
 {
-    gai_lock_on(&gai_log_lock);
-    gai_log_function = call;
-    gai_log_user = user;
-    gai_lock_off(&gai_log_lock);
+    gai_lock_on(&gai_locks.log);
+    gai_process.log_function = call;
+    gai_process.log_user = user;
+    gai_lock_off(&gai_locks.log);
 }
 
 GALLOC_API galloc_config galloc_config_default(void) { return gai_config_default(); }
@@ -16608,7 +19258,8 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
     right = gai_parse(config, text, NULL, &seen, answer, sizeof answer);
     if (right) gai_config_say_idle(config, seen, answer, sizeof answer);
-    if (right) gai_say_idle(seen, "log", "but in the variable GALLOC_CONF", answer, sizeof answer);
+    if (right)
+        gai_say_idle(seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer, sizeof answer);
     if (message && size) gai_copy_text(message, size, answer);
     return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", answer));
 }
@@ -16659,6 +19310,7 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool)
     } else {
         gai_pool_part(pool);
         error = gai_pool_end(pool);
+        if (error == cudaErrorNotPermitted) gai_say_live(pool->handle);
     }
     if (error) gai_pool_unpin(pool);
     return gai_end_giving(__func__, error);
@@ -16700,7 +19352,7 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
     request.bytes = bytes;
     request.max_bytes = gai_max(bytes, max_bytes);
     request.stream = stream;
-    return gai_end(__func__, gai_alloc_at(NULL, ptr, &request));
+    return gai_alloc_growable(ptr, &request);
 }
 
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream)
@@ -16735,6 +19387,7 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
     if (error) gai_thread.has_report = 0;
     if (!pool) return gai_end(__func__, error);
     error = gai_site_is_free(&site) ? cudaErrorNotSupported : gai_pool_resize(pool, ptr, bytes, &site);
+    if (error) gai_dump(pool);
     gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
@@ -16760,9 +19413,9 @@ GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream)
     if (!error) error = gai_site_of(stream, &site);
     if (!error) error = gai_site_is_free(&site);
     if (error) return gai_end_giving(__func__, error);
-    gai_lock_on(&gai_global_lock);
+    gai_lock_on(&gai_locks.global);
     error = gai_retire(&site);
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
     return gai_end_giving(__func__, error);
 }
 
@@ -16852,6 +19505,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes)
         gai_job_run(&job);
         error = job.error;
         if (error) gai_thread.has_report = job.reported;
+        if (error) gai_dump(pool);
     }
     gai_pool_unpin(pool);
     return gai_end(__func__, error);
@@ -16923,6 +19577,54 @@ GALLOC_API cudaError_t galloc_pool_freeze(galloc_pool *pool)
     return cudaSuccess;
 }
 
+GALLOC_API cudaError_t galloc_pool_history(galloc_pool *pool, size_t entries)
+{
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
+    if (error) return gai_end(__func__, error);
+    error = gai_pool_remember(pool, entries);
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
+}
+
+GALLOC_API cudaError_t galloc_pool_history_stacks(galloc_pool *pool, size_t frames)
+{
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
+    if (error) return gai_end(__func__, error);
+    error = gai_pool_keep_stacks(pool, frames);
+    gai_pool_unpin(pool);
+    return gai_end(__func__, error);
+}
+
+/* Notes a text in all pools that have a history. */
+static void gai_annotate(const char *text)
+{
+    galloc_pool *pool;
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool; pool = pool->next) {
+        gai_lock_on(&pool->lock);
+        gai_history_annotation(pool, text);
+        gai_lock_off(&pool->lock);
+    }
+    gai_lock_off(&gai_locks.global);
+    gai_trace_want(1);
+}
+
+GALLOC_API cudaError_t galloc_annotate(const char *text)
+{
+    cudaError_t error = gai_begin();
+    if (!error && !text) error = gai_fail(cudaErrorInvalidValue, "text is NULL");
+    if (!error) gai_annotate(text);
+    return gai_end(__func__, error);
+}
+
+GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name)
+{
+    cudaError_t error = gai_begin();
+    if (!error && !gai_tag_set(tag, name))
+        error = gai_fail(cudaErrorMemoryAllocation, "%d tags have names already", GAI_TAG_NAMES);
+    return gai_end(__func__, error);
+}
+
 GALLOC_API cudaError_t galloc_pool_set_callbacks(galloc_pool *pool, const galloc_callbacks *callbacks)
 {
     galloc_callbacks call;
@@ -16979,6 +19681,7 @@ GALLOC_API cudaError_t galloc_pool_stats(galloc_pool *pool, galloc_stats *stats)
     gai_stats_locked(pool, stats);
     gai_stats_derive(pool, stats);
     gai_pool_unlock_caches(pool);
+    gai_stat_keep_peaks(pool, stats); /* what was told does not fall */
     stats->graph_bytes = gai_pool_captured(pool);
     for (capture = pool->captures; capture; capture = capture->next) stats->graphs++;
     GALLOC_DRIVER_CALLS(GAI_CALL_READ)
@@ -17037,71 +19740,11 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     stats->hits -= now.hits;
     stats->failures = stats->rejections = stats->grows = 0;
     stats->splits = stats->merges = stats->marks = stats->waits = stats->moves = stats->moved_bytes = 0;
-    stats->collections = stats->collected_bytes = 0;
+    stats->collections = stats->collected_bytes = stats->checks = stats->unchecked = stats->damages = 0;
     if (pool->variant.count) pool->variant.count(pool, GAI_COUNT_RESET, NULL);
     GALLOC_DRIVER_CALLS(GAI_CALL_RESET)
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
-    return cudaSuccess;
-}
-
-/* Pins all pools, so that they are reached without the global lock. NULL: no host memory. */
-static galloc_pool **gai_pools_pin(size_t *n)
-{
-    galloc_pool *pool, **pools;
-    size_t count = 1;
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool; pool = pool->next) count++;
-    pools = (galloc_pool **)GALLOC_MALLOC(count * sizeof *pools);
-    *n = 0;
-    for (pool = pools ? gai_pools : NULL; pool; pool = pool->next)
-        if (gai_pool_pin(pool)) pools[(*n)++] = pool;
-    gai_lock_off(&gai_global_lock);
-    return pools;
-}
-
-/* Copies the state of one pool, or of all (NULL). */
-static cudaError_t gai_copies_take(gai_snapshot_info **list, galloc_pool *pool)
-{
-    galloc_pool **pools;
-    size_t i, n;
-    cudaError_t error = gai_begin();
-    *list = NULL;
-    if (error || pool) {
-        if (!error) error = gai_pool_find(&pool);
-        if (error) return error;
-        error = gai_copy_new(list, pool);
-        gai_pool_unpin(pool);
-        return error;
-    }
-    for (i = 0, pools = gai_pools_pin(&n); i < n; i++) {
-        if (!error) error = gai_copy_new(list, pools[i]);
-        gai_pool_unpin(pools[i]);
-    }
-    if (!pools) return gai_fail(cudaErrorMemoryAllocation, "no host memory for a list of pools");
-    GALLOC_FREE(pools);
-    if (error) gai_copies_free(*list);
-    return error;
-}
-
-/* Writes a snapshot; the message of an error is there. */
-static cudaError_t gai_snapshot(galloc_pool *pool, int format, galloc_write write, void *user)
-{
-    gai_emitter emitter;
-    gai_snapshot_info *copies;
-    cudaError_t error;
-    if (!write) return gai_fail(cudaErrorInvalidValue, "write is NULL");
-    if (format != GALLOC_SNAPSHOT_JSON && format != GALLOC_SNAPSHOT_PICKLE)
-        return gai_fail(cudaErrorInvalidValue, "format %d is no GALLOC_SNAPSHOT_...", format);
-    error = gai_copies_take(&copies, pool);
-    if (error) return error;
-    memset(&emitter, 0, offsetof(gai_emitter, buffer));
-    emitter.write = write;
-    emitter.user = user;
-    emitter.pickle = format == GALLOC_SNAPSHOT_PICKLE;
-    gai_emit_snapshot(&emitter, copies);
-    gai_copies_free(copies);
-    if (emitter.refused) return gai_fail(cudaErrorOperatingSystem, "write has stopped the snapshot");
     return cudaSuccess;
 }
 
@@ -17110,52 +19753,27 @@ GALLOC_API cudaError_t galloc_snapshot(galloc_pool *pool, int format, galloc_wri
     return gai_end(__func__, gai_snapshot(pool, format, write, user));
 }
 
-/* A file that is being written. */
-typedef struct gai_file {
-    FILE *stream;
-    const char *name;
-} gai_file;
-
-static int gai_write_file(void *user, const void *data, size_t bytes)
-{
-    const gai_file *file = (const gai_file *)user;
-    if (fwrite(data, 1, bytes, file->stream) == bytes) return 0;
-    (void)gai_fail(cudaErrorOperatingSystem, "%s cannot be written: errno %d", file->name, errno);
-    return 1;
-}
-
-/* Writes a snapshot to `partial`, and renames that to `path`. */
-static cudaError_t gai_snapshot_save(galloc_pool *pool, const char *path, const char *partial)
-{
-    const char *end = strrchr(path, '.');
-    int refused, pickle = end && (!strcmp(end, ".pickle") || !strcmp(end, ".pkl"));
-    gai_file file;
-    cudaError_t error;
-    file.name = partial;
-    file.stream = fopen(partial, "wb");
-    if (!file.stream) return gai_fail(cudaErrorOperatingSystem, "%s cannot be opened: errno %d", partial, errno);
-    error = gai_snapshot(pool, pickle ? GALLOC_SNAPSHOT_PICKLE : GALLOC_SNAPSHOT_JSON, gai_write_file, &file);
-    if (fclose(file.stream) && !error)
-        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be written: errno %d", partial, errno);
-    refused = error ? 0 : gai_rename(partial, path);
-    if (refused)
-        error = gai_fail(cudaErrorOperatingSystem, "%s cannot be renamed to %s: error %d", partial, path, refused);
-    if (error) (void)remove(partial);
-    return error;
-}
-
 GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
 {
-    char *partial;
+    return gai_end(__func__, gai_snapshot_save(pool, path));
+}
+
+GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size)
+{
+    gai_string string;
+    gai_lives live;
     cudaError_t error;
-    size_t n = path ? strlen(path) + 64 : 0; /* two numbers and an ending */
-    if (!path) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "path is NULL"));
-    partial = (char *)GALLOC_MALLOC(n);
-    if (!partial) return gai_end(__func__, gai_fail(cudaErrorMemoryAllocation, "no host memory for the path"));
-    /* A name of its own: several threads, or processes that run out together, may save to one path. */
-    (void)snprintf(partial, n, "%s.%lu-%zx.partial", path, gai_process_id(), (size_t)partial);
-    error = gai_snapshot_save(pool, path, partial);
-    GALLOC_FREE(partial);
+    if (!text || !size) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "text must not be NULL"));
+    string.at = text;
+    string.left = size;
+    text[0] = 0;
+    error = gai_live_take(pool, &live);
+    if (error) return gai_end(__func__, error);
+    gai_print_lives(&string, live.kinds, live.n_kinds);
+    gai_print_stacks(&string, &live);
+    GALLOC_FREE(live.kinds);
+    if (!string.left) error = gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size);
+    if (error) text[0] = 0;
     return gai_end(__func__, error);
 }
 
@@ -17167,13 +19785,13 @@ GALLOC_API int galloc_pool_check(galloc_pool *pool)
         (void)gai_end(__func__, cudaErrorInvalidResourceHandle);
         return -1;
     }
-    gai_lock_on(&pool->growth);
+    gai_lock_on(&pool->paging);
     gai_lock_on(&pool->lock);
     gai_pool_lock_caches(pool);
     broken = gai_check_pool(pool);
     gai_pool_unlock_caches(pool);
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->growth);
+    gai_lock_off(&pool->paging);
     gai_pool_unpin(pool);
     return broken;
 }
@@ -17194,9 +19812,11 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     if (block && gai_block_has_pages(block)) {
         info->pool = pool->handle;
         info->base = (void *)block->addr;
-        used = gai_load_pointer(&block->held) != NULL;
+        used = gai_load_pointer(&block->lent) != NULL;
         info->requested = used ? (size_t)gai_counted(&block->requested) : 0;
         info->usable = gai_block_usable(block);
+        if (used && gai_counted(&block->tag) & GAI_WATCHED_BLOCK && pool->config.debug & GALLOC_DEBUG_GUARDS)
+            info->usable = info->requested;
         info->room = gai_max(info->usable, block->segment->given ? 0 : block->room);
         info->stream_id = gai_counted(&block->stream_id);
         info->capture_id = gai_block_capture_id(block);
@@ -17216,27 +19836,31 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (error) return gai_end_giving(__func__, error);
     for (device = 0; device < GAI_DEVICES; device++) {
-        pool = (galloc_pool *)gai_load_pointer(&gai_default_pool[device]);
+        pool = (galloc_pool *)gai_load_pointer(&gai_process.default_pool[device]);
         if (!pool || !gai_pool_pin(pool)) continue;
         gai_pool_part(pool);
         error = gai_pool_end(pool);
         if (error) gai_pool_unpin(pool);
         if (error && !first) first = error;
     }
-    gai_lock_on(&gai_global_lock);
-    for (pool = gai_pools; pool && pool->is_default; pool = pool->next) continue;
-    if (pool) error = gai_fail(cudaErrorNotPermitted, "a pool of galloc_pool_create still exists: destroy it first");
+    if (gai_thread.damaged) gai_damages_say(); /* while there are stacks */
+    gai_lock_on(&gai_locks.global);
+    for (pool = gai_process.pools; pool && pool->is_default; pool = pool->next) continue;
+    if (pool)
+        error = gai_fail(cudaErrorNotPermitted, "a pool of galloc_pool_create, or of cudaMalloc with "
+                         "GALLOC_OVERRIDE_CUDA, still exists: the first kind can be destroyed");
     if (pool && !first) first = error;
-    if (!gai_pools) {
+    if (!gai_process.pools) {
         gai_pools_free();
-        gai_map_end(&gai_block_map);
-        gai_map_end(&gai_page_map);
+        gai_map_end(&gai_process.block_map);
+        gai_map_end(&gai_process.page_map);
         gai_contexts_forget();
-        gai_store_pointer(&gai_cu_ready, NULL);
+        gai_store_pointer(&gai_process.driver_ready, NULL);
         gai_generation_end();
         gai_threads_forget();
     }
-    gai_lock_off(&gai_global_lock);
+    gai_lock_off(&gai_locks.global);
+    if (first == cudaErrorNotPermitted) gai_say_live(NULL);
     return gai_end_giving(__func__, first);
 }
 

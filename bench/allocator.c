@@ -41,6 +41,12 @@ static cudaError_t pool_alloc(void **ptr, size_t bytes, cudaStream_t stream)
     return galloc_pool_malloc(pool, ptr, bytes, stream);
 }
 
+static cudaError_t pool_request(void **ptr, galloc_request request)
+{
+    request.pool = pool;
+    return galloc_alloc(ptr, &request);
+}
+
 static int pool_close(void)
 {
     cudaError_t error = galloc_pool_destroy(pool);
@@ -57,6 +63,7 @@ static galloc_pool *pool_under_test(void)
 
 const allocator allocator_galloc = {
     .name = "galloc", .caching = true, .counted = true, .open = pool_open, .alloc = pool_alloc, .free = galloc_free,
+    .request = pool_request, .resize = galloc_resize, .record = galloc_record_stream, .free_after = galloc_free_after,
     .close = pool_close, .pool = pool_under_test, .message = galloc_last_message
 };
 
@@ -72,6 +79,11 @@ static int default_open(const char *conf, size_t limit)
     return -1;
 }
 
+static cudaError_t default_request(void **ptr, galloc_request request)
+{
+    return galloc_alloc(ptr, &request);
+}
+
 static int default_close(void)
 {
     if (!galloc_shutdown()) return 0;
@@ -81,7 +93,8 @@ static int default_close(void)
 
 const allocator allocator_galloc_default = {
     .name = "galloc", .variable = "GALLOC_CONF", .caching = true, .counted = true, .open = default_open,
-    .alloc = galloc_malloc, .free = galloc_free, .close = default_close, .pool = pool_under_test,
+    .alloc = galloc_malloc, .free = galloc_free, .request = default_request, .resize = galloc_resize,
+    .record = galloc_record_stream, .free_after = galloc_free_after, .close = default_close, .pool = pool_under_test,
     .message = galloc_last_message
 };
 

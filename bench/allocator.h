@@ -23,6 +23,11 @@ typedef struct allocator {
     int (*open)(const char *conf, size_t limit);
     cudaError_t (*alloc)(void **ptr, size_t bytes, cudaStream_t stream);
     cudaError_t (*free)(void *ptr, cudaStream_t stream);
+    /* What galloc's log tells beyond alloc and free; NULL: plain calls take the place of these. */
+    cudaError_t (*request)(void **ptr, galloc_request request);
+    cudaError_t (*resize)(void *ptr, size_t bytes, cudaStream_t stream);
+    cudaError_t (*record)(void *ptr, cudaStream_t stream);
+    cudaError_t (*free_after)(void *ptr, const cudaStream_t *streams, int n);
     int (*close)(void);           /* ends; as open */
     cudaError_t (*set_device)(int device); /* for allocators with a CUDA runtime of their own; NULL: cudaSetDevice */
     size_t (*peak)(void);         /* bytes held at most since open, by its own account; NULL: the device's sees them */

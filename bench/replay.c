@@ -15,11 +15,12 @@
 #include "cli.h"
 #include "device.h"
 #include "run.h"
+#include "whatif.h"
 
 static const char help[] =
     "usage: replay [options] TRACE...\n"
     "\n"
-    "Replays logs of allocator calls (RMM's format, plain or gzip) and prints a table.\n"
+    "Replays logs of allocator calls and prints a table: RMM's, and those of galloc's setting trace; plain or gzip.\n"
     "\n"
     "  --json              a line of JSON for each trace instead\n"
     "  --allocator NAME    galloc (default) or cudamalloc; with --backend cuda, where they were found when this was\n"
@@ -32,9 +33,15 @@ static const char help[] =
     "  --verify            queued work writes every byte of every block and checks it before the free\n"
     "  --timeline FILE     also write live and held bytes over the calls, at most 120 rows for a pass: the most since\n"
     "                      the row before\n"
+    "  --threads           each thread of the log is one here, too; they take turns, in the order of the log\n"
+    "  --snapshot FILE     also save galloc's state after the last row, as galloc_snapshot_save does, before what is\n"
+    "                      left is freed\n"
     "  --calls             also print which of the driver's functions are called, how often and for how long, counted\n"
     "                      by functions that stand before them; all the while work is held that only then ends, so\n"
     "                      that a call which waits for the device is found\n"
+    "  --what-if           replay with other settings and other allocators' rules instead, and say which one suits the\n"
+    "                      trace; --conf, several times if need be, adds settings\n"
+    "  --svg FILE          with --what-if: also draw what was held, and driver time\n"
     "  --backend NAME      sim (default: a simulated device) or cuda (a GPU)\n"
     "  --help              this text\n"
     "\n"
@@ -51,6 +58,10 @@ static const char help[] =
     "used last at other addresses (in moves, galloc's count, are also pages never used), moves_busy those that work\n"
     "in the queue still used; handovers counts blocks with bytes that another stream used last, handovers_busy those\n"
     "where that work was still in the queue.\n"
+    "--what-if is for the simulated device. Each setting has a process of its own, and queued work runs behind the\n"
+    "host as with --busy. Two runs print the same, but for settings in which time counts (gc_age, gc_threshold). The\n"
+    "smallest limit is sought as with --fit. docs/what-if.md has the rules of what is recommended, and says what\n"
+    "--json prints.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
     "Exit status: 0; 1 for a failure or something found wrong; 2 for a wrong option, or one for something that is\n"
@@ -60,11 +71,14 @@ typedef struct settings {
     run_options run;
     bool json;
     const char *allocator, *backend, *timeline;
+    bool what_if;
+    whatif_options other; /* for what_if */
 } settings;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, TIMELINE, CALLS, BACKEND, HELP };
+enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, TIMELINE, THREADS, SNAPSHOT, CALLS,
+       WHAT_IF, SVG, BACKEND, HELP };
 
 static const struct option long_options[] = {
     {"json", no_argument, NULL, JSON},
@@ -76,7 +90,11 @@ static const struct option long_options[] = {
     {"busy", no_argument, NULL, BUSY},
     {"verify", no_argument, NULL, VERIFY},
     {"timeline", required_argument, NULL, TIMELINE},
+    {"threads", no_argument, NULL, THREADS},
+    {"snapshot", required_argument, NULL, SNAPSHOT},
     {"calls", no_argument, NULL, CALLS},
+    {"what-if", no_argument, NULL, WHAT_IF},
+    {"svg", required_argument, NULL, SVG},
     {"backend", required_argument, NULL, BACKEND},
     {"help", no_argument, NULL, HELP},
     {NULL, 0, NULL, 0}
@@ -88,7 +106,11 @@ static bool set_option(settings *s, int option)
     switch (option) {
     case JSON: s->json = true; return true;
     case ALLOCATOR: s->allocator = optarg; return true;
-    case CONF: s->run.conf = optarg; return true;
+    case CONF:
+        if (s->other.confs < WHATIF_CONFS_MAX) s->other.conf[s->other.confs] = optarg;
+        s->other.confs++;
+        s->run.conf = optarg;
+        return true;
     case LIMIT_MIB:
         if (!cli_number("--limit-mib", optarg, 1, SIZE_MAX >> 20, &n)) return false;
         s->run.limit = (size_t)n << 20;
@@ -101,22 +123,43 @@ static bool set_option(settings *s, int option)
     case BUSY: s->run.busy = true; return true;
     case VERIFY: s->run.verify = true; return true;
     case TIMELINE: s->timeline = optarg; return true;
+    case THREADS: s->run.threads = true; return true;
+    case SNAPSHOT: s->run.snapshot = optarg; return true;
     case CALLS: s->run.calls = true; return true;
+    case WHAT_IF: s->what_if = true; return true;
+    case SVG: s->other.svg = optarg; return true;
     case BACKEND: s->backend = optarg; return true;
     case HELP: fputs(help, stdout); exit(0);
     default: return false; /* getopt has said why */
     }
 }
 
+static bool agree_on_what_if(const settings *s)
+{
+    if (!s->what_if && s->other.svg) fprintf(stderr, "--svg is for --what-if\n");
+    else if (s->what_if && (s->allocator || s->timeline || s->run.threads || s->run.snapshot || s->run.verify ||
+                            s->run.calls))
+        fprintf(stderr, "--what-if has no --allocator, --timeline, --threads, --snapshot, --verify or --calls\n");
+    else if (s->what_if && s->other.confs > WHATIF_CONFS_MAX)
+        fprintf(stderr, "--what-if takes --conf %d times at most\n", WHATIF_CONFS_MAX);
+    else return true;
+    return false;
+}
+
 static bool read_options(settings *s, int argc, char **argv)
 {
     int option;
-    *s = (settings){.run = {.limit = SIZE_MAX, .repeat = 1}, .allocator = "galloc"};
+    *s = (settings){.run = {.limit = SIZE_MAX, .repeat = 1}};
     while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
         if (!set_option(s, option)) return false;
+    if (!agree_on_what_if(s)) return false;
+    if (!s->allocator) s->allocator = "galloc";
     if (s->run.fit && s->run.limit != SIZE_MAX) fprintf(stderr, "--fit seeks a limit: leave out --limit-mib\n");
     else if (s->run.calls && strcmp(s->allocator, "galloc")) fprintf(stderr, "--calls is for galloc\n");
     else if (s->run.calls && s->run.fit) fprintf(stderr, "--fit runs out of memory on purpose: leave out --calls\n");
+    else if (s->run.calls && s->run.threads) fprintf(stderr, "--calls are those of one thread: leave out --threads\n");
+    else if (s->run.snapshot && strcmp(s->allocator, "galloc")) fprintf(stderr, "--snapshot is for galloc\n");
+    else if (s->run.snapshot && s->run.fit) fprintf(stderr, "--snapshot is of one replay: leave out --fit\n");
     else if (s->timeline && s->run.fit) fprintf(stderr, "--timeline is of one replay: leave out --fit\n");
     else if (optind == argc) fprintf(stderr, "no trace is given; there are ten in bench/traces\n");
     else return true;
@@ -327,6 +370,21 @@ static bool timeline_close(const settings *s)
     return false;
 }
 
+static int what_if(settings *s, char **path, int paths)
+{
+    galloc_config config;
+    if (strcmp(device_backend, "sim")) {
+        fprintf(stderr, "--what-if is for the simulated device: leave out --backend\n");
+        return CLI_USAGE;
+    }
+    for (int i = 0; i < s->other.confs; i++)
+        if (!allocator_conf(&config, s->other.conf[i])) return CLI_USAGE;
+    s->other.limit = s->run.limit;
+    s->other.repeat = s->run.repeat;
+    s->other.json = s->json;
+    return whatif(&s->other, path, paths);
+}
+
 int main(int argc, char **argv)
 {
     settings s;
@@ -337,6 +395,7 @@ int main(int argc, char **argv)
         return CLI_USAGE;
     }
     if (!cli_backend(s.backend, argv)) return CLI_USAGE;
+    if (s.what_if) return what_if(&s, argv + optind, argc - optind);
     s.run.allocator = allocator_load(s.allocator, s.run.conf);
     if (!s.run.allocator) return CLI_USAGE;
     if (!timeline_open(&s)) return RUN_FAILED;

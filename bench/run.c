@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "calls.h"
+#include "crew.h"
 #include "device.h"
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
@@ -23,7 +24,7 @@ typedef struct block {
     void *ptr;       /* NULL: none, or its allocation failed */
     uint64_t bytes;
     uint64_t tag;    /* of what was written into it */
-    uint32_t stream;
+    uint32_t stream; /* that it was allocated, or resized, for */
 } block;
 
 /* One replay: a device, a pool, some passes. */
@@ -41,12 +42,22 @@ typedef struct run {
     int64_t moves_seen, moves_busy, handovers, handovers_busy; /* -1: the device cannot tell */
     size_t peak;            /* held, where a limit is kept by taking allocations back; else 0 */
     double opened_ns;       /* when the pool was */
+    crew *crew;             /* with o->threads */
+    const trace_op *op;     /* under way, in one of these threads */
+    double spent;           /* host time of the calls of this pass, where they are timed one by one */
     double held;            /* added up over so many looks */
     size_t looks;
     size_t live;            /* bytes now */
     size_t call;            /* of the timeline, and the most since its last row */
     size_t live_most, held_most;
 } run;
+
+static const char *progress_of = "";
+
+void run_progress_of(const char *what)
+{
+    progress_of = what;
+}
 
 void run_progress(const char *format, ...)
 {
@@ -56,6 +67,7 @@ void run_progress(const char *format, ...)
     if (!terminal) return;
     fputs("\r\033[K", stderr);
     if (!format) return;
+    fputs(progress_of, stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
@@ -103,13 +115,29 @@ static bool works(const run *r)
 /* Only the allocator's own calls are timed, since others stand between them. */
 static bool timed_apart(const run *r)
 {
-    return works(r) || r->o->timeline;
+    return works(r) || r->o->timeline || r->crew;
+}
+
+/* What galloc's log says of a call beyond the columns of all logs, if anything. */
+static const trace_more *more_of(const run *r, const trace_op *op)
+{
+    return op->more ? &r->t->more[op->more] : NULL;
+}
+
+static cudaError_t alloc_as(const run *r, void **ptr, const trace_op *op)
+{
+    const trace_more *more = more_of(r, op);
+    cudaStream_t stream = r->stream[op->stream];
+    if (!more || !r->o->allocator->request) return r->o->allocator->alloc(ptr, op->bytes, stream);
+    return r->o->allocator->request(ptr, (galloc_request){
+        .bytes = op->bytes, .max_bytes = more->room, .alignment = more->align, .tag = more->tag, .stream = stream,
+        .lifetime = more->lasting ? GALLOC_LIFETIME_LONG : GALLOC_LIFETIME_ANY});
 }
 
 /* An allocator that keeps nothing knows no limit; what a call makes the driver hold is known only after it. */
-static cudaError_t alloc_within(run *r, void **ptr, size_t bytes, cudaStream_t stream)
+static cudaError_t alloc_within(run *r, void **ptr, const trace_op *op, cudaStream_t stream)
 {
-    cudaError_t error = r->o->allocator->alloc(ptr, bytes, stream);
+    cudaError_t error = alloc_as(r, ptr, op);
     if (error || r->o->allocator->caching || r->limit == SIZE_MAX) return error;
     if (account_held() > r->limit) {
         error = r->o->allocator->free(*ptr, stream);
@@ -140,7 +168,7 @@ static int replay_alloc(run *r, const trace_op *op, double *spent)
     block *b = &r->block[op->slot];
     cudaStream_t stream = r->stream[op->stream];
     double start = timed_apart(r) ? now_ns() : 0;
-    cudaError_t error = alloc_within(r, &b->ptr, op->bytes, stream);
+    cudaError_t error = alloc_within(r, &b->ptr, op, stream);
     if (timed_apart(r)) *spent += now_ns() - start;
     b->bytes = op->bytes;
     b->stream = op->stream;
@@ -167,7 +195,23 @@ static cudaError_t last_use(const run *r, const block *b, uint32_t freeing)
     return r->o->verify ? device_check(stream, b->ptr, b->bytes, b->tag) : device_use(stream, b->ptr, b->bytes);
 }
 
-static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
+/* Frees after the streams that galloc's log names, in the order of the call: the last one is that of the row. */
+static cudaError_t free_as(const run *r, void *ptr, const trace_more *more, cudaStream_t stream)
+{
+    const allocator *a = r->o->allocator;
+    const uint32_t *named = more ? &r->t->named[more->named] : NULL;
+    cudaStream_t streams[TRACE_NAMED_IN_A_ROW];
+    cudaError_t error = cudaSuccess;
+    if (!more || !a->free_after) return a->free(ptr, stream);
+    for (uint32_t i = more->recorded; i > 0 && !error; i--)
+        error = a->record(ptr, r->stream[named[more->after + i - 1]]);
+    if (error || !more->after) return error ? error : a->free(ptr, stream);
+    for (uint32_t i = 0; i < more->after; i++) streams[i] = r->stream[named[more->after - 1 - i]];
+    streams[more->after] = stream;
+    return a->free_after(ptr, streams, (int)more->after + 1);
+}
+
+static int replay_free(run *r, block *b, uint32_t freeing, const trace_more *more, double *spent)
 {
     cudaError_t error = cudaSuccess;
     double start = 0;
@@ -178,7 +222,7 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
         if (!device_idle(r->stream[freeing])) r->unfinished++;
     }
     if (timed_apart(r)) start = now_ns();
-    error = r->o->allocator->free(b->ptr, r->stream[freeing]);
+    error = free_as(r, b->ptr, more, r->stream[freeing]);
     if (timed_apart(r)) *spent += now_ns() - start;
     b->ptr = NULL;
     r->live -= b->bytes;
@@ -190,6 +234,48 @@ static int replay_free(run *r, block *b, uint32_t freeing, double *spent)
 static uint32_t freed_on(const run *r, const trace_op *op)
 {
     return r->o->allocator->keeps_stream ? r->block[op->slot].stream : op->stream;
+}
+
+/* Replays a resize. What cannot be resized is freed and allocated anew, as by an allocator that resizes nothing. */
+static int replay_resize(run *r, const trace_op *op, double *spent)
+{
+    block *b = &r->block[op->slot];
+    cudaStream_t stream = r->stream[op->stream];
+    cudaError_t error = cudaSuccess;
+    double start;
+    if (!b->ptr) return replay_alloc(r, op, spent);
+    if (works(r)) error = last_use(r, b, op->stream);
+    if (error) return failed(r, "a launch", error);
+    start = timed_apart(r) ? now_ns() : 0;
+    error = r->o->allocator->resize(b->ptr, op->bytes, stream);
+    if (timed_apart(r)) *spent += now_ns() - start;
+    if (error == cudaErrorNotSupported || error == cudaErrorMemoryAllocation) {
+        int status = replay_free(r, b, op->stream, NULL, spent);
+        return status ? status : replay_alloc(r, op, spent);
+    }
+    if (error) return failed(r, "a resize", error);
+    r->live += op->bytes - b->bytes;
+    b->bytes = op->bytes;
+    b->stream = op->stream; /* of its last work */
+    b->tag = ++r->tags;
+    if (r->o->verify) error = device_write(stream, b->ptr, b->bytes, b->tag);
+    else if (r->o->busy) error = device_use(stream, b->ptr, b->bytes);
+    return error ? failed(r, "a launch", error) : RUN_OK;
+}
+
+/* Replays a row. The first row of a resize has nothing to do where the allocator can resize. */
+static int replay_op(run *r, const trace_op *op, double *spent)
+{
+    const trace_more *more = more_of(r, op);
+    bool resizes = more && more->resize && r->o->allocator->resize;
+    if (op->bytes) return resizes ? replay_resize(r, op, spent) : replay_alloc(r, op, spent);
+    return resizes ? RUN_OK : replay_free(r, &r->block[op->slot], freed_on(r, op), more, spent);
+}
+
+static int replay_here(void *user)
+{
+    run *r = user;
+    return replay_op(r, r->op, &r->spent);
 }
 
 /* Looks after a call; the last call of a pass always ends a row. */
@@ -211,20 +297,23 @@ static void note_timeline(run *r, size_t i)
 static int replay_pass(run *r, double *ns)
 {
     const trace *t = r->t;
-    double start = now_ns(), spent = 0, rest = 0;
+    double start = now_ns(), rest = 0;
     int status = RUN_OK;
+    r->spent = 0;
     for (size_t i = 0; i < t->n && !status && !(r->oom && r->stop_at_oom); i++) {
-        const trace_op *op = &t->op[i];
+        r->op = &t->op[i];
         if (r->o->calls) device_sign();
-        if (op->bytes) status = replay_alloc(r, op, &spent);
-        else status = replay_free(r, &r->block[op->slot], freed_on(r, op), &spent);
+        status = r->crew ? crew_do(r->crew, r->op->thread, replay_here, r) : replay_here(r);
         if (r->o->timeline) note_timeline(r, i);
         if (i % 64) continue;
         r->held += (double)account_held();
         r->looks++;
     }
-    *ns = timed_apart(r) ? spent : now_ns() - start;
-    for (uint32_t i = 0; i < t->slots && !status; i++) status = replay_free(r, &r->block[i], r->block[i].stream, &rest);
+    *ns = timed_apart(r) ? r->spent : now_ns() - start;
+    if (r->o->snapshot && !status && galloc_snapshot_save(NULL, r->o->snapshot))
+        status = failed(r, "galloc_snapshot_save", cudaErrorOperatingSystem);
+    for (uint32_t i = 0; i < t->slots && !status; i++)
+        status = replay_free(r, &r->block[i], r->block[i].stream, NULL, &rest);
     return status;
 }
 
@@ -410,8 +499,11 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
                            .moves = -1, .waits = -1, .collections = -1, .mean_reserved = NAN, .unfinished = NAN};
     r.stream = calloc(t->streams, sizeof *r.stream);
     r.block = calloc(t->slots, sizeof *r.block);
-    if (r.stream && r.block) status = replay_device(&r, result);
+    r.crew = o->threads ? crew_start(t->threads) : NULL;
+    if (o->threads && !r.crew) fprintf(stderr, "%s: %u threads cannot be had\n", t->name, t->threads);
+    else if (r.stream && r.block) status = replay_device(&r, result);
     else fprintf(stderr, "%s: the host has no memory to replay it\n", t->name);
+    crew_end(r.crew);
     free(r.stream);
     free(r.block);
     result->oom = r.oom;

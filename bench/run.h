@@ -22,6 +22,8 @@ typedef struct run_options {
     bool busy;        /* queued work, well behind the host, uses every block */
     bool verify;      /* queued work writes every block and checks it */
     FILE *timeline;   /* gets rows of live and held bytes over the calls (RUN_TIMELINE_HEAD); NULL: none */
+    bool threads;     /* each thread of the trace is one, too; they take turns, in the order of the trace */
+    const char *snapshot; /* galloc's state after the last row, of the last pass, goes to this file; NULL: to none */
     bool calls;       /* the driver's calls are watched (calls.h), while work runs that does not end meanwhile */
 } run_options;
 
@@ -62,5 +64,6 @@ int run_trace(const trace *t, const run_options *options, run_result *result);
 
 /* While work goes on, a line on stderr says which; only on a terminal. NULL clears it. */
 void run_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void run_progress_of(const char *what); /* stands before each such line from now on */
 
 #endif

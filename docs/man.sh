@@ -18,9 +18,7 @@ FNR == 1 && NR == 1 {
     next
 }
 # The manual: headings at three columns in capitals, text at five (the introduction: at three), code and tables deeper.
-manual && /^   SECTIONS / { as_is(0); skipping = 1 } # for readers of the header
-manual && /\*\/$/ { manual = 0 }
-skipping && manual { next }
+manual && /\*\/$/ { as_is(0); manual = 0 } # the last line is for readers of the header
 manual && !started && NF { print ".SH DESCRIPTION"; started = 1 }
 manual && /^   [A-Z][A-Z ]+$/ {
     as_is(0)

@@ -31,7 +31,7 @@ function plain(words) {
     return words
 }
 NR == 1 { print "# The manual\n\nThe comment at the top of [galloc.h](../galloc.h).\n"; next }
-/^   SECTIONS/ { exit }
+/\*\/$/ { exit } # the last line is for readers of the header
 /^   [A-Z][A-Z ]+$/ {
     heading(substr($0, 4))
     as_is = /DO THIS/

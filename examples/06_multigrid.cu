@@ -11,7 +11,7 @@
 #include "example.h"
 #include <math.h>
 
-enum { CYCLES = 8, SIDE = 16 }; /* V-cycles for each domain; threads of a block in each direction */
+enum { CYCLES = 10, SIDE = 16 }; /* V-cycles for each domain; threads of a block in each direction */
 
 /* A field on the inner points of a rectangle: -laplace(u) = f, and u = 0 at the edge. Point (i, j), from 1, is at
    (i * h, j * h); outside it is 0. */
@@ -123,7 +123,7 @@ static void cycle(double *u, const double *f, grid g, cudaStream_t s)
 {
     grid coarse = {(g.nx - 1) / 2, (g.ny - 1) / 2, 2 * g.h};
     if (g.nx % 2 == 0 || g.ny % 2 == 0 || coarse.nx < 1 || coarse.ny < 1) { /* the coarsest: a few points */
-        for (int i = 0; i < 10; i++) smooth_twice(u, f, g, s);
+        for (int i = 0; i < 30; i++) smooth_twice(u, f, g, s);
         return;
     }
     smooth_twice(u, f, g, s);

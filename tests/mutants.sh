@@ -69,7 +69,7 @@ build() { # folder, program, flags, and for ThreadSanitizer: _tsan
         compile "$1" "$2" "$3" "-c -o $object" || return
     fi
     [ -e "$1/inside.o" ] || compile "$1" inside "$3" "-c -o $1/inside.o" || return
-    "$cc" $3 "$object" "$1/inside.o" "$work/sim$4"/*.o -o "$1/$2" -lpthread -lm
+    "$cc" $3 "$object" "$1/inside.o" "$work/sim$4"/*.o -o "$1/$2" -lpthread -lm -rdynamic
 }
 
 # Can the compiler build programs for ThreadSanitizer, and do they run here?

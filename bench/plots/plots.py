@@ -225,7 +225,7 @@ def timeline(data):
 
 
 def replay_of(data):
-    return data.text("nvidia-h200-x2-replay.jsonl"), machine(data.text("nvidia-h200-x2-summary.txt"))
+    return data.text("nvidia-h200-replay.jsonl"), machine(data.text("nvidia-h200-summary.txt"))
 
 
 def held(data):

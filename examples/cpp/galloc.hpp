@@ -8,7 +8,7 @@
                                      RMM 26.06 and later
      galloc::rmm_resource            of RMM before 26.06 (rmm::mr::device_memory_resource)
      galloc::thrust_allocator        for thrust::cuda::par_nosync(allocator).on(stream)
-     galloc::CachingDeviceAllocator  with the member functions of cub::CachingDeviceAllocator
+     galloc::CachingDeviceAllocator  with the interface of cub::CachingDeviceAllocator
 
    The parts that need a library's header are there when the compiler finds it. Failures throw galloc::out_of_memory (a
    std::bad_alloc; an rmm::out_of_memory where RMM is found) or galloc::error; CachingDeviceAllocator returns
@@ -30,6 +30,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <cuda.h>
 
 #include "galloc.h"
 
@@ -265,21 +267,77 @@ private:
     int before_ = -1;
 };
 
-/* The stream of callers that name none: one for each device, never destroyed. No work is queued on it, but waits that
-   galloc queues: once they are over, memory that was allocated for it may be used on any stream. */
+/* A function of the driver, which the program need not link. */
+template <class Function> Function *driver_function(const char *name)
+{
+    void *function = nullptr;
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    check_cuda(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found));
+#else
+    check_cuda(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found));
+#endif
+    if (found != cudaDriverEntryPointSuccess || !function) throw error(cudaErrorInsufficientDriver, name);
+    return reinterpret_cast<Function *>(function);
+}
+
+/* A stream and its context, whose id tells whether the stream still exists: cudaDeviceReset ends both, and no call may
+   name the stream after that. */
+struct private_entry {
+    cudaStream_t stream;
+    CUcontext context;
+    unsigned long long context_id;
+};
+
+inline bool is_alive(const private_entry &entry)
+{
+    static auto *const get_id = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
+    unsigned long long id = 0;
+    if (!entry.stream) return false;
+    CUresult result = get_id(entry.context, &id);
+    if (result == CUDA_SUCCESS) return id == entry.context_id;
+    return result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* Makes a non-blocking stream of the current device. */
+inline private_entry make_private_entry()
+{
+    static auto *const get_current = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
+    static auto *const get_id = driver_function<decltype(cuCtxGetId)>("cuCtxGetId");
+    private_entry entry = private_entry();
+    check_cuda(cudaStreamCreateWithFlags(&entry.stream, cudaStreamNonBlocking));
+    CUresult result = get_current(&entry.context);
+    if (result == CUDA_SUCCESS) result = get_id(entry.context, &entry.context_id);
+    if (result != CUDA_SUCCESS) {
+        (void)cudaStreamDestroy(entry.stream);
+        throw error(static_cast<cudaError_t>(result), "");
+    }
+    return entry;
+}
+
+/* By device. Never freed: static destructors may free memory. */
+inline std::vector<private_entry> &private_entries()
+{
+    static std::vector<private_entry> *entries = new std::vector<private_entry>;
+    return *entries;
+}
+
+/* The stream of callers that name none: one for each device, never destroyed; after cudaDeviceReset a new one. No work
+   is queued on it, but waits that galloc queues: once they are over, memory that was allocated for it may be used on
+   any stream. */
 inline cudaStream_t private_stream(int device)
 {
     static std::mutex mutex;
-    static std::vector<cudaStream_t> *streams = new std::vector<cudaStream_t>;
+    std::vector<private_entry> &entries = private_entries();
     std::lock_guard<std::mutex> lock(mutex);
     if (device < 0) check_cuda(cudaGetDevice(&device));
-    if (streams->size() <= std::size_t(device)) streams->resize(std::size_t(device) + 1);
-    cudaStream_t &stream = (*streams)[std::size_t(device)];
-    if (!stream) {
+    if (entries.size() <= std::size_t(device)) entries.resize(std::size_t(device) + 1);
+    private_entry &entry = entries[std::size_t(device)];
+    if (!is_alive(entry)) {
         device_guard guard(device);
-        check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        entry = make_private_entry();
     }
-    return stream;
+    return entry.stream;
 }
 
 inline void *allocate(galloc_pool *pool, std::size_t bytes, std::size_t alignment, cudaStream_t stream)
@@ -375,7 +433,7 @@ public:
 #endif
 
 private:
-    /* The private stream exists: it was made for the allocation. */
+    /* The private stream exists, unless the device was reset after the allocation. */
     void free_sync(void *p) noexcept
     {
         try {
@@ -437,25 +495,33 @@ private:
     galloc_pool *pool_;
 };
 
-/* The member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree names no stream:
-   the block is freed on the stream of its allocation, which must still exist. Differences: bins do not exist, so their
-   arguments have no effect; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the
-   device, and returns whole pages. */
+/* The constructors and member functions of cub::CachingDeviceAllocator, which CCCL has deprecated. As there, DeviceFree
+   names no stream: the block is freed on the stream of its allocation, which must still exist. Differences: bins do not
+   exist, so their arguments have no effect, and neither has `debug`, which the first constructor of older releases of
+   CUB has as a sixth; `max_cached_bytes` is applied by SetMaxCachedBytes and by frees, to the default pool of the
+   device, and returns whole pages; the default constructor sets no such bound. */
 class CachingDeviceAllocator {
 public:
     static constexpr unsigned INVALID_BIN = unsigned(-1);
     static constexpr std::size_t INVALID_SIZE = std::size_t(-1);
     static constexpr int INVALID_DEVICE_ORDINAL = -1;
 
-    explicit CachingDeviceAllocator(unsigned /* bin_growth */, unsigned /* min_bin */ = 1, unsigned /* max_bin */ = 0,
-                                    std::size_t max_cached_bytes = INVALID_SIZE, bool /* skip_cleanup */ = false)
-        : most_(max_cached_bytes)
+    CachingDeviceAllocator(unsigned /* bin_growth */, unsigned /* min_bin */ = 1, unsigned /* max_bin */ = INVALID_BIN,
+                           std::size_t max_cached_bytes = INVALID_SIZE, bool skip_cleanup = false,
+                           bool /* debug */ = false)
+        : most_(max_cached_bytes), skip_cleanup_(skip_cleanup)
     {
     }
-    CachingDeviceAllocator(bool /* skip_cleanup */ = false, bool /* debug */ = false) : most_(INVALID_SIZE) {}
+    CachingDeviceAllocator(bool skip_cleanup = false, bool /* debug */ = false)
+        : most_(INVALID_SIZE), skip_cleanup_(skip_cleanup)
+    {
+    }
     CachingDeviceAllocator(const CachingDeviceAllocator &) = delete;
     CachingDeviceAllocator &operator=(const CachingDeviceAllocator &) = delete;
-    ~CachingDeviceAllocator() { (void)FreeAllCached(); }
+    ~CachingDeviceAllocator()
+    {
+        if (!skip_cleanup_) (void)FreeAllCached();
+    }
 
     cudaError_t SetMaxCachedBytes(std::size_t max_cached_bytes)
     {
@@ -552,6 +618,7 @@ private:
 
     std::mutex mutex_;
     std::size_t most_;
+    const bool skip_cleanup_;
     std::unordered_map<void *, block> blocks_;
     std::vector<galloc_pool *> pools_;
 };

@@ -122,10 +122,15 @@ State &state()
     return *one;
 }
 
+/* `make` runs without the lock: it may wait for Python's. */
 Context gather(RecordContext least)
 {
     auto &s = state();
-    CreateContextFn make = s.when >= least ? s.context : nullptr;
+    CreateContextFn make;
+    {
+        std::lock_guard<std::mutex> guard(s.mutex);
+        make = s.when >= least ? s.context : nullptr;
+    }
     return make ? make() : nullptr;
 }
 

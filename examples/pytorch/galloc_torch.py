@@ -110,6 +110,8 @@ def install(full=False):
     """
     global _installed
     if _installed is not None:
+        if full and not isinstance(_installed, ctypes.CDLL):
+            raise RuntimeError("galloc_torch: galloc is installed without full=True, and cannot be installed again")
         return
     advice = ("galloc_torch: install() must come before the first use of CUDA memory, and no other allocator may have "
               "been installed. PyTorch says: ")

@@ -6,9 +6,8 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_adapters
 include="-I. -Itests/sim -Itests/support -isystem tests/sim/include"
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
 command -v "$cxx" >/dev/null 2>&1 || {
     echo "skipped: $cxx is not found, and the callers are C++"
     echo "0 passed, 0 failed"
@@ -34,13 +33,13 @@ count() { # program, arguments
 # ---- examples/pytorch -----------------------------------------------------------------------------------------------
 
 # The same flags as the Makefile's, and all warnings are errors.
-"$cc" -std=gnu11 -O1 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
+"$cc" -std=gnu11 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
     examples/pytorch/galloc_torch.c -o "$work/libgalloc_torch.so" -lpthread -ldl &&
-    "$cxx" -std=c++11 -O1 -g -fPIC -shared -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
+    "$cxx" -std=c++11 -g -fPIC -shared -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
         -o "$work/libc10_cuda.so" &&
-    "$cxx" -std=c++17 -O1 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
+    "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
         -L"$work" -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_host" -lpthread -lm -ldl &&
-    "$cxx" -std=c++17 -O1 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_alone.cpp "$device"/*.o \
+    "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_alone.cpp "$device"/*.o \
         -o "$work/torch_alone" -lpthread -lm -ldl || exit 1
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
@@ -68,7 +67,7 @@ fi
 
 # ---- examples/cpp ---------------------------------------------------------------------------------------------------
 
-"$cxx" -std=c++11 -O1 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
+"$cxx" -std=c++11 -g -Wall -Wextra -Wshadow -Werror -Iexamples/cpp $include tests/plugin/cpp_host.cpp \
     "$device"/*.o -o "$work/cpp_host" -lpthread -lm -ldl || exit 1
 count "$work/cpp_host"
 
@@ -76,11 +75,10 @@ count "$work/cpp_host"
 home=${CUDA_HOME:-/usr/local/cuda}
 if [ -e "$home/include/cccl/cuda/memory_resource" ]; then
     toolkit=$(INCLUDE=$home/include tests/support/device.sh "$work/toolkit_sim") &&
-        "$cxx" -std=c++17 -O1 -g -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
+        "$cxx" -std=c++17 -g -DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE -Iexamples/cpp -I. -Itests/sim \
             -Itests/support -isystem "$home/include/cccl" -isystem "$home/include" tests/plugin/cpp_host.cpp \
             "$toolkit"/*.o -o "$work/cpp_host_cccl" -lpthread -lm -ldl || exit 1
     count "$work/cpp_host_cccl"
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+count_verdicts

@@ -5,19 +5,9 @@
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
 work=$build/check_adversaries
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work/1" "$work/again" "$work/2" || exit 1
-
-verdict() { # 0 when it holds, what does
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2:"
-        head -20 "$work/out"
-    fi
-}
+. tests/support/verdicts.sh
+mkdir -p "$work/1" "$work/again" "$work/2" || exit 1
 
 ends() { # status, arguments
     expected=$1
@@ -74,5 +64,4 @@ for seed in 1 2; do
     done
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

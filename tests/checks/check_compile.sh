@@ -66,6 +66,9 @@ languages() { # header set, include folder, standards of C, of C++, compilers of
         [ "$whole" ] || continue
         check "$label-static" "$compiler" -std=c++11 $strict_cpp -fsyntax-only $include -isystem "$2" \
             -x c++ $parts/static.c
+        # What programs include, with a warning that the implementation, which is C, does not avoid.
+        check "$label-public" "$compiler" -std=c++11 $strict_cpp -Wold-style-cast -fsyntax-only $include -isystem "$2" \
+            -x c++ $parts/header.c $parts/typed.cpp $parts/override_typed.cpp
         check "$label-bare" "$compiler" -std=c++17 -fno-exceptions -fno-rtti $strict_cpp -fsyntax-only $include \
             -isystem "$2" -x c++ ${GRID:+$parts/main.c} $parts/all.c
         [ "$GRID$compiler" != "$clangxx" ] || continue
@@ -106,6 +109,27 @@ linked_and_run() { # header set, name, main, compiler
     check "$1-run-$2" "$dir/program_$2" $([ ! -e "$dir/typed.o" ] || echo with_cpp)
 }
 
+# GALLOC_OVERRIDE_CUDA: a program of three files that runs; and as per-thread, with a heap of its own, in a .cu file.
+override() { # header set, include folder, objects of the device
+    dir=$work/$1_override device=$3
+    mkdir -p "$dir"
+    flags="$include -isystem $2"
+    log='-DGALLOC_LOG(text)=((void)(text))'
+    check "$1-override-use" "$cc" -std=c99 $strict_c $flags -c $parts/override_use.c -o "$dir/use.o"
+    check "$1-override-c" "$cc" -std=c99 $strict_c $flags "$log" -c $parts/override.c -o "$dir/c.main"
+    check "$1-override-c-link" "$cc" "$device"/*.o "$dir"/*.o "$dir/c.main" -o "$dir/c" -lpthread -lm
+    check "$1-override-c-run" "$dir/c"
+    check "$1-override-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -fsyntax-only \
+        $parts/override_use.c
+    check "$1-override-static" "$cc" -std=c99 $strict_c $flags -DGALLOC_STATIC -DGALLOC_IMPLEMENTATION -fsyntax-only \
+        $parts/override_use.c
+    found "$cxx" || return
+    check "$1-override-typed" "$cxx" -std=c++11 $strict_cpp $flags -c $parts/override_typed.cpp -o "$dir/typed.o"
+    check "$1-override-cpp" "$cxx" -std=c++11 $strict_cpp $flags "$log" -x c++ -c $parts/override.c -o "$dir/cpp.main"
+    check "$1-override-cpp-link" "$cxx" "$device"/*.o "$dir"/*.o "$dir/cpp.main" -o "$dir/cpp" -lpthread -lm
+    check "$1-override-cpp-run" "$dir/cpp"
+}
+
 # The opposite: the compiler refuses, and its first message has the text.
 refuses() { # name, text, options
     name=$1 text=$2
@@ -128,6 +152,8 @@ options() {
     refuses too-old-a-toolkit 'needs the CUDA Toolkit 12.0' -DCUDART_VERSION=11080
     if found "$nvcc"; then
         check nvcc "$nvcc" -std=c++17 -I. -Xcompiler -Wall,-Wextra -c $parts/device.cu -o "$work/device.o"
+        check nvcc-override "$nvcc" -x cu -std=c++17 -I. -I$parts -Xcompiler -Wall,-Wextra \
+            -c $parts/override_typed.cpp -o "$work/override.o"
     fi
 }
 
@@ -168,13 +194,16 @@ device=$(tests/support/device.sh "$work/sim") || exit 1
 whole=1
 languages bundled tests/sim/include "$standards" "$cpp_standards" "$cc $clang" "$cxx $clangxx" &
 program bundled tests/sim/include "$device" &
+override bundled tests/sim/include "$device" &
 if [ -f "$cuda/include/cuda_runtime_api.h" ]; then
     toolkit=$cuda/include
     # Where Debian has it: the compilers look there by themselves, and g++ finds nothing when it is told to as well.
     [ ! "$toolkit" -ef /usr/include ] || toolkit=$parts
     if [ -n "$GRID" ]; then
         languages toolkit "$toolkit" c99 c++17 "$cc $clang" "$cxx $clangxx" &
-        program toolkit "$toolkit" "$(INCLUDE=$toolkit tests/support/device.sh "$work/toolkit_sim")" &
+        toolkit_device=$(INCLUDE=$toolkit tests/support/device.sh "$work/toolkit_sim")
+        program toolkit "$toolkit" "$toolkit_device" &
+        override toolkit "$toolkit" "$toolkit_device" &
     else
         whole=
         languages toolkit "$toolkit" c99 c++17 "$cc" "$cxx" &

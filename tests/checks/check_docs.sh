@@ -14,24 +14,9 @@ cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_docs
 include=tests/sim/include
 pages="README.md CHANGELOG.md $(ls docs/*.md examples/*/README.md)"
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does, file that says more
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2"
-        [ -z "$3" ] || head -20 "$3"
-    fi
-}
-
-empty() { # file, what it means that it is
-    [ ! -s "$1" ]
-    verdict $? "$2" "$1"
-}
+. tests/support/verdicts.sh
+said=
 
 # ---- the page of functions ------------------------------------------------------------------------------------------
 
@@ -65,7 +50,7 @@ awk -v folder="$work" '
     /^    .*galloc_[a-z_]+\(.*;/ && blank { complain("C in an indented block") }
     { blank = /^ *$/ || (blank && /^    /) }' $pages
 touch "$work/fences"
-empty "$work/fences" "blocks of code:"
+empty "blocks of code" "$work/fences"
 [ "$(grep -c '\.c ' "$work/blocks")" -ge 12 ]
 verdict $? "hardly a block of C in the pages"
 
@@ -115,6 +100,19 @@ while read -r file page line; do
         verdict $? "$page:$line: this does not compile:" "$work/out"
     fi
 done <"$work/blocks"
+
+# The report in the questions is one that the program prints: each of its lines, in this order.
+awk '/^```/ { inside = 0 } inside; /^```text$/ { inside = 1 }' docs/faq.md |
+    sed -n '/^out of memory: /,$p' >"$work/example"
+settings=$(sed -n 's/.*`GALLOC_CONF=\(memory_limit:1G,[^`]*\)`.*/\1/p' docs/faq.md)
+"$cc" -std=c11 -Wall -Wextra -Werror -I. -isystem $include tests/checks/faq.c "$sim"/*.o -o "$work/faq" -lpthread -lm \
+    >"$work/out" 2>&1 && SIM_PACE=still GALLOC_CONF=$settings "$work/faq" >"$work/report" 2>"$work/out"
+verdict $? "tests/checks/faq.c does not compile, link and run:" "$work/out"
+awk 'NR == FNR { printed[NR] = $0; next }
+    { while (++at in printed && printed[at] != $0); if (!(at in printed)) { print "not printed here: " $0; exit } }' \
+    "$work/report" "$work/example" >"$work/out"
+[ ! -s "$work/out" ] && [ "$(wc -l <"$work/example")" -ge 15 ]
+verdict $? "the report in docs/faq.md is not what tests/checks/faq.c prints:" "$work/out"
 
 # The lines for CMake build README's program, where CMake and a toolkit are found.
 cuda=${CUDA_HOME:-/usr/local/cuda}
@@ -193,20 +191,33 @@ while read -r page link; do
     *#*) grep -qxF "$file#${link#*#}" "$work/anchors" || echo "$page: $link: no such heading" ;;
     esac
 done <"$work/links.all" >"$work/links"
-empty "$work/links" "links that lead nowhere:"
+empty "links that lead nowhere" "$work/links"
 
 # Files that are named as code.
 # shellcheck disable=SC2086 # words
 grep -oE '`(docs|tests|bench|examples)/[A-Za-z0-9_./-]+`' $pages | tr -d '`' | while IFS=: read -r page file; do
     [ -e "$file" ] || echo "$page: $file"
 done >"$work/files"
-empty "$work/files" "files that are not there:"
+empty "files that are not there" "$work/files"
 
 # Each page is found from the map of the pages.
 for page in docs/*.md; do
     [ "$page" = docs/index.md ] || grep -qxF "docs/index.md $(basename "$page")" "$work/links.all" || echo "$page"
 done >"$work/unmapped"
-empty "$work/unmapped" "pages that docs/index.md does not name:"
+empty "pages that docs/index.md does not name" "$work/unmapped"
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+# Messages in the table of errors are those of the header: each of their parts between "...", numbers and N.
+tr '\n' ' ' <galloc.h | sed 's/"  *"//g' >"$work/header"
+awk '/^#/ { inside = /What does this error mean/ } inside && /^\| `/' docs/faq.md | cut -d'|' -f2 |
+    grep -oE '`[^`]+`' | tr -d '`' >"$work/messages"
+sed -E 's/\.\.\.|\<N\>|[0-9]+/\n/g' "$work/messages" | sed 's/^ *//; s/ *$//' | grep . | while read -r part; do
+    grep -qF -- "$part" "$work/header" || echo "$part"
+done >"$work/out"
+empty "messages of docs/faq.md that galloc.h does not have" "$work/out"
+[ "$(wc -l <"$work/messages")" -ge 9 ]
+verdict $? "hardly a message in docs/faq.md"
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 
@@ -218,7 +229,6 @@ sed -nE 's/^\| `([a-z0-9.-]+)`.*\| ([0-9a-f]{7,}) \|$/\1 \2/p' bench/results/REA
     said=$(grep -m 1 -oE 'commit [0-9a-f]{7,}' "bench/results/$file" 2>&1 | cut -c8-14)
     [ "${said:-$commit}" = "$commit" ] || echo "bench/results/README.md: $file: $commit, but the file says $said"
 done >"$work/commits"
-empty "$work/commits" "commits of results:"
+empty "commits of results" "$work/commits"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -8,18 +8,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_examples
-passed=0 failed=0
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does, file that says more
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2"
-        [ -z "$3" ] || head -20 "$3"
-    fi
-}
+. tests/support/verdicts.sh
+said=
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
@@ -84,5 +74,4 @@ grep -q '^<svg .*xmlns=' "$work/out" && [ "$(tail -n 1 "$work/out")" = '</svg>' 
     grep -q prefers-color-scheme "$work/out"
 verdict $? "the picture of the examples" "$work/out"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

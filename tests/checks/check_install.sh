@@ -5,31 +5,18 @@
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=$PWD/${BUILD:-build}/check_install
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
 unset MAKEFLAGS MAKELEVEL
-
-holds() { # what, command...
-    what=$1
-    shift
-    if "$@" >"$work/out" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $what"
-        tail -n 20 "$work/out"
-    fi
-}
 
 # A umask as that of a careful administrator, and files beside the adaptors that are not galloc's.
 cache=examples/pytorch
 cache=$cache/__pycache__
 mkdir -p "$cache" && : >"$cache/of_a_test.pyc"
-holds "install" sh -c 'umask 077; make -s install PREFIX=/opt/galloc "DESTDIR=$1"' sh "$work/root"
+holds "install" sh -c 'umask 077; make -s install PREFIX=/opt/galloc "DESTDIR=$1"' sh "$work/stage"
 rm -f "$cache/of_a_test.pyc"
 rmdir "$cache" 2>/dev/null
-prefix=$work/root/opt/galloc
+prefix=$work/stage/opt/galloc
 (cd "$prefix" && find . -type f ! -name 'libgalloc_*.so' | LC_ALL=C sort) >"$work/list" 2>&1
 cat >"$work/expected" <<'END'
 ./include/galloc.h
@@ -37,6 +24,15 @@ cat >"$work/expected" <<'END'
 ./share/cmake/galloc/gallocConfig.cmake
 ./share/cmake/galloc/gallocConfigVersion.cmake
 ./share/doc/galloc/LICENSE
+./share/galloc/preload/README.md
+./share/galloc/preload/galloc_preload.c
+./share/galloc/python/README.md
+./share/galloc/python/galloc.py
+./share/galloc/python/galloc_cuda_core.py
+./share/galloc/python/galloc_cupy.py
+./share/galloc/python/galloc_numba.py
+./share/galloc/python/galloc_python.c
+./share/galloc/python/galloc_rmm.py
 ./share/galloc/pytorch/README.md
 ./share/galloc/pytorch/galloc_torch.c
 ./share/galloc/pytorch/galloc_torch.cpp
@@ -45,7 +41,7 @@ cat >"$work/expected" <<'END'
 ./share/pkgconfig/galloc.pc
 END
 holds "the installed files are those of the list" diff "$work/expected" "$work/list"
-holds "everybody can read them" sh -c '[ -z "$(find "$1" ! -perm -444)" ]' sh "$work/root"
+holds "everybody can read them" sh -c '[ -z "$(find "$1" ! -perm -444)" ]' sh "$work/stage"
 holds "the header is the same" cmp galloc.h "$prefix/include/galloc.h"
 version=$(sed -n 's/^#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
 for file in share/pkgconfig/galloc.pc share/cmake/galloc/gallocConfigVersion.cmake share/man/man3/galloc.3; do
@@ -138,9 +134,8 @@ END
 fi
 
 : >"$prefix/share/doc/galloc/of_somebody_else"
-holds "uninstall" make -s uninstall PREFIX=/opt/galloc "DESTDIR=$work/root"
+holds "uninstall" make -s uninstall PREFIX=/opt/galloc "DESTDIR=$work/stage"
 holds "only what is not galloc's is left" sh -c '
     [ "$(find "$1" -type f)" = "$1/share/doc/galloc/of_somebody_else" ]' sh "$prefix"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+count_verdicts

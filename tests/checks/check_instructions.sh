@@ -8,9 +8,9 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_instructions
 include=tests/sim/include
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work/sim" || exit 1
+. tests/support/verdicts.sh
+mkdir -p "$work/sim" || exit 1
 
 skip() { # why
     echo "skipped: $1"
@@ -49,5 +49,4 @@ count miss 10000 1210
 count churn 20000 1700
 count parked 4 6000000 memory_limit:120G
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -6,35 +6,18 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} nm=${NM:-nm}
 work=${BUILD:-build}/check_names
 header=galloc.h
-passed=0 failed=0
 
 if ! command -v "$nm" >/dev/null 2>&1; then
     echo "$nm is not found. On Debian: apt install binutils"
     echo "0 passed, 1 failed"
     exit 1
 fi
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
 flags="-std=c11 -I. -Itests/sim/include"
 
-# Right when the file that was written is empty.
-empty() { # what is wrong, file
-    if [ -s "$2" ]; then
-        failed=$((failed + 1))
-        echo "FAILED $1:"
-        head -20 "$2"
-    else
-        passed=$((passed + 1))
-    fi
-}
-
 same() { # what is wrong, file, file
-    if [ -s "$2" ] && cmp -s "$2" "$3"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $1:"
-        diff "$2" "$3" | head -20
-    fi
+    [ -s "$2" ] && diff "$2" "$3" >"$work/diff"
+    verdict $? "$1:" "$work/diff"
 }
 
 # ---- names ----------------------------------------------------------------------------------------------------------
@@ -58,6 +41,12 @@ size "$work/public.o" >"$work/size"
 awk 'NR == 2 && $2 < 4096 { small = 1 } END { if (!small) print ".data is 4 KiB or more, or not known:", $0 }' \
     "$work/size" >"$work/data"
 empty "initialised data" "$work/data"
+
+# What can change while the program runs, outside of pools, is in a few structs.
+"$nm" -f sysv "$work/public.o" | sed -n 's/^\([^ |]*\) *|.*|\.t\{0,1\}\(data\|bss\) *$/\1/p' >"$work/variables"
+printf 'gai_%s\n' process locks thread tcache cu | sort >"$work/variables.allowed"
+sort "$work/variables" >"$work/variables.sorted"
+same "variables that are not in gai_process or its like" "$work/variables.allowed" "$work/variables.sorted"
 
 # What galloc is linked with neither waits for the device nor does what the driver's functions do: those it fetches.
 echo 'cudaGetDevice cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion cudaGetErrorString cudaGetLastError
@@ -91,11 +80,22 @@ ls $tests | grep -v '/inside\.[ch]$' |
     xargs grep -nE '\b(gai_|GAI_)|GALLOC_IMPLEMENTATION' >"$work/private"
 empty "private names of galloc.h in tests, which tests/support/inside.h should have functions for" "$work/private"
 
+# Pages and tests name only what galloc.h has.
+grep -ohE '\b(gai_[a-z0-9_]*[a-z0-9]|GAI_[A-Z0-9_]*[A-Z0-9])\b' docs/*.md tests/*.md tests/*/*.md tests/support/*.[ch] |
+    sort -u >"$work/named"
+grep -oE '\b(gai_[a-z0-9_]+|GAI_[A-Z0-9_]+)\b' $header | sort -u >"$work/has"
+comm -23 "$work/named" "$work/has" >"$work/gone"
+empty "names that galloc.h does not have" "$work/gone"
+
 # ---- contents -------------------------------------------------------------------------------------------------------
 
-awk '/SECTIONS/ { list = 1 } list && /\*\// { exit } list' $header | grep -o '>>[a-z_]*' >"$work/tags.listed"
+awk '/SECTIONS/ { list = 1 } list; list && /\*\// { exit }' $header | grep -o '>>[a-z_]*' >"$work/tags.listed"
 grep -o '^/\* >>[a-z_]*' $header | cut -c4- >"$work/tags.found"
 same "the SECTIONS list and the tags differ" "$work/tags.listed" "$work/tags.found"
+
+# The manual, which is the comment at the top, is for users and short enough to read; maintainers have docs/design.md.
+awk '/\*\// { if (FNR > 250) print FNR, "lines"; exit }' $header >"$work/manual"
+empty "the manual has more than 250 lines" "$work/manual"
 
 # Options: each macro of the OPTIONS part occurs in a condition of the preprocessor.
 awk '/^ *OPTIONS/ { list = 1; next } list && /^ *[A-Z][A-Z ]+[A-Z]$/ { exit } list' $header |
@@ -125,10 +125,13 @@ empty "blanks at the end of lines" "$work/blank"
 
 # Comments name the locks that a function's caller holds in one way.
 {
-    grep -nE "(^| )([Ww]ith the )?(L|pool's l|global l|budget l)ock held[.;]" $header
-    grep -nE "caller holds .(lock|growth).\\.|With no lock held\\." $header
-    grep -noE '\[[a-z, ]*(lock|growth|latches)[a-z, ]*\]' $header | grep -vE \
-        ':\[(lock|growth|growth, lock|lock, latches|global lock|budget lock|no lock)\]$'
+    sed '1,/==== IMPLEMENTATION/d' $header | tr -s '\n ' '  ' >"$work/line"
+    held='[^a-z](locks?|latch|latches|paging|marking)\b.?'
+    grep -oE "[Cc]allers? (holds?|has) [^.;:]{0,40}$held|(With|Called with(out)?) [^.;:]{0,40}$held( held|[.,;])" \
+        "$work/line"
+    grep -oE ".{40}$held held[.,;]" "$work/line" | grep -vE '(no lock|at most .*) held'
+    grep -noE '\[[a-z, ]*(lock|paging|latch|latches)[a-z, ]*\]' $header | grep -vE \
+        ':\[(lock|paging|paging, lock|lock, latches|latch|global lock|budget lock|context lock|no lock)\]$'
 } >"$work/locks"
 empty "locks that callers hold, not named in brackets" "$work/locks"
 grep -n "$(printf '\t')" $header $tests tests/checks/*.c >"$work/tabs"
@@ -151,5 +154,4 @@ awk '{ n++ } $1 < 12 { short++ } END { if (2 * short < n || n == 0) print short 
     "$work/functions" >"$work/functions.short"
 empty "less than half of the functions are short" "$work/functions.short"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

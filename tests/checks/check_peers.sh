@@ -5,19 +5,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 hotpath=${BUILD:-build}/hotpath
 work=${BUILD:-build}/check_peers
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2:"
-        head -20 "$work/out"
-    fi
-}
+. tests/support/verdicts.sh
 
 ends() { # status, command...
     expected=$1
@@ -142,5 +131,4 @@ ends 0 bench/compare.sh "$work/nothing" "$work/short"
 says '^no pair was measured' 'no pairs'
 says '^incomplete: expandable: 1 of 2 traces' 'an allocator that did not do all traces'
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -7,20 +7,8 @@
 cd "$(dirname "$0")/../.." || exit 1
 work=${BUILD:-build}/check_plots
 docs=${DOCS:-docs}
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-# Right when the file that was written is empty.
-empty() { # what is wrong, file
-    if [ -s "$2" ]; then
-        failed=$((failed + 1))
-        echo "FAILED $1:"
-        head -20 "$2"
-    else
-        passed=$((passed + 1))
-    fi
-}
+. tests/support/verdicts.sh
 
 grep -oE '<!-- drawn from [^ ]+ sha256 [0-9a-f]{64} -->' "$docs"/*.svg |
     sed 's/:<!-- drawn from / /; s/ sha256 / /; s/ -->//' >"$work/stamps"
@@ -47,5 +35,4 @@ for picture in "$docs"/*.svg; do
 done >"$work/pictures"
 empty "pictures" "$work/pictures"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -7,9 +7,8 @@ cc=${CC:-gcc} cxx=${CXX:-g++}
 work=${BUILD:-build}/check_plugin
 flags="-O0 -I. -Itests/sim -isystem tests/sim/include"
 libs="-lpthread -lm -ldl"
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
 
 device=$(tests/support/device.sh "$work/sim") || exit 1
 
@@ -47,5 +46,4 @@ else
     echo "skipped: C++: $cxx is not found. On Debian: apt install g++"
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

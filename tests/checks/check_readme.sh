@@ -8,24 +8,9 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_readme
 include=tests/sim/include
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does, file that says more
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2"
-        [ -z "$3" ] || head -20 "$3"
-    fi
-}
-
-empty() { # file, what it means that it is
-    [ ! -s "$1" ]
-    verdict $? "$2" "$1"
-}
+. tests/support/verdicts.sh
+said=
 
 # ---- code -----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +70,7 @@ texts="README.md CHANGELOG.md $(ls docs/*.md tests/*.md tests/*/*.md)"
 # Figures: each row of the README's table names its file.
 awk '/figures:begin/ { inside = 1 } /figures:end/ { exit } inside && /^\|[^-]/ { print }' README.md | tail -n +2 |
     grep -E '[0-9]' | grep -vE 'bench/results/[A-Za-z0-9._-]+' >"$work/figures"
-empty "$work/figures" "figures without a file:"
+empty "figures without a file" "$work/figures"
 
 # The table of overheads is what its file says.
 awk '/overhead:begin/ { inside = 1; next } /overhead:end/ { exit } inside && /^\|/' docs/experiments.md \
@@ -129,7 +114,7 @@ verdict $? "docs/design.md names no tests"
 while read -r name; do
     grep -q "^TEST($name)" tests/unit/*.c tests/stress/*.c || echo "$name"
 done <"$work/tests.named" >"$work/tests"
-empty "$work/tests" "docs/design.md names tests that are not there:"
+empty "docs/design.md names tests that are not there" "$work/tests"
 
 # Keys of GALLOC_CONF: those of the table are those that the parser knows.
 sed -n 's/^| `\([a-z0-9_]*\)` .*/\1/p' docs/settings.md | sort >"$work/keys.docs"
@@ -140,7 +125,6 @@ verdict $? "the keys of GALLOC_CONF in docs/settings.md and in galloc.h differ:"
 awk 'length($0) > 120 { print FILENAME ":" FNR ": " length($0) " columns" }' \
     $texts $(find examples -type f) tests/gpu/* bench/*.sh \
     >"$work/long"
-empty "$work/long" "lines over 120 columns:"
+empty "lines over 120 columns" "$work/long"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -5,20 +5,9 @@
 cd "$(dirname "$0")/../.." || exit 1
 replay=${BUILD:-build}/replay
 work=${BUILD:-build}/check_replay
-passed=0 failed=0
 header=Thread,Time,Action,Pointer,Size,Stream
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2:"
-        head -20 "$work/out"
-    fi
-}
+. tests/support/verdicts.sh
 
 # replay, with these arguments, ends with the status that is expected.
 ends() { # status, arguments
@@ -199,5 +188,4 @@ ends 2 --repeat 0 "$small"
 ends 2 --backend foo "$small"
 ends 2 --fit --limit-mib 5000 "$small"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

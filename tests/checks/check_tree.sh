@@ -5,20 +5,8 @@
 
 cd "$(dirname "$0")/../.." || exit 1
 work=${BUILD:-build}/check_tree
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-# Right when the file that was written is empty.
-empty() { # what is wrong, file
-    if [ -s "$2" ]; then
-        failed=$((failed + 1))
-        echo "FAILED $1:"
-        head -20 "$2"
-    else
-        passed=$((passed + 1))
-    fi
-}
+. tests/support/verdicts.sh
 
 # ---- names ----------------------------------------------------------------------------------------------------------
 
@@ -53,17 +41,7 @@ empty "folders that tests/README.md does not name" "$work/untold"
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 
-for file in $(find tests/mutants -name '*.txt' | sort); do
-    [ "$(echo "$file" | tr -cd / | wc -c)" -eq 3 ] || echo "$file: not in a folder of a subject"
-    tests/mutate.sh "$file" "$work/galloc.h" 2>&1
-    [ "$(sed -n 1p "$file" | cut -c1)" = '#' ] || echo "$file: does not begin with what it breaks"
-    programs=$(sed -n '/^--- old/q; s/^\(tests\|each\|tsan\|hangs\): *//p' "$file")
-    [ -n "$programs" ] || echo "$file: names no tests"
-    for program in $programs; do
-        ls tests/unit/"${program%%:*}.c" tests/stress/"${program%%:*}.c" 2>/dev/null | grep -q . ||
-            echo "$file: there is no ${program%%:*}"
-    done
-done >"$work/mutants"
+find tests/mutants -name '*.txt' | sort | xargs tests/mutate.sh --check >"$work/mutants" 2>&1
 empty "mutants" "$work/mutants"
 
 # A mutant, or all of a folder, by each of the names that tests/mutants.sh takes.
@@ -78,5 +56,4 @@ for name in "tests/mutants/${of%/*}" "tests/mutants/${of%/*}/"; do
 done >>"$work/names"
 empty "names that tests/mutants.sh does not know" "$work/names"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

@@ -6,19 +6,9 @@
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
 work=${BUILD:-build}/check_user_program
-passed=0 failed=0
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
+said=$work/err
 unset SIM_MODE SIM_MEMORY SIM_DEVICES SIM_SEED SIM_PACE SIM_FINDINGS SIM_LEAKS
-
-verdict() { # 0 when it holds, what does
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2"
-        head -20 "$work/out" "$work/err"
-    fi
-}
 
 # The first program by the command as README has it, the others with its objects.
 build() { # program, files or objects of the device
@@ -302,5 +292,4 @@ if command -v nm >/dev/null; then
     verdict $? "docs/simulated-device.md lists other functions than there are (<: not listed)"
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+count_verdicts

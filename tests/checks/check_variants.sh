@@ -9,18 +9,9 @@ cc=${CC:-gcc}
 work=${BUILD:-build}/check_variants
 include="-I. -Itests/support -Itests/sim -isystem tests/sim/include"
 warnings="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Werror"
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
+. tests/support/verdicts.sh
 device=$(tests/support/device.sh "$work/sim") || exit 1
-
-right() { passed=$((passed + 1)); }
-
-wrong() { # what
-    failed=$((failed + 1))
-    echo "FAILED $1"
-    [ -s "$work/out" ] && head -n 20 "$work/out"
-}
 
 # The words with which a test names what a define leaves out.
 words() {
@@ -159,5 +150,4 @@ for pytorch in '' PYTORCH; do
     done
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

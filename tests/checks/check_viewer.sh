@@ -7,19 +7,9 @@ cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} node=${NODE:-node}
 work=${BUILD:-build}/check_viewer
 viewer=docs/viewer.html
-passed=0 failed=0
 
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-verdict() { # 0 when it holds, what does, file that says more
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $2"
-        [ -z "$3" ] || head -20 "$3"
-    fi
-}
+. tests/support/verdicts.sh
+said=
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 
@@ -35,7 +25,7 @@ verdict $? "$viewer has more than one script"
 # ---- snapshots, and the tool that puts one into the page ------------------------------------------------------------
 
 sim=$(tests/support/device.sh "$work/sim") || exit 1
-"$cc" -std=c11 -O1 -Wall -Wextra -I. -Itests/sim -isystem tests/sim/include tests/checks/snapshots.c "$sim"/*.o \
+"$cc" -std=c11 -Wall -Wextra -I. -Itests/sim -isystem tests/sim/include tests/checks/snapshots.c "$sim"/*.o \
     -o "$work/snapshots" -lpthread -lm >"$work/out" 2>&1 && "$work/snapshots" "$work" >"$work/counters" 2>"$work/out"
 verdict $? "snapshots.c does not compile and run:" "$work/out"
 for file in "$work"/*.json "$work"/*.pickle; do gzip -c "$file" >"$file.gz"; done
@@ -46,7 +36,9 @@ sed 's|"version":"[^"]*"|"version":"</script><script>document.title=\\"broken\\"
 grep -q '</script>' "$work/hostile.json"
 verdict $? "the hostile snapshot is none"
 cp "$work/hostile.json" "$work/\"><script>document.title=1<"
-for name in many hostile; do bench/galloc-view.sh "$work/$name.json" >"$work/$name.html" || failed=$((failed + 1)); done
+for name in many hostile past; do
+    bench/galloc-view.sh "$work/$name.json" >"$work/$name.html" || failed=$((failed + 1))
+done
 bench/galloc-view.sh "$work/\"><script>document.title=1<" >"$work/name.html"
 for name in many hostile name; do
     [ "$(grep -c '<script' "$work/$name.html")" = 2 ] && [ "$(grep -c '</script>' "$work/$name.html")" = 2 ]
@@ -55,6 +47,25 @@ done
 bench/galloc-view.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ]
 verdict $? "galloc-view.sh takes a file that is not there"
+
+# The history as a trace: each allocation is in it, and each free of such a block.
+bench/galloc-trace.sh "$work/past.json.gz" >"$work/trace" 2>"$work/out"
+[ $? -eq 0 ] && grep -q '^galloc-trace.sh: [0-9]* blocks are older than the history$' "$work/out"
+verdict $? "galloc-trace.sh:" "$work/out"
+allocations=$(grep -o '"action":"alloc"' "$work/past.json" | wc -l)
+frees=$(grep -o '"action":"free_requested"' "$work/past.json" | wc -l)
+older=$(sed 's/[^0-9]//g' "$work/out")
+awk -F, -v allocations="$allocations" -v frees=$((frees - older)) '
+    NR == 1 { wrong = $0 != "Thread,Time,Action,Pointer,Size,Stream" }
+    NR > 1 && (NF != 6 || $2 < before || $5 <= 0) { wrong = 1 }
+    NR > 1 { before = $2 }
+    $3 == "allocate" { if ($4 in size) wrong = 1; size[$4] = $5; allocations-- }
+    $3 == "free" { if (size[$4] != $5) wrong = 1; delete size[$4]; frees-- }
+    END { exit wrong || allocations || frees }' "$work/trace"
+verdict $? "galloc-trace.sh: the trace is not the history" "$work/trace"
+bench/galloc-trace.sh "$work/many.json" >"$work/out" 2>&1
+[ $? -eq 1 ]
+verdict $? "galloc-trace.sh takes a snapshot without a history"
 
 # ---- reading and adding up, without a page --------------------------------------------------------------------------
 
@@ -78,10 +89,10 @@ dumped() { # page, file
 value() { sed -n "s/.*id=\"sum-$1\" data-value=\"\([0-9]*\)\".*/\1/p" "$work/dom"; }
 
 if [ "$CHROMIUM" ] && [ -x "$CHROMIUM" ]; then
-    read -r _ live reserved blocks graphs <<END
-$(grep '^many ' "$work/counters")
+    for name in many hostile name past; do
+        read -r _ live reserved blocks graphs <<END
+$(grep "^$([ $name = past ] && echo past || echo many) " "$work/counters")
 END
-    for name in many hostile name; do
         dumped "$work/$name.html" "$work/dom"
         [ "$(value live) $(value reserved) $(value blocks) $(value graphs)" = "$live $reserved $blocks $graphs" ]
         verdict $? "in the browser $name has other sums than $live $reserved $blocks $graphs" "$work/browser"
@@ -89,13 +100,33 @@ END
         verdict $? "in the browser $name has warnings"
         ! grep -qE '<title>(broken|1)|<img' "$work/dom"
         verdict $? "in the browser $name has run what stands in it"
+        if [ $name = past ]; then
+            grep -q "<p id=\"then\"[^>]* data-live=\"$live\">Event [0-9 ]* of .*After .step 9 &lt;/script" "$work/dom"
+            verdict $? "in the browser the history does not end with $live live bytes, after an annotation"
+            grep -q '<td[^>]*>tag 3 (&lt;img src=x&gt; weights)</td>' "$work/dom"
+            verdict $? "in the browser the name of a tag is not among who holds most"
+        else
+            grep -q '<div id="past" class="hidden">' "$work/dom"
+            verdict $? "in the browser $name shows a history that it has not"
+        fi
         grep -oE '"url":"(https?|wss?)://[^"]*' "$work/net.json" | grep -vE '(google|gvt1|googleapis)\.com' >"$work/out"
         [ ! -s "$work/out" ]
         verdict $? "in the browser $name asks hosts:" "$work/out"
+    done
+    # What is no snapshot ends in words, in the page too.
+    head -c 300000 /dev/zero | tr '\0' '[' >"$work/deep.json"
+    head -c 5000 "$work/many.json" >"$work/cut.json"
+    head -c 5000 "$work/past.pickle" >"$work/cut.pickle"
+    echo '{"segments":[{"address":0,"total_size":1e300,"blocks":[{"address":0,"size":1e300,"state":"inactive"}]}]}' \
+        >"$work/endless.json"
+    for name in deep.json cut.json cut.pickle endless.json; do
+        bench/galloc-view.sh "$work/$name" >"$work/$name.html"
+        dumped "$work/$name.html" "$work/dom"
+        grep -q "<div id=\"error\" class=\"notes\" role=\"alert\">$name: [A-Za-z]" "$work/dom"
+        verdict $? "in the browser $name does not end in words"
     done
 else
     echo "skipped: in a browser: CHROMIUM names none"
 fi
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ] && [ $passed -gt 0 ]
+count_verdicts

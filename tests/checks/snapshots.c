@@ -90,6 +90,40 @@ static void leave_pending(galloc_pool *pool, cudaStream_t *streams)
     ok(galloc_free_after(p, streams, 2));
 }
 
+static void step(galloc_pool *const *pools, cudaStream_t *streams, void **block)
+{
+    galloc_request request;
+    ok(galloc_free(*block, streams[next_random() % STREAMS]));
+    *block = NULL;
+    if (next_random() % 2) return;
+    memset(&request, 0, sizeof request);
+    request.bytes = some_size();
+    request.stream = streams[next_random() % STREAMS];
+    request.pool = pools[next_random() % POOLS];
+    request.tag = next_random() % 5;
+    ok(galloc_alloc(block, &request));
+}
+
+/* From here on there is a history, which ends where memory runs out. */
+static void go_on(galloc_pool *const *pools, cudaStream_t *streams, void **blocks)
+{
+    galloc_stats stats;
+    char text[40];
+    void *p;
+    int i;
+    for (i = 0; i < POOLS; i++) ok(galloc_pool_history(pools[i], 100000));
+    ok(galloc_tag_name(3, "<img src=x> weights"));
+    for (i = 0; i < 2000; i++) {
+        snprintf(text, sizeof text, "step %d </script>", i / 200);
+        if (i % 200 == 0) ok(galloc_annotate(text));
+        step(pools, streams, &blocks[next_random() % BLOCKS]);
+    }
+    ok(galloc_pool_stats(pools[0], &stats));
+    if (galloc_pool_malloc(pools[0], &p, (size_t)8200 * MIB(1) - stats.live.current, streams[0]) !=
+        cudaErrorMemoryAllocation)
+        failed = 1;
+}
+
 int main(int argc, char **argv)
 {
     static const char *const settings[POOLS] = {
@@ -127,6 +161,8 @@ int main(int argc, char **argv)
     graph = graph_of(pools[0], streams[3]);
     leave_pending(pools[0], streams);
     save(argv[1], "many", pools, POOLS);
+    go_on(pools, streams, blocks);
+    save(argv[1], "past", pools, POOLS);
     for (i = 0; i < BLOCKS; i++) ok(galloc_free(blocks[i], streams[0]));
     ok(cudaGraphDestroy(graph));
     sim_run(-1);

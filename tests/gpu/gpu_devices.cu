@@ -194,6 +194,33 @@ TEST(pages_move_on_a_device_that_is_not_current)
     finish_both();
 }
 
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* cudaMemcpyPeerAsync needs no access of one device to the pages of the other. */
+TEST(blocks_are_copied_between_devices)
+{
+    cudaStream_t s[2] = {stream_on(0), stream_on(1)};
+    void *p[2];
+    for (int device = 0; device < 2; device++) {
+        OK(cudaSetDevice(device));
+        OK(galloc_malloc(&p[device], mib(5), s[device]));
+    }
+    for (int from = 0; from < 2; from++) {
+        fill_on(from, s[from], p[from], mib(5), 7 + (uint32_t)from);
+        OK(cudaMemcpyPeerAsync(p[1 - from], 1 - from, p[from], from, mib(5), s[from]));
+        OK(cudaStreamSynchronize(s[from]));
+        check_on(1 - from, s[1 - from], p[1 - from], mib(5), 7 + (uint32_t)from);
+        OK(cudaStreamSynchronize(s[1 - from]));
+    }
+    for (int device = 0; device < 2; device++) {
+        OK(cudaSetDevice(device));
+        OK(galloc_free(p[device], s[device]));
+        OK(galloc_stream_retire(s[device]));
+        OK(cudaStreamDestroy(s[device]));
+    }
+    finish_both();
+}
+
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 /* Takes memory of both devices in turn, under limits; the streams are its own. */

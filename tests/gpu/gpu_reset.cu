@@ -43,6 +43,21 @@ TEST(expandable_segments_outlive_a_reset) { reset_with(1); }
 
 TEST(fixed_segments_are_replaced_after_a_reset) { reset_with(0); }
 
+/* The thread's context is still the one that the reset has ended. */
+TEST(the_current_device_is_found_right_after_its_reset)
+{
+    galloc_pool *own = NULL, *pool = NULL, *again = NULL;
+    OK(cudaDeviceReset());
+    OK(galloc_pool_create(&own, NULL));
+    OK(cudaDeviceReset());
+    OK(galloc_pool_default(&pool, -1));
+    OK(galloc_pool_default(&again, 0));
+    EXPECT(pool == again);
+    pool_end(own);
+    OK(galloc_shutdown());
+    finish();
+}
+
 int main(int argc, char **argv)
 {
     int status = work_start();

@@ -36,7 +36,11 @@ static void log_line(const char *text)
 #include "../../galloc.h"
 
 /* A line for each failure, also for one that comes again. */
-__attribute__((constructor)) static void log_everything(void) { gai_log_level = GALLOC_LOG_DEBUG; }
+__attribute__((constructor)) static void log_everything(void)
+{
+    gai_process.log_is_read = 1;
+    gai_process.log_level = GALLOC_LOG_DEBUG;
+}
 
 #define UNUSED __attribute__((unused))
 #define OK(call) EXPECT_EQ((call), cudaSuccess)

@@ -17,6 +17,7 @@ static void begin(int devices = 1)
     options.devices = devices;
     options.memory = MiB(1024);
     setenv("GALLOC_CONF", "log:off", 1);
+    galloc::detail::private_entries().clear(); /* each run of the simulated device gives out the same ids of contexts */
     EXPECT_EQ(sim_start(&options), 0);
 }
 
@@ -182,6 +183,31 @@ TEST(cub_s_allocator_remembers_the_stream)
     finish();
 }
 
+/* The arguments of CUB's constructors; older releases have a sixth, `debug`. */
+static void cache_8_mib(galloc::CachingDeviceAllocator &cub)
+{
+    void *p;
+    OK(cub.DeviceAllocate(&p, MiB(8)));
+    OK(cub.DeviceFree(p));
+}
+
+TEST(cub_s_allocator_returns_its_memory_unless_told_not_to)
+{
+    begin();
+    {
+        galloc::CachingDeviceAllocator five(8, 3, 7, MiB(64), true), six(8, 3, 7, MiB(64), true, false);
+        galloc::CachingDeviceAllocator two(true, false), list = {8, 3, 7, MiB(64), true};
+        for (galloc::CachingDeviceAllocator *cub : {&five, &six, &two, &list}) cache_8_mib(*cub);
+    }
+    EXPECT(sim_physical(0) >= MiB(8));
+    {
+        galloc::CachingDeviceAllocator five(8, 3, 7, MiB(64), false);
+        cache_8_mib(five);
+    }
+    EXPECT_EQ(sim_physical(0), 0);
+    finish();
+}
+
 /* A free that fails can be repeated, and is in order of the same stream. */
 TEST(cub_s_allocator_keeps_the_stream_of_a_free_that_fails)
 {
@@ -316,6 +342,50 @@ TEST(a_memory_resource_without_streams)
         }
         EXPECT(caught);
     }
+    finish();
+}
+
+/* A reset ends the stream that synchronous functions use: the next call has a new one, in an old resource as in a new
+   one, and so has a call that frees memory of before the reset. */
+TEST(a_memory_resource_outlives_a_reset_of_the_device)
+{
+    begin();
+    {
+        galloc::resource before;
+        void *p = before.allocate_sync(MiB(4), 256), *q = before.allocate_sync(MiB(4), 256);
+        before.deallocate_sync(q, MiB(4), 256);
+        for (int round = 0; round < 3; round++) {
+            OK(cudaDeviceReset());
+            OK(cudaSetDevice(0));
+            before.deallocate_sync(p, MiB(4), 256);
+            EXPECT_EQ(state_of(p), GALLOC_STATE_FREE);
+            galloc::resource after;
+            galloc::stream stream;
+            p = after.allocate_sync(MiB(4), 256);
+            put(stream, p, MiB(4), 1);
+            stream.synchronize();
+            after.deallocate_sync(p, MiB(4), 256);
+            p = before.allocate_sync(MiB(8), 256);
+        }
+        before.deallocate_sync(p, MiB(8), 256);
+    }
+    finish();
+}
+
+/* Only a reset of the stream's own device replaces it. */
+TEST(each_device_keeps_its_private_stream_while_it_is_not_reset)
+{
+    begin(2);
+    OK(cudaSetDevice(0));
+    cudaStream_t first = galloc::detail::private_stream(0), second = galloc::detail::private_stream(1);
+    EXPECT(first != second);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceReset());
+    OK(cudaSetDevice(0));
+    EXPECT(galloc::detail::private_stream(0) == first);
+    second = galloc::detail::private_stream(1);
+    EXPECT(galloc::detail::private_stream(1) == second);
+    OK(cudaStreamQuery(second));
     finish();
 }
 #endif

@@ -33,6 +33,8 @@ for name in "home", "tmp", "elsewhere":
     os.makedirs(os.path.join(folder, name), exist_ok=True)
 
 test("install", install + "\nassert torch.current and galloc_torch.installed()\n" + install, "")
+test("full after install", install + "\n" + full, "is installed without full=True")
+test("install after full", full + "\n" + install + "\n" + full, "")
 test("a library in the current folder", install, "", GALLOC_TORCH_LIBRARY="libgalloc_torch.so")
 test("a relative path", install, "", cwd=os.path.join(folder, "elsewhere"),
      GALLOC_TORCH_LIBRARY="../libgalloc_torch.so")

@@ -32,6 +32,12 @@ static pthread_key_t thread_end;
 static _Thread_local sm_thread *self;
 static _Thread_local unsigned long long self_generation;
 
+static void *need(void *p) {
+    if (p) return p;
+    fprintf(stderr, "sim: out of host memory\n");
+    abort();
+}
+
 /* A thread that ends takes its per-thread default streams with it, as cudaStreamDestroy would: their work goes on. */
 static void on_thread_end(void *unused) {
     (void)unused;
@@ -46,13 +52,28 @@ static void on_thread_end(void *unused) {
 }
 
 /* Recursive, so that a host function that an operation calls may use the sim_ functions. */
-static void prepare(void) {
+static void make_mutex(void) {
     pthread_mutexattr_t attr;
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&mutex, &attr);
     pthread_mutexattr_destroy(&attr);
+}
+
+/* A fork waits until no other thread is inside a call. The child makes the lock anew: it could not release one that a
+   thread of its parent took. */
+#ifndef __SANITIZE_THREAD__ /* which takes the child's new lock for the old one, and that for held */
+static void before_fork(void) { pthread_mutex_lock(&mutex); }
+static void after_fork(void) { pthread_mutex_unlock(&mutex); }
+#define HEED_FORKS() pthread_atfork(before_fork, after_fork, make_mutex)
+#else
+#define HEED_FORKS() 0
+#endif
+
+static void prepare(void) {
+    make_mutex();
     pthread_key_create(&thread_end, on_thread_end);
+    if (HEED_FORKS()) need(NULL);
 }
 
 void sm_lock(void) {
@@ -70,12 +91,6 @@ int sm_lock_for(int seconds) {
 }
 
 void sm_unlock(void) { pthread_mutex_unlock(&mutex); }
-
-static void *need(void *p) {
-    if (p) return p;
-    fprintf(stderr, "sim: out of host memory\n");
-    abort();
-}
 
 void *sm_alloc(size_t bytes) { return need(calloc(1, bytes ? bytes : 1)); }
 

@@ -21,34 +21,75 @@ static const sm_error errors[] = {
     {4, "CUDA_ERROR_DEINITIALIZED", "cudaErrorCudartUnloading", "driver shutting down"},
     {9, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {12, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidPitchValue", "invalid pitch argument"},
+    {13, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidSymbol", "invalid symbol"},
+    {16, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidHostPointer", "invalid host pointer"},
     {17, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidDevicePointer", "invalid device pointer"},
     {21, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
+    {34, "CUDA_ERROR_STUB_LIBRARY", "cudaErrorStubLibrary", "stub library"},
     {35, "CUDA_ERROR_UNKNOWN", "cudaErrorInsufficientDriver",
      "CUDA driver version is insufficient for CUDA runtime version"},
+    {36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", "cudaErrorCallRequiresNewerDriver", "the call needs a newer driver"},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "cudaErrorDevicesUnavailable", "all devices are busy or unavailable"},
+    {49, "CUDA_ERROR_UNKNOWN", "cudaErrorIncompatibleDriverContext", "incompatible driver context"},
     {98, "CUDA_ERROR_UNKNOWN", "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {100, "CUDA_ERROR_NO_DEVICE", "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {101, "CUDA_ERROR_INVALID_DEVICE", "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {127, "CUDA_ERROR_UNKNOWN", "cudaErrorStartupFailure", "startup failure"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "cudaErrorInvalidKernelImage", "the kernel image is invalid"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "cudaErrorDeviceUninitialized", "invalid device context"},
+    {205, "CUDA_ERROR_MAP_FAILED", "cudaErrorMapBufferObjectFailed", "map buffer object failed"},
+    {206, "CUDA_ERROR_UNMAP_FAILED", "cudaErrorUnmapBufferObjectFailed", "unmap buffer object failed"},
+    {207, "CUDA_ERROR_ARRAY_IS_MAPPED", "cudaErrorArrayIsMapped", "array is mapped"},
+    {208, "CUDA_ERROR_ALREADY_MAPPED", "cudaErrorAlreadyMapped", "already mapped"},
+    {210, "CUDA_ERROR_ALREADY_ACQUIRED", "cudaErrorAlreadyAcquired", "already acquired"},
+    {211, "CUDA_ERROR_NOT_MAPPED", "cudaErrorNotMapped", "not mapped"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
+    {215, "CUDA_ERROR_UNSUPPORTED_LIMIT", "cudaErrorUnsupportedLimit", "unsupported limit"},
+    {216, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE", "cudaErrorDeviceAlreadyInUse", "device already in use"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "cudaErrorPeerAccessUnsupported", "peer access unsupported"},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "cudaErrorNvlinkUncorrectable", "nvlink uncorrectable"},
+    {226, "CUDA_ERROR_CONTAINED", "cudaErrorContained", "contained"},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "cudaErrorOperatingSystem", "a call of the operating system failed"},
     {400, "CUDA_ERROR_INVALID_HANDLE", "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {401, "CUDA_ERROR_ILLEGAL_STATE", "cudaErrorIllegalState",
      "the operation cannot be performed in the present state"},
     {500, "CUDA_ERROR_NOT_FOUND", "cudaErrorSymbolNotFound", "named symbol not found"},
     {600, "CUDA_ERROR_NOT_READY", "cudaErrorNotReady", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "cudaErrorLaunchOutOfResources",
+     "too many resources requested for a launch"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "cudaErrorLaunchTimeout", "a kernel ran for too long"},
     {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "cudaErrorPeerAccessAlreadyEnabled",
      "peer access is already enabled"},
     {705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "cudaErrorPeerAccessNotEnabled",
      "peer access has not been enabled"},
+    {708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "cudaErrorSetOnActiveProcess", "set on active process"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "cudaErrorContextIsDestroyed", "context is destroyed"},
+    {710, "CUDA_ERROR_ASSERT", "cudaErrorAssert", "device-side assert triggered"},
+    {711, "CUDA_ERROR_TOO_MANY_PEERS", "cudaErrorTooManyPeers", "too many peers"},
     {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "cudaErrorHostMemoryAlreadyRegistered",
      "part or all of the requested memory range is already mapped"},
     {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "cudaErrorHostMemoryNotRegistered",
      "pointer does not correspond to a registered memory region"},
-    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "cudaErrorContextIsDestroyed", "context is destroyed"},
-    {710, "CUDA_ERROR_ASSERT", "cudaErrorAssert", "device-side assert triggered"},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "cudaErrorHardwareStackError", "hardware stack error"},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "cudaErrorIllegalInstruction", "illegal instruction in a kernel"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "cudaErrorMisalignedAddress", "misaligned address in a kernel"},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "cudaErrorInvalidAddressSpace", "invalid address space"},
+    {718, "CUDA_ERROR_INVALID_PC", "cudaErrorInvalidPc", "invalid program counter"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK", "cudaErrorTensorMemoryLeak", "tensor memory leak"},
     {800, "CUDA_ERROR_NOT_PERMITTED", "cudaErrorNotPermitted", "operation not permitted"},
     {801, "CUDA_ERROR_NOT_SUPPORTED", "cudaErrorNotSupported", "operation not supported"},
+    {802, "CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady", "system not ready"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "cudaErrorSystemDriverMismatch", "system driver mismatch"},
+    {804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "cudaErrorCompatNotSupportedOnDevice",
+     "compat not supported on device"},
+    {805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "cudaErrorMpsConnectionFailed", "MPS connection failed"},
+    {806, "CUDA_ERROR_MPS_RPC_FAILURE", "cudaErrorMpsRpcFailure", "MPS RPC failure"},
+    {807, "CUDA_ERROR_MPS_SERVER_NOT_READY", "cudaErrorMpsServerNotReady", "MPS server not ready"},
+    {808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "cudaErrorMpsMaxClientsReached", "MPS max clients reached"},
+    {809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "cudaErrorMpsMaxConnectionsReached", "MPS max connections reached"},
+    {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "cudaErrorMpsClientTerminated", "MPS client terminated"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "cudaErrorStreamCaptureInvalidated",
@@ -67,9 +108,11 @@ static const sm_error errors[] = {
      "operation not permitted on an event last recorded in a capturing stream"},
     {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "cudaErrorStreamCaptureWrongThread",
      "attempt to terminate a thread-local capture sequence from another thread"},
+    {909, "CUDA_ERROR_TIMEOUT", "cudaErrorTimeout", "timeout"},
     {910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "cudaErrorGraphExecUpdateFailure",
      "the graph update was not performed because it included changes which violated constraints specific to "
      "instantiated graph update"},
+    {911, "CUDA_ERROR_EXTERNAL_DEVICE", "cudaErrorExternalDevice", "external device"},
     {999, "CUDA_ERROR_UNKNOWN", "cudaErrorUnknown", "unknown error"},
 };
 
@@ -570,6 +613,14 @@ CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     SM_DRIVER(cuMemHostAlloc, flags > 7 ? E_VALUE : sm_host_malloc(out, bytes));
 }
 
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    SM_DRIVER(cuMemsetD8Async, sm_set(to, value, bytes, stream));
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    SM_DRIVER(cuMemcpyDtoHAsync, sm_copy((uintptr_t)to, from, bytes, (int)cudaMemcpyDeviceToHost, stream, false));
+}
+
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     SM_DRIVER(cuMemAllocAsync, malloc_async_into(out, bytes, NULL, stream));
 }
@@ -617,6 +668,7 @@ CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t size) {
 
 CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop,
                              unsigned long long flags) {
+    if (out) *out = ~0ull; /* CUDA says nothing of what a call that fails leaves here */
     SM_DRIVER(cuMemCreate, flags ? E_VALUE : sm_create(out, size, prop));
 }
 
@@ -682,6 +734,7 @@ static const entry entries[] = {
     STREAM(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2),
     STREAM(cuEventRecord, 2000, cuEventRecord), STREAM(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags),
     STREAM(cuLaunchHostFunc, 10000, cuLaunchHostFunc), STREAM(cuMemAllocAsync, 11020, cuMemAllocAsync),
+    STREAM(cuMemsetD8Async, 3020, cuMemsetD8Async), STREAM(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync),
     STREAM(cuMemFreeAsync, 11020, cuMemFreeAsync), STREAM(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync),
     ENTRY(cuMemPoolCreate, 11020), ENTRY(cuMemPoolDestroy, 11020), ENTRY(cuMemPoolSetAttribute, 11020),
     ENTRY(cuMemPoolGetAttribute, 11020), ENTRY(cuMemPoolTrimTo, 11020),

@@ -25,6 +25,7 @@
 #define SM_DEVICES 8                   /* the most devices */
 #define SM_PAGE    ((size_t)2 << 20)   /* the ledger keeps one history per this many bytes of a handle */
 #define SM_COPY    8                   /* access of a copy, which can reach cudaMalloc memory on any device */
+#define SM_PEER    16                  /* of cudaMemcpyPeer, which reaches mapped memory of each device too */
 #define SM_LANES   64                  /* the most streams in one capture */
 
 /* Error numbers that both APIs share. They have names here because each API uses other names. */
@@ -126,6 +127,7 @@ enum {
     X(cuGraphRetainUserObject, 0, 100) X(cuGraphDestroy, 0, 1000) X(cuGraphNodeGetDependencies, 0, 100) \
     X(cuMemGetInfo, F_CTX, 6300) X(cuMemAlloc, F_CTX | F_LOOK, 0) X(cuMemFree, F_CTX | F_LOOK, 0) \
     X(cuMemHostAlloc, F_CTX | F_LOOK, 600000) X(cuMemFreeHost, F_CTX | F_LOOK, 10000) \
+    X(cuMemsetD8Async, F_CTX, 4300) X(cuMemcpyDtoHAsync, F_CTX, 4300) \
     X(cuMemAllocAsync, F_CTX, 600) X(cuMemFreeAsync, F_CTX, 600) X(cuMemAllocFromPoolAsync, F_CTX, 600) \
     X(cuMemPoolCreate, 0, 10000) X(cuMemPoolDestroy, 0, 10000) X(cuMemPoolSetAttribute, 0, 100) \
     X(cuMemPoolGetAttribute, 0, 100) X(cuMemPoolTrimTo, 0, 1000) \
@@ -263,7 +265,7 @@ typedef struct sm_work {
     void (*call)(void *);
     void *arg;
     uint64_t to, from;   /* COPY, SET */
-    bool to_device, from_device;
+    bool to_device, from_device, peer;
     size_t bytes;
     uint32_t value;      /* SET */
     int element;         /* size of the repeated element, in bytes */
@@ -754,6 +756,8 @@ CUresult CUDAAPI cuStreamQuery_ptsz(CUstream s);
 CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream s);
 CUresult CUDAAPI cuEventRecord_ptsz(CUevent e, CUstream s);
 CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s);
+CUresult CUDAAPI cuMemsetD8Async_ptsz(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s);
+CUresult CUDAAPI cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t bytes, CUstream s);
 CUresult CUDAAPI cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *out, struct CUgreenCtx_st **green);
 CUresult CUDAAPI cuStreamIsCapturing_ptsz(CUstream s, CUstreamCaptureStatus *status);
 CUresult CUDAAPI cuStreamGetCaptureInfo_v2_ptsz(CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph

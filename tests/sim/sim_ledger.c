@@ -231,7 +231,7 @@ static void touch_mapping(look *l, sm_mapping *m, uint64_t address, size_t bytes
 static const char *why_hole(const sm_mapping *m, int how, const sm_context *c) {
     if (!m) return "is not mapped";
     unsigned may = how & SIM_WRITE ? m->write : m->read;
-    if (m->plain && may && how & SM_COPY) return NULL;
+    if (may && (how & SM_PEER || (m->plain && how & SM_COPY))) return NULL;
     if (m->plain && may && c->peers >> m->handle->device & 1) return NULL;
     return may >> c->device & 1 ? NULL : "may not be accessed";
 }

@@ -60,6 +60,14 @@ CUresult CUDAAPI cuLaunchHostFunc_ptsz(CUstream s, void (*call)(void *), void *a
     return cuLaunchHostFunc(own(s), call, arg);
 }
 
+CUresult CUDAAPI cuMemsetD8Async_ptsz(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s) {
+    return cuMemsetD8Async(to, value, bytes, own(s));
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t bytes, CUstream s) {
+    return cuMemcpyDtoHAsync(to, from, bytes, own(s));
+}
+
 CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream s) {
     return cuMemAllocAsync(out, bytes, own(s));
 }

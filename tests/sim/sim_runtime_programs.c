@@ -135,7 +135,10 @@ static int set_rows(void *to, size_t pitch, int value, size_t width, size_t heig
 static int copy_peer(void *to, int to_device, const void *from, int from_device, size_t bytes, CUstream stream) {
     if (to_device < 0 || from_device < 0 || to_device >= sm.opt.devices || from_device >= sm.opt.devices)
         return E_DEVICE;
-    return sm_copy(number(to), number(from), bytes, 3, stream, false);
+    sm_work w;
+    int error = sm_work_of_copy(&w, number(to), number(from), bytes, 3);
+    w.peer = true;
+    return error || !bytes ? error : sm_work_queue(stream, &w, NULL);
 }
 
 static int malloc_rows(void **out, size_t *pitch, size_t width, size_t height) {

@@ -203,17 +203,18 @@ static void touch_range(sm_stream *s, uint64_t address, size_t bytes, int how, u
 
 /* Tags go with the bytes that are copied. */
 static void touch_copy(sm_stream *s, const sm_work *w, uint64_t **runs, int *n) {
+    int how = w->peer ? SM_COPY | SM_PEER : SM_COPY;
     *runs = NULL;
     *n = 0;
     if (w->from_device) {
-        touch_range(s, w->from, w->bytes, SIM_READ | SM_COPY, 0);
+        touch_range(s, w->from, w->bytes, SIM_READ | how, 0);
         *n = sm_tag_runs(w->from, w->bytes, runs);
     }
     if (!w->to_device) return;
-    if (!w->from_device) touch_range(s, w->to, w->bytes, SIM_WRITE | SM_COPY, host_tag(w));
+    if (!w->from_device) touch_range(s, w->to, w->bytes, SIM_WRITE | how, host_tag(w));
     uint64_t at = w->to;
     for (int i = 0; i < *n; i++) {
-        touch_range(s, at, (*runs)[2 * i], SIM_WRITE | SM_COPY, (*runs)[2 * i + 1]);
+        touch_range(s, at, (*runs)[2 * i], SIM_WRITE | how, (*runs)[2 * i + 1]);
         at += (*runs)[2 * i];
     }
 }

@@ -136,6 +136,7 @@ static void expect_counters(play *p)
     for (uint32_t k = 0; k < POOLS; k++) {
         galloc_stats stats = stats_of(p->pool[k]);
         size_t live = 0, blocks = 0;
+        EXPECT_EQ(stats.damages, 0);
         for (int i = 0; i < BLOCKS; i++) {
             const block *b = &p->block[i];
             if (!b->ptr || b->pool != k) continue;
@@ -193,6 +194,7 @@ static void play_round(uint64_t seed)
         config.reuse = i == 0 ? (int)(seed % 8) : 7;
         config.overhead = i == 2 ? 0 : 0.1 * (double)(seed % 3);
         if (i == 0 && seed % 3 == 0) config.strategy = GALLOC_STRATEGY_POOLED;
+        if (seed % 6 == 5) config.debug = i ? GALLOC_DEBUG_GUARDS | GALLOC_DEBUG_POISON : GALLOC_DEBUG_QUARANTINE;
         p->pool[i] = pool_new(&config);
     }
     for (int i = 0; i < 500; i++) {

@@ -440,6 +440,155 @@ TEST(threads_that_miss_together_grow_once)
     }
 }
 
+/* What is read of a stream includes what its cache serves meanwhile, which takes no other lock than its own. */
+static int served;
+
+static void *serve_from_a_cache(void *pool)
+{
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 500; i++) OK(galloc_free(get(pool, 4096, s), s));
+    __atomic_store_n(&served, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+TEST(streams_are_read_while_their_caches_serve)
+{
+    begin();
+    pthread_t thread;
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stream_stats streams[2];
+    int n = 0;
+    served = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, serve_from_a_cache, pool), 0);
+    do OK(galloc_pool_streams(pool, streams, 2, &n));
+    while (!__atomic_load_n(&served, __ATOMIC_RELAXED));
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_pool_streams(pool, streams, 2, &n));
+    EXPECT_EQ(n, 1);
+    EXPECT_EQ(streams[0].unmarked, 4096);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- calls beside others, for ThreadSanitizer ---- */
+
+/* Calls one function in another thread and another one in this thread, each so many times at least. */
+static struct {
+    void (*call)(void *pool);
+    void *pool;
+    int calls;
+} beside;
+
+static void *call_beside(void *unused)
+{
+    (void)unused;
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        beside.call(beside.pool);
+        __atomic_add_fetch(&beside.calls, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static void side_by_side(void (*other)(void *), void (*own)(void *), galloc_pool *pool, int times)
+{
+    pthread_t thread;
+    beside.call = other;
+    beside.pool = pool;
+    beside.calls = stop = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, call_beside, NULL), 0);
+    for (int i = 0; i < times || __atomic_load_n(&beside.calls, __ATOMIC_RELAXED) < times; i++) own(pool);
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+static void ask_about_it(void *pool)
+{
+    galloc_pointer info = info_of(__atomic_load_n(&shown, __ATOMIC_RELAXED));
+    EXPECT(info.pool == pool && info.requested <= 1024);
+}
+
+static void have_it_and_not(void *pool)
+{
+    galloc_request request = {.bytes = 600 + (size_t)(served % 400), .tag = (uint32_t)served % 7, .pool = pool};
+    void *p = NULL;
+    served++;
+    OK(galloc_alloc(&p, &request));
+    EXPECT(p == shown);
+    (void)sched_yield(); /* so that it is asked about now */
+    OK(galloc_free(p, NULL));
+}
+
+/* A block that its stream's cache serves under the cache's lock alone, and what is told of it under the pool's. */
+TEST(a_block_is_asked_about_while_a_cache_serves_it)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    served = 0;
+    void *p = get(pool, 1000, NULL);
+    __atomic_store_n(&shown, p, __ATOMIC_RELAXED);
+    OK(galloc_free(p, NULL));
+    side_by_side(ask_about_it, have_it_and_not, pool, 3000);
+    pool_end(pool);
+    finish();
+}
+
+static void name_a_tag(void *pool)
+{
+    (void)pool;
+    OK(galloc_tag_name(7, "a name"));
+    OK(galloc_tag_name(7, NULL));
+}
+
+static void tell_of_tags(void *pool)
+{
+    char text[GALLOC_REPORT_TEXT];
+    OK(galloc_live_text(pool, text, sizeof text));
+    EXPECT(strstr(text, "tag 7,") || strstr(text, "tag 7 (a name),"));
+}
+
+TEST(a_tag_gets_its_name_while_texts_are_written)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_request request = {.bytes = 1000, .tag = 7, .pool = pool};
+    void *p = NULL;
+    OK(galloc_alloc(&p, &request));
+    side_by_side(name_a_tag, tell_of_tags, pool, 500);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
+static int no_help(const galloc_report *report, void *user)
+{
+    EXPECT(report->asked == MIB(8) && user == shown);
+    return 0;
+}
+
+static void set_and_unset(void *pool)
+{
+    galloc_callbacks calls = {no_help, NULL, NULL, NULL, shown};
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_pool_set_callbacks(pool, NULL));
+}
+
+static void ask_for_too_much(void *pool)
+{
+    void *p = NULL;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(8), NULL), cudaErrorMemoryAllocation);
+}
+
+TEST(callbacks_are_set_while_memory_runs_out)
+{
+    begin();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *p = get(pool, MIB(4), NULL);
+    side_by_side(set_and_unset, ask_for_too_much, pool, 200);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- latches ---- */
 
 enum { VISITORS = 3, VISITS = 30000 };
@@ -493,6 +642,57 @@ TEST(caches_begin_a_line_of_memory)
         stream_end(s);
     }
     pool_end(pool);
+    finish();
+}
+
+/* ---- contexts ---------------------------------------------------------------------------------------------------- */
+
+static struct {
+    galloc_pool *pool;
+    pthread_t first;
+    int met, done; /* the first is in the middle of it; the second has ended */
+} meeting;
+
+static void *meet(void *user)
+{
+    CUcontext context = NULL;
+    OK((cudaError_t)cuCtxCreate(&context, NULL, 0, 0));
+    cudaStream_t s = stream_new();
+    while (user && !__atomic_load_n(&meeting.met, __ATOMIC_RELAXED)) sched_yield();
+    OK(galloc_free(get(meeting.pool, KIB(64), s), s));
+    if (user) __atomic_store_n(&meeting.done, 1, __ATOMIC_RELAXED);
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    return context;
+}
+
+/* The first one gets host memory for the description of its context, which is small. It waits a little for the second,
+   which is to find its own way meanwhile as far as it may. */
+static void meet_in_the_middle(size_t bytes)
+{
+    if (bytes >= 64 || !pthread_equal(pthread_self(), meeting.first)) return;
+    __atomic_store_n(&meeting.met, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 300 && !__atomic_load_n(&meeting.done, __ATOMIC_RELAXED); i++) usleep(1000);
+}
+
+/* galloc learns of a context at the first allocation there, whatever other threads do. ThreadSanitizer sees how. */
+TEST(threads_bring_contexts_of_their_own)
+{
+    pthread_t second;
+    void *context;
+    begin();
+    memset(&meeting, 0, sizeof meeting);
+    meeting.pool = pool_new(NULL);
+    meeting.first = pthread_self();
+    inside_on_malloc = meet_in_the_middle;
+    EXPECT_EQ(pthread_create(&second, NULL, meet, &meeting), 0);
+    CUcontext own = meet(NULL);
+    EXPECT_EQ(meeting.met, 1);
+    EXPECT_EQ(pthread_join(second, &context), 0);
+    inside_on_malloc = NULL;
+    pool_end(meeting.pool);
+    OK((cudaError_t)cuCtxDestroy(own));
+    OK((cudaError_t)cuCtxDestroy(context));
     finish();
 }
 

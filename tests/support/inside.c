@@ -28,8 +28,24 @@ __attribute__((weak)) uint64_t inside_clock(void)
 #ifndef GALLOC_CLOCK
 #define GALLOC_CLOCK() inside_clock()
 #endif
-#define GALLOC_MALLOC(bytes) sim_malloc(bytes)
-#define GALLOC_FREE(p) sim_free(p)
+void (*inside_on_malloc)(size_t bytes);
+
+static void *inside_malloc(size_t bytes)
+{
+    if (inside_on_malloc) inside_on_malloc(bytes);
+    return sim_malloc(bytes);
+}
+
+void (*inside_on_free)(void);
+
+static void inside_free(void *p)
+{
+    if (inside_on_free) inside_on_free();
+    sim_free(p);
+}
+
+#define GALLOC_MALLOC(bytes) inside_malloc(bytes)
+#define GALLOC_FREE(p) inside_free(p)
 #define GALLOC_LOG(text) inside_log(text)
 #define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #define GALLOC_IMPLEMENTATION
@@ -50,7 +66,7 @@ void inside_driver_use(inside_driver driver) { INSIDE_DRIVER(INSIDE_PUT) }
 /* From the program's handle to the pool. */
 static galloc_pool *inside_pool(const galloc_pool *handle)
 {
-    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_known_pools);
+    galloc_pool *at = (galloc_pool *)gai_load_pointer(&gai_process.known_pools);
     while (at && (uintptr_t)handle - (uintptr_t)at >= sizeof *at) at = (galloc_pool *)at->known;
     return at;
 }
@@ -63,28 +79,32 @@ static void inside_hold(gai_lock *lock, int on)
 
 /* ---- the process ------------------------------------------------------------------------------------------------- */
 
-void inside_log_level(int level) { gai_log_level = level; }
+void inside_log_level(int level)
+{
+    gai_process.log_is_read = 1;
+    gai_process.log_level = level;
+}
 
 void inside_log_anew(void)
 {
-    gai_log_level = -1;
-    memset(gai_log_repeats, 0, sizeof gai_log_repeats);
+    gai_process.log_is_read = 0;
+    memset(gai_process.log_repeats, 0, sizeof gai_process.log_repeats);
 }
 
-void inside_hold_log(int on) { inside_hold(&gai_log_lock, on); }
+void inside_hold_log(int on) { inside_hold(&gai_locks.log, on); }
 
 size_t inside_message_size(void) { return sizeof gai_thread.message; }
 
 void inside_forget_pools(void)
 {
-    gai_pools = NULL;
-    memset(gai_default_pool, 0, sizeof gai_default_pool);
-    memset(gai_budgets, 0, sizeof gai_budgets);
+    gai_process.pools = NULL;
+    memset(gai_process.default_pool, 0, sizeof gai_process.default_pool);
+    memset(gai_process.budgets, 0, sizeof gai_process.budgets);
 }
 
 int inside_page_class(size_t bytes) { return gai_page_class(bytes); }
 int inside_in_mapping(void) { return gai_thread.in_mapping; }
-pthread_mutex_t *inside_map_lock(void) { return &gai_map_lock; }
+pthread_mutex_t *inside_map_lock(void) { return &gai_locks.map; }
 
 void inside_latch(int on)
 {
@@ -98,16 +118,16 @@ void inside_latch(int on)
 void inside_hold_locks(galloc_pool *handle, int on)
 {
     galloc_pool *pool = inside_pool(handle);
-    gai_lock *locks[5] = {&gai_global_lock, &pool->growth, &pool->marking, &pool->lock, &gai_map_lock};
+    gai_lock *locks[5] = {&gai_locks.global, &pool->paging, &pool->marking, &pool->lock, &gai_locks.map};
     for (int i = 0; i < 5; i++) inside_hold(locks[on ? i : 4 - i], on);
 }
 
-void inside_hold_growth(galloc_pool *pool, int on) { inside_hold(&inside_pool(pool)->growth, on); }
+void inside_hold_paging(galloc_pool *pool, int on) { inside_hold(&inside_pool(pool)->paging, on); }
 
 int inside_unlocked(galloc_pool *handle)
 {
     galloc_pool *pool = inside_pool(handle);
-    gai_lock *locks[4] = {&gai_global_lock, &pool->growth, &pool->marking, &pool->lock};
+    gai_lock *locks[4] = {&gai_locks.global, &pool->paging, &pool->marking, &pool->lock};
     int n = 0;
     for (int i = 0; i < 4; i++) {
         if (!gai_lock_try(locks[i])) continue;
@@ -155,6 +175,13 @@ int inside_cache_is_aligned(galloc_pool *pool)
 {
     const gai_cache *cache = &inside_pool(pool)->streams->cache;
     return (uintptr_t)cache % GAI_CACHE_LINE == 0 && (uintptr_t)&cache->live_in % GAI_CACHE_LINE == 0;
+}
+
+void inside_hold_cache(galloc_pool *pool, unsigned long long id, int on)
+{
+    gai_stream *lane = inside_find(pool, id);
+    if (on) gai_latch_on(&lane->cache.latch);
+    else gai_latch_off(&lane->cache.latch);
 }
 
 static size_t inside_count(const gai_stream *lane)
@@ -244,11 +271,20 @@ void *inside_live_block(galloc_pool *pool)
 {
     for (gai_segment *segment = inside_pool(pool)->segments; segment; segment = segment->next)
         for (gai_block *block = segment->first; block; block = block->next)
-            if (gai_load_pointer(&block->held)) return (void *)block->addr;
+            if (gai_load_pointer(&block->lent)) return (void *)block->addr;
     return NULL;
 }
 
 int inside_segment_is_lost(const void *ptr) { return gai_block_at((uintptr_t)ptr)->segment->lost; }
+
+size_t inside_most_marks(galloc_pool *pool)
+{
+    size_t most = 0;
+    for (gai_segment *segment = inside_pool(pool)->segments; segment; segment = segment->next)
+        for (gai_block *block = segment->first; block; block = block->next)
+            most = gai_max(most, gai_marks_count(block->marks));
+    return most;
+}
 
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)

@@ -30,6 +30,7 @@ extern size_t inside_chunk_bytes;
     X(MemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                             \
     X(MemAlloc, (CUdeviceptr *, size_t))                                                                               \
     X(MemFree, (CUdeviceptr))                                                                                          \
+    X(MemFreeAsync, (CUdeviceptr, CUstream))                                                                           \
     X(UserObjectCreate, (CUuserObject *, void *, CUhostFn, unsigned int, unsigned int))
 #define INSIDE_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
 
@@ -51,11 +52,14 @@ int inside_page_class(size_t bytes);
 int inside_in_mapping(void); /* this thread is in on_map or on_unmap */
 pthread_mutex_t *inside_map_lock(void);
 void inside_latch(int on); /* a latch that is in no pool */
+extern void (*inside_on_malloc)(size_t bytes); /* called before each allocation of host memory, if not NULL */
+extern void (*inside_on_free)(void);           /* and before each end of one */
 
 /* ---- a pool's locks ---------------------------------------------------------------------------------------------- */
 
 void inside_hold_locks(galloc_pool *pool, int on);  /* all that there are, by this thread */
-void inside_hold_growth(galloc_pool *pool, int on); /* only the one around everything that changes pages */
+void inside_hold_paging(galloc_pool *pool, int on); /* only the one around everything that changes pages */
+void inside_hold_cache(galloc_pool *pool, unsigned long long id, int on); /* only the latch of a stream's cache */
 int inside_unlocked(galloc_pool *pool);             /* none of them is held */
 
 /* ---- what a pool keeps of its streams ---------------------------------------------------------------------------- */
@@ -75,6 +79,7 @@ inside_stream inside_stream_at(galloc_pool *pool, size_t i); /* the i-th, in the
 size_t inside_streams(galloc_pool *pool);
 int inside_cache_is_aligned(galloc_pool *pool); /* the first stream's, and what frees write to, begin cache lines */
 size_t inside_unused_streams(galloc_pool *pool); /* states of streams that others may have next */
+void inside_hold_cache(galloc_pool *pool, unsigned long long id, int on); /* the latch of the stream's cache */
 void inside_ask_for_event(galloc_pool *pool, unsigned long long id); /* the stream's next call is to record one */
 int inside_remembers(cudaStream_t stream, const galloc_pool *pool);  /* this thread has the stream's state cached */
 
@@ -102,6 +107,7 @@ uintptr_t inside_memo_first(galloc_pool *pool);             /* of the memo that 
 uintptr_t inside_memo_at(galloc_pool *pool);                /* and the address */
 void *inside_live_block(galloc_pool *pool);                 /* some block that the program has; NULL: it has none */
 int inside_segment_is_lost(const void *ptr);                /* a reset took it */
+size_t inside_most_marks(galloc_pool *pool);                /* the longest list of them that a block has */
 
 /* Takes all host memory for descriptors that nobody was promised: of blocks and marks, or of all. */
 void inside_drain_blocks(galloc_pool *pool);

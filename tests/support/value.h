@@ -83,6 +83,16 @@ static int values_equal(const value *a, const value *b)
     return !a && !b;
 }
 
+static value *value_copy(const value *v)
+{
+    value *copy = value_new(v->type);
+    copy->key = v->key ? strdup(v->key) : NULL;
+    copy->text = v->text ? strdup(v->text) : NULL;
+    copy->number = v->number;
+    for (v = v->first; v; v = v->next) value_add(copy, value_copy(v));
+    return copy;
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static int json_next(reader *r, char c)
@@ -93,8 +103,11 @@ static int json_next(reader *r, char c)
 
 static char *json_string(reader *r)
 {
-    char *text = malloc((size_t)(r->end - r->at) + 1);
+    const unsigned char *end = r->at;
+    char *text;
     size_t n = 0;
+    while (end < r->end && *end != '"') end += *end == '\\' ? 2 : 1;
+    text = malloc((size_t)(end - r->at) + 1);
     while (r->at < r->end && *r->at != '"') {
         if (*r->at == '\\') r->at++;
         if (r->at == r->end || *r->at < ' ') r->wrong = 1;
@@ -176,8 +189,18 @@ static value *pickle_text(const char *text, size_t n)
     return v;
 }
 
+enum { MEMO = 1 << 17 };
+
+/* Remembers a text, which is copied, or a list, which is filled later. Numbers follow one another. */
+static int pickle_put(value **memo, uint64_t number, value *v)
+{
+    if (number >= MEMO || memo[number] || (number && !memo[number - 1]) || (v->type != 's' && v->type != '[')) return 0;
+    memo[number] = v->type == 's' ? value_copy(v) : v;
+    return 1;
+}
+
 /* One step of the machine: stack[0 .. n). */
-static size_t pickle_step(reader *r, value **stack, size_t n, char *memo[256])
+static size_t pickle_step(reader *r, value **stack, size_t n, value **memo)
 {
     int code = (int)pickle_little(r, 1);
     uint64_t length;
@@ -206,14 +229,18 @@ static size_t pickle_step(reader *r, value **stack, size_t n, char *memo[256])
         r->at += length;
         return n + 1;
     case 'q':
-        length = pickle_little(r, 1);
-        if (!n || stack[n - 1]->type != 's' || memo[length]) return r->wrong = 1, n;
-        memo[length] = strdup(stack[n - 1]->text);
+    case 'r':
+        length = pickle_little(r, code == 'q' ? 1 : 4);
+        if (!n || !pickle_put(memo, length, stack[n - 1])) r->wrong = 1;
         return n;
     case 'h':
-        length = pickle_little(r, 1);
-        if (!memo[length]) return r->wrong = 1, n;
-        return stack[n] = pickle_text(memo[length], strlen(memo[length])), n + 1;
+    case 'j':
+        length = pickle_little(r, code == 'h' ? 1 : 4);
+        if (length >= MEMO || !memo[length]) return r->wrong = 1, n;
+        v = value_copy(memo[length]);
+        free(v->key);
+        v->key = NULL;
+        return stack[n] = v, n + 1;
     case 's':
         if (n < 3 || stack[n - 3]->type != '{' || stack[n - 2]->type != 's') return r->wrong = 1, n;
         stack[n - 1]->key = strdup(stack[n - 2]->text);
@@ -240,11 +267,13 @@ static value *value_of_pickle(const void *data, size_t bytes)
 {
     reader r = {data, (const unsigned char *)data + bytes, 0};
     value *stack[64], *v;
-    char *memo[256] = {NULL};
+    value **memo = calloc(MEMO, sizeof *memo);
     size_t n = 0, i;
     if (pickle_little(&r, 2) != 0x280) r.wrong = 1;
     while (!r.wrong && !(r.at < r.end && *r.at == '.')) n = pickle_step(&r, stack, n, memo);
-    for (i = 0; i < 256; i++) free(memo[i]);
+    for (i = 0; i < MEMO && memo[i]; i++)
+        if (memo[i]->type == 's') value_free(memo[i]);
+    free(memo);
     v = n ? stack[0] : NULL;
     if (!r.wrong && n == 1 && r.at + 1 == r.end) return v;
     for (i = 0; i < n; i++) value_free(stack[i]);

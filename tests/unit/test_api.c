@@ -180,6 +180,7 @@ TEST(alignment_must_be_a_power_of_two)
     static const size_t bad[] = {3, 511, 513, MIB(3), SIZE_MAX};
     begin();
     galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, 1000, NULL), NULL)); /* a cache has a block of that size */
     for (int i = 0; i < 5; i++) {
         galloc_request request = {0};
         void *p = &request;
@@ -1376,7 +1377,7 @@ TEST(settings_out_of_range_are_refused)
     config.device = 1;
     EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidDevice);
     EXPECT(pool == NULL);
-    EXPECT(strstr(log_text, "config.device is 1: must be -1 or below 1, the number of devices") != NULL);
+    EXPECT(strstr(log_text, "device 1 does not exist: must be -1 or below 1, the number of devices") != NULL);
     config.device = -2;
     EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidDevice);
     config = galloc_config_default();
@@ -1394,6 +1395,7 @@ TEST(settings_out_of_range_are_refused)
         EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorInvalidValue);
     }
     EXPECT_EQ(galloc_pool_default(&pool, 1), cudaErrorInvalidDevice);
+    EXPECT(strstr(galloc_last_message(), "galloc_pool_default: device 1 does not exist") != NULL);
     EXPECT_EQ(galloc_pool_default(&pool, -2), cudaErrorInvalidDevice);
     EXPECT_EQ(galloc_pool_default(NULL, 0), cudaErrorInvalidValue);
     finish();

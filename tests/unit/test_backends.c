@@ -158,6 +158,27 @@ TEST(graphs_and_the_drivers_pool_share_a_limit)
     finish();
 }
 
+/* A driver that does not tell what its pool holds: what graphs hold counts once all the same. */
+TEST(graphs_count_once_when_the_driver_does_not_tell)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:32M");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(12), s);
+    OK(cudaStreamEndCapture(s, &graph));
+    sim_fail("cuMemPoolGetAttribute", 1, 1, 0);
+    void *q = get(pool, MIB(12), s);
+    sim_fail_clear();
+    OK(galloc_free(q, s));
+    OK(galloc_free(p, s));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What the pools of a device hold together counts what each kind of pool holds, and what the driver keeps for one. */
 TEST(pools_of_all_kinds_share_a_limit)
 {
@@ -381,6 +402,36 @@ TEST(threads_under_each_backend)
         stream_end(shared);
         finish();
     }
+}
+
+static void *capture_and_drop(void *pool)
+{
+    cudaStream_t s = stream_new();
+    for (int i = 0; i < 600; i++) {
+        cudaGraph_t graph;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        OK(galloc_free(get(pool, KIB(64), s), s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
+    stream_end(s);
+    return NULL;
+}
+
+/* The driver's pool grows in one thread while graphs take and return memory in another. */
+TEST(graphs_come_and_go_beside_allocations)
+{
+    begin();
+    pthread_t thread;
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    EXPECT_EQ(pthread_create(&thread, NULL, capture_and_drop, pool), 0);
+    for (int i = 0; i < 600; i++) OK(galloc_free(get(pool, KIB(64), s), s));
+    pthread_join(thread, NULL);
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
 }
 
 /* ---- cudaMalloc -------------------------------------------------------------------------------------------------- */
@@ -781,6 +832,35 @@ TEST(advice_leaves_out_what_other_backends_ignore)
 
 /* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
    to take it, it is kept, and goes nowhere else before that work is done. */
+/* An allocation node is charged to the limits before it is made: without host memory for it the charge is undone. */
+TEST(nodes_without_host_memory_cost_no_limit)
+{
+    begin();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,memory_limit:64M");
+    cudaStream_t s = stream_new();
+    cudaGraph_t graph = NULL;
+    int refused = 0;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    void *first = get(pool, MIB(2), s);
+    for (int nth = 1; nth <= 8; nth++) {
+        void *p = NULL;
+        sim_fail_malloc(nth, 1);
+        cudaError_t error = galloc_pool_malloc(pool, &p, MIB(4), s);
+        sim_fail_clear();
+        if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+        else OK(galloc_free(p, s));
+        refused += error != cudaSuccess;
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT(refused > 0);
+    OK(galloc_free(first, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
 {
     begin_still();
@@ -809,6 +889,29 @@ TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
     for (int i = 0; i < N; i++) OK(galloc_free(kept[i], s));
     pool_end(pool);
     finish();
+}
+
+/* The same where the next stream would have that very memory. */
+TEST(what_could_not_be_taken_is_not_the_next_streams)
+{
+    int refused = 0;
+    for (int nth = 1; nth <= 4; nth++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        void *p = NULL, *q[2];
+        OK(galloc_free(get_used(pool, MIB(2), s, 1), s));
+        EXPECT(inside_leave_marks(pool, 2));
+        sim_fail_malloc(nth, 1);
+        if (galloc_pool_malloc(pool, &p, MIB(2), s)) refused++;
+        sim_fail_clear();
+        for (int i = 0; i < 2; i++) q[i] = get_used(pool, MIB(2), t, 2);
+        for (int i = 0; i < 2; i++) OK(galloc_free(q[i], t));
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(refused > 1);
 }
 
 /* ---- addresses that the driver gives out again --------------------------------------------------------------- */
@@ -878,6 +981,53 @@ static void take_what_goes(int after_a_reset)
 TEST(an_address_comes_back_while_its_block_goes)
 {
     for (int after_a_reset = 0; after_a_reset < 2; after_a_reset++) take_what_goes(after_a_reset);
+}
+
+/* ---- an address that goes to another pool ------------------------------------------------------------------------ */
+
+static struct elsewhere {
+    inside_driver real;
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block, *base;
+    int frees, broken;
+} elsewhere;
+
+/* With the second free the driver gets a whole slab back, and gives it to the other pool at once. */
+static CUresult CUDAAPI free_and_take(CUdeviceptr addr)
+{
+    CUresult result = elsewhere.real.MemFree(addr);
+    if (++elsewhere.frees != 2) return result;
+    elsewhere.block = get(elsewhere.pool, MIB(1), elsewhere.stream);
+    elsewhere.base = info_of((char *)elsewhere.block + KIB(700)).base;
+    elsewhere.broken = galloc_pool_check(elsewhere.pool);
+    return result;
+}
+
+TEST(an_address_comes_to_another_pool_while_its_block_goes)
+{
+    begin();
+    galloc_pool *from = pool_of("backend:cudaMalloc");
+    memset(&elsewhere, 0, sizeof elsewhere);
+    elsewhere.pool = pool_of("expandable_segments:False");
+    elsewhere.stream = stream_new();
+    void *p = get(from, KIB(64), elsewhere.stream), *q = get(from, KIB(64), elsewhere.stream);
+    OK(galloc_free(p, elsewhere.stream));
+    OK(galloc_free(q, elsewhere.stream));
+    OK(cudaDeviceSynchronize());
+    elsewhere.real = inside_driver_in_use();
+    inside_driver mine = elsewhere.real;
+    mine.MemFree = free_and_take;
+    inside_driver_use(mine);
+    OK(galloc_pool_trim(from, 0, NULL));
+    inside_driver_use(elsewhere.real);
+    EXPECT(elsewhere.block <= p && (char *)q < (char *)elsewhere.block + MIB(1)); /* else nothing is tested */
+    EXPECT(elsewhere.base == elsewhere.block);
+    EXPECT_EQ(elsewhere.broken, 0);
+    OK(galloc_free(elsewhere.block, elsewhere.stream));
+    pool_end(elsewhere.pool);
+    pool_end(from);
+    finish();
 }
 
 TEST_MAIN()

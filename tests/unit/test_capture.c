@@ -480,17 +480,18 @@ TEST(a_result_waits_for_the_stream_that_freed_it_too)
    run, and they cannot be asked. By the captured stream itself, by another one whose work comes before. */
 TEST(what_was_used_before_the_capture_outlives_its_graph)
 {
-    for (int round = 0; round < 12; round++) { /* whose block, segments, how it is freed */
+    for (int round = 0; round < 16; round++) { /* whose block, segments, how it is freed */
         begin_still();
         cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
         galloc_pool *pool = pool_of(round / 2 % 2, MIB(4));
         void *p = get_used(pool, MIB(4), round % 2 ? t : s, 1);
         if (round % 2) order(t, s);
         put(s, p, MIB(4), 2);
-        cudaStream_t both[2] = {s, u};
+        cudaStream_t both[3] = {s, u, s};
         capture_begin(s);
         if (round / 4 == 0) OK(galloc_free(p, s));
         if (round / 4 == 1) OK(galloc_free_after(p, both, 2));
+        if (round / 4 == 3) OK(galloc_free_after(p, both + 1, 2));
         if (round / 4 == 2) {
             unsigned long long id = 0;
             EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
@@ -559,6 +560,30 @@ TEST(what_is_recorded_for_a_graph_is_its_own)
         pool_end(pool);
         finish();
     }
+}
+
+/* What another stream is recorded for later is the graph's still. */
+TEST(what_is_recorded_for_a_graph_is_recorded_for_others_too)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(4));
+    void *p = get_used(pool, MIB(4), s, 1);
+    OK(cudaStreamSynchronize(s));
+    capture_begin(t);
+    look(t, p, MIB(4), 1);
+    OK(galloc_record_stream(p, t));
+    cudaGraphExec_t exec = capture_ready(t);
+    OK(galloc_record_stream(p, u));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).graph_bytes, MIB(4));
+    refused(pool, MIB(1), s);
+    launch(exec, t);
+    sim_run(-1);
+    exec_end(exec);
+    expect_free_for_all(pool, MIB(4), s);
+    pool_end(pool);
+    finish();
 }
 
 /* A block with room, from a capture, grows later: the graph owns what it has grown by, too. */
@@ -758,6 +783,74 @@ TEST(forked_streams_keep_their_own)
         pool_end(pool);
         finish();
     }
+}
+
+/* The legacy stream records no event while a blocking stream is captured, but does so afterwards, although the thread
+   got to know it meanwhile. */
+TEST(the_legacy_stream_records_again_after_the_capture)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(8));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), captured = NULL;
+    OK(cudaStreamCreate(&captured));
+    OK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(6), cudaStreamLegacy);
+    OK(cudaGraphDestroy(capture_end(captured)));
+    void *keep = get(pool, 512, s); /* a pool where nothing is live asks for events of itself */
+    put(cudaStreamLegacy, p, MIB(6), 1);
+    OK(galloc_free(p, cudaStreamLegacy));
+    refused(pool, MIB(6), s);
+    EXPECT_EQ(stats_of(pool).marks, 0);
+    OK(galloc_free(get(pool, 4096, cudaStreamLegacy), cudaStreamLegacy));
+    EXPECT_EQ(stats_of(pool).marks, 1);
+    OK(galloc_free(get_used(pool, MIB(6), s, 2), s));
+    OK(galloc_free(keep, s));
+    pool_end(pool);
+    finish();
+}
+
+/* While the driver is asked where a captured stream stands, another call forgets streams of which nothing is left. */
+static struct {
+    galloc_pool *pool;
+    int looks; /* into the capture before that */
+} swept;
+
+static void sweep_within(const char *function)
+{
+    if (!swept.looks || strcmp(function, "cuStreamGetCaptureInfo") || --swept.looks) return;
+    OK(galloc_pool_trim(swept.pool, 0, NULL));
+}
+
+TEST(a_captured_stream_stays_while_the_driver_is_asked)
+{
+    enum { N = 70 };
+    cudaStream_t others[N], s;
+    void *p[N], *q;
+    begin();
+    EXPECT(N > inside_streams_kept());
+    s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < N; i++) p[i] = get(pool, 4096, others[i] = stream_new());
+    capture_begin(s);
+    refused(pool, GIB(1000), s); /* the pool knows the stream now, and keeps nothing of it */
+    swept.pool = pool;
+    swept.looks = 2;
+    sim_hook(sweep_within, NULL);
+    q = get_used(pool, MIB(1), s, 1);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(swept.looks, 0);
+    cudaStream_t last = stream_new();
+    void *r = get(pool, 4096, last);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(q, s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphDestroy(capture_end(s)));
+    OK(galloc_free(r, last));
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], others[i]));
+    pool_end(pool);
+    finish();
 }
 
 /* ---- in captured order ------------------------------------------------------------------------------------------- */
@@ -1026,6 +1119,35 @@ TEST(a_long_way_back)
     order(f.t, f.s);
     EXPECT(pass(f.pool, MIB(6), f.s, 2) == p);
     OK(galloc_free(own, f.s));
+    forked_end(&f);
+}
+
+/* However often the positions of a stream were thinned, the latest is there. */
+TEST(a_joined_stream_is_followed_after_any_number_of_frees)
+{
+    for (uint64_t n = 60; n < 72; n++) {
+        forked f = forked_begin(0, ANY_REUSE);
+        void *p = NULL;
+        for (uint64_t i = 0; i < n; i++) p = pass(f.pool, MIB(6), f.t, i);
+        order(f.t, f.s);
+        EXPECT(pass(f.pool, MIB(6), f.s, n) == p);
+        forked_end(&f);
+    }
+}
+
+static size_t allocated_by_galloc;
+
+static void count_allocated(size_t bytes) { allocated_by_galloc += bytes; }
+
+TEST(a_long_capture_needs_no_more_host_memory)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    for (uint64_t i = 0; i < 100; i++) (void)pass(f.pool, MIB(6), f.t, i);
+    allocated_by_galloc = 0;
+    inside_on_malloc = count_allocated;
+    for (uint64_t i = 0; i < 600; i++) (void)pass(f.pool, MIB(6), f.t, i);
+    inside_on_malloc = NULL;
+    EXPECT_EQ(allocated_by_galloc, 0);
     forked_end(&f);
 }
 
@@ -1311,6 +1433,69 @@ static galloc_graph *group_begin(galloc_graph *group, galloc_pool *pool, cudaStr
     OK(galloc_graph_begin(&group, pool, stream));
     EXPECT(group != NULL);
     return group;
+}
+
+/* A group that begins within a capture has what the capture has allocated so far. */
+TEST(a_group_has_what_its_first_capture_did_before)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(4));
+    capture_begin(s);
+    void *p = pass(pool, MIB(4), s, 1), *q = NULL;
+    galloc_graph *group = group_begin(NULL, pool, s);
+    cudaGraphExec_t first = capture_ready(s);
+    capture_begin(s);
+    OK(galloc_pool_malloc(pool, &q, MIB(4), s));
+    EXPECT(q == p);
+    if (q) OK(galloc_free(q, s));
+    cudaGraphExec_t second = capture_ready(s);
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    exec_end(first);
+    exec_end(second);
+    pool_end(pool);
+    finish();
+}
+
+/* A long capture keeps some positions of its stream only. Each of them stands for what was freed up to there. */
+TEST(positions_that_are_kept_cover_no_later_frees)
+{
+    enum { FREES = 100 };
+    for (int joined = 40; joined < 44; joined++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_of(0, SIZE_MAX);
+        void *p[FREES], *wall[FREES], *q[FREES + 1];
+        int n = 0;
+        capture_begin(s);
+        for (int i = 0; i < FREES; i++) {
+            p[i] = get(pool, MIB(1), s);
+            wall[i] = get(pool, 512, s);
+        }
+        for (int i = 0; i < FREES; i++) {
+            put(s, p[i], MIB(1), (uint64_t)i);
+            OK(galloc_free(p[i], s));
+            if (i == joined) order(s, t);
+        }
+        inside_set_memory_limit(pool, stats_of(pool).reserved.current);
+        while (n <= FREES && galloc_pool_malloc(pool, &q[n], MIB(1), t) == cudaSuccess) {
+            put(t, q[n], MIB(1), 200);
+            n++;
+        }
+        EXPECT(n > 0);
+        for (int i = 0; i < n; i++)
+            for (int k = joined + 1; k < FREES; k++) EXPECT(q[i] != p[k]);
+        for (int i = 0; i < n; i++) OK(galloc_free(q[i], t));
+        for (int i = 0; i < FREES; i++) OK(galloc_free(wall[i], s));
+        order(t, s);
+        cudaGraphExec_t exec = capture_ready(s);
+        launch(exec, s);
+        exec_end(exec);
+        sim_run(-1);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* Many graphs, one after the other, in the memory of the largest; nobody else gets it; released, it is everybody's

@@ -135,6 +135,12 @@ static const value_case values[] = {
     {"max_retries:1000", NULL},
     {"throw_on_cudamalloc_oom:True", NULL},
     {"throw_on_cudamalloc_oom:False", NULL},
+    {"history:0", "history:off"},
+    {"history:off", NULL},
+    {"history:1", NULL},
+    {"history:16777216", NULL},
+    {"history_stacks:0", "history_stacks:off"},
+    {"history_stacks:32", NULL},
     {"gpu_direct_rdma:True", NULL},
     {"gpu_direct_rdma:False", NULL},
 };
@@ -154,6 +160,17 @@ TEST(each_value_is_read_and_printed)
     }
 }
 
+/* Most fractions are no exact numbers in binary. */
+TEST(fractions_come_back_as_they_were_written)
+{
+    for (int i = 1; i < 1000; i += 1 + (i % 10 == 9)) { /* none ends in a 0 */
+        char text[64];
+        snprintf(text, sizeof text, "overhead:0.%06d", i);
+        galloc_config config = parsed(text);
+        EXPECT(prints(&config, text));
+    }
+}
+
 TEST(values_reach_the_members)
 {
     galloc_config c = parsed("like:pytorch,backend:cudaMallocAsync,strategy:pooled,expandable_segments:True,"
@@ -161,7 +178,8 @@ TEST(values_reach_the_members)
                              "per_process_memory_fraction:0.25,device_limit:2G,overhead:0.125,growth:4M,"
                              "lane_bytes:5M,large_segment_size:24M,max_split_size:48M,max_non_split_rounding:32M,"
                              "roundup_power2_divisions:4,gc_threshold:0.75,gc_age:3s,release_threshold:5M,"
-                             "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True,gpu_direct_rdma:True");
+                             "wait_limit_ms:7,max_retries:3,throw_on_cudamalloc_oom:True,history:77,"
+                             "history_stacks:8,gpu_direct_rdma:True");
     EXPECT_EQ(c.like, GALLOC_LIKE_PYTORCH);
     EXPECT_EQ(c.backend, GALLOC_BACKEND_CUDA_MALLOC_ASYNC);
     EXPECT_EQ(c.strategy, GALLOC_STRATEGY_POOLED);
@@ -185,6 +203,8 @@ TEST(values_reach_the_members)
     EXPECT_EQ(c.wait_limit_ms, 7);
     EXPECT_EQ(c.max_retries, 3);
     EXPECT_EQ(c.throw_on_cudamalloc_oom, 1);
+    EXPECT_EQ(c.history, 77);
+    EXPECT_EQ(c.history_stacks, 8);
     EXPECT_EQ(c.gpu_direct_rdma, 1);
 }
 
@@ -235,7 +255,7 @@ static const wrong_case wrong[] = {
     {"memory_limit:1G,", {"at 17:", "a key is missing", NULL}},
     {"memory_limit:1G,,overhead:0", {"at 17:", "a key is missing", NULL}},
     {":1", {"at 1:", "a key is missing", NULL}},
-    {"memory_limit=1G", {"at 1:", "unknown key 'memory_limit=1G'", "perhaps memory_limit?"}},
+    {"memory_limit=1G", {"at 1:", "'memory_limit=1G'", "':' for '='"}},
     {" overhead:0", {"at 1:", "unknown key ' overhead'", "perhaps overhead?"}},
     {"Memory_Limit:1G", {"unknown key 'Memory_Limit'", "perhaps memory_limit?", NULL}},
     {"OVERHEAD:0", {"unknown key 'OVERHEAD'", "perhaps overhead?", NULL}},
@@ -321,6 +341,17 @@ static const wrong_case wrong[] = {
     {"max_retries:1001", {"out of range for max_retries", "from 0 to 1000", NULL}},
     {"max_retries:none", {"no value for max_retries", NULL, NULL}},
     {"throw_on_cudamalloc_oom:1", {"no value for throw_on_cudamalloc_oom", "True or False", NULL}},
+    {"history_stacks:33", {"out of range for history_stacks", "frames up to 32, or off", NULL}},
+    {"history:16777217", {"out of range for history", "up to 16777216, or off", NULL}},
+    {"snapshot_on_oom:", {"no value for snapshot_on_oom", "%p, %d and %%", NULL}},
+    {"snapshot_on_oom:a%", {"'a%' is no value for snapshot_on_oom", NULL, NULL}},
+    {"snapshot_on_oom:%%%", {"no value for snapshot_on_oom", NULL, NULL}},
+    {"snapshot_on_oom:%s", {"no value for snapshot_on_oom", NULL, NULL}},
+    {"trace:", {"no value for trace", "%p, %d and %%", NULL}},
+    {"trace:%s", {"no value for trace", NULL, NULL}},
+    {"trace:a,snapshot_on_oom:b,trace:c", {"at 27: 'trace' is given twice", NULL, NULL}},
+    {"snapshot_on_oom:a\nb", {"'a?b' is no value for snapshot_on_oom", NULL, NULL}},
+    {"history:1K", {"'1K' is no value for history", NULL, NULL}},
     {"gpu_direct_rdma:yes", {"'yes' is no value for gpu_direct_rdma", "True or False", NULL}},
     {"release_lock_on_cudamalloc:none", {"no value for release_lock_on_cudamalloc", "True or False", NULL}},
     {"release_lock_on_cudamalloc:True,release_lock_on_cudamalloc:True", {"at 33:", "given twice", NULL}},
@@ -343,6 +374,27 @@ TEST(what_is_wrong_is_said_with_its_place_and_what_would_be_right)
     }
 }
 
+TEST(the_name_of_a_file_is_bounded)
+{
+    char text[300] = "snapshot_on_oom:", message[300];
+    galloc_config config = galloc_config_default();
+    begin();
+    memset(text + 16, 'x', 200);
+    OK(galloc_config_parse(&config, text, message, sizeof message));
+    EXPECT(!strcmp(message, "snapshot_on_oom: no effect but in the variable GALLOC_CONF"));
+    OK(galloc_config_parse(&config, "trace:a,log:info,snapshot_on_oom:b", message, sizeof message));
+    EXPECT(!strcmp(message, "log, snapshot_on_oom, trace: no effect but in the variable GALLOC_CONF"));
+    text[16 + 200] = 'x';
+    EXPECT_EQ(galloc_config_parse(&config, text, message, sizeof message), cudaErrorInvalidValue);
+    memset(text + 16, '%', 200); /* expanded it would be too long */
+    for (int i = 1; i < 200; i += 2) text[16 + i] = 'p';
+    text[16 + 200] = 0;
+    config = galloc_config_default();
+    EXPECT_EQ(galloc_config_parse(&config, text, message, sizeof message),
+              100 * snprintf(NULL, 0, "%ld", (long)getpid()) >= 512 ? cudaErrorInvalidValue : cudaSuccess);
+    finish();
+}
+
 /* The same bounds hold for members that are set by hand. */
 TEST(members_out_of_range_are_refused)
 {
@@ -351,9 +403,9 @@ TEST(members_out_of_range_are_refused)
         "growth", "growth", "large_segment_size", "max_split_size is 19M: must be at least large_segment_size",
         "max_non_split_rounding is 19M: must be", "roundup_power2_divisions", "gc_threshold", "gc_threshold",
         "wait_limit_ms", "max_retries", "throw_on_cudamalloc_oom", "gc_age", "overhead",
-        "lane_bytes", "gpu_direct_rdma", "stream_check"};
+        "lane_bytes", "gpu_direct_rdma", "history", "history_stacks", "stream_check"};
     begin();
-    for (int i = 0; i < 28; i++) {
+    for (int i = 0; i < 30; i++) {
         galloc_config c = galloc_config_default();
         galloc_pool *pool = NULL;
         char text[GALLOC_CONFIG_TEXT];
@@ -385,6 +437,8 @@ TEST(members_out_of_range_are_refused)
         case 24: c.overhead = strtod("nan", NULL); break;
         case 25: c.lane_bytes = MIB(64) + 1; break;
         case 26: c.gpu_direct_rdma = 2; break;
+        case 27: c.history = 16777217; break;
+        case 28: c.history_stacks = 33; break;
         default: c.stream_check = 2; break;
         }
         EXPECT_EQ(galloc_pool_create(&pool, &c), cudaErrorInvalidValue);
@@ -439,6 +493,8 @@ TEST(settings_without_effect_are_named)
         {"stats:exact,strategy:heuristic,lane_bytes:2M",
          "lane_bytes: no effect with stats:exact, since no cache is used then"},
         {"stats:fast,lane_bytes:2M", ""},
+        {"history_stacks:8", "history_stacks: no effect without history"},
+        {"history_stacks:8,history:10", ""},
         {"like:pytorch,strategy:pooled", "strategy: no effect with like:pytorch"},
         {"like:pytorch,strategy:heuristic", "strategy: no effect with like:pytorch"},
         {"like:pytorch,reuse:wait,stats:exact,stream_check:off",
@@ -596,6 +652,38 @@ TEST(pytorchs_variable_is_read_only_where_it_was_asked_for)
         EXPECT_EQ(config.expandable_segments, cases[i].expandable);
         unsetenv("GALLOC_CONF");
         unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+        finish();
+    }
+}
+
+TEST(settings_of_pytorchs_variable_without_effect_are_named)
+{
+    static const struct {
+        const char *ours, *variable, *theirs, *says; /* NULL: no line */
+    } cases[] = {
+        {"like:pytorch", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6",
+         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: gc_threshold: no effect with like:pytorch unless there is a limit"},
+        {"like:pytorch", "PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512",
+         "GALLOC_CONF and PYTORCH_ALLOC_CONF: max_split_size: no effect unless expandable_segments is False"},
+        {"like:pytorch,strategy:pooled", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6",
+         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: strategy: no effect with like:pytorch; gc_threshold: no effect "
+         "with like:pytorch unless there is a limit"},
+        {"like:pytorch,strategy:pooled", "PYTORCH_CUDA_ALLOC_CONF", "pinned_num_register_threads:8",
+         "GALLOC_CONF: strategy: no effect with like:pytorch"},
+        {"like:pytorch,expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF",
+         "expandable_segments:True,max_split_size_mb:512", NULL},
+        {"like:pytorch,memory_limit:1G", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6", NULL},
+        {"overhead:0.1", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        begin();
+        setenv("GALLOC_CONF", cases[i].ours, 1);
+        setenv(cases[i].variable, cases[i].theirs, 1);
+        (void)config_in_effect();
+        EXPECT_EQ(log_lines, cases[i].says ? 1 : 0);
+        if (cases[i].says && !EXPECT(!strcmp(log_text, cases[i].says))) printf("    %zu: %s\n", i, log_text);
+        unsetenv("GALLOC_CONF");
+        unsetenv(cases[i].variable);
         finish();
     }
 }

@@ -208,6 +208,27 @@ TEST(threads_bring_new_contexts_at_the_same_time)
     }
 }
 
+/* A known context that does not say whether it lives stays known when the next one is noted. */
+TEST(a_context_that_does_not_answer_stays_known)
+{
+    for (int nth = 1; nth <= 8; nth++) {
+        begin_devices(1, SIM_PACE_PROMPT);
+        CUcontext own = primary(0), first = context_new(0), second = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t s = stream_in(own), t = stream_in(second);
+        void *p = NULL;
+        pairs(pool, KIB(4), stream_in(first), 1);
+        sim_fail("cuCtxGetId", nth, 0, 999);
+        (void)galloc_pool_malloc(pool, &p, KIB(4), t);
+        sim_fail_clear();
+        if (p) OK(galloc_free(p, t));
+        else pairs(pool, KIB(4), t, 1);
+        EXPECT_EQ(waits_for_strays(pool, s), 3); /* the primary context, the first and the second */
+        pool_end(pool);
+        finish();
+    }
+}
+
 static const char *const all_pools[] = {"expandable_segments:True", "expandable_segments:False", "like:pytorch",
                                         "backend:cudaMalloc", "strategy:pooled", "reuse:completed"};
 
@@ -476,10 +497,12 @@ TEST(a_pool_survives_the_error_of_the_context_that_asks)
    out. */
 TEST(a_pool_whose_context_failed_serves_no_other_context)
 {
-    for (int shared = 0; shared < 2; shared++) {
+    static const char *const settings[] = {"", "roundup_power2_divisions:4", "strategy:pooled"};
+    for (int i = 0; i < 6; i++) {
+        int shared = i % 2;
         begin_devices(1, SIM_PACE_STILL);
         CUcontext own = primary(0), other = context_new(0);
-        galloc_pool *pool = pool_of("", 0);
+        galloc_pool *pool = pool_of(settings[i / 2], 0);
         cudaStream_t t = stream_in(other), u = stream_in(other);
         enter(other);
         if (shared) pairs(pool, KIB(64), u, 1);
@@ -671,6 +694,70 @@ TEST(a_launch_goes_on_after_the_end_of_its_green_context)
 }
 
 /* Work in another context goes on when the primary one is reset: pages that it uses are not given to anybody else. */
+/* A page has moved behind work of a context that has failed since. Nobody says when that work is over, so the page
+   stays, and its old range with it, though the stream that waited for the work is done with the page. */
+TEST(a_page_that_a_failed_context_used_is_not_given_back)
+{
+    enum { PAGE = 2 << 20 };
+    begin_devices(1, SIM_PACE_STILL);
+    CUcontext own = primary(0), other = context_new(0);
+    enter(own);
+    galloc_pool *pool = pool_of("memory_limit:8M,overhead:0,growth:2M", 0);
+    cudaStream_t s = stream_new(), t = stream_in(other);
+    void *p[2], *wall[2];
+    for (int i = 0; i < 2; i++) {
+        p[i] = get(pool, PAGE, t);
+        wall[i] = get(pool, PAGE, s);
+    }
+    enter(other);
+    for (int i = 0; i < 2; i++) put(t, p[i], PAGE, 1);
+    enter(own);
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], t));
+    void *q = get_used(pool, 2 * PAGE, s, 2);
+    EXPECT_EQ(stats_of(pool).moves, 2);
+    OK(galloc_free(q, s));
+    sim_run(-1);
+    sim_context_fail(other, cudaErrorIllegalAddress);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    EXPECT_EQ(stats_of(pool).reserved.current, 4 * PAGE);
+    EXPECT_EQ(sim_physical(0), 4 * PAGE);
+    end_context(other, BESIDE);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 2 * PAGE);
+    for (int i = 0; i < 2; i++) OK(galloc_free(wall[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* The context of a stream ends while a pool ends that has events there: they went with it. */
+static int reset_in_time;
+
+static void reset_the_other(const char *function)
+{
+    if (!reset_in_time || strcmp(function, "cuMemAddressFree")) return;
+    reset_in_time = 0;
+    reset(1);
+    (void)primary(0);
+}
+
+TEST(a_context_may_end_while_a_pool_ends_that_has_events_there)
+{
+    begin_devices(2, SIM_PACE_PROMPT);
+    CUcontext own = primary(0), other = primary(1);
+    enter(own);
+    galloc_pool *pool = pool_of("", 0);
+    cudaStream_t s = stream_new(), t = stream_in(other);
+    pairs(pool, 512, s, 1);
+    pairs(pool, MIB(4), t, 2);
+    EXPECT(sim_calls("cuEventRecord") > 0);
+    reset_in_time = 1;
+    sim_hook(reset_the_other, NULL);
+    pool_end(pool);
+    sim_hook(NULL, NULL);
+    EXPECT(!reset_in_time);
+    finish();
+}
+
 TEST(a_reset_does_not_end_the_work_of_other_contexts)
 {
     begin_devices(1, SIM_PACE_STILL);
@@ -691,6 +778,30 @@ TEST(a_reset_does_not_end_the_work_of_other_contexts)
     stream_end(t);
     pool_end(pool);
     finish();
+}
+
+/* The thread's context is still the one that the reset has ended. */
+TEST(the_current_device_is_found_right_after_its_reset)
+{
+    for (int used = 0; used < 2; used++) {
+        begin_devices(2, SIM_PACE_RANDOM);
+        (void)primary(1);
+        galloc_pool *pool = NULL, *of_device = NULL, *own = NULL;
+        galloc_config config;
+        if (used) OK(galloc_pool_default(&pool, -1));
+        if (used) pairs(pool, MIB(1), stream_new(), 1);
+        OK(cudaDeviceReset());
+        OK(galloc_pool_create(&own, NULL));
+        OK(cudaDeviceReset());
+        OK(galloc_pool_default(&pool, -1));
+        OK(galloc_pool_default(&of_device, 1));
+        EXPECT(pool == of_device);
+        OK(galloc_pool_config(own, &config));
+        EXPECT_EQ(config.device, 1);
+        pairs(own, MIB(1), 0, 1);
+        pool_end(own);
+        finish();
+    }
 }
 
 /* A pool waits for the launches of graphs that are gone wherever those run. */
@@ -913,6 +1024,31 @@ TEST(nothing_is_asked_of_a_context_that_does_not_answer)
             if (error) pool_end(pool);
             finish();
         }
+    }
+}
+
+/* Nor when a stream is forgotten of which nothing is left but events: they may be gone. */
+TEST(events_of_a_context_that_does_not_answer_are_left_alone)
+{
+    for (int nth = 1; nth < 12; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t s = stream_in(own), t = stream_in(other);
+        void *p = get(pool, MIB(4), t), *q = get(pool, MIB(4), t);
+        pairs(pool, 512, s, 1);
+        OK(galloc_free(p, t));
+        OK(galloc_stream_retire(t));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* its event is seen to be complete */
+        OK(galloc_free(q, s));
+        OK(cuCtxDestroy(other));
+        sim_fail("cuCtxGetId", nth, 1, 999);
+        (void)galloc_pool_trim(pool, 0, NULL);
+        sim_fail_clear();
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
     }
 }
 

@@ -369,6 +369,33 @@ TEST(a_block_whose_use_cannot_be_noted_stays_the_programs)
     finish();
 }
 
+/* A free on a new stream for whose state there is no host memory waits for that stream. The recorded stream gets its
+   event in that call all the same: the program may destroy it afterwards. */
+TEST(a_free_without_host_memory_is_done_with_recorded_streams)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(2), s);
+    put(t, p, MIB(2), 1);
+    OK(galloc_record_stream(p, t));
+    long records = sim_calls("cuEventRecord");
+    sim_fail_malloc(1, 0); /* the state of u */
+    OK(galloc_free(p, u));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    EXPECT_EQ(sim_calls("cuEventRecord"), records + 1);
+    stream_end(t);
+    OK(galloc_free(get_used(pool, MIB(2), s, 2), s));
+    OK(galloc_free(get_used(pool, MIB(2), u, 3), u));
+    sim_run(-1);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(u);
+    finish();
+}
+
 /* How many streams are named decides where they are noted, and nothing else. */
 TEST(free_after_of_any_number_of_streams)
 {
@@ -753,6 +780,11 @@ static int drop(void *user, const void *data, size_t bytes)
     X(galloc_pool_streams, cudaSuccess, galloc_pool_streams(v->pool, NULL, 0, NULL))                                   \
     X(galloc_snapshot, cudaSuccess, galloc_snapshot(v->pool, GALLOC_SNAPSHOT_JSON, drop, NULL))                        \
     X(galloc_snapshot_save, cudaErrorOperatingSystem, galloc_snapshot_save(NULL, "/dev/null/none"))                    \
+    X(galloc_live_text, cudaSuccess, galloc_live_text(v->pool, (char[9999]){0}, 9999))                                 \
+    X(galloc_pool_history, cudaSuccess, galloc_pool_history(v->pool, 10))                                              \
+    X(galloc_pool_history_stacks, cudaSuccess, galloc_pool_history_stacks(v->pool, 8))                                 \
+    X(galloc_annotate, cudaSuccess, galloc_annotate("the end"))                                                        \
+    X(galloc_tag_name, cudaSuccess, galloc_tag_name(1, NULL))                                                          \
     X(galloc_pool_check, cudaSuccess, (cudaError_t)galloc_pool_check(v->pool))                                         \
     X(galloc_pointer_info, cudaSuccess, galloc_pointer_info(v->block, &(galloc_pointer){.device = 0}))                 \
     X(galloc_config_parse, cudaSuccess, galloc_config_parse(&(galloc_config){.device = 0}, "", NULL, 0))               \
@@ -798,6 +830,55 @@ static void survive_the_driver(const char *settings)
     EXPECT_EQ(sim_malloc_live(), 0);
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
     sim_stop();
+}
+
+/* In a child made by fork all of them fail, but those that need neither driver nor pool. */
+static int needs_no_driver(const char *name)
+{
+    static const char *const names[] = {"galloc_config_parse", "galloc_config_print", "galloc_oom_report",
+                                        "galloc_report_text"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i], name)) return 1;
+    return 0;
+}
+
+static void expect_in_a_child(const char *name, cudaError_t expected, cudaError_t error)
+{
+    if (!strcmp(name, "galloc_pool_check")) expected = (cudaError_t)-1;
+    else if (!needs_no_driver(name) && expected != cudaErrorOperatingSystem) /* a file that cannot be opened */
+        expected = cudaErrorInitializationError;
+    if (!EXPECT_EQ(error, expected)) printf("    %s: %s\n", name, galloc_last_message());
+}
+
+TEST(every_call_of_a_forked_child_is_refused_or_needs_no_driver)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    survivor held = {pool_new(NULL), NULL, NULL, NULL, NULL, s, galloc_config_default()}, *v = &held;
+    OK(galloc_graph_begin(&v->graph, v->pool, s));
+    OK(galloc_graph_end(v->graph));
+    OK(galloc_graph_begin(&v->begun, v->pool, s));
+    v->block = get(v->pool, MIB(2), s);
+    v->other = get(v->pool, MIB(2), s);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        test_failures = 0;
+#define CHILD(name, expected, call) expect_in_a_child(#name, expected, call);
+        AFTER_THE_DRIVER(CHILD)
+        fflush(stdout);
+        _exit(test_failures ? 1 : 0);
+    }
+    int status = -1;
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    OK(galloc_graph_end(v->begun));
+    OK(galloc_graph_release(v->begun, s));
+    OK(galloc_graph_release(v->graph, s));
+    OK(galloc_free(v->block, s));
+    OK(galloc_free(v->other, s));
+    pool_end(v->pool);
+    finish();
 }
 
 /* The table has every function that returns an error. */
@@ -930,6 +1011,7 @@ TEST(a_sticky_error_closes_the_pool)
             FAILS(galloc_pool_malloc(pool, &q, 512, s), codes[i]);
             EXPECT(q == NULL);
             FAILS(galloc_resize(p, MIB(8), s), codes[i]);
+            FAILS(galloc_pool_reserve(pool, 512), codes[i]); /* which is there */
             EXPECT_EQ(memory_calls(), calls);
         }
         EXPECT_EQ(galloc_pool_check(pool), 0);
@@ -1033,20 +1115,24 @@ TEST(a_wait_that_fails_gives_the_room_back)
     finish();
 }
 
-/* Two free neighbours, one of a blocking stream and one of the legacy stream, are to give up their pages to a move that
-   fails. Afterwards every address inside a block leads to that block. */
+/* Two free neighbours of two streams, of which the first waits for the second already, are to give up their pages to a
+   move that fails. Afterwards every address inside a block leads to that block. */
 TEST(a_move_that_fails_leaves_no_address_behind)
 {
     begin_still();
-    cudaStream_t s = NULL;
-    OK(cudaStreamCreate(&s));
-    galloc_pool *pool = pool_limited(MIB(6));
-    void *a = get(pool, MIB(2), s), *b = get(pool, MIB(2), 0), *wall = get(pool, MIB(2), s), *p = &pool;
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(10));
+    void *a = get(pool, MIB(2), s), *b = get(pool, MIB(2), t), *wall = get(pool, MIB(2), s), *c = get(pool, MIB(4), t);
     put(s, a, MIB(2), 1);
-    put(0, b, MIB(2), 2);
+    put(t, b, MIB(2), 2);
+    put(t, c, MIB(4), 3);
+    OK(galloc_free(b, t));
+    OK(galloc_free(c, t));
+    c = get(pool, MIB(4), s);
+    EXPECT_EQ(stats_of(pool).waits, 1);
     OK(galloc_free(a, s));
-    OK(galloc_free(b, 0));
     sim_fail("cuMemMap", 1, 0, cudaErrorUnknown);
+    void *p = &pool;
     FAILS(galloc_pool_malloc(pool, &p, MIB(4), s), cudaErrorUnknown);
     EXPECT(p == NULL);
     sim_fail_clear();
@@ -1054,8 +1140,9 @@ TEST(a_move_that_fails_leaves_no_address_behind)
     p = get(pool, MIB(4), s);
     for (size_t at = 0; at < MIB(4); at += KIB(512)) EXPECT(info_of((char *)p + at).base == p);
     EXPECT_EQ(galloc_free((char *)p + MIB(2), s), cudaErrorInvalidDevicePointer);
-    put(s, p, MIB(4), 3);
+    put(s, p, MIB(4), 4);
     OK(galloc_free(p, s));
+    OK(galloc_free(c, s));
     OK(galloc_free(wall, s));
     pool_end(pool);
     finish();

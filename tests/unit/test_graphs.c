@@ -232,6 +232,65 @@ TEST(a_captured_stream_that_is_set_back_shares_nothing)
     }
 }
 
+/* The same for a stream that had joined many others when it was asked last. Set back, it comes after some of the nodes
+   that it had joined, but not after its own. */
+TEST(a_stream_that_is_set_back_from_a_wide_join_shares_nothing)
+{
+    enum { MOST = 40 };
+    for (int joined = 1; joined < MOST; joined++) {
+        for (int some = 0; some <= joined; some += joined) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_for(3);
+            cudaGraphNode_t after[MOST + 1], node;
+            cudaGraph_t graph = NULL;
+            OK(cudaGraphCreate(&graph, 0));
+            OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+            void *p = get(pool, MIB(2), s);
+            put(s, p, MIB(2), 1);
+            after[joined] = last_node(graph);
+            for (int i = 0; i < joined; i++) OK(cudaGraphAddEmptyNode(&after[i], graph, NULL, 0));
+            OK(cudaStreamUpdateCaptureDependencies(s, after, PLAIN_EDGES (size_t)joined + 1,
+                                                   cudaStreamSetCaptureDependencies));
+            OK(galloc_free(p, s));
+            OK(cudaGraphAddEmptyNode(&node, graph, after, (size_t)some));
+            OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+            EXPECT(pass(pool, s, 2) != p);
+            OK(cudaStreamUpdateCaptureDependencies(s, after, PLAIN_EDGES (size_t)joined + 1,
+                                                   cudaStreamAddCaptureDependencies));
+            (void)capture_end(s);
+            OK(cudaGraphDestroy(graph));
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
+/* A node that comes after more others than are looked at: the stream's past counts as one of them. */
+TEST(a_stream_goes_on_behind_a_join_of_many)
+{
+    enum { JOINED = 150 };
+    for (int first = 0; first < 2; first++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_for(2);
+        cudaGraphNode_t after[JOINED + 1], *others = first ? after + 1 : after, node;
+        cudaGraph_t graph = NULL;
+        OK(cudaGraphCreate(&graph, 0));
+        OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+        void *p = pass(pool, s, 1);
+        after[first ? 0 : JOINED] = last_node(graph);
+        for (int i = 0; i < JOINED; i++) OK(cudaGraphAddEmptyNode(&others[i], graph, NULL, 0));
+        OK(cudaGraphAddEmptyNode(&node, graph, after, JOINED + 1));
+        OK(cudaStreamUpdateCaptureDependencies(s, &node, PLAIN_EDGES 1, cudaStreamSetCaptureDependencies));
+        EXPECT(pass(pool, s, 2) == p);
+        (void)capture_end(s);
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Many nodes between two calls: what is too far away counts as before, as a stream's past. */
 TEST(a_stream_goes_on_however_much_was_captured_since)
 {
@@ -437,6 +496,171 @@ TEST(nodes_that_are_destroyed_leave_the_graphs_memory_alone)
     OK(cudaStreamSynchronize(s));
     expect_room(pool, 2);
     pool_end(pool);
+    finish();
+}
+
+/* Captures of a group one after the other, each of three blocks of its own sizes. Returns the most that one needs. */
+static size_t capture_sizes(galloc_pool *pool, cudaStream_t s, cudaGraph_t *graphs, int captures, int falling)
+{
+    size_t most = 0;
+    for (int i = 0; i < captures; i++) {
+        size_t bytes = (size_t)(falling ? captures - i : i + 1) * 300000;
+        void *p[3];
+        capture_begin(s);
+        for (int k = 0; k < 3; k++) p[k] = get_used(pool, bytes * (size_t)(k + 1), s, (uint64_t)k + 1);
+        for (int k = 0; k < 3; k++) OK(galloc_free(p[k], s));
+        graphs[i] = capture_end(s);
+        if (6 * bytes > most) most = 6 * bytes;
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    return most;
+}
+
+/* Whatever the order of their sizes: free memory of the group's graphs merges. */
+TEST(a_group_needs_the_memory_of_its_largest_graph)
+{
+    enum { GRAPHS = 60 };
+    for (int falling = 0; falling < 2; falling++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        galloc_graph *group = NULL;
+        cudaGraph_t graphs[GRAPHS];
+        size_t most;
+        OK(galloc_graph_begin(&group, pool, s));
+        most = capture_sizes(pool, s, graphs, GRAPHS, falling);
+        EXPECT(stats_of(pool).graph_bytes <= most + most / 20 + MIB(2));
+        EXPECT(stats_of(pool).reserved.current <= most + most / 20 + MIB(4));
+        OK(galloc_graph_end(group));
+        OK(galloc_graph_release(group, s));
+        for (int i = 0; i < GRAPHS; i++) OK(cudaGraphDestroy(graphs[i]));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Free memory of the pool that fits better is left alone as long as the group has some that is large enough. */
+TEST(a_group_uses_its_own_memory_first)
+{
+    enum { GRAPHS = 4 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_graph *group = NULL;
+    cudaGraph_t graphs[GRAPHS];
+    void *apart[GRAPHS], *hole[GRAPHS], *other;
+    cudaStream_t t = stream_new();
+    other = get(pool, KIB(4), t);
+    for (int i = 0; i < GRAPHS; i++) { /* free blocks of the sizes that the captures ask for */
+        hole[i] = get(pool, MIB(8) >> i, s);
+        apart[i] = get(pool, KIB(4), s);
+    }
+    for (int i = 0; i < GRAPHS; i++) OK(galloc_free(hole[i], s));
+    OK(galloc_free(get(pool, KIB(4), s), s));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(get(pool, MIB(100), t), t)); /* which looks what is complete: any stream may have them now */
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < GRAPHS; i++) {
+        void *p, *q;
+        capture_begin(s);
+        p = get_used(pool, MIB(8) >> i, s, 1);
+        q = get_used(pool, MIB(8) >> i, s, 2);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        graphs[i] = capture_end(s);
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(16));
+    }
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    for (int i = 0; i < GRAPHS; i++) OK(cudaGraphDestroy(graphs[i]));
+    for (int i = 0; i < GRAPHS; i++) OK(galloc_free(apart[i], s));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Two captures at once used two neighbours: `first` belongs to the group and `second` does not. The blocks name them in
+   opposite order, so they do not merge before the group is released. */
+static void record_crosswise(galloc_pool *pool, cudaStream_t first, cudaStream_t second, void **p, void **q)
+{
+    *p = get_used(pool, MIB(1), first, 1);
+    *q = get_used(pool, MIB(1), second, 2);
+    OK(galloc_record_stream(*p, second));
+    OK(galloc_record_stream(*q, first));
+    look(first, *p, MIB(1), 1);
+    OK(galloc_free(*p, first));
+    OK(galloc_free(*q, second));
+}
+
+/* What a released group owned is free after the stream's work, even where its neighbour, which another graph owns too,
+   has lost its mark of the group already and merges with it. */
+TEST(a_released_group_leaves_no_mark_behind_where_blocks_merge)
+{
+    for (int way = 0; way < 2; way++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), x = stream_new(), y = stream_new();
+        galloc_pool *pool = pool_limited(MIB(2));
+        galloc_graph *group = NULL;
+        cudaGraph_t of_group, other;
+        cudaGraphExec_t exec;
+        void *p, *q, *r[2];
+        OK(galloc_graph_begin(&group, pool, s));
+        capture_begin(s);
+        capture_begin(t);
+        if (way) record_crosswise(pool, t, s, &p, &q);
+        else record_crosswise(pool, s, t, &p, &q);
+        of_group = capture_end(s);
+        other = capture_end(t);
+        OK(galloc_graph_end(group));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        exec = instance(of_group);
+        OK(cudaGraphLaunch(exec, x));
+        OK(galloc_graph_release(group, x));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(cudaGraphDestroy(other));
+        for (int i = 0; i < 2; i++) r[i] = get_used(pool, MIB(1), y, 3); /* the launch may still be queued */
+        sim_run(-1);
+        for (int i = 0; i < 2; i++) OK(galloc_free(r[i], y));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(of_group));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        stream_end(x);
+        stream_end(y);
+        finish();
+    }
+}
+
+/* A capture that is under way joins a group: its free blocks meet those of the group's graphs from then on. */
+TEST(free_blocks_meet_when_their_capture_joins_a_group)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_graph *group = NULL;
+    cudaGraph_t graph[2];
+    void *p[2];
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        p[i] = get_used(pool, MIB(1), s, 1);
+        OK(galloc_record_stream(p[i], t));
+        OK(galloc_free(p[i], s));
+        if (i) OK(galloc_graph_begin(&group, pool, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        graph[i] = capture_end(s);
+        OK(galloc_graph_end(group));
+    }
+    EXPECT_EQ((char *)p[1] - (char *)p[0], MIB(1));
+    OK(galloc_graph_release(group, s));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
     finish();
 }
 

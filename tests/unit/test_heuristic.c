@@ -160,25 +160,30 @@ TEST(few_moves_decide_nothing)
 TEST(near_the_limit_nothing_is_spared_and_the_limit_holds)
 {
     static void *block[BLOCKS];
-    galloc_config config = heuristic();
-    begin();
-    cudaStream_t s = stream_new();
-    config.memory_limit = MIB(512);
-    galloc_pool *pool = pool_new(&config);
-    int n = load(pool, block, MIB(10), MIB(500), s);
-    EXPECT_EQ(decided(pool, "nearly used up"), 1);
-    EXPECT(config_of(pool).overhead == 0);
-    EXPECT(sim_physical(0) <= MIB(512));
-    unload(block, n, s);
-    OK(galloc_pool_trim(pool, 0, NULL));
-    n = load(pool, block, MIB(10), MIB(100), s);
-    EXPECT_EQ(decided(pool, "memory again"), 1);
-    EXPECT(config_of(pool).overhead == 0.02);
-    EXPECT(stats_of(pool).reserved.peak <= MIB(512));
-    unload(block, n, s);
-    pool_end(pool);
-    stream_end(s);
-    finish();
+    for (int sized = 0; sized < 2; sized++) {
+        galloc_config config = heuristic();
+        begin();
+        cudaStream_t s = stream_new();
+        config.memory_limit = MIB(512);
+        if (sized) config.growth = MIB(4);
+        galloc_pool *pool = pool_new(&config);
+        int n = load(pool, block, MIB(10), MIB(500), s);
+        EXPECT_EQ(decided(pool, "nearly used up"), 1);
+        EXPECT(config_of(pool).overhead == 0);
+        EXPECT_EQ(config_of(pool).growth, 0);
+        EXPECT(sim_physical(0) <= MIB(512));
+        unload(block, n, s);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        n = load(pool, block, MIB(10), sized ? MIB(40) : MIB(100), s); /* 40: before "blocks come and go" */
+        EXPECT_EQ(decided(pool, "memory again"), 1);
+        EXPECT(config_of(pool).overhead == 0.02);
+        EXPECT_EQ(config_of(pool).growth, config.growth);
+        EXPECT(stats_of(pool).reserved.peak <= MIB(512));
+        unload(block, n, s);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
 }
 
 TEST(a_device_that_refuses_is_pressure)
@@ -197,6 +202,29 @@ TEST(a_device_that_refuses_is_pressure)
     OK(galloc_free(small, s));
     pool_end(pool);
     stream_end(s);
+    finish();
+}
+
+/* A call that fails and decides something tells of the failure. */
+TEST(an_error_is_told_rather_than_a_decision)
+{
+    galloc_config config = heuristic(), other = galloc_config_default();
+    void *p = NULL;
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *most = get(pool, MIB(124), s);
+    other.device_limit = MIB(128); /* from now on memory is nearly used up */
+    galloc_pool *lower = pool_new(&other);
+    sim_fail("cuMemCreate", 1, 1, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(3), s), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(decided(pool, "nearly used up"), 1);
+    EXPECT(strstr(galloc_last_message(), "cuMemCreate"));
+    EXPECT(strstr(log_text, "cuMemCreate"));
+    OK(galloc_free(most, s));
+    pool_end(lower);
+    pool_end(pool);
     finish();
 }
 

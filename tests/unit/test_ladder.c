@@ -94,6 +94,26 @@ static void busy_end(busy *b)
     finish();
 }
 
+/* S has its block again, with an event recorded for its use before. To wait for that event gains nothing. */
+TEST(the_host_waits_for_no_event_that_keeps_no_memory)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *other = get(pool, 512, t);
+    void *p = get(pool, MIB(4), s);
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    EXPECT(sim_calls("cuEventRecord") > 0);
+    EXPECT(get(pool, MIB(4), s) == p);
+    expect_refused(pool, MIB(4), t);
+    EXPECT_EQ(sim_calls("cuEventSynchronize"), 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(other, t));
+    pool_end(pool);
+    finish();
+}
+
 TEST(no_limit_waits_as_long_as_it_takes)
 {
     busy b = busy_pool(UINT64_MAX, MIB(4), 0);
@@ -115,7 +135,7 @@ TEST(a_wait_limit_of_0_never_waits)
     expect_sums(&r);
     EXPECT_EQ(r.stranded, MIB(16));
     EXPECT(left_out(&r, "wait on the host for events", "wait_limit_ms is 0"));
-    EXPECT(left_out(&r, "wait for the device", "wait_limit_ms is set"));
+    EXPECT(left_out(&r, "wait for the device", "wait_limit_ms cannot limit this wait"));
     sim_run(-1);
     OK(galloc_free(get(b.pool, MIB(4), b.s[1]), b.s[1])); /* what is finished is had without a wait */
     busy_end(&b);
@@ -877,6 +897,39 @@ static void *end_it(void *pool)
     return NULL;
 }
 
+static long asked_within;
+
+static void ask_within(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p = NULL;
+    long changes = memory_calls();
+    (void)addr;
+    (void)bytes;
+    asked_within++;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), user), cudaErrorMemoryAllocation);
+    EXPECT_EQ(memory_calls(), changes);
+}
+
+/* In on_map and in on_unmap no page comes or goes, also in a pool that has only this one of them. */
+TEST(either_callback_alone_keeps_pages_where_they_are)
+{
+    for (int unmaps = 0; unmaps < 2; unmaps++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_callbacks calls = {NULL, NULL, unmaps ? NULL : ask_within, unmaps ? ask_within : NULL, s};
+        galloc_pool *pool = pool_new(NULL);
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        asked_within = 0;
+        OK(galloc_free(get(pool, MIB(4), s), s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(asked_within > 0);
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 static void end_meanwhile(galloc_pool *pool, void *addr, size_t bytes, void *user)
 {
     (void)addr;
@@ -1109,6 +1162,69 @@ TEST(bytes_of_several_streams_are_counted_once)
     finish();
 }
 
+/* Where the pool's limit is the cause, it does not matter who else holds the device's memory. */
+TEST(a_limit_that_is_the_cause_is_the_only_one)
+{
+    sim_options options = sim_defaults();
+    void *foreign = NULL;
+    options.memory = MIB(300);
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    galloc_config config = config_limit(MIB(128));
+    config.wait_limit_ms = 0; /* so that what the stream has freed is its own, and does not go back */
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(cudaMalloc(&foreign, MIB(150)));
+    void *p = get(pool, MIB(60), s), *q = get_used(pool, MIB(40), s, 1);
+    OK(galloc_free(q, s));
+    expect_refused(pool, MIB(80), s);
+    galloc_report r = report_of_failure();
+    EXPECT(r.device_free < MIB(80));
+    EXPECT(says(&r, "- the limit of"));
+    EXPECT(!says(&r, "held outside galloc"));
+    OK(galloc_free(p, s));
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    finish();
+}
+
+/* A request that may take few steps only, and meets an error of the driver's, was not refused for lack of memory. */
+TEST(an_error_of_the_driver_is_no_rejection)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    void *p = NULL;
+    sim_fail("cuMemCreate", 1, 1, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4), NULL), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).failures, 1);
+    EXPECT_EQ(stats_of(pool).rejections, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST(the_report_leaves_pools_of_other_devices_out)
+{
+    begin_with_devices(2, SIM_PACE_STILL);
+    galloc_config config = config_limit(MIB(16));
+    config.device = 1;
+    galloc_pool *pool = pool_limited(MIB(16)), *elsewhere = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(elsewhere, MIB(8), s), s));
+    void *p = get(pool, MIB(10), s);
+    expect_refused(pool, MIB(10), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT_EQ(r.other_pools, 0);
+    EXPECT_EQ(r.others_held + r.others_cached, 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    pool_end(elsewhere);
+    finish();
+}
+
 TEST(the_report_knows_the_device_and_other_pools)
 {
     galloc_config config = config_limit(SIZE_MAX);
@@ -1210,11 +1326,97 @@ TEST(the_report_tells_of_shrunk_blocks_that_keep_their_memory)
     OK(galloc_resize(p, 100, s));
     EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(40), s), cudaErrorMemoryAllocation);
     OK(galloc_oom_report(&report));
-    EXPECT(says(&report, "larger than requested"));
+    EXPECT_EQ(report.shrunk, MIB(46));
+    EXPECT(says(&report, "- blocks with room have shrunk and keep 48234496 bytes: free them and allocate them again"));
+    OK(galloc_free(p, s)); /* as advised */
+    request.bytes = 100;
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_pool_malloc(pool, &q, MIB(40), s));
+    OK(galloc_free(q, s));
     OK(galloc_free(p, s));
     pool_end(pool);
     stream_end(s);
     finish();
+}
+
+/* Blocks with room are larger than requested even when none has shrunk; in fixed segments they have all their room. */
+TEST(the_report_advises_nothing_for_blocks_that_have_not_shrunk)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin();
+        galloc_config config = config_limit(MIB(64));
+        galloc_report report;
+        void *p[40];
+        int n = 0;
+        config.expandable_segments = !fixed;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        galloc_request request = {.bytes = MIB(1), .max_bytes = MIB(4), .pool = pool, .stream = s};
+        while (n < 40 && !galloc_alloc(&p[n], &request)) n++;
+        report = report_of_failure();
+        EXPECT(n >= 8 && report.rounding >= MIB(24));
+        EXPECT_EQ(report.shrunk, 0);
+        EXPECT(!says(&report, "shrunk"));
+        while (n) OK(galloc_free(p[--n], s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Half a MiB of what is missing lies in the block. */
+TEST(the_report_of_a_growth_has_the_pages_that_were_missing)
+{
+    begin();
+    galloc_pool *pool = pool_limited(MIB(4));
+    cudaStream_t s = stream_new();
+    galloc_request request = {.bytes = KIB(1536), .max_bytes = MIB(64), .pool = pool, .stream = s};
+    void *p = NULL;
+    OK(galloc_alloc(&p, &request));
+    EXPECT_EQ(galloc_resize(p, MIB(5), s), cudaErrorMemoryAllocation);
+    galloc_report report = report_of_failure();
+    EXPECT_EQ(report.asked, KIB(3584));
+    EXPECT_EQ(report.rounded, MIB(4));
+    EXPECT(says(&report, "out of memory: 3670016 more bytes (4194304 in further pages) on stream"));
+    EXPECT_EQ(galloc_resize(p, MIB(7), s), cudaErrorMemoryAllocation);
+    report = report_of_failure();
+    EXPECT_EQ(report.rounded, MIB(6));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Segments are as large as PyTorch makes them, and reuse has no effect. */
+TEST(the_report_fits_segments_like_those_of_pytorch)
+{
+    for (int limit = 24; limit >= 18; limit -= 6) {
+        galloc_config config = config_limit(MIB(limit));
+        begin_still();
+        config.like = GALLOC_LIKE_PYTORCH;
+        config.expandable_segments = 0;
+        config.reuse = 0;
+        config.wait_limit_ms = 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, MIB(12), s), *q = NULL;
+        put(s, p, MIB(12), 1);
+        OK(galloc_free(p, s));
+        expect_refused(pool, MIB(7), t);
+        galloc_report r = report_of_failure();
+        EXPECT_EQ(r.stranded, MIB(12));
+        EXPECT(says(&r, "; the request needs a segment of 20971520"));
+        EXPECT(!says(&r, "reuse:wait is off"));
+        EXPECT(says(&r, "wait_limit_ms is 0"));
+        EXPECT_EQ(r.largest_possible, limit == 24 ? MIB(12) : MIB(1));
+        expect_refused(pool, limit == 24 ? MIB(14) : MIB(1) + 512, t);
+        OK(galloc_pool_malloc(pool, &q, r.largest_possible, t));
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
 }
 
 TEST(the_largest_possible_block_is_possible)
@@ -1270,21 +1472,113 @@ TEST(advice_fits_fixed_segments)
 /* A device that has too little for a segment of the usual size may have enough for the request. */
 TEST(a_small_rest_of_the_device_is_used)
 {
-    galloc_config config = config_fixed();
-    sim_options options = sim_defaults();
-    void *foreign = NULL;
-    options.memory = MIB(64);
-    begin_with(options);
-    galloc_pool *pool = pool_new(&config);
+    for (int fixed = 0; fixed < 2; fixed++) {
+        galloc_config config = fixed ? config_fixed() : galloc_config_default();
+        sim_options options = sim_defaults();
+        void *foreign = NULL;
+        config.growth = fixed ? 0 : MIB(32);
+        options.memory = MIB(64);
+        begin_with(options);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        OK(cudaMalloc(&foreign, MIB(54)));
+        void *p = get(pool, MIB(3), s);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
+        expect_healthy(pool, 0);
+        OK(galloc_free(p, s));
+        OK(cudaFree(foreign));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A thread that has waited while another one created pages finds what is free there, and asks the driver nothing. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    pthread_t other;
+    long asked;
+    int begun;
+} second;
+
+static void *get_second(void *unused)
+{
+    OK(cudaSetDevice(0));
+    void *p = get(second.pool, MIB(40), second.stream);
+    OK(galloc_free(p, second.stream));
+    return unused;
+}
+
+static void come_second(const char *function)
+{
+    if (second.begun || strcmp(function, "cuMemCreate")) return;
+    second.begun = 1;
+    EXPECT_EQ(pthread_create(&second.other, NULL, get_second, NULL), 0);
+    usleep(20000); /* it waits for this thread then; if it comes later, it finds the page at once */
+    second.asked = sim_calls("cuEventQuery");
+}
+
+TEST(who_waits_for_growth_is_served_from_it)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    memset(&second, 0, sizeof second);
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(64);
+    second.pool = pool_new(&config);
+    second.stream = stream_new();
+    OK(galloc_free(get(second.pool, 512, second.stream), second.stream));
+    void *p = get_used(second.pool, MIB(60), s, 1);
+    OK(galloc_free(p, s)); /* with an event that one could ask for */
+    EXPECT(sim_calls("cuEventRecord") > 0);
+    sim_hook(come_second, NULL);
+    void *q = get(second.pool, MIB(20), t);
+    EXPECT(second.begun);
+    if (second.begun) EXPECT_EQ(pthread_join(second.other, NULL), 0);
+    sim_hook(NULL, NULL);
+    EXPECT_EQ(sim_calls("cuEventQuery"), second.asked);
+    OK(galloc_free(q, t));
+    pool_end(second.pool);
+    finish();
+}
+
+/* A call lets go of all locks for a callback. The state of its stream stays meanwhile, however many there are. */
+static struct {
+    cudaStream_t stream;
+    int asked;
+} crowd;
+
+static void ask_in_the_crowd(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p = NULL;
+    (void)addr, (void)bytes, (void)user;
+    if (crowd.asked++) return;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(32), crowd.stream), cudaErrorMemoryAllocation);
+}
+
+TEST(a_stream_is_not_forgotten_during_a_callback_of_its_call)
+{
+    begin();
+    galloc_pool *pool = pool_limited(MIB(64));
+    galloc_callbacks calls = {0};
+    calls.on_map = ask_in_the_crowd;
+    memset(&crowd, 0, sizeof crowd);
+    for (size_t i = 0; i < inside_streams_kept() + 8; i++) {
+        crowd.stream = stream_new();
+        OK(galloc_free(get(pool, 512, crowd.stream), crowd.stream));
+    }
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_set_callbacks(pool, &calls));
     cudaStream_t s = stream_new();
-    OK(cudaMalloc(&foreign, MIB(54)));
-    void *p = get(pool, MIB(3), s);
-    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
-    expect_healthy(pool, 0);
+    void *p = get_used(pool, MIB(4), s, 1);
+    EXPECT(crowd.asked > 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT(inside_stream_of(pool, stream_id(s)).known);
     OK(galloc_free(p, s));
-    OK(cudaFree(foreign));
     pool_end(pool);
-    stream_end(s);
     finish();
 }
 
@@ -1363,6 +1657,25 @@ TEST(a_text_that_does_not_fit_is_empty)
     EXPECT_EQ(galloc_report_text(NULL, report_text, sizeof report_text), cudaErrorInvalidValue);
     pool_end(pool);
     stream_end(s);
+    finish();
+}
+
+/* A wait for the device has made memory at a hole usable, which is less than the request: with a new page beside it the
+   request is served, and not only when it comes again. */
+TEST(pages_are_created_beside_what_a_wait_has_freed)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(8));
+    void *a = get(pool, KIB(4352), s), *b = get(pool, KIB(1536), s), *c = get(pool, MIB(1), s);
+    OK(galloc_free(a, s));
+    a = get(pool, KIB(768), s);
+    OK(galloc_free(b, t));
+    void *d = get(pool, KIB(512), t), *e = get(pool, MIB(1), t), *f = get(pool, MIB(2), s);
+    OK(galloc_free(e, s));
+    void *last = get(pool, KIB(3584), s), *all[] = {a, c, d, f, last};
+    for (int i = 0; i < 5; i++) OK(galloc_free(all[i], s));
+    pool_end(pool);
     finish();
 }
 

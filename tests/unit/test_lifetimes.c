@@ -201,6 +201,64 @@ static int end_it(const galloc_report *report, void *user)
     return 0;
 }
 
+/* A pool that could not end goes on as before: its stream caches serve again. */
+TEST(a_pool_whose_end_fails_has_its_caches_again)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, 4096, s), s));
+    sim_fail("cuMemUnmap", 1, 1, cudaErrorUnknown);
+    EXPECT(galloc_pool_destroy(pool) != cudaSuccess);
+    sim_fail_clear();
+    for (int i = 0; i < 2; i++) OK(galloc_free(get(pool, 4096, s), s));
+    EXPECT(inside_stream_of(pool, stream_id(s)).open);
+    pool_end(pool);
+    finish();
+}
+
+/* A free that records an event has let go of the pool's lock. The pool's end waits for it: else the event would
+   remain. */
+static struct {
+    galloc_pool *pool;
+    pthread_t frees, ends;
+    int begun, done;
+} recording;
+
+static void *end_it_meanwhile(void *unused)
+{
+    OK(cudaSetDevice(0));
+    OK(galloc_pool_destroy(recording.pool));
+    __atomic_store_n(&recording.done, 1, __ATOMIC_RELEASE);
+    return unused;
+}
+
+static void end_while_recording(const char *function)
+{
+    if (recording.begun || strcmp(function, "cuEventRecord") || !pthread_equal(pthread_self(), recording.frees)) return;
+    recording.begun = 1;
+    EXPECT_EQ(pthread_create(&recording.ends, NULL, end_it_meanwhile, NULL), 0);
+    for (int i = 0; i < 50 && !__atomic_load_n(&recording.done, __ATOMIC_ACQUIRE); i++) usleep(1000);
+    EXPECT(!__atomic_load_n(&recording.done, __ATOMIC_ACQUIRE));
+}
+
+TEST(a_pool_does_not_end_while_an_event_is_recorded_in_it)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    memset(&recording, 0, sizeof recording);
+    recording.pool = pool_new(NULL);
+    recording.frees = pthread_self();
+    OK(galloc_free(get(recording.pool, 512, t), t));
+    void *p = get(recording.pool, MIB(4), s);
+    sim_hook(end_while_recording, NULL);
+    OK(galloc_free(p, s));
+    EXPECT(recording.begun);
+    if (recording.begun) EXPECT_EQ(pthread_join(recording.ends, NULL), 0);
+    sim_hook(NULL, NULL);
+    finish();
+}
+
 /* The call that asks the program is in the pool yet. */
 TEST(a_callback_does_not_end_its_pool)
 {
@@ -738,6 +796,265 @@ TEST(what_is_free_at_the_end_stays_so)
     end_at_the_last_moment("roundup_power2_divisions:4");
 }
 
+/* ---- the end of a pool, seen by threads that nothing else orders ----------------------------------------------- */
+
+/* Two threads tell each other how far they are without ordering their accesses to memory. So ThreadSanitizer finds what
+   galloc itself leaves without order. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    pthread_t ends;
+    int warm, now, done, over;
+    cudaError_t error;
+} unordered;
+
+static void say(int *what) { __atomic_store_n(what, 1, __ATOMIC_RELAXED); }
+
+static void hear(const int *what)
+{
+    while (!__atomic_load_n(what, __ATOMIC_RELAXED)) usleep(100);
+}
+
+static void *ask_a_shut_cache(void *arg)
+{
+    void *p = NULL;
+    (void)arg;
+    OK(cudaSetDevice(0));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(unordered.pool, 4096, unordered.stream), unordered.stream));
+    say(&unordered.warm);
+    hear(&unordered.now);
+    unordered.error = galloc_pool_malloc(unordered.pool, &p, 4096, unordered.stream);
+    say(&unordered.done);
+    hear(&unordered.over); /* the end of a thread takes a lock of the simulated device */
+    return NULL;
+}
+
+static void while_addresses_go(const char *function)
+{
+    if (!pthread_equal(pthread_self(), unordered.ends) || unordered.now || strcmp(function, "cuMemAddressFree")) return;
+    say(&unordered.now);
+    hear(&unordered.done);
+}
+
+/* Without looks at the stream the call touches only the stream's cache, which is shut by then. */
+TEST(a_late_call_and_the_end_of_its_pool_share_a_cache_in_order)
+{
+    pthread_t thread;
+    begin();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "stream_check:off", NULL, 0));
+    memset(&unordered, 0, sizeof unordered);
+    unordered.pool = pool_new(&config);
+    unordered.stream = stream_new();
+    unordered.ends = pthread_self();
+    EXPECT_EQ(pthread_create(&thread, NULL, ask_a_shut_cache, NULL), 0);
+    hear(&unordered.warm);
+    sim_hook(while_addresses_go, NULL);
+    OK(galloc_pool_destroy(unordered.pool));
+    sim_hook(NULL, NULL);
+    EXPECT(unordered.now);
+    say(&unordered.now);
+    say(&unordered.over);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(unordered.error, cudaErrorInvalidResourceHandle);
+    finish();
+}
+
+static int stop_in_the_middle(void *unused, const void *data, size_t bytes)
+{
+    (void)unused, (void)data, (void)bytes;
+    say(&unordered.now);
+    hear(&unordered.done);
+    return 0;
+}
+
+static void *copy_a_pool(void *arg)
+{
+    (void)arg;
+    OK(galloc_snapshot(unordered.pool, GALLOC_SNAPSHOT_JSON, stop_in_the_middle, NULL));
+    return NULL;
+}
+
+/* The thread that writes a snapshot has left the pool, but has released no lock since it read from it. ThreadSanitizer
+   remembers only some of the accesses, hence the rounds. */
+TEST(a_pool_is_written_anew_after_all_calls_in_it)
+{
+    begin();
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread;
+        memset(&unordered, 0, sizeof unordered);
+        unordered.pool = pool_new(NULL);
+        EXPECT_EQ(pthread_create(&thread, NULL, copy_a_pool, NULL), 0);
+        hear(&unordered.now);
+        OK(galloc_pool_destroy(unordered.pool));
+        galloc_pool *next = pool_new(NULL);
+        say(&unordered.done);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        pool_end(next);
+    }
+    finish();
+}
+
+static void *name_the_former_pool(void *arg)
+{
+    galloc_config config;
+    (void)arg;
+    hear(&unordered.now);
+    unordered.error = galloc_pool_config(unordered.pool, &config);
+    return NULL;
+}
+
+/* A call that names a pool that has ended comes to the next one in its memory, which has just begun. */
+TEST(a_late_call_sees_all_of_the_next_pool)
+{
+    begin();
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread;
+        memset(&unordered, 0, sizeof unordered);
+        unordered.pool = pool_new(NULL);
+        pool_end(unordered.pool);
+        EXPECT_EQ(pthread_create(&thread, NULL, name_the_former_pool, NULL), 0);
+        galloc_pool *next = pool_new(NULL);
+        say(&unordered.now);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        EXPECT_EQ(unordered.error, cudaErrorInvalidResourceHandle);
+        pool_end(next);
+    }
+    finish();
+}
+
+static void stop_when_forgotten(void)
+{
+    if (!pthread_equal(pthread_self(), unordered.ends) || unordered.now || inside_captures(unordered.pool)) return;
+    say(&unordered.now);
+    hear(&unordered.done);
+}
+
+static void stop_at_a_call(const char *function)
+{
+    (void)function;
+    stop_when_forgotten();
+}
+
+static void *end_the_graph(void *graph)
+{
+    hear(&unordered.now);
+    OK(cudaGraphDestroy(graph));
+    say(&unordered.done);
+    return NULL;
+}
+
+/* The pool has given up its share in a capture, and has released no lock since. The graph's is the last. */
+TEST(a_capture_is_freed_after_all_that_the_pool_did_with_it)
+{
+    pthread_t thread;
+    cudaGraph_t graph = NULL;
+    galloc_graph *group = NULL;
+    begin();
+    memset(&unordered, 0, sizeof unordered);
+    unordered.pool = pool_new(NULL);
+    unordered.ends = pthread_self();
+    cudaStream_t s = stream_new();
+    OK(galloc_graph_begin(&group, unordered.pool, s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get(unordered.pool, 4096, s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(galloc_graph_end(group));
+    EXPECT_EQ(inside_captures(unordered.pool), 1);
+    sim_hook(stop_at_a_call, NULL);
+    inside_on_free = stop_when_forgotten;
+    EXPECT_EQ(pthread_create(&thread, NULL, end_the_graph, graph), 0);
+    OK(galloc_graph_release(group, s));
+    EXPECT(unordered.now);
+    say(&unordered.now);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    inside_on_free = NULL;
+    sim_hook(NULL, NULL);
+    pool_end(unordered.pool);
+    finish();
+}
+
+/* A call finds what its thread remembers of a pool. Before it gets there, the pool has ended and another one has its
+   memory. */
+static struct {
+    galloc_pool *pool, *next;
+    galloc_config config;
+    int go;
+} replaced;
+
+static void replace(const char *function)
+{
+    if (!replaced.go || strcmp(function, "cuStreamGetId")) return;
+    replaced.go = 0;
+    OK(galloc_pool_destroy(replaced.pool));
+    replaced.next = pool_new(&replaced.config);
+}
+
+TEST(what_a_thread_remembers_leads_to_no_other_pool)
+{
+    static const char *const confs[] = {"", "strategy:pooled", "roundup_power2_divisions:4", "stats:exact"};
+    for (size_t i = 0; i < sizeof confs / sizeof confs[0]; i++) {
+        begin();
+        cudaStream_t s = stream_new();
+        void *p = NULL;
+        memset(&replaced, 0, sizeof replaced);
+        replaced.config = galloc_config_default();
+        OK(galloc_config_parse(&replaced.config, confs[i], NULL, 0));
+        replaced.pool = pool_new(&replaced.config);
+        for (int k = 0; k < 2; k++) OK(galloc_free(get(replaced.pool, 4096, s), s));
+        EXPECT(inside_remembers(s, replaced.pool));
+        replaced.go = 1;
+        sim_hook(replace, NULL);
+        EXPECT_EQ(galloc_pool_malloc(replaced.pool, &p, KIB(64), s), cudaErrorInvalidResourceHandle);
+        sim_hook(NULL, NULL);
+        EXPECT(p == NULL && !replaced.go);
+        EXPECT_EQ(stats_of(replaced.next).mallocs, 0);
+        pool_end(replaced.next);
+        finish();
+    }
+}
+
+/* Two threads that free one block at the same time, each on a stream of its own: one of them gets it. */
+static struct {
+    void *p;
+    pthread_barrier_t ready;
+    cudaError_t error[2];
+} twice;
+
+static void *free_it_too(void *i)
+{
+    OK(cudaSetDevice(0));
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = info_of(twice.p).pool;
+    for (int k = 0; k < 2; k++) OK(galloc_free(get(pool, 512, s), s));
+    for (int k = 0; k < 2; k++) pthread_barrier_wait(&twice.ready);
+    twice.error[(intptr_t)i] = galloc_free(twice.p, s);
+    return NULL;
+}
+
+TEST(a_block_is_freed_by_one_of_two_threads)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    pthread_t thread[2];
+    unsigned long long id = stream_id(s);
+    twice.p = get(pool, KIB(64), s);
+    EXPECT_EQ(pthread_barrier_init(&twice.ready, NULL, 3), 0);
+    for (intptr_t i = 0; i < 2; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, free_it_too, (void *)i), 0);
+    pthread_barrier_wait(&twice.ready);
+    inside_hold_cache(pool, id, 1);
+    pthread_barrier_wait(&twice.ready);
+    usleep(20000); /* both look at the block, and then wait for the latch that guards it */
+    inside_hold_cache(pool, id, 0);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+    pthread_barrier_destroy(&twice.ready);
+    EXPECT((twice.error[0] == cudaSuccess) + (twice.error[1] == cudaSuccess) == 1);
+    EXPECT((twice.error[0] == cudaErrorInvalidDevicePointer) + (twice.error[1] == cudaErrorInvalidDevicePointer) == 1);
+    pool_end(pool);
+    finish();
+}
+
 /* ---- what may come while the default pool is made ---------------------------------------------------------------- */
 
 static pthread_barrier_t first_use;
@@ -752,6 +1069,36 @@ static void *use_first(void *pool)
     EXPECT(info_of(p).pool == *(galloc_pool **)pool);
     OK(galloc_free(p, cudaStreamPerThread));
     return NULL;
+}
+
+/* Another call makes the default pool while this one does: its own, which nobody gets, leaves nothing behind. */
+static int made_meanwhile;
+
+static void make_meanwhile(const char *function)
+{
+    galloc_pool *pool = NULL;
+    if (made_meanwhile || strcmp(function, "cuDevicePrimaryCtxRetain")) return;
+    made_meanwhile = 1;
+    OK(galloc_pool_default(&pool, 0));
+}
+
+TEST(a_default_pool_that_comes_second_leaves_nothing)
+{
+    static const char *const confs[] = {"", "backend:cudaMalloc", "backend:cudaMallocAsync", "like:pytorch"};
+    for (size_t i = 0; i < sizeof confs / sizeof confs[0]; i++) {
+        galloc_pool *pool = NULL;
+        begin();
+        setenv("GALLOC_CONF", confs[i], 1);
+        made_meanwhile = 0;
+        sim_hook(make_meanwhile, NULL);
+        OK(galloc_pool_default(&pool, 0));
+        sim_hook(NULL, NULL);
+        EXPECT(made_meanwhile);
+        unsetenv("GALLOC_CONF");
+        OK(galloc_shutdown());
+        EXPECT_EQ(sim_calls("cuMemPoolDestroy"), sim_calls("cuMemPoolCreate"));
+        finish();
+    }
 }
 
 TEST(threads_that_come_first_together_get_one_default_pool)

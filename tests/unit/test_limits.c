@@ -36,6 +36,28 @@ static void begin_small(size_t memory)
     begin_with(options);
 }
 
+/* A request that the limit stops gives back what it lacks, and leaves the rest for others. */
+TEST(no_more_is_given_back_than_a_limit_lacks)
+{
+    enum { SEGMENTS = 15 };
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_config config = config_of_kind(0);
+    config.memory_limit = MIB(60);
+    galloc_pool *pool = pool_new(&config);
+    void *p[2 * SEGMENTS];
+    for (int i = 0; i < 2 * SEGMENTS; i++) p[i] = get(pool, MIB(1), s);
+    for (int i = 0; i < 2 * SEGMENTS; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2) * SEGMENTS);
+    void *q = get(pool, MIB(50), s); /* 20 MiB are missing */
+    EXPECT(stats_of(pool).reserved.current >= MIB(56));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_fraction_of_the_device_is_a_limit)
 {
     FOR_BOTH_KINDS (kind) {
@@ -724,6 +746,60 @@ TEST(what_was_not_used_for_longest_goes_first)
     OK(galloc_free(wall, s));
     pool_end(pool);
     finish();
+}
+
+/* Memory that was just created is young, though it was never used, and no free came since the last sample of time. */
+TEST(what_was_just_reserved_is_no_idle_memory)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+    void *keep = get(pool, MIB(2), t);
+    for (int i = 0; i < 12; i++) { /* one free for each sample */
+        void *p = get(pool, MIB(2), s);
+        now_ns += 5000000000;
+        OK(galloc_free(p, s));
+    }
+    for (int i = 1; i <= 3; i++) {
+        size_t before = held(pool);
+        now_ns += 29000000000;
+        OK(galloc_pool_reserve(pool, MIB(64) * (size_t)i));
+        size_t made = held(pool) - before;
+        now_ns += 2000000000;
+        EXPECT(made >= MIB(32));
+        pass_frees(pool, 20, s);
+        EXPECT(held(pool) >= made);
+    }
+    OK(galloc_free(keep, t));
+    pool_end(pool);
+    finish();
+}
+
+/* An event on the legacy stream makes all blocking streams wait for each other. So a collection, which needs events,
+   gets one there only if there is no other stream. */
+TEST(a_collection_gets_an_event_of_the_legacy_stream_when_it_is_alone)
+{
+    for (int alone = 0; alone < 2; alone++) {
+        begin_still();
+        cudaStream_t s = alone ? cudaStreamLegacy : stream_new();
+        galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+        void *keep = get(pool, MIB(2), s), *last = get(pool, MIB(2), cudaStreamLegacy);
+        long records = sim_calls("cuEventRecord");
+        pass_frees(pool, 20, s);
+        OK(galloc_free(get(pool, MIB(40), cudaStreamLegacy), cudaStreamLegacy));
+        for (int i = 0; i < 3; i++) {
+            pass_frees(pool, 20, s);
+            now_ns += 40000000000;
+        }
+        if (!alone) records = sim_calls("cuEventRecord");
+        OK(galloc_free(last, cudaStreamLegacy));
+        EXPECT_EQ(sim_calls("cuEventRecord") > records, alone);
+        OK(galloc_free(keep, s));
+        sim_run(-1);
+        pool_end(pool);
+        if (!alone) stream_end(s);
+        finish();
+    }
 }
 
 TEST(idle_memory_goes_by_its_age)

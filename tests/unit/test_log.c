@@ -216,7 +216,8 @@ TEST(the_level_of_the_log_is_that_of_the_variable)
     } row[] = {{"max_split_size:20M,log:off", 0, 0},   {"max_split_size:20M,log:error", 0, 1},
                {"log:info,max_split_size:20M", 1, 1},  {"log:debug,max_split_size:20M", 1, 1},
                {"max_split_size:20M", 1, 1},           {"log:loud,max_split_size:20M", 0, 2},
-               {"max_split_size:20M,foo,log:off", 0, 0}};
+               {"max_split_size:20M,foo,log:off", 0, 2}, {"log:off,foo", 0, 2},
+               {"log:error,foo", 0, 2}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         void *p = NULL;
         begin_logging(row[i].conf);
@@ -227,6 +228,33 @@ TEST(the_level_of_the_log_is_that_of_the_variable)
         EXPECT(says("galloc_malloc: ptr is NULL"));
         EXPECT_EQ(log_lines, row[i].notes + row[i].errors);
         if (!error) OK(galloc_free(p, 0));
+        finish_logging();
+    }
+}
+
+/* All requests are refused then, so the first line says why, also where the mistake is in PyTorch's variable or between
+   the two. The level is no higher than it must be. */
+TEST(a_mistake_in_the_variables_is_logged_in_any_case)
+{
+    static const struct {
+        const char *ours, *theirs, *says;
+    } row[] = {{"log:off,typo", NULL, "galloc_malloc: GALLOC_CONF: at 9: unknown key 'typo'"},
+               {"like:pytorch,log:off", "typo:1", "galloc_malloc: PYTORCH_CUDA_ALLOC_CONF: at 1: unknown key 'typo'"},
+               {"like:pytorch,log:off,large_segment_size:80M", "max_split_size_mb:64", "galloc_malloc: GALLOC_CONF: "}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+        void *p = NULL;
+        begin_logging(row[i].ours);
+        if (row[i].theirs) setenv("PYTORCH_CUDA_ALLOC_CONF", row[i].theirs, 1);
+        EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+        EXPECT_EQ(log_lines, 0);
+        EXPECT_EQ(galloc_malloc(&p, 1, 0), cudaErrorInvalidValue);
+        EXPECT_EQ(log_lines, 1);
+        if (!EXPECT(!strncmp(log_text, row[i].says, strlen(row[i].says)))) printf("    %s\n", log_text);
+        setenv("GALLOC_CONF", "max_split_size:20M", 1); /* a note, which log:error does not show */
+        unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+        OK(galloc_malloc(&p, 1, 0));
+        EXPECT_EQ(log_lines, 1);
+        OK(galloc_free(p, 0));
         finish_logging();
     }
 }

@@ -1275,6 +1275,61 @@ static void round_of(galloc_pool *pool, cudaStream_t s, cudaStream_t t)
     OK(galloc_free(r, s));
 }
 
+/* Pages come whole. Those that the last one makes superfluous stay where they are. */
+TEST(no_page_moves_that_is_not_needed)
+{
+    enum { PAGES = 5 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(PAGES * MIB(4) + PAGE, ALL);
+    config.growth = MIB(4);
+    galloc_pool *pool = pool_new(&config);
+    void *p[PAGES], *small, *last, *q;
+    OK(galloc_pool_reserve(pool, PAGES * MIB(4) + PAGE)); /* the last page is a small one */
+    for (int i = 0; i < PAGES; i++) p[i] = get(pool, MIB(4), s);
+    small = get(pool, PAGE, s);
+    inside_set_memory_limit(pool, PAGES * MIB(4) + PAGE + MIB(4));
+    last = get(pool, MIB(4), s); /* behind it */
+    EXPECT_EQ(stats_of(pool).pages[inside_page_class(PAGE)].count, 1);
+    OK(galloc_free(small, s)); /* the oldest */
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(p[3], s));
+    q = get(pool, MIB(8), s);
+    EXPECT_EQ(stats_of(pool).moves, 2);
+    EXPECT(get(pool, PAGE, s) == small);
+    OK(galloc_free(small, s));
+    OK(galloc_free(last, s));
+    OK(galloc_free(q, s));
+    for (int i = 0; i < PAGES; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
+/* Where pages move, as many are created as are missing, however large new pages are to be. */
+TEST(beside_pages_that_move_few_are_created)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    galloc_pool *pool = NULL;
+    void *p[4], *q;
+    config.growth = MIB(32);
+    config.overhead = 0.1;
+    pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, MIB(128)));
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(32), s);
+    OK(galloc_free(p[0], s));
+    OK(galloc_free(p[2], s));
+    q = get(pool, MIB(70), s); /* 12 MiB may be created */
+    EXPECT(stats_of(pool).moves > 0);
+    EXPECT(stats_of(pool).reserved.current <= MIB(128) + MIB(12));
+    OK(galloc_free(q, s));
+    OK(galloc_free(p[1], s));
+    OK(galloc_free(p[3], s));
+    pool_end(pool);
+    finish();
+}
+
 /* What a program did so far says where pages go next, but not that they can be had. */
 TEST(what_was_always_so_may_be_otherwise)
 {
@@ -1293,6 +1348,69 @@ TEST(what_was_always_so_may_be_otherwise)
         pool_end(pool);
         finish();
     }
+}
+
+/* Nor that the free block before the gap reaches as far down as it did: a part of it may be in use. */
+TEST(what_began_in_a_free_block_begins_where_that_is_free)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    config.growth = PAGE;
+    config.lane_bytes = 0;
+    galloc_pool *pool = pool_new(&config);
+    char *a, *b = NULL, *c;
+    for (int pass = 0; pass < 8; pass++) {
+        a = get(pool, MIB(1), s);
+        b = get(pool, MIB(3), s);
+        EXPECT(b == a + MIB(1));
+        OK(galloc_free(b, s));
+        OK(galloc_free(a, s));
+    }
+    a = get(pool, MIB(1), s);
+    EXPECT_EQ(inside_memo_at(pool), (uintptr_t)b); /* is expected next */
+    c = get(pool, KIB(512), s);
+    EXPECT(c == a + MIB(1));
+    put(s, c, KIB(512), 1);
+    b = get_used(pool, MIB(3), s, 2);
+    EXPECT(b >= c + KIB(512) || b + MIB(3) <= a);
+    look(s, c, KIB(512), 1);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, s));
+    OK(galloc_free(c, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Nor that the next request has the same alignment. */
+TEST(what_is_expected_has_the_alignment_that_is_asked_for)
+{
+    enum { PAGES = 8 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    galloc_request request = {0};
+    void *p[PAGES + 1] = {NULL};
+    int n = 0;
+    for (int pass = 0; pass < 4; pass++) {
+        for (int i = 0; i < PAGES; i++) p[i] = get(pool, PAGE, s);
+        for (int i = 0; i < PAGES; i++) OK(galloc_free(p[i], s));
+    }
+    do p[n++] = get(pool, PAGE, s);
+    while (n < PAGES && inside_memo_at(pool) % (2 * PAGE) == 0);
+    EXPECT(n < PAGES);
+    request.bytes = PAGE;
+    request.alignment = 2 * PAGE;
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc(&p[n], &request));
+    EXPECT_EQ((uintptr_t)p[n++] % (2 * PAGE), 0);
+    while (n > 0) OK(galloc_free(p[--n], s));
+    pool_end(pool);
+    finish();
 }
 
 /* Nor that a mapping is still where it was: given back, its descriptor is another one's. */

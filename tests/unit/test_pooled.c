@@ -129,6 +129,33 @@ TEST(runs_that_are_free_serve_a_large_request_under_a_limit)
 }
 
 /* Of a size that has gone, another size has the memory. */
+/* A slot of a run was freed on a stream that has been destroyed since, so that only a wait for the device completes the
+   run. Then it serves a request of another size for which nothing else is left. */
+TEST(a_run_that_a_wait_completes_serves_under_a_limit)
+{
+    enum { SMALL = 64 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pooled_new(MIB(4));
+    void *small[SMALL], *rest[64], *p = get(pool, KIB(512), s), *q = get(pool, KIB(512), t);
+    int n = 0;
+    EXPECT((char *)q == (char *)p + KIB(512));
+    for (int i = 0; i < SMALL; i++) small[i] = get(pool, 512, s);
+    for (size_t bytes = MIB(1); bytes >= KIB(64); bytes /= 2)
+        while (n < 64 && !galloc_pool_malloc(pool, &rest[n], bytes, s)) n++;
+    put(t, q, KIB(512), 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, t));
+    OK(cudaStreamDestroy(t));
+    p = get(pool, MIB(1), s);
+    OK(galloc_free(p, s));
+    while (n) OK(galloc_free(rest[--n], s));
+    for (int i = 0; i < SMALL; i++) OK(galloc_free(small[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(runs_of_one_class_serve_another)
 {
     enum { N = 8192 };
@@ -204,8 +231,7 @@ TEST(other_streams_have_slots_as_the_marks_allow)
     finish();
 }
 
-/* Resizing within a class changes nothing else; out of it, the block is a cell no more, or stays as it is. */
-/* Of blocking streams each is in order with legacy, and none with another. */
+/* Blocking streams are in no order to each other. */
 TEST(blocking_streams_do_not_share_slots)
 {
     begin_still();
@@ -234,6 +260,39 @@ TEST(blocking_streams_do_not_share_slots)
     finish();
 }
 
+/* Slots of streams that are not captured are not in order with a capture. */
+TEST(a_captured_stream_takes_no_slots_of_others)
+{
+    enum { SLOTS = 64 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    void *p[SLOTS], *kept = NULL;
+    for (int i = 0; i < SLOTS; i++) p[i] = get_used(pool, 1000, s, 1);
+    kept = p[0];
+    for (int i = 1; i < SLOTS; i++) OK(galloc_free(p[i], s));
+    OK(galloc_free(get(pool, MIB(2), s), s)); /* the cache is emptied */
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < SLOTS; i++) {
+        void *q = get(pool, 1000, t);
+        for (int k = 1; k < SLOTS; k++) EXPECT(q != p[k]);
+        put(t, q, 1000, 2);
+        OK(galloc_free(q, t));
+    }
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphLaunch(exec, t));
+    OK(galloc_free(kept, s));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
+/* Resizing within a class changes nothing else; out of it, the block is a cell no more, or stays as it is. */
 TEST(resize_growable_and_aligned)
 {
     begin();

@@ -179,6 +179,30 @@ TEST(growable_is_the_short_form_of_max_bytes)
     finish();
 }
 
+/* A block in a stream's cache, or in a bin, has no room. So it does not serve a request with max_bytes, even if that is
+   no more than the request's bytes. */
+TEST(max_bytes_of_no_more_than_the_request_is_room)
+{
+    for (int binned = 0; binned < 2; binned++) {
+        for (size_t most = 1; most <= 1000; most += 999) {
+            begin();
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_expandable(1);
+            void *p = get(pool, 1000, s), *behind = get(pool, 1000, s);
+            OK(galloc_free(p, s));
+            if (binned) OK(galloc_free(get(pool, 5000, s), s)); /* the cache, which lacks that size, is emptied */
+            p = get_growable(pool, 1000, most, s);
+            EXPECT_EQ(info_of(p).room, MIB(2));
+            OK(galloc_resize(p, MIB(2), s));
+            OK(galloc_free(p, s));
+            OK(galloc_free(behind, s));
+            OK(galloc_pool_destroy(pool));
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
 /* In fixed segments the memory itself is kept. */
 TEST(growable_works_in_fixed_segments)
 {
@@ -412,11 +436,62 @@ TEST(a_block_grows_beyond_its_room)
     row_close(&r);
 }
 
+/* A room begins at a multiple of its alignment, also where its segment does not. */
+TEST(a_room_has_its_alignment_in_any_segment)
+{
+    for (int odd = 0; odd < 4; odd++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_request request = {0};
+        CUdeviceptr before = 0;
+        void *p = NULL;
+        OK(cudaFree(NULL));
+        if (odd) OK(cuMemAddressReserve(&before, (size_t)odd * PAGE, 0, 0, 0)); /* the segment comes behind it */
+        request.pool = pool_new(NULL);
+        OK(galloc_pool_reserve(request.pool, PAGE)); /* now there is a segment */
+        request.bytes = PAGE;
+        request.max_bytes = 4 * PAGE;
+        request.alignment = 4 * PAGE;
+        request.stream = s;
+        OK(galloc_alloc(&p, &request));
+        EXPECT_EQ((uintptr_t)p % (4 * PAGE), 0);
+        EXPECT_EQ(info_of(p).room, 4 * PAGE);
+        OK(galloc_resize(p, 4 * PAGE, s));
+        OK(galloc_free(p, s));
+        pool_end(request.pool);
+        if (odd) OK(cuMemAddressFree(before, (size_t)odd * PAGE));
+        finish();
+    }
+}
+
+/* Of several places without pages a room takes the lowest. */
+TEST(a_room_takes_the_lowest_of_equal_places)
+{
+    enum { ROOMS = 4 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    char *p[ROOMS], *q;
+    for (int i = 0; i < ROOMS; i++) p[i] = get_growable(pool, PAGE, 4 * PAGE, s);
+    for (int i = 0; i < ROOMS - 1; i++) EXPECT(p[i] < p[i + 1]);
+    for (int i = 0; i < ROOMS; i += 2) { /* the higher place is the newer hole */
+        OK(galloc_free(p[i], s));
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+    }
+    q = get_growable(pool, PAGE, 4 * PAGE, s);
+    EXPECT(q == p[0]);
+    OK(galloc_free(q, s));
+    for (int i = 1; i < ROOMS; i += 2) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* Large pages that lie free serve a small growth only when there is nothing else; the block keeps all of them. */
 TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
 {
-    for (int how = 0; how < 4; how++) {
-        int room = how & 1, full = how >> 1;
+    for (int how = 0; how < 6; how++) {
+        int room = how & 1, full = how >> 1; /* 1: of the pool's limit; 2: the device */
         begin_still();
         cudaStream_t s = stream_new();
         galloc_config config = galloc_config_default();
@@ -425,14 +500,16 @@ TEST(a_large_page_serves_a_small_growth_when_nothing_else_does)
         void *base = get_used(pool, GIB(2), s, 1);
         char *p = room ? get_growable(pool, PAGE, GIB(1), s) : NULL;
         void *big = get_used(pool, MIB(256), s, 2);
-        if (full) inside_set_memory_limit(pool, stats_of(pool).reserved.current);
+        if (full == 1) inside_set_memory_limit(pool, stats_of(pool).reserved.current);
+        if (full == 2) sim_fail("cuMemCreate", 1, 1, 0);
         OK(galloc_free(big, s));
         if (!room) p = get_growable(pool, PAGE, GIB(1), s);
         EXPECT_EQ(info_of(p).room, GIB(1));
         OK(galloc_resize(p, 3 * PAGE, s));
         put(s, p, 3 * PAGE, 3);
-        EXPECT_EQ(info_of(p).usable > 3 * PAGE, full);
+        EXPECT_EQ(info_of(p).usable > 3 * PAGE, full != 0);
         EXPECT_EQ(sim_blocking_calls(), 0);
+        sim_fail_clear();
         expect_healthy(pool, 1);
         void *other = get_used(pool, MIB(32), s, 4);
         EXPECT((char *)other >= p + GIB(1) || (char *)other + MIB(32) <= p);
@@ -675,6 +752,61 @@ TEST(what_is_cut_off_is_marked)
             row_close(&r);
         }
     }
+}
+
+/* A block is never cut within a unit of 512 bytes, and with strategy:pooled within a slot. So after T has cut off what
+   T's work still uses, and S has freed the rest, the block is as long as before. S does not get all of it yet. */
+TEST(what_another_stream_cut_off_within_a_unit_is_not_the_owners)
+{
+    for (int pooled = 0; pooled < 2; pooled++) {
+        begin_still();
+        size_t bytes = pooled ? KIB(256) : 1000, rest = 520;
+        galloc_config config = galloc_config_default();
+        if (pooled) config.strategy = GALLOC_STRATEGY_POOLED;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        char *p = get(pool, bytes, s);
+        order(s, t);
+        put(t, p + rest, bytes - rest, 1);
+        OK(galloc_resize(p, rest, t));
+        put(s, p, rest, 2);
+        OK(galloc_free(p, s));
+        p = get_used(pool, bytes, s, 3);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        OK(galloc_free(p, s));
+        sim_run(-1);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* A block of S's went to T's cache unused, T used it, and has it again. S, which may shrink it since then, knows
+   nothing of what T did. So what S cuts off is not S's before T's work is done. */
+TEST(a_block_that_went_to_another_cache_is_that_streams)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *own = get(pool, KIB(8), t), *p = get(pool, KIB(64), s);
+    OK(galloc_free(p, t));
+    EXPECT(get(pool, KIB(64), t) == p);
+    put(t, p, KIB(64), 1);
+    OK(galloc_free(p, t));
+    EXPECT(get(pool, KIB(64), t) == p);
+    OK(galloc_resize(p, KIB(4), s)); /* not used since: any stream may shrink it */
+    void *q = get_used(pool, KIB(60), s, 2);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    order(t, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(own, t));
+    sim_run(-1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
 }
 
 /* A room that is partly memory, which S still uses, and partly addresses: T gets both, in order, and the host waits for
@@ -1097,6 +1229,61 @@ TEST(growth_by_little_replaces_large_pages)
     }
 }
 
+/* A page that the growing block is about to take is not given back for smaller ones in its room: that would
+   have no end. */
+TEST(a_growth_keeps_the_pages_behind_its_room)
+{
+    begin_still();
+    galloc_config config = frugal(SIZE_MAX, COMPLETED);
+    config.growth = 2 * PAGE;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    char *p = get_growable(pool, PAGE, 2 * PAGE, s), *behind = get(pool, 2 * PAGE, s);
+    void *unfinished = get(pool, PAGE, t), *live = get(pool, PAGE, t);
+    EXPECT(behind == p + 2 * PAGE);
+    OK(galloc_free(behind, s));
+    sim_run(-1);
+    put(t, unfinished, PAGE, 1);
+    OK(galloc_free(unfinished, t));
+    OK(galloc_resize(p, 4 * PAGE, s));
+    put(s, p, 4 * PAGE, 2);
+    look(s, p, 4 * PAGE, 2);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(live, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+static int free_the_victim(const galloc_report *report, void *victim)
+{
+    (void)report;
+    OK(galloc_free(victim, 0));
+    return 1;
+}
+
+/* A cache must not evict the block that grows. If it does, the error says that the block is gone: its contents are not
+   to be copied. */
+TEST(a_block_freed_while_it_grows_is_no_block)
+{
+    begin();
+    galloc_config config = config_limit(MIB(16));
+    galloc_pool *pool = pool_new(&config);
+    void *victim = get_growable(pool, MIB(2), MIB(32), 0), *other = get(pool, MIB(12), 0);
+    galloc_callbacks callbacks = {0};
+    callbacks.on_oom = free_the_victim;
+    callbacks.user = victim;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT_EQ(galloc_resize(victim, MIB(8), 0), cudaErrorInvalidDevicePointer);
+    expect_healthy(pool, 1);
+    EXPECT_EQ(stats_of(pool).live.current, MIB(12));
+    OK(galloc_free(other, 0));
+    pool_end(pool);
+    finish();
+}
+
 /* Only a part of a large page is replaced at once, the rest by the next growth: so memory that was reserved stays. */
 TEST(replaced_pages_stay_within_what_was_held)
 {
@@ -1117,6 +1304,41 @@ TEST(replaced_pages_stay_within_what_was_held)
     OK(galloc_free(p, s));
     sim_run(-1);
     expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* After a trim nothing is created for a large page that growth gave back before it: so growth stays in the overhead. */
+TEST(a_trim_ends_the_replacement_of_large_pages)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.growth = MIB(64);
+    config.overhead = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    void *p = get_growable(pool, PAGE, MIB(64), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, PAGE); /* the large page is replaced as far as it was needed */
+    OK(galloc_free(p, s));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+
+    void *before = get_growable(pool, PAGE, 8 * PAGE, s);
+    OK(galloc_resize(before, 8 * PAGE, s));
+    p = get_growable(pool, PAGE, 9 * PAGE, s);
+    EXPECT_EQ(stats_of(pool).reserved.current, 9 * PAGE);
+    OK(galloc_free(before, s));
+    sim_run(-1);
+    for (size_t pages = 2; pages <= 8; pages++) {
+        OK(galloc_resize(p, pages * PAGE, s));
+        EXPECT(stats_of(pool).reserved.current <= 9 * PAGE);
+    }
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    sim_run(-1);
     pool_end(pool);
     stream_end(s);
     finish();

@@ -322,6 +322,28 @@ STORY(a_copy_reads_where_it_copies_from, SIM_RACE)
     OK(cudaMemsetAsync(p, 0, 1, t));
 }
 
+STORY(the_drivers_sets_are_operations, SIM_RACE)
+{
+    char *p = memory(1);
+    cudaStream_t s = stream(), t = stream();
+    OK(cuMemsetD8Async(address_of(p + 100), 7, 256, s));
+    if (!broken) order(s, t);
+    write_on(t, p + 355, 1);
+}
+
+STORY(the_drivers_copies_to_the_host_are_reads, SIM_RACE)
+{
+    char *p = memory(1);
+    void *host = NULL;
+    cudaStream_t s = stream(), t = stream();
+    OK(cudaMallocHost(&host, 256));
+    OK(cuMemcpyDtoHAsync(host, address_of(p + 100), 256, s));
+    if (!broken) order(s, t);
+    write_on(t, p + 355, 1);
+    OK(cudaDeviceSynchronize());
+    OK(cudaFreeHost(host));
+}
+
 STORY(an_operation_through_an_alias_is_an_operation_on_the_same_bytes, SIM_RACE)
 {
     char *a = addresses(2 * PAGE), *b = a + PAGE;
@@ -1640,6 +1662,94 @@ TEST(a_call_on_a_dead_handle_aborts_a_program_that_panics)
     EXPECT_EQ(signal_of(poll_an_event_after_a_reset), SIGABRT);
 }
 
+#define ALL_ERRORS(N)                                                                                                  \
+    N(cudaSuccess) N(cudaErrorInvalidValue) N(cudaErrorMemoryAllocation) N(cudaErrorInitializationError)               \
+    N(cudaErrorCudartUnloading) N(cudaErrorInvalidConfiguration) N(cudaErrorInvalidPitchValue)                         \
+    N(cudaErrorInvalidSymbol) N(cudaErrorInvalidHostPointer) N(cudaErrorInvalidDevicePointer)                          \
+    N(cudaErrorInvalidMemcpyDirection) N(cudaErrorStubLibrary) N(cudaErrorInsufficientDriver)                          \
+    N(cudaErrorCallRequiresNewerDriver) N(cudaErrorDevicesUnavailable) N(cudaErrorIncompatibleDriverContext)           \
+    N(cudaErrorInvalidDeviceFunction) N(cudaErrorNoDevice) N(cudaErrorInvalidDevice) N(cudaErrorStartupFailure)        \
+    N(cudaErrorInvalidKernelImage) N(cudaErrorDeviceUninitialized) N(cudaErrorMapBufferObjectFailed)                   \
+    N(cudaErrorUnmapBufferObjectFailed) N(cudaErrorArrayIsMapped) N(cudaErrorAlreadyMapped)                            \
+    N(cudaErrorAlreadyAcquired) N(cudaErrorNotMapped) N(cudaErrorECCUncorrectable) N(cudaErrorUnsupportedLimit)        \
+    N(cudaErrorDeviceAlreadyInUse) N(cudaErrorPeerAccessUnsupported) N(cudaErrorNvlinkUncorrectable)                   \
+    N(cudaErrorOperatingSystem) N(cudaErrorInvalidResourceHandle)                                                      \
+    N(cudaErrorIllegalState) N(cudaErrorSymbolNotFound) N(cudaErrorNotReady) N(cudaErrorIllegalAddress)                \
+    N(cudaErrorLaunchOutOfResources) N(cudaErrorLaunchTimeout) N(cudaErrorPeerAccessAlreadyEnabled)                    \
+    N(cudaErrorPeerAccessNotEnabled) N(cudaErrorSetOnActiveProcess) N(cudaErrorContextIsDestroyed)                     \
+    N(cudaErrorAssert) N(cudaErrorTooManyPeers) N(cudaErrorHostMemoryAlreadyRegistered)                                \
+    N(cudaErrorHostMemoryNotRegistered) N(cudaErrorHardwareStackError) N(cudaErrorIllegalInstruction)                  \
+    N(cudaErrorMisalignedAddress) N(cudaErrorInvalidAddressSpace) N(cudaErrorInvalidPc)                                \
+    N(cudaErrorLaunchFailure) N(cudaErrorNotPermitted) N(cudaErrorNotSupported)                                        \
+    N(cudaErrorSystemNotReady) N(cudaErrorSystemDriverMismatch) N(cudaErrorCompatNotSupportedOnDevice)                 \
+    N(cudaErrorMpsConnectionFailed) N(cudaErrorMpsRpcFailure) N(cudaErrorMpsServerNotReady)                            \
+    N(cudaErrorMpsMaxClientsReached) N(cudaErrorMpsMaxConnectionsReached) N(cudaErrorMpsClientTerminated)              \
+    N(cudaErrorStreamCaptureUnsupported) N(cudaErrorStreamCaptureInvalidated) N(cudaErrorStreamCaptureMerge)           \
+    N(cudaErrorStreamCaptureUnmatched) N(cudaErrorStreamCaptureUnjoined) N(cudaErrorStreamCaptureIsolation)            \
+    N(cudaErrorStreamCaptureImplicit) N(cudaErrorCapturedEvent) N(cudaErrorStreamCaptureWrongThread)                   \
+    N(cudaErrorTimeout) N(cudaErrorGraphExecUpdateFailure) N(cudaErrorExternalDevice) N(cudaErrorUnknown)
+
+TEST(each_error_has_a_name)
+{
+    static const struct {
+        cudaError_t error;
+        const char *name;
+    } errors[] = {
+#define N(name) {name, #name},
+        ALL_ERRORS(N)
+#undef N
+    };
+    start();
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        const char *name = NULL, *text = NULL;
+        EXPECT(!strcmp(cudaGetErrorName(errors[i].error), errors[i].name));
+        EXPECT(strcmp(cudaGetErrorString(errors[i].error), "unrecognized error code"));
+        EXPECT_EQ(cuGetErrorName((CUresult)errors[i].error, &name), 0);
+        EXPECT_EQ(cuGetErrorString((CUresult)errors[i].error, &text), 0);
+        EXPECT(name && text && !strcmp(text, cudaGetErrorString(errors[i].error)));
+    }
+    EXPECT(!strcmp(cudaGetErrorName((cudaError_t)9999), "unrecognized error code"));
+}
+
+static int inside_a_call; /* 1: a thread is inside; 2: it is about to leave */
+
+static void stay(void *unused)
+{
+    (void)unused;
+    __atomic_store_n(&inside_a_call, 1, __ATOMIC_RELEASE);
+    usleep(100000);
+    __atomic_store_n(&inside_a_call, 2, __ATOMIC_RELEASE);
+}
+
+static void *wait_for_stay(void *unused)
+{
+    cudaStream_t s = stream();
+    OK(cudaLaunchHostFunc(s, stay, NULL));
+    OK(cudaStreamSynchronize(s));
+    return unused;
+}
+
+TEST(a_child_of_fork_may_call_whatever_other_threads_did)
+{
+    pthread_t thread;
+    int status = -1;
+    start();
+    __atomic_store_n(&inside_a_call, 0, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_create(&thread, NULL, wait_for_stay, NULL), 0);
+    while (!__atomic_load_n(&inside_a_call, __ATOMIC_ACQUIRE)) usleep(100);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int waited = __atomic_load_n(&inside_a_call, __ATOMIC_ACQUIRE) == 2;
+        _exit(waited && cudaGetLastError() == cudaSuccess && !strcmp(cudaGetErrorName(cudaErrorUnknown),
+                                                                     "cudaErrorUnknown") ? 0 : 1);
+    }
+    EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(cudaGetLastError()); /* the parent goes on */
+}
+
 TEST(streams_say_what_they_are)
 {
     start();
@@ -2853,6 +2963,26 @@ TEST(pages_of_two_devices_lie_side_by_side)
     EXPECT_EQ(sim_mapped(1), PAGE);
 }
 
+/* cudaMemcpyPeer reaches both; other copies only what the stream's device may access. */
+TEST(peer_copies_reach_pages_of_both_devices)
+{
+    start_devices(2);
+    char *p = addresses(2 * PAGE);
+    OK(cuMemMap(address_of(p), PAGE, 0, page_of(0, PAGE), 0));
+    OK(cuMemMap(address_of(p + PAGE), PAGE, 0, page_of(1, PAGE), 0));
+    OK(set_access(p, PAGE, 0));
+    OK(set_access(p + PAGE, PAGE, 1));
+    cudaStream_t s = stream();
+    write_on(s, p, PAGE);
+    OK(cudaMemcpyPeerAsync(p + PAGE, 1, p, 0, PAGE, s));
+    OK(cudaMemcpyPeerAsync(p, 0, p + PAGE, 1, PAGE, s));
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s));
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_HOLE), 1);
+}
+
 /* ==== PAGES ====================================================================================================== */
 
 TEST(a_page_is_held_until_its_last_mapping_and_its_handle_are_gone)
@@ -3233,6 +3363,27 @@ TEST(a_backed_operation_may_touch_device_memory)
     OK(sim_launch_call(s, &read, 1, add_up, &bytes));
     OK(cudaStreamSynchronize(s));
     EXPECT_EQ(bytes.sum, 3 * 4096);
+    OK(cudaFree(p));
+}
+
+TEST(the_drivers_sets_and_copies_move_bytes)
+{
+    start_backed();
+    void *p = NULL, *host = NULL;
+    OK(cudaMalloc(&p, 4096));
+    OK(cudaMallocHost(&host, 300));
+    cudaStream_t s = stream();
+    sim_hold(s, 1);
+    OK(cuMemsetD8Async(address_of(p), 3, 4096, s));
+    OK(cuMemsetD8Async(address_of(p) + 299, 4, 1, s));
+    OK(cuMemcpyDtoHAsync(host, address_of(p), 300, s));
+    EXPECT_EQ(((unsigned char *)host)[0], 0); /* pinned memory: the call has not waited */
+    sim_hold(s, 0);
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(((unsigned char *)host)[0], 3);
+    EXPECT_EQ(((unsigned char *)host)[298], 3);
+    EXPECT_EQ(((unsigned char *)host)[299], 4);
+    OK(cudaFreeHost(host));
     OK(cudaFree(p));
 }
 

@@ -290,6 +290,26 @@ static void random_program(const char *settings)
     finish();
 }
 
+/* A free that nobody has confirmed waits for a wait for the device that has failed. */
+TEST(blocks_that_wait_for_the_device_are_free)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(4));
+    void *p = NULL, *wall = get(pool, MIB(1), t), *q = get(pool, KIB(64), s);
+    OK(galloc_free(get(pool, KIB(32), s), s));
+    OK(galloc_free(q, s));
+    sim_fail("cuMemHostAlloc", 1, 1, 0);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4), t), cudaErrorMemoryAllocation);
+    EXPECT(inside_stream_of(pool, stream_id(s)).fresh_blocks > 0);
+    check_snapshot(pool);
+    sim_fail_clear();
+    OK(galloc_free(wall, t));
+    check_snapshot(pool);
+    pool_end(pool);
+    finish();
+}
+
 TEST(sums_hold_in_random_programs)
 {
     static const char *const settings[] = {
@@ -409,7 +429,9 @@ TEST(files_by_their_names)
     snprintf(path, sizeof path, "%s/nowhere/state.json", folder);
     EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
     EXPECT(strstr(galloc_last_message(), "galloc_snapshot_save") && strstr(galloc_last_message(), path));
+    EXPECT(strstr(galloc_last_message(), ": no such folder (errno ") != NULL);
     EXPECT_EQ(galloc_snapshot_save(pool, NULL), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_snapshot_save(pool, ""), cudaErrorInvalidValue);
     /* A file that cannot be written to its end is removed. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0) {
         struct rlimit little = {100, limit.rlim_max};
@@ -474,7 +496,8 @@ TEST(a_device_that_is_full)
         EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
         EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
         signal(SIGXFSZ, handler);
-        EXPECT(strstr(galloc_last_message(), path) && strstr(galloc_last_message(), "errno"));
+        EXPECT(strstr(galloc_last_message(), path) && strstr(galloc_last_message(), "cannot be written: "));
+        EXPECT(strstr(galloc_last_message(), ": the file is too large (errno ") != NULL);
     }
     EXPECT_EQ(rmdir(folder), 0);
     for (i = 0; i < 100; i++) OK(galloc_free(blocks[i], NULL));
@@ -538,6 +561,55 @@ TEST(without_host_memory_nothing_is_written)
     finish();
 }
 
+/* The host's allocator may take long, and lets other threads in: the state is copied all the same, of one time. */
+static struct {
+    galloc_pool *pool;
+    void *blocks[600];
+    int n, each, free, locked; /* `each`: blocks that other threads allocate during each call of the allocator */
+} slow;
+
+static void slow_malloc(size_t bytes)
+{
+    int i;
+    (void)bytes;
+    inside_on_malloc = NULL;
+    if (inside_unlocked(slow.pool)) slow.free++;
+    else slow.locked++;
+    for (i = 0; i < slow.each && inside_unlocked(slow.pool); i++)
+        OK(galloc_pool_malloc(slow.pool, &slow.blocks[slow.n++], 1000, NULL));
+    inside_on_malloc = slow_malloc;
+}
+
+TEST(host_memory_for_a_snapshot_is_asked_for_without_locks)
+{
+    static const int each[] = {0, 3, 90}; /* fewer than are allowed for, or more each time */
+    for (int i = 0; i < 3; i++) {
+        text t = {NULL, 0, 0, 0, 0};
+        value *v;
+        void *first[40];
+        int k;
+        begin();
+        memset(&slow, 0, sizeof slow);
+        slow.pool = pool_limited(SIZE_MAX);
+        slow.each = each[i];
+        for (k = 0; k < 40; k++) OK(galloc_pool_malloc(slow.pool, &first[k], 1000, NULL));
+        inside_on_malloc = slow_malloc;
+        OK(galloc_snapshot(slow.pool, GALLOC_SNAPSHOT_PICKLE, keep, &t));
+        inside_on_malloc = NULL;
+        EXPECT_EQ(slow.locked, i == 2);
+        EXPECT(slow.free >= 2 && slow.free < 8);
+        v = value_of_pickle(t.data, t.n);
+        EXPECT_EQ(number_of(value_of(value_of(v, "galloc"), "pools")->first, "blocks"), (uint64_t)(40 + slow.n));
+        EXPECT_EQ(number_of(value_of(value_of(v, "galloc"), "pools")->first, "live"), (uint64_t)(40 + slow.n) * 1000);
+        value_free(v);
+        free(t.data);
+        for (k = 0; k < 40; k++) OK(galloc_free(first[k], NULL));
+        for (k = 0; k < slow.n; k++) OK(galloc_free(slow.blocks[k], NULL));
+        OK(galloc_pool_destroy(slow.pool));
+        finish();
+    }
+}
+
 /* It may be called where memory has run out, and its write may call galloc. */
 static value *when_out;
 
@@ -576,6 +648,141 @@ TEST(a_snapshot_when_memory_has_run_out)
     value_free(when_out);
     OK(galloc_free(p, NULL));
     OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* What has the name and is no plain file must stay: a link here, devices elsewhere. */
+TEST(what_is_no_plain_file_is_not_replaced)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], target[100], found[100];
+    galloc_pool *pool;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/link.json", folder);
+    snprintf(target, sizeof target, "%s/target.json", folder);
+    pool = pool_limited(SIZE_MAX);
+    OK(galloc_snapshot_save(pool, target));
+    EXPECT_EQ(symlink(target, path), 0);
+    EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+    EXPECT(strstr(galloc_last_message(), "no plain file"));
+    EXPECT(readlink(path, found, sizeof found) > 0);
+    EXPECT_EQ(galloc_snapshot_save(pool, folder), cudaErrorOperatingSystem);
+    OK(galloc_snapshot_save(pool, target));
+    unlink(path);
+    unlink(target);
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
+/* ---- snapshot_on_oom --------------------------------------------------------------------------------------------- */
+
+/* A pool runs out under this setting; %s stands for a folder. Returns the bytes of the file NAME there. */
+static size_t file_when_out(const char *setting, const char *name, int device, int times)
+{
+    galloc_config config = config_limit(MIB(64));
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", conf[400], path[400];
+    galloc_pool *pool;
+    void *p, *q;
+    size_t n;
+    EXPECT(mkdtemp(folder));
+    snprintf(conf, sizeof conf, setting, folder);
+    setenv("GALLOC_CONF", conf, 1);
+    config.device = device;
+    pool = pool_new(&config);
+    OK(galloc_pool_malloc(pool, &p, MIB(40), NULL));
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, GIB(1), NULL), cudaErrorMemoryAllocation); /* more than the pool may hold */
+    EXPECT_EQ(file_size(path), 0);
+    while (times--) {
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(30), NULL), cudaErrorMemoryAllocation);
+        EXPECT(strstr(galloc_last_message(), "galloc_pool_malloc: out of memory"));
+        n = file_size(path);
+        unlink(path);
+    }
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_destroy(pool));
+    return n;
+}
+
+TEST(a_file_when_memory_runs_out)
+{
+    char name[50];
+    begin_with_devices(2, sim_defaults().pace);
+    EXPECT(file_when_out("snapshot_on_oom:%s/out.json", "out.json", 0, 1) > 1000);
+    EXPECT(file_when_out("overhead:0,snapshot_on_oom:%s/out.pickle,log:info", "out.pickle", 0, 1) > 500);
+    snprintf(name, sizeof name, "%ld-%%-1.json", (long)getpid());
+    OK(cudaSetDevice(1));
+    EXPECT(file_when_out("snapshot_on_oom:%s/%%p-%%%%-%%d.json", name, 1, 1) > 1000);
+    OK(cudaSetDevice(0));
+    /* One file for each pool. */
+    EXPECT_EQ(file_when_out("snapshot_on_oom:%s/out.json", "out.json", 0, 2), 0);
+    /* No value, no file; the setting is refused where settings are checked. */
+    EXPECT_EQ(file_when_out("snapshot_on_oom:%s/%%n.json", "out.json", 0, 1), 0);
+    EXPECT_EQ(file_when_out("snapshot_on_oom:%s/out.json%%", "out.json", 0, 1), 0);
+    EXPECT_EQ(file_when_out("snapshot_on_oom:%s/nowhere/out.json", "out.json", 0, 1), 0);
+    EXPECT(strstr(log_text, "out of memory"));
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
+static int allocate_in_vain(const galloc_report *report, void *user)
+{
+    void *p;
+    EXPECT_EQ(galloc_pool_malloc(user, &p, report->asked, NULL), cudaErrorMemoryAllocation);
+    return 0;
+}
+
+/* Also in a growth, in galloc_pool_reserve, and by default pools; a callback's own failures leave it to the call
+   outside. */
+TEST(each_call_that_runs_out_writes_the_file)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", conf[200], path[100];
+    galloc_callbacks callbacks;
+    galloc_pool *pool;
+    void *p;
+    value *v;
+    int i;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/out.json", folder);
+    snprintf(conf, sizeof conf, "memory_limit:64M,history:100,snapshot_on_oom:%s", path);
+    setenv("GALLOC_CONF", conf, 1);
+    memset(&callbacks, 0, sizeof callbacks);
+    callbacks.on_oom = allocate_in_vain;
+    for (i = 0; i < 4; i++) {
+        pool = pool_limited(MIB(64));
+        callbacks.user = pool;
+        if (i == 1) OK(galloc_pool_set_callbacks(pool, &callbacks));
+        OK(galloc_malloc_growable(&p, MIB(2), MIB(128), NULL));
+        if (i == 0) EXPECT_EQ(galloc_pool_reserve(pool, MIB(64) + 1), cudaErrorMemoryAllocation);
+        EXPECT_EQ(file_size(path), 0); /* that was more than it may hold */
+        OK(galloc_free(p, NULL));
+        p = get_growable(pool, MIB(40), MIB(128), NULL);
+        if (i == 0) EXPECT_EQ(galloc_pool_reserve(pool, MIB(30)), cudaErrorMemoryAllocation);
+        if (i == 1) EXPECT_EQ(galloc_pool_malloc(pool, &(void *){NULL}, MIB(30), NULL), cudaErrorMemoryAllocation);
+        if (i == 2) {
+            void *q = get(pool, MIB(20), NULL);
+            EXPECT_EQ(galloc_resize(p, MIB(60), NULL), cudaErrorMemoryAllocation);
+            OK(galloc_free(q, NULL));
+        }
+        if (i == 3) {
+            void *q;
+            OK(galloc_malloc(&q, MIB(40), NULL));
+            EXPECT_EQ(galloc_malloc(&(void *){NULL}, MIB(30), NULL), cudaErrorMemoryAllocation);
+            OK(galloc_free(q, NULL));
+        }
+        EXPECT(file_size(path) > 1000);
+        v = read_file(path, 0);
+        EXPECT_EQ(value_count(value_of(value_of(v, "galloc"), "pools")), 2); /* all pools */
+        value_free(v);
+        unlink(path);
+        OK(galloc_free(p, NULL));
+        OK(galloc_pool_destroy(pool));
+    }
+    EXPECT_EQ(rmdir(folder), 0);
+    unsetenv("GALLOC_CONF");
     finish();
 }
 

@@ -405,6 +405,55 @@ TEST(a_free_by_a_handle_that_came_back_is_nobodys)
     }
 }
 
+/* A free that comes after the device was waited for, and before the wait is over for the pool, is not covered by it:
+   neither one that nobody confirms, nor one with a mark. */
+static struct {
+    const char *at;
+    cudaStream_t stream;
+    void *p;
+    int named, freed;
+} after_wait;
+
+static void free_after_the_wait(const char *function)
+{
+    if (after_wait.freed || strcmp(function, after_wait.at) || !sim_calls("cuMemFreeHost")) return;
+    after_wait.freed = 1;
+    put(after_wait.stream, after_wait.p, KIB(512), 1);
+    if (after_wait.named) OK(galloc_free_after(after_wait.p, &after_wait.stream, 1));
+    else OK(galloc_free(after_wait.p, after_wait.stream));
+}
+
+TEST(a_free_after_the_device_was_waited_for_is_nobodys)
+{
+    for (int named = 0; named < 2; named++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_limited(MIB(2));
+        void *p = NULL, *wall = get(pool, MIB(1), t);
+        memset(&after_wait, 0, sizeof after_wait);
+        after_wait.at = named ? "cuThreadExchangeStreamCaptureMode" : "cuDevicePrimaryCtxRelease";
+        after_wait.stream = s;
+        after_wait.named = named;
+        after_wait.p = get(pool, KIB(512), s);
+        void *other = get_used(pool, KIB(32), s, 1);
+        if (named) OK(galloc_free_after(other, &s, 1)); /* why the context is waited for */
+        else warm(pool, KIB(64), s);
+        EXPECT_EQ(kept_of(pool, s).fresh_blocks, !named); /* why all devices are */
+        void *rest = get(pool, KIB(416), t);
+        sim_hook(free_after_the_wait, NULL);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(512), t), cudaErrorMemoryAllocation);
+        sim_hook(NULL, NULL);
+        EXPECT_EQ(after_wait.freed, 1);
+        if (p) put(t, p, KIB(512), 2);
+        if (p) OK(galloc_free(p, t));
+        if (!named) OK(galloc_free(other, s));
+        OK(galloc_free(wall, t));
+        OK(galloc_free(rest, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* The same on another device: that is waited for as well. */
 TEST(a_handle_may_come_back_on_another_device)
 {
@@ -475,6 +524,33 @@ TEST(few_frees_go_unvouched)
     }
 }
 
+/* A peak that was told stays until it is reset, although a cache serves what reaches it. */
+TEST(a_peak_that_was_told_does_not_fall)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *beside = get(pool, 100000, t), *p[2] = {get(pool, 50000, s), get(pool, 3000, s)};
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    OK(galloc_pool_stats_reset(pool));
+    p[0] = get(pool, 50000, s);
+    p[1] = get(pool, 3000, s);
+    galloc_stats told = stats_of(pool);
+    EXPECT_EQ(told.live.peak, 153000);
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    galloc_stats later = stats_of(pool);
+    EXPECT_EQ(later.live.current, 100000);
+    EXPECT_EQ(later.live.peak, told.live.peak);
+    EXPECT_EQ(later.allocated.peak, told.allocated.peak);
+    EXPECT(later.cached.peak >= told.cached.peak);
+    EXPECT_EQ(later.blocks.peak, told.blocks.peak);
+    OK(galloc_free(beside, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* The counters, set back while there is something fresh, say what comes after. */
 TEST(counters_are_set_back_with_what_caches_hold)
 {
@@ -514,9 +590,9 @@ TEST(a_miss_sees_all_that_was_freed)
     for (int i = 0; i < N; i++) p[i] = get_used(pool, MIB(2) / N, s, 1);
     for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
     alarm(20);
-    inside_hold_growth(pool, 1); /* by this thread: nothing is grown, moved or waited for */
+    inside_hold_paging(pool, 1); /* by this thread: nothing is grown, moved or waited for */
     void *q = get(pool, MIB(2), s);
-    inside_hold_growth(pool, 0);
+    inside_hold_paging(pool, 0);
     alarm(0);
     OK(galloc_free(q, s));
     pool_end(pool);

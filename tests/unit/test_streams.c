@@ -255,6 +255,44 @@ TEST(few_events_are_recorded_for_many_small_blocks)
     finish();
 }
 
+/* However far the device is behind, events do not pile up: the more of them wait, the more memory each stands for. */
+TEST(a_device_far_behind_has_few_events)
+{
+    enum { FREES = 4096 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    come_into_play(pool, t);
+    for (int i = 0; i < FREES; i++) OK(galloc_free(get_used(pool, MIB(2), s, 1), s));
+    EXPECT(sim_calls("cuEventRecord") < FREES / 4);
+    pool_end(pool);
+    finish();
+}
+
+/* Neither the record nor a wait for it can break a capture, so the thread's mode of capture stays as it is. */
+TEST(an_event_exchanges_no_mode_of_capture)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(4));
+    galloc_pool *pool = pool_new(&config);
+    come_into_play(pool, t);
+    void *p = get_used(pool, MIB(4), s, 1);
+    long exchanges = sim_calls("cuThreadExchangeStreamCaptureMode");
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    EXPECT_EQ(sim_calls("cuThreadExchangeStreamCaptureMode"), exchanges);
+    long records = sim_calls("cuEventRecord");
+    p = get(pool, MIB(4), t);
+    EXPECT(p != NULL);
+    EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 1);
+    EXPECT_EQ(sim_calls("cuEventRecord"), records);
+    OK(galloc_free(p, t));
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
 /* A program on two streams: S allocates and frees, again and again, then T has one block of what S gave back, which S
    frees when T has done with it. */
 enum { PAIRS = 40 };
@@ -556,6 +594,100 @@ TEST(unused_bytes_beside_a_mark_are_free_for_all)
     }
 }
 
+/* So are those between two blocks that one stream freed, one soon after the other. */
+TEST(a_gap_between_two_frees_is_free_for_all)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool_that_merges(MIB(6), COMPLETED);
+    galloc_request request = {0};
+    char *a = get_used(pool, MIB(1), s, 1), *b = NULL, *rest = NULL;
+    request.bytes = MIB(1);
+    request.alignment = MIB(4); /* there is a gap before it, of 1 MiB at least */
+    request.stream = s;
+    request.pool = pool;
+    OK(galloc_alloc((void **)&b, &request));
+    put(s, b, MIB(1), 2);
+    size_t gap = (size_t)(b - a) - MIB(1), behind = MIB(6) - (size_t)(b - a) - MIB(1);
+    EXPECT(gap >= MIB(1) && gap <= MIB(3));
+    if (behind) rest = get(pool, behind, s);
+    if (behind) EXPECT(rest == b + MIB(1));
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, s));
+    long memory = memory_calls();
+    char *p = get_used(pool, gap, t, 3);
+    EXPECT(p == a + MIB(1));
+    EXPECT_EQ(memory_calls(), memory);
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    OK(galloc_free(p, t));
+    if (rest) OK(galloc_free(rest, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Many frees that merge, each after an event of its own, do not leave a mark each: others would look at all of them. */
+TEST(a_block_of_many_frees_has_few_marks)
+{
+    enum { FREES = 64 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[FREES];
+    come_into_play(pool, t);
+    OK(galloc_pool_reserve(pool, MIB(2) * FREES));
+    for (int i = 0; i < FREES; i++) p[i] = get_used(pool, MIB(2), s, 1);
+    void *wall = get(pool, 512, t);
+    for (int i = 0; i < FREES; i++) OK(galloc_free(p[i], s));
+    EXPECT(stats_of(pool).marks >= FREES / 2);
+    EXPECT(inside_most_marks(pool) <= 16);
+    OK(galloc_free(wall, t));
+    pool_end(pool);
+    finish();
+}
+
+/* What two streams have finished with is found behind much that is not finished, and merges with its neighbours. */
+TEST(finished_memory_behind_unfinished_memory_is_found)
+{
+    enum { OTHERS = 12 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new(), late[2] = {stream_new(), stream_new()};
+    galloc_config config = config_limit(MIB(16));
+    config.reuse = COMPLETED;
+    config.stats_exact = 1;
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    char *other[OTHERS], *wall[OTHERS], *own, *both, *end;
+    OK(galloc_pool_reserve(pool, MIB(16)));
+    for (int i = 0; i < 2; i++) sim_hold(late[i], 1);
+    for (int i = 0; i < OTHERS; i++) {
+        other[i] = get(pool, KIB(512), s);
+        wall[i] = get(pool, KIB(512), s);
+        put(late[0], other[i], KIB(512), 1);
+    }
+    both = get(pool, MIB(1), s);
+    own = get(pool, MIB(1), u);
+    end = get(pool, MIB(2), s);
+    EXPECT(own == both + MIB(1) && end == own + MIB(1));
+    for (int i = 0; i < OTHERS; i++) OK(galloc_free_after(other[i], late, 2));
+    put(s, both, MIB(1), 3);
+    order(s, t);
+    put(t, both, MIB(1), 4);
+    cudaStream_t users[2] = {s, t};
+    OK(galloc_free_after(both, users, 2));
+    OK(galloc_stream_retire(s));
+    OK(galloc_stream_retire(t));
+    OK(galloc_free(own, u));
+    sim_run(-1);
+    void *p = get(pool, MIB(2), u);
+    EXPECT(p == both);
+    if (p) OK(galloc_free(p, u));
+    for (int i = 0; i < 2; i++) sim_hold(late[i], 0);
+    for (int i = 0; i < OTHERS; i++) OK(galloc_free(wall[i], u));
+    OK(galloc_free(end, u));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_split_keeps_the_mark_on_both_parts)
 {
     begin_still();
@@ -647,6 +779,51 @@ TEST(memory_that_was_not_used_may_be_freed_on_any_stream)
         pool_end(pool);
         finish();
     }
+}
+
+/* A block of S's went to T's cache unused, T used it, and has it again. S, which frees it, does not get it before T's
+   work is done. */
+TEST(what_another_cache_served_is_not_its_first_streams)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *own = get(pool, KIB(8), t), *p = get(pool, KIB(64), s), *again = NULL;
+    OK(galloc_free(p, t));
+    EXPECT(get(pool, KIB(64), t) == p);
+    put(t, p, KIB(64), 1);
+    OK(galloc_free(p, t));
+    EXPECT(get(pool, KIB(64), t) == p);
+    OK(galloc_free(p, s)); /* not used since */
+    again = get_used(pool, KIB(64), s, 2);
+    OK(galloc_free(again, s));
+    OK(galloc_free(own, t));
+    sim_run(-1);
+    pool_end(pool);
+    finish();
+}
+
+/* S got memory again that it had used until an event which is done by now. It uses it once more, gives it back, and
+   has it again out of its cache. T, which frees it, does not get it before that work is done. */
+TEST(what_a_cache_served_again_was_used_since)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *own = get(pool, KIB(8), t), *p, *again;
+    OK(galloc_free(get_used(pool, KIB(64), s, 1), s));
+    p = get(pool, KIB(80), s); /* the cache lacks that size, so this comes from the pool */
+    OK(galloc_pool_trim(pool, 0, NULL)); /* waits for the device */
+    put(s, p, KIB(80), 2);
+    OK(galloc_free(p, s));
+    EXPECT(get(pool, KIB(80), s) == p);
+    OK(galloc_free(p, t)); /* not used since */
+    again = get_used(pool, KIB(80), t, 3);
+    OK(galloc_free(again, t));
+    OK(galloc_free(own, t));
+    sim_run(-1);
+    pool_end(pool);
+    finish();
 }
 
 /* S gets its own memory again, does nothing with it, and never comes back; another stream frees it. What S did before
@@ -1012,6 +1189,59 @@ TEST(forgotten_streams_do_not_pile_up)
     finish();
 }
 
+/* Nor while the pool neither grows nor runs out: captures, retired streams and abandoned ones in turn. */
+TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
+{
+    enum { ROUNDS = 3000, KINDS = 3 };
+    for (int kind = 0; kind < KINDS; kind++) {
+        begin();
+        cudaStream_t t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        size_t most = 0;
+        void *p;
+        OK(galloc_pool_reserve(pool, MIB(64)));
+        for (int i = 0; i < ROUNDS; i++) {
+            cudaStream_t s = kind == 0 ? t : stream_new();
+            cudaGraph_t graph;
+            if (kind == 0) OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+            OK(galloc_free(get_used(pool, 512, s, 1), s));
+            if (kind == 0) OK(cudaStreamEndCapture(s, &graph)), OK(cudaGraphDestroy(graph));
+            if (kind == 1) OK(galloc_stream_retire(s));
+            if (kind != 0) stream_end(s);
+            if (inside_streams(pool) > most) most = inside_streams(pool);
+        }
+        EXPECT(most <= (kind == 2 ? 1100 : inside_streams_kept() + 8));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        p = get(pool, MIB(1), t);
+        OK(galloc_free(p, t));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* With so many streams a wait looks for abandoned ones: not again before there are more. */
+TEST(many_living_streams_are_waited_for_once)
+{
+    enum { STREAMS = 1100 };
+    begin();
+    cudaStream_t many[STREAMS];
+    galloc_pool *pool = pool_new(NULL);
+    void *held[STREAMS], *p;
+    for (int i = 0; i < STREAMS; i++) held[i] = get(pool, 512, many[i] = stream_new());
+    OK(galloc_free(get(pool, MIB(8), many[0]), many[0]));
+    long waits = sim_calls("cuMemFreeHost");
+    for (int i = 1; i < 20; i++) {
+        OK(galloc_free(get_used(pool, 512, many[i], 1), many[i])); /* unmarked: only a wait completes it */
+        p = get(pool, MIB(8) * (size_t)i, many[i]);
+        OK(galloc_free(p, many[i]));
+    }
+    EXPECT_EQ(sim_calls("cuMemFreeHost"), waits);
+    for (int i = 0; i < STREAMS; i++) OK(galloc_free(held[i], many[i]));
+    pool_end(pool);
+    for (int i = 0; i < STREAMS; i++) stream_end(many[i]);
+    finish();
+}
+
 /* Large heaps record fewer events; but what streams leave behind that never come again is a small part of the heap,
    however many they are. */
 TEST(forgotten_streams_leave_little_behind)
@@ -1101,7 +1331,7 @@ TEST(retiring_marks_every_pool)
 
 /* ---- rule 7: the default streams --------------------------------------------------------------------------------- */
 
-TEST(legacy_and_blocking_streams_take_from_each_other)
+TEST(legacy_and_blocking_streams_race_nowhere)
 {
     for (int seed = 1; seed <= 10; seed++) {
         sim_options options = sim_defaults();
@@ -1118,6 +1348,31 @@ TEST(legacy_and_blocking_streams_take_from_each_other)
             size_t bytes = MIB(1) + KIB(512) * roll_below(&d, 40);
             OK(galloc_free(get_used(pool, bytes, a, (uint64_t)i), a));
         }
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A free or an allocation for the legacy stream is no work there, which CUDA would order with that of blocking
+   streams. */
+TEST(calls_for_legacy_order_no_blocking_streams)
+{
+    for (int round = 0; round < 2; round++) {
+        begin_still();
+        cudaStream_t a, b;
+        OK(cudaStreamCreate(&a));
+        OK(cudaStreamCreate(&b));
+        galloc_config config = galloc_config_default();
+        config.reuse = COMPLETED | FOLLOWED;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(8), round ? a : 0);
+        put(a, p, MIB(8), 1);
+        OK(galloc_free(p, round ? a : 0));
+        void *q = get(pool, MIB(8), round ? 0 : b);
+        put(b, q, MIB(8), 2);
+        EXPECT(q != p);
+        OK(galloc_free(q, b));
+        sim_run(-1);
         pool_end(pool);
         finish();
     }
@@ -1492,7 +1747,7 @@ static struct first_call {
 /* While a stream is asked for what must be known of it, another call names it too. */
 static void call_first(const char *function)
 {
-    if (strcmp(function, "cuStreamGetFlags") || first_call.calls++) return;
+    if (strcmp(function, "cuStreamGetCtx") || first_call.calls++) return;
     OK(galloc_free(get(first_call.pool, MIB(4), first_call.stream), first_call.stream));
 }
 

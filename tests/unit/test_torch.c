@@ -796,6 +796,55 @@ TEST(a_block_of_the_size_that_is_never_cut_is_not_cut)
     }
 }
 
+/* A segment whose stream is gone goes to the first stream that it serves, not to one that may not have it. */
+TEST(an_oversize_segment_without_a_stream_waits_for_its_like)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_config config = with(torch_config(), "max_split_size_mb:30");
+    galloc_pool *pool = pool_new(&config);
+    void *big = get(pool, MIB(60), s);
+    give(big, s);
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    sim_run(-1);
+    void *p = get(pool, MIB(12), t);
+    EXPECT_EQ(reserved(pool), MIB(72));
+    void *q = get(pool, MIB(60), u);
+    EXPECT(q == big);
+    EXPECT_EQ(reserved(pool), MIB(72));
+    give(p, t);
+    give(q, u);
+    stream_end(t);
+    end(pool, u);
+}
+
+/* Nor for an alignment: the request gets a segment of its own. */
+TEST(an_oversize_block_is_not_cut_for_an_alignment)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(config_fixed(), "max_split_size_mb:30");
+    galloc_pool *pool = pool_new(&config);
+    void *some[2], *p = NULL;
+    for (int i = 0; i < 2; i++) some[i] = get(pool, MIB(62), s); /* side by side: not both at a multiple of 16 MiB */
+    void *big = some[(uintptr_t)some[0] % MIB(16) == 0], *other = big == some[0] ? some[1] : some[0];
+    EXPECT((uintptr_t)big % MIB(16) != 0);
+    give(big, s);
+    galloc_request request = {.bytes = MIB(44), .alignment = MIB(16), .stream = s, .pool = pool};
+    size_t held = stats_of(pool).reserved.current;
+    OK(galloc_alloc(&p, &request));
+    EXPECT_EQ((uintptr_t)p % MIB(16), 0);
+    EXPECT((char *)p < (char *)big || (char *)p >= (char *)big + MIB(62));
+    EXPECT(stats_of(pool).reserved.current > held);
+    give(p, s);
+    p = get(pool, MIB(62), s);
+    EXPECT(p == big);
+    give(p, s);
+    give(other, s);
+    end(pool, s);
+}
+
 TEST(max_non_split_rounding_says_how_much_larger)
 {
     for (int like = 0; like < 2; like++) {
@@ -935,6 +984,53 @@ TEST(collection_takes_what_is_equally_old)
     give(t, s);
     give(u, s);
     give(part, s);
+    end(pool, s);
+}
+
+/* Segments of a graph stay, also when it is gone: only a request that is large enough takes them, or one that finds no
+   memory has them returned. */
+TEST(collection_leaves_segments_of_graphs)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = collecting_pool();
+    cudaGraph_t graph = NULL;
+    void *q = get(pool, MIB(22), s);
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+    void *p = get(pool, MIB(24), t), *wall;
+    give(p, t);
+    OK(cudaStreamEndCapture(t, &graph));
+    OK(cudaGraphDestroy(graph));
+    give(q, s);
+    for (int i = 0; i < 6; i++) give(get(pool, MIB(30), s), s);
+    wall = get(pool, MIB(40), s);
+    EXPECT_EQ(reserved(pool), MIB(116));
+    void *r = get(pool, MIB(46), s); /* 16 MiB are held too much: the older one of S goes */
+    EXPECT_EQ(reserved(pool), MIB(116) - MIB(22) + MIB(46));
+    EXPECT(info_of(p).state != GALLOC_STATE_FOREIGN);
+    give(r, s);
+    give(wall, s);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* What graphs used that are gone serves later captures, and other streams, although no cudaFree is possible there. */
+TEST(segments_of_graphs_that_are_gone_are_used_again)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = with(torch_config(), "memory_limit:30M");
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 20; i++) {
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        give(get(pool, MIB(9), s), s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+    }
+    give(get(pool, MIB(9), t), t);
+    EXPECT_EQ(reserved(pool), MIB(20));
+    stream_end(t);
     end(pool, s);
 }
 

@@ -51,11 +51,13 @@
 #define cuEventRecordWithFlags cuEventRecordWithFlags_ptsz
 #define cuMemAllocAsync cuMemAllocAsync_ptsz
 #define cuMemFreeAsync cuMemFreeAsync_ptsz
+#define cuMemsetD8Async cuMemsetD8Async_ptsz
 #define cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz
 #else
 #define GALLOC_SIM_PTSZ(name) name
 #endif
 #define cuStreamBeginCapture GALLOC_SIM_PTSZ(cuStreamBeginCapture_v2)
+#define cuMemcpyDtoHAsync GALLOC_SIM_PTSZ(cuMemcpyDtoHAsync_v2)
 #define cuStreamWaitValue32 GALLOC_SIM_PTSZ(cuStreamWaitValue32_v2)
 #define cuStreamWriteValue32 GALLOC_SIM_PTSZ(cuStreamWriteValue32_v2)
 #if CUDA_VERSION >= 13000
@@ -410,6 +412,8 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize);
 CUresult CUDAAPI cuMemFree(CUdeviceptr dptr);
 CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags);
 CUresult CUDAAPI cuMemFreeHost(void *p);
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream);
+CUresult CUDAAPI cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream);
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream);
 CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
 CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream);

@@ -1,0 +1,39 @@
+#!/bin/sh
+# galloc-trace.sh SNAPSHOT.json >TRACE - the history in a snapshot (JSON, perhaps with gzip) as a trace in RMM's format,
+# which build/replay replays: with other settings, on the simulated device. A history does not know of threads. Only
+# blocks that it has from their allocation on are in the trace. Their addresses stand there in decimal digits: all that
+# counts is which are equal.
+
+[ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
+    echo "usage: galloc-trace.sh SNAPSHOT.json >TRACE; the snapshot of a pool with a history" >&2
+    exit 2
+}
+gzip -cdf <"$1" | awk '
+    function number(key,   text) {
+        if (!match($0, "\"" key "\":[0-9]+")) return ""
+        text = substr($0, RSTART, RLENGTH)
+        sub(/.*:/, "", text)
+        return text
+    }
+    function row(action, addr, size) {
+        if (begun == "") begun = number("time_us")
+        printf "0,%.6f,%s,0x%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, addr, size, number("stream")
+    }
+    BEGIN { RS = "{"; print "Thread,Time,Action,Pointer,Size,Stream" }
+    /^"action":"alloc",/ {
+        addr = number("addr")
+        bytes[addr] = number("size")
+        row("allocate", addr, bytes[addr])
+        rows++
+    }
+    /^"action":"free_requested",/ {
+        addr = number("addr")
+        if (!(addr in bytes)) { older++; next }
+        row("free", addr, bytes[addr])
+        delete bytes[addr]
+    }
+    END {
+        if (older) print "galloc-trace.sh: " older " blocks are older than the history" >"/dev/stderr"
+        if (!rows) print "galloc-trace.sh: no allocation is in the history" >"/dev/stderr"
+        exit !rows
+    }'

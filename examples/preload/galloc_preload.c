@@ -1,0 +1,1212 @@
+/* galloc_preload.c - galloc as the allocator of a CUDA program that does not know it: cudaMalloc, cudaFree,
+   cudaMallocAsync and cudaFreeAsync of an unmodified program.
+
+   Build:  gcc -O2 -fPIC -shared -fvisibility=hidden -I<galloc> -I<cuda>/include galloc_preload.c \
+               -o libgalloc_preload.so -lpthread -ldl
+   Use:    LD_PRELOAD=/path/to/libgalloc_preload.so ./program     (README.md beside this file has the rest)
+
+   A program reaches the driver, libcuda, in three ways: through the CUDA runtime, which nvcc links statically by
+   default; through dlsym and cuGetProcAddress, as that runtime and many libraries do; or by linking libcuda. This file
+   takes the place of the driver's memory functions in all three. It defines dlsym and cuGetProcAddress, which give the
+   program the functions below in place of the driver's, and it exports them under the driver's names.
+
+   galloc itself must reach the driver. It asks the CUDA runtime for the driver's functions; here a few functions of
+   this file, hidden from the program, stand for the runtime, and give it the real ones. So the library needs no
+   libcudart, and fits programs of any CUDA version from 12.0 on.
+
+   What the functions promise is what CUDA promises:
+   - Memory of cuMemAlloc may be used on every stream at once. It is allocated for a stream that has no work, the quiet
+     stream, in a pool that queues no waits: galloc then gives only memory whose earlier work is complete.
+   - cuMemFree waits for the device, and the memory then counts as freed on the quiet stream. GALLOC_PRELOAD_FREE=async
+     does not wait: the memory counts as freed on all streams of the device that the program has made.
+   - cuMemAllocAsync and cuMemFreeAsync are ordered by their stream.
+
+   The rest is left to the driver: other memory, explicit memory pools, captured streams, contexts that are not the
+   primary one of their device, and devices that galloc cannot serve. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RTLD_NEXT, dlvsym */
+#endif
+#define GALLOC_STATIC /* a heap of its own: the program may contain a galloc, too */
+#define GALLOC_IMPLEMENTATION
+#define GALLOC_LOG(text) log_line(text)
+static void log_line(const char *text);
+#include "galloc.h"
+
+#include <dlfcn.h>
+
+#define HOOK __attribute__((visibility("default")))
+#define HIDDEN __attribute__((visibility("hidden")))
+#define MAX_DEVICES 64
+
+/* ---- what the library says --------------------------------------------------------------------------------------- */
+
+static __thread int inside; /* 1: this thread is in one of the hooks; what the driver calls then is left to it */
+static __thread int silent; /* 1: a device is tried; one line says it all if that fails */
+
+static void log_line(const char *text)
+{
+    if (!silent) (void)fprintf(stderr, "galloc: %s\n", text);
+}
+
+/* One line; a second one with the same number is not written. */
+static void say_once(int number, const char *text)
+{
+    static int said;
+    if (!(__atomic_fetch_or(&said, 1 << number, __ATOMIC_RELAXED) & 1 << number))
+        (void)fprintf(stderr, "galloc_preload: %s\n", text);
+}
+
+static int environment_is(const char *name, const char *value)
+{
+    const char *text = getenv(name);
+    return text && !strcmp(text, value);
+}
+
+/* ---- the functions of the driver that have a substitute ---------------------------------------------------------- */
+
+/* A row: the name here, the name for cuGetProcAddress, the version of CUDA that this form came with, whether it is the
+   form in which stream 0 is the per-thread default stream, the symbol of libcuda, and the arguments. Types that CUDA
+   12.0 lacks, or that no line here looks into, are written as void * or int. */
+#define HOOKS(X)                                                                                                       \
+    X(look_up, "cuGetProcAddress", 11030, 0, "cuGetProcAddress", (const char *, void **, int, cuuint64_t))             \
+    X(look_up_2, "cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2",                                                  \
+      (const char *, void **, int, cuuint64_t, void *))                                                                \
+    X(alloc, "cuMemAlloc", 3020, 0, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                          \
+    X(alloc_pitch, "cuMemAllocPitch", 3020, 0, "cuMemAllocPitch_v2",                                                   \
+      (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))                                                         \
+    X(free_, "cuMemFree", 3020, 0, "cuMemFree_v2", (CUdeviceptr))                                                      \
+    X(alloc_async, "cuMemAllocAsync", 11020, 0, "cuMemAllocAsync", (CUdeviceptr *, size_t, CUstream))                  \
+    X(alloc_async_own, "cuMemAllocAsync", 11020, 1, "cuMemAllocAsync_ptsz", (CUdeviceptr *, size_t, CUstream))         \
+    X(alloc_pool, "cuMemAllocFromPoolAsync", 11020, 0, "cuMemAllocFromPoolAsync",                                      \
+      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                                                 \
+    X(alloc_pool_own, "cuMemAllocFromPoolAsync", 11020, 1, "cuMemAllocFromPoolAsync_ptsz",                             \
+      (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                                                 \
+    X(free_async, "cuMemFreeAsync", 11020, 0, "cuMemFreeAsync", (CUdeviceptr, CUstream))                               \
+    X(free_async_own, "cuMemFreeAsync", 11020, 1, "cuMemFreeAsync_ptsz", (CUdeviceptr, CUstream))                      \
+    X(mem_info, "cuMemGetInfo", 3020, 0, "cuMemGetInfo_v2", (size_t *, size_t *))                                      \
+    X(address_range, "cuMemGetAddressRange", 3020, 0, "cuMemGetAddressRange_v2",                                       \
+      (CUdeviceptr *, size_t *, CUdeviceptr))                                                                          \
+    X(attribute, "cuPointerGetAttribute", 4000, 0, "cuPointerGetAttribute", (void *, int, CUdeviceptr))                \
+    X(attributes, "cuPointerGetAttributes", 7000, 0, "cuPointerGetAttributes",                                         \
+      (unsigned int, int *, void **, CUdeviceptr))                                                                     \
+    X(ipc_handle, "cuIpcGetMemHandle", 4010, 0, "cuIpcGetMemHandle", (void *, CUdeviceptr))                            \
+    X(pool_get, "cuMemPoolGetAttribute", 11020, 0, "cuMemPoolGetAttribute", (CUmemoryPool, int, void *))               \
+    X(pool_trim, "cuMemPoolTrimTo", 11020, 0, "cuMemPoolTrimTo", (CUmemoryPool, size_t))                               \
+    X(pool_access, "cuMemPoolSetAccess", 11020, 0, "cuMemPoolSetAccess",                                               \
+      (CUmemoryPool, const CUmemAccessDesc *, size_t))                                                                 \
+    X(peer, "cuCtxEnablePeerAccess", 4000, 0, "cuCtxEnablePeerAccess", (CUcontext, unsigned int))                      \
+    X(create_page, "cuMemCreate", 10020, 0, "cuMemCreate",                                                             \
+      (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))                       \
+    X(alloc_managed, "cuMemAllocManaged", 6000, 0, "cuMemAllocManaged", (CUdeviceptr *, size_t, unsigned int))         \
+    X(create_array, "cuArrayCreate", 3020, 0, "cuArrayCreate_v2", (void *, const void *))                              \
+    X(create_array_3d, "cuArray3DCreate", 3020, 0, "cuArray3DCreate_v2", (void *, const void *))                       \
+    X(create_mipmap, "cuMipmappedArrayCreate", 5000, 0, "cuMipmappedArrayCreate",                                      \
+      (void *, const void *, unsigned int))                                                                            \
+    X(stream_create, "cuStreamCreate", 2000, 0, "cuStreamCreate", (CUstream *, unsigned int))                          \
+    X(stream_create_at, "cuStreamCreateWithPriority", 5050, 0, "cuStreamCreateWithPriority",                           \
+      (CUstream *, unsigned int, int))                                                                                 \
+    X(stream_create_green, "cuGreenCtxStreamCreate", 12050, 0, "cuGreenCtxStreamCreate",                               \
+      (CUstream *, void *, unsigned int, int))                                                                         \
+    X(stream_destroy, "cuStreamDestroy", 4000, 0, "cuStreamDestroy_v2", (CUstream))                                    \
+    X(capture_1, "cuStreamBeginCapture", 10000, 0, "cuStreamBeginCapture", (CUstream))                                 \
+    X(capture_1_own, "cuStreamBeginCapture", 10000, 1, "cuStreamBeginCapture_ptsz", (CUstream))                        \
+    X(capture, "cuStreamBeginCapture", 10010, 0, "cuStreamBeginCapture_v2", (CUstream, CUstreamCaptureMode))           \
+    X(capture_own, "cuStreamBeginCapture", 10010, 1, "cuStreamBeginCapture_v2_ptsz", (CUstream, CUstreamCaptureMode))  \
+    X(capture_to, "cuStreamBeginCaptureToGraph", 12030, 0, "cuStreamBeginCaptureToGraph",                              \
+      (CUstream, CUgraph, const CUgraphNode *, const void *, size_t, CUstreamCaptureMode))                             \
+    X(capture_to_own, "cuStreamBeginCaptureToGraph", 12030, 1, "cuStreamBeginCaptureToGraph_ptsz",                     \
+      (CUstream, CUgraph, const CUgraphNode *, const void *, size_t, CUstreamCaptureMode))                             \
+    X(capture_end, "cuStreamEndCapture", 10000, 0, "cuStreamEndCapture", (CUstream, CUgraph *))                        \
+    X(capture_end_own, "cuStreamEndCapture", 10000, 1, "cuStreamEndCapture_ptsz", (CUstream, CUgraph *))
+
+/* Functions that are only called. */
+#define CALLS(X)                                                                                                       \
+    X(CtxGetCurrent, (CUcontext *))                                                                                    \
+    X(CtxSetCurrent, (CUcontext))                                                                                      \
+    X(CtxPushCurrent, (CUcontext))                                                                                     \
+    X(CtxPopCurrent, (CUcontext *))                                                                                    \
+    X(CtxGetDevice, (CUdevice *))                                                                                      \
+    X(CtxGetId, (CUcontext, unsigned long long *))                                                                     \
+    X(CtxSynchronize, (void))                                                                                          \
+    X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                 \
+    X(DevicePrimaryCtxRelease, (CUdevice))                                                                             \
+    X(DevicePrimaryCtxGetState, (CUdevice, unsigned int *, int *))                                                     \
+    X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
+    X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
+    X(DeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice))                                                             \
+    X(DeviceGetMemPool, (CUmemoryPool *, CUdevice))                                                                    \
+    X(EventCreate, (CUevent *, unsigned int))                                                                          \
+    X(EventRecord, (CUevent, CUstream))                                                                                \
+    X(EventDestroy, (CUevent))                                                                                         \
+    X(StreamQuery, (CUstream))                                                                                         \
+    X(StreamSynchronize, (CUstream))                                                                                   \
+    X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
+    X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
+    X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                                                        \
+    X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
+    X(MemFreeHost, (void *))                                                                                           \
+    X(MemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                                            \
+    X(GetErrorString, (CUresult, const char **))
+
+#define PROTOTYPE(id, name, since, own, symbol, arguments) HOOK CUresult CUDAAPI on_##id arguments __asm__(symbol);
+HOOKS(PROTOTYPE)
+
+#define POINTER(id, name, since, own, symbol, arguments) CUresult(CUDAAPI *id) arguments;
+static struct {
+    HOOKS(POINTER)
+} real; /* the driver's; a function that it does not have is NULL, and then no program gets its substitute */
+
+#define CALL_POINTER(name, arguments) CUresult(CUDAAPI *name) arguments;
+static struct {
+    CALLS(CALL_POINTER)
+} cu;
+
+/* A function and its substitute. `symbol` is what libcuda exports, `entry` what cuGetProcAddress gives; a newer form of
+   the function has another entry, and is left alone. */
+typedef struct hook {
+    const char *name, *symbol;
+    int since, own;
+    void (*substitute)(void);
+    void *entry;
+    void **real;
+} hook;
+
+#define ROW(id, name, since, own, symbol, arguments) \
+    {name, symbol, since, own, (void (*)(void))on_##id, NULL, (void **)(void *)&real.id},
+static hook hooks[] = {HOOKS(ROW)};
+#define HOOK_COUNT (sizeof hooks / sizeof *hooks)
+
+/* ---- finding the driver ------------------------------------------------------------------------------------------ */
+
+typedef void *look_up_symbol(void *library, const char *name);
+static look_up_symbol *real_dlsym;
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+static int driver_found; /* 1: `real` and `cu` are filled, and devices may be served */
+static int served;       /* 1: galloc serves a device */
+static int forked;       /* 1: a child made by fork of a process that galloc served: CUDA does not work in it */
+
+/* The C library's dlsym. Its versions: of glibc 2.34, of x86-64, of aarch64. */
+static look_up_symbol *find_dlsym(void)
+{
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
+    look_up_symbol *found = __atomic_load_n(&real_dlsym, __ATOMIC_ACQUIRE);
+    size_t i;
+    for (i = 0; !found && i < sizeof versions / sizeof *versions; i++) {
+        void *symbol = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+        memcpy(&found, &symbol, sizeof found);
+    }
+    if (found) __atomic_store_n(&real_dlsym, found, __ATOMIC_RELEASE);
+    return found;
+}
+
+/* What the driver's cuGetProcAddress gives, in the form of a version of CUDA; NULL: it has no such function. */
+static void *entry_of(const char *name, int version, int own)
+{
+    cuuint64_t flags = own ? 2 : 1; /* stream 0 is the per-thread stream, the legacy stream */
+    void *entry = NULL;
+    int status = 0;
+    CUresult result = real.look_up_2 ? real.look_up_2(name, &entry, version, flags, &status)
+        : real.look_up               ? real.look_up(name, &entry, version, flags)
+                                     : CUDA_ERROR_NOT_FOUND;
+    return result ? NULL : entry;
+}
+
+static void forked_child(void) { forked = served; }
+
+#define FIND_CALL(name, arguments) found = entry_of("cu" #name, 12000, 0), memcpy(&cu.name, &found, sizeof cu.name);
+
+/* Fills the tables. The program has loaded the driver, or is linked with it. */
+static void find_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD), *found;
+    look_up_symbol *look_up = find_dlsym();
+    size_t i;
+    if (!library) library = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (!library || !look_up) return;
+    for (i = 0; i < HOOK_COUNT; i++) *hooks[i].real = look_up(library, hooks[i].symbol);
+    for (i = 0; i < HOOK_COUNT; i++) hooks[i].entry = entry_of(hooks[i].name, hooks[i].since, hooks[i].own);
+    CALLS(FIND_CALL)
+    if (!cu.CtxGetId || !real.look_up_2) {
+        say_once(0, "the CUDA driver is older than 12.0: memory is left to it");
+        return;
+    }
+    if (!pthread_atfork(NULL, NULL, forked_child)) driver_found = 1;
+}
+
+static int find_hooks(void)
+{
+    (void)pthread_once(&driver_once, find_driver);
+    return real.look_up || real.look_up_2;
+}
+
+/* The substitute of a function that cuGetProcAddress has given, or the function itself. */
+static void *substitute(const char *name, void *entry)
+{
+    void *to = entry;
+    size_t i;
+    for (i = 0; i < HOOK_COUNT; i++)
+        if ((entry == hooks[i].entry || entry == *hooks[i].real) && !strcmp(hooks[i].name, name))
+            memcpy(&to, &hooks[i].substitute, sizeof to);
+    return to;
+}
+
+/* The driver's own function. */
+#define DRIVER(id, arguments) (find_hooks() && real.id ? real.id arguments : CUDA_ERROR_NOT_INITIALIZED)
+
+CUresult CUDAAPI on_look_up(const char *name, void **function, int version, cuuint64_t flags)
+{
+    CUresult result = DRIVER(look_up, (name, function, version, flags));
+    if (!result && name && function && *function) *function = substitute(name, *function);
+    return result;
+}
+
+CUresult CUDAAPI on_look_up_2(const char *name, void **function, int version, cuuint64_t flags, void *status)
+{
+    CUresult result = DRIVER(look_up_2, (name, function, version, flags, status));
+    if (!result && name && function && *function) *function = substitute(name, *function);
+    return result;
+}
+
+/* The row of a symbol of the driver, or NULL. */
+static const hook *hook_of_symbol(const char *symbol)
+{
+    size_t i;
+    if (symbol[0] != 'c' || symbol[1] != 'u') return NULL;
+    for (i = 0; i < HOOK_COUNT; i++)
+        if (!strcmp(hooks[i].symbol, symbol)) return &hooks[i];
+    return NULL;
+}
+
+/* What the program gets for such a symbol. One that is nowhere else stays missing, though this library has it. */
+static void *symbol_for_program(void *library, const hook *h)
+{
+    void *volatile found = real_dlsym(library, h->symbol); /* volatile: a call, no jump, so that this library asks */
+    void *to;
+    memcpy(&to, &h->substitute, sizeof to);
+    if (found && find_hooks() && *h->real) return to;
+    if (found == to) found = real_dlsym(RTLD_NEXT, h->symbol);
+    return found;
+}
+
+#if defined(__has_attribute)
+#if __has_attribute(musttail)
+#define JUMP __attribute__((musttail)) return
+#endif
+#endif
+#ifndef JUMP
+#define JUMP return
+#endif
+
+/* The program's dlsym. RTLD_NEXT goes by who calls, that is by the return address; so the C library's function must be
+   jumped to and not called, which gcc does at -O2. */
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O2")))
+#endif
+HOOK void *dlsym(void *library, const char *name)
+{
+    const hook *h;
+    if (!find_dlsym()) return NULL;
+    h = hook_of_symbol(name);
+    if (h) return symbol_for_program(library, h);
+    JUMP real_dlsym(library, name);
+}
+
+/* ---- what galloc asks of the CUDA runtime ------------------------------------------------------------------------ */
+
+/* Gives galloc the driver's own functions. */
+static cudaError_t give_entry(const char *name, void **function, unsigned version,
+                              enum cudaDriverEntryPointQueryResult *status)
+{
+    *function = entry_of(name, (int)version, 0);
+    *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+#if CUDART_VERSION >= 12050
+HIDDEN cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
+                                                              unsigned long long flags,
+                                                              enum cudaDriverEntryPointQueryResult *status)
+{
+    (void)flags;
+    return give_entry(name, function, version, status);
+}
+#else
+HIDDEN cudaError_t CUDARTAPI cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                                     enum cudaDriverEntryPointQueryResult *status)
+{
+    (void)flags;
+    return give_entry(name, function, CUDART_VERSION, status);
+}
+#endif
+
+/* The hooks leave no error in the program's runtime, since they do not call it. */
+HIDDEN cudaError_t CUDARTAPI cudaGetLastError(void) { return cudaSuccess; }
+HIDDEN cudaError_t CUDARTAPI cudaPeekAtLastError(void) { return cudaSuccess; }
+
+HIDDEN const char *CUDARTAPI cudaGetErrorString(cudaError_t error)
+{
+    const char *text = NULL;
+    if (error == cudaErrorInsufficientDriver) return "the CUDA driver is too old";
+    return cu.GetErrorString && !cu.GetErrorString((CUresult)error, &text) && text ? text : "unknown error";
+}
+
+HIDDEN cudaError_t CUDARTAPI cudaGetDevice(int *device)
+{
+    CUcontext context = NULL;
+    CUresult result = cu.CtxGetCurrent(&context);
+    *device = 0;
+    return (cudaError_t)(result || !context ? result : cu.CtxGetDevice(device));
+}
+
+HIDDEN cudaError_t CUDARTAPI cudaSetDevice(int device)
+{
+    CUcontext context = NULL;
+    CUresult result = cu.DevicePrimaryCtxRetain(&context, device);
+    return (cudaError_t)(result ? result : cu.CtxSetCurrent(context));
+}
+
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
+
+enum { UNSEEN, SERVED, ASIDE };
+
+typedef struct device {
+    int state;                     /* UNSEEN: no allocation yet; ASIDE: left to the driver */
+    int ordinal;
+    CUcontext context;             /* its primary context */
+    unsigned long long context_id; /* cudaDeviceReset changes it, and ends the quiet stream */
+    CUstream quiet;                /* has no work, so that what is free for it is free for every stream */
+    CUmemoryPool driver_pool;      /* the driver's default pool, in whose place galloc stands; NULL: there is none */
+    galloc_pool *pool;
+    size_t limit;                  /* the most that the pool may hold */
+    uint64_t peers;                /* bit mask of the devices that may use the memory, too */
+    uint64_t allocations, frees;   /* that galloc served */
+} device;
+
+static device devices[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of devices that are opened, and of their peers */
+static uint64_t left_to_driver;                          /* allocations */
+static uint32_t tags;                                    /* of blocks, for cuPointerGetAttribute */
+
+/* Another context made current, and capture mode relaxed, in which no call harms a capture that is under way. */
+typedef struct scope {
+    int pushed;
+    CUstreamCaptureMode mode;
+} scope;
+
+static CUresult scope_enter(scope *s, CUcontext context)
+{
+    CUcontext current = NULL;
+    CUresult result = cu.CtxGetCurrent(&current);
+    s->pushed = !result && current != context;
+    if (s->pushed) result = cu.CtxPushCurrent(context);
+    if (result) return result;
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cu.ThreadExchangeStreamCaptureMode(&s->mode);
+    return CUDA_SUCCESS;
+}
+
+static void scope_leave(scope *s)
+{
+    CUcontext context;
+    (void)cu.ThreadExchangeStreamCaptureMode(&s->mode);
+    if (s->pushed) (void)cu.CtxPopCurrent(&context);
+}
+
+/* The runtime's errors have the numbers of the driver's, but for one. */
+static CUresult as_driver(cudaError_t error)
+{
+    return error == cudaErrorInvalidDevicePointer ? CUDA_ERROR_INVALID_VALUE : (CUresult)(int)error;
+}
+
+/* on_map of the pool: what cudaMalloc gives, devices with peer access can use. */
+static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    const device *d = (const device *)user;
+    CUmemAccessDesc access;
+    int i;
+    (void)pool;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        access.location.id = i;
+        if (d->peers >> i & 1 && cu.MemSetAccess((CUdeviceptr)(uintptr_t)addr, bytes, &access, 1))
+            say_once(1, "cuMemSetAccess failed: a peer device cannot use some of the memory");
+    }
+}
+
+/* Lets the pool tell give_access of all memory, present and new. The caller holds the lock. */
+static CUresult tell_peers(device *d)
+{
+    galloc_callbacks callbacks;
+    memset(&callbacks, 0, sizeof callbacks);
+    callbacks.on_map = give_access;
+    callbacks.user = d;
+    return d->peers ? as_driver(galloc_pool_set_callbacks(d->pool, &callbacks)) : CUDA_SUCCESS;
+}
+
+static int add_peers(device *d, uint64_t peers)
+{
+    CUresult result = CUDA_SUCCESS;
+    (void)pthread_mutex_lock(&lock);
+    if (peers & ~d->peers) {
+        d->peers |= peers;
+        if (d->state == SERVED) result = tell_peers(d);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Makes the pool of a device, with the settings of the default pool, which GALLOC_CONF has. Returns what prevents it,
+   or NULL. */
+static const char *make_pool(device *d)
+{
+    const char *conf = getenv("GALLOC_CONF");
+    galloc_config config;
+    size_t total = 0;
+    int pages = 0;
+    if (cu.DeviceGetAttribute(&pages, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, d->ordinal)) pages = 0;
+    if (!pages && !(conf && (strstr(conf, "expandable_segments") || strstr(conf, "backend"))))
+        return "it has no virtual memory management (GALLOC_CONF=expandable_segments:False does without)";
+    if (galloc_pool_default(&d->pool, d->ordinal) || galloc_pool_config(d->pool, &config)) return galloc_last_message();
+    config.reuse &= ~GALLOC_REUSE_WAIT; /* a wait on the quiet stream says nothing to the stream that uses the memory */
+    config.gpu_direct_rdma = 1;         /* as memory of cudaMalloc */
+    if (galloc_pool_create(&d->pool, &config)) return galloc_last_message();
+    if (cu.DeviceTotalMem(&total, d->ordinal)) total = SIZE_MAX;
+    d->limit = (size_t)(config.per_process_memory_fraction * (double)total);
+    if (d->limit > config.memory_limit) d->limit = config.memory_limit;
+    if (d->limit > config.device_limit) d->limit = config.device_limit;
+    return NULL;
+}
+
+/* Makes the quiet stream, for the first time or after a reset. */
+static CUresult make_quiet(device *d)
+{
+    CUstream stream = NULL;
+    unsigned long long id = 0;
+    scope s;
+    CUresult result = scope_enter(&s, d->context);
+    if (result) return result;
+    result = cu.CtxGetId(d->context, &id);
+    if (!result) result = real.stream_create(&stream, CU_STREAM_NON_BLOCKING);
+    scope_leave(&s);
+    if (result) return result;
+    __atomic_store_n(&d->quiet, stream, __ATOMIC_RELAXED);
+    __atomic_store_n(&d->context_id, id, __ATOMIC_RELEASE);
+    return CUDA_SUCCESS;
+}
+
+/* Opens a device, whose primary context is given. The caller holds the lock. */
+static CUresult open_device(device *d, CUcontext context)
+{
+    const char *obstacle;
+    CUresult result;
+    d->context = context;
+    result = make_quiet(d);
+    if (result) return result;
+    silent = 1;
+    obstacle = make_pool(d);
+    silent = 0;
+    if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
+    if (obstacle)
+        (void)fprintf(stderr, "galloc_preload: device %d is left to CUDA: %s\n", d->ordinal, obstacle);
+    else (void)tell_peers(d);
+    served |= !obstacle;
+    __atomic_store_n(&d->state, obstacle ? ASIDE : SERVED, __ATOMIC_RELEASE);
+    return CUDA_SUCCESS;
+}
+
+/* The primary context of a device, or NULL. */
+static CUcontext primary_of(int ordinal)
+{
+    CUcontext context = NULL;
+    unsigned int flags;
+    int active = 0;
+    if (cu.DevicePrimaryCtxGetState(ordinal, &flags, &active) || !active) return NULL;
+    if (cu.DevicePrimaryCtxRetain(&context, ordinal)) return NULL;
+    (void)cu.DevicePrimaryCtxRelease(ordinal);
+    return context;
+}
+
+static CUresult ordinal_of(CUcontext context, int *ordinal)
+{
+    scope s;
+    CUresult result = scope_enter(&s, context);
+    if (result) return result;
+    result = cu.CtxGetDevice(ordinal);
+    scope_leave(&s);
+    return result;
+}
+
+/* The device of a context that was not met before, or whose device was reset. */
+static CUresult meet(CUcontext context, device **found)
+{
+    int ordinal = -1;
+    CUresult result = ordinal_of(context, &ordinal);
+    device *d;
+    *found = NULL;
+    if (result || ordinal < 0 || ordinal >= MAX_DEVICES) return CUDA_SUCCESS; /* the driver knows what is wrong */
+    d = &devices[ordinal];
+    if (__atomic_load_n(&d->state, __ATOMIC_ACQUIRE) == ASIDE || primary_of(ordinal) != context) return CUDA_SUCCESS;
+    (void)pthread_mutex_lock(&lock);
+    d->ordinal = ordinal;
+    if (d->state == UNSEEN) {
+        result = open_device(d, context);
+    } else if (d->state == SERVED) {
+        unsigned long long id = 0;
+        d->context = context;
+        if (cu.CtxGetId(context, &id) || id != d->context_id) result = make_quiet(d);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    if (!result && d->state == SERVED) *found = d;
+    return result;
+}
+
+/* The device that galloc serves for a context. NULL: what is asked is left to the driver. */
+static CUresult device_of(CUcontext context, device **found)
+{
+    unsigned long long id = 0;
+    int i;
+    *found = NULL;
+    if (!context) return CUDA_SUCCESS;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        device *d = &devices[i];
+        if (__atomic_load_n(&d->state, __ATOMIC_ACQUIRE) != SERVED || d->context != context) continue;
+        if (cu.CtxGetId(context, &id) || id != __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE)) break;
+        *found = d;
+        return CUDA_SUCCESS;
+    }
+    return meet(context, found);
+}
+
+static CUresult current_device(device **found)
+{
+    CUcontext context = NULL;
+    *found = NULL;
+    return cu.CtxGetCurrent(&context) ? CUDA_SUCCESS : device_of(context, found);
+}
+
+/* The device of a stream; NULL also for a stream that is being captured: memory of a graph is the driver's. */
+static CUresult device_of_stream(CUstream stream, device **found)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUcontext context = NULL;
+    *found = NULL;
+    if (cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
+    return cu.StreamGetCtx(stream, &context) ? CUDA_SUCCESS : device_of(context, found);
+}
+
+/* Every hook that may use galloc begins with this. 0: the call is the driver's. */
+static int enter(void)
+{
+    if (!find_hooks() || !driver_found || forked || inside) return 0;
+    inside = 1;
+    return 1;
+}
+
+static void leave(void) { inside = 0; }
+
+/* Whether an address lies in galloc's memory, and what it is. */
+static int is_ours(CUdeviceptr address, galloc_pointer *info)
+{
+    if (!__atomic_load_n(&served, __ATOMIC_RELAXED)) return 0;
+    return galloc_pointer_info((void *)(uintptr_t)address, info) == cudaSuccess && info->state != GALLOC_STATE_FOREIGN;
+}
+
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
+static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
+static int captures;      /* that are under way; a capture that ends in an odd way may count for ever */
+
+/* With free_is_async: the non-blocking streams of the program. The legacy stream, where an event is recorded, stands
+   for all others. */
+typedef struct known_stream {
+    CUstream stream;
+    CUcontext context;
+} known_stream;
+
+static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these */
+static known_stream *known_streams;
+static size_t known_count, known_room;
+static int known_overflow; /* 1: there was no host memory for one, so that free must wait */
+
+static void know_stream(CUstream stream, unsigned flags)
+{
+    CUcontext context = NULL;
+    if (!free_is_async || !(flags & CU_STREAM_NON_BLOCKING) || !enter()) return;
+    if (cu.StreamGetCtx(stream, &context)) (void)cu.CtxGetCurrent(&context);
+    leave();
+    (void)pthread_mutex_lock(&stream_lock);
+    if (known_count == known_room) {
+        size_t room = known_room ? 2 * known_room : 64;
+        known_stream *more = (known_stream *)realloc(known_streams, room * sizeof *more);
+        if (more) known_streams = more, known_room = room;
+        else known_overflow = 1;
+    }
+    if (known_count < known_room) {
+        known_streams[known_count].stream = stream;
+        known_streams[known_count++].context = context;
+    }
+    (void)pthread_mutex_unlock(&stream_lock);
+}
+
+static void forget_stream(CUstream stream)
+{
+    size_t i;
+    (void)pthread_mutex_lock(&stream_lock);
+    for (i = 0; i < known_count && known_streams[i].stream != stream; i++) continue;
+    if (i < known_count) known_streams[i] = known_streams[--known_count];
+    (void)pthread_mutex_unlock(&stream_lock);
+}
+
+CUresult CUDAAPI on_stream_create(CUstream *stream, unsigned int flags)
+{
+    CUresult result = DRIVER(stream_create, (stream, flags));
+    if (!result) know_stream(*stream, flags);
+    return result;
+}
+
+CUresult CUDAAPI on_stream_create_at(CUstream *stream, unsigned int flags, int priority)
+{
+    CUresult result = DRIVER(stream_create_at, (stream, flags, priority));
+    if (!result) know_stream(*stream, flags);
+    return result;
+}
+
+CUresult CUDAAPI on_stream_create_green(CUstream *stream, void *green, unsigned int flags, int priority)
+{
+    CUresult result = DRIVER(stream_create_green, (stream, green, flags, priority));
+    if (!result) know_stream(*stream, flags);
+    return result;
+}
+
+CUresult CUDAAPI on_stream_destroy(CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (stream && enter()) {
+        forget_stream(stream);
+        if (served && !cu.StreamIsCapturing(stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE)
+            (void)galloc_stream_retire(stream);
+        leave();
+    }
+    return DRIVER(stream_destroy, (stream));
+}
+
+static void count_capture(int by) { (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST); }
+
+/* The result of a call that begins a capture, which was counted before. */
+static CUresult begun(CUresult result)
+{
+    if (result) count_capture(-1);
+    return result;
+}
+
+static CUresult ended(CUresult result)
+{
+    if (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) count_capture(-1);
+    return result;
+}
+
+CUresult CUDAAPI on_capture_1(CUstream stream) { return count_capture(1), begun(DRIVER(capture_1, (stream))); }
+CUresult CUDAAPI on_capture_1_own(CUstream stream) { return count_capture(1), begun(DRIVER(capture_1_own, (stream))); }
+
+CUresult CUDAAPI on_capture(CUstream stream, CUstreamCaptureMode mode)
+{
+    return count_capture(1), begun(DRIVER(capture, (stream, mode)));
+}
+
+CUresult CUDAAPI on_capture_own(CUstream stream, CUstreamCaptureMode mode)
+{
+    return count_capture(1), begun(DRIVER(capture_own, (stream, mode)));
+}
+
+CUresult CUDAAPI on_capture_to(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t n,
+                               CUstreamCaptureMode mode)
+{
+    return count_capture(1), begun(DRIVER(capture_to, (stream, graph, after, edges, n, mode)));
+}
+
+CUresult CUDAAPI on_capture_to_own(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                   size_t n, CUstreamCaptureMode mode)
+{
+    return count_capture(1), begun(DRIVER(capture_to_own, (stream, graph, after, edges, n, mode)));
+}
+
+CUresult CUDAAPI on_capture_end(CUstream stream, CUgraph *graph) { return ended(DRIVER(capture_end, (stream, graph))); }
+
+CUresult CUDAAPI on_capture_end_own(CUstream stream, CUgraph *graph)
+{
+    return ended(DRIVER(capture_end_own, (stream, graph)));
+}
+
+/* ---- allocation -------------------------------------------------------------------------------------------------- */
+
+static CUresult take(device *d, CUdeviceptr *out, size_t bytes, CUstream stream)
+{
+    galloc_request request;
+    void *p = NULL;
+    CUresult result;
+    memset(&request, 0, sizeof request);
+    request.bytes = bytes;
+    request.stream = stream;
+    request.pool = d->pool;
+    request.tag = __atomic_add_fetch(&tags, 1, __ATOMIC_RELAXED);
+    result = as_driver(galloc_alloc(&p, &request));
+    if (result) return result;
+    __atomic_add_fetch(&d->allocations, 1, __ATOMIC_RELAXED);
+    *out = (CUdeviceptr)(uintptr_t)p;
+    return CUDA_SUCCESS;
+}
+
+/* Memory that every stream may use at once. What galloc or the driver has queued on the quiet stream must be over. */
+static CUresult take_for_all(device *d, CUdeviceptr *out, size_t bytes)
+{
+    CUstream quiet = __atomic_load_n(&d->quiet, __ATOMIC_RELAXED);
+    CUdeviceptr p = 0;
+    scope s;
+    CUresult result = take(d, &p, bytes, quiet);
+    if (result) return result;
+    result = scope_enter(&s, d->context);
+    if (!result) {
+        result = cu.StreamQuery(quiet);
+        if (result == CUDA_ERROR_NOT_READY) result = cu.StreamSynchronize(quiet);
+        scope_leave(&s);
+    }
+    if (result) {
+        (void)galloc_free((void *)(uintptr_t)p, quiet);
+        return result;
+    }
+    *out = p;
+    return CUDA_SUCCESS;
+}
+
+/* The driver has no memory for something that is its own: gives it what galloc does not use. Returns whether there was
+   any. */
+static int give_back(CUresult result)
+{
+    size_t released = 0, more;
+    int i;
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !served || !enter()) return 0;
+    for (i = 0; i < MAX_DEVICES; i++)
+        if (__atomic_load_n(&devices[i].state, __ATOMIC_ACQUIRE) == SERVED &&
+            !galloc_pool_trim(devices[i].pool, 0, &more))
+            released += more;
+    leave();
+    return released > 0;
+}
+
+/* An allocation by the driver, which is tried again after give_back. */
+#define BY_DRIVER(id, arguments)                                        \
+    do {                                                                \
+        CUresult result_ = DRIVER(id, arguments);                       \
+        __atomic_add_fetch(&left_to_driver, 1, __ATOMIC_RELAXED);       \
+        return give_back(result_) ? real.id arguments : result_;        \
+    } while (0)
+
+CUresult CUDAAPI on_alloc(CUdeviceptr *p, size_t bytes)
+{
+    device *d = NULL;
+    if (p && bytes && enter()) {
+        CUresult result = current_device(&d);
+        if (!result && d) result = take_for_all(d, p, bytes);
+        leave();
+        if (result || d) return result;
+    }
+    BY_DRIVER(alloc, (p, bytes));
+}
+
+CUresult CUDAAPI on_alloc_pitch(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    size_t row = (width + 511) & ~(size_t)511;
+    int valid = p && pitch && width && height && row >= width && height <= SIZE_MAX / row &&
+        (element == 4 || element == 8 || element == 16);
+    device *d = NULL;
+    if (valid && enter()) {
+        CUresult result = current_device(&d);
+        if (!result && d) result = take_for_all(d, p, row * height);
+        leave();
+        if (!result && d) *pitch = row;
+        if (result || d) return result;
+    }
+    BY_DRIVER(alloc_pitch, (p, pitch, width, height, element));
+}
+
+/* Whether cuMemAllocAsync on this device takes memory from the driver's default pool. */
+static int default_pool_is_current(const device *d)
+{
+    CUmemoryPool pool = NULL;
+    return !d->driver_pool || !cu.DeviceGetMemPool || cu.DeviceGetMemPool(&pool, d->ordinal) || pool == d->driver_pool;
+}
+
+/* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
+   their later work. galloc queues no work, so an event does it. */
+static CUresult order_by_legacy(void)
+{
+    CUstreamCaptureStatus status;
+    CUevent event = NULL;
+    CUresult result = cu.StreamIsCapturing(CU_STREAM_LEGACY, &status); /* an event would end a capture */
+    if (!result) result = cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result) return result;
+    result = cu.EventRecord(event, CU_STREAM_LEGACY);
+    (void)cu.EventDestroy(event);
+    return result;
+}
+
+/* Allocates for a stream, from a pool of the driver; NULL: from the current one. 0: the call is the driver's. */
+static int take_for_stream(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream, CUresult *result)
+{
+    device *d = NULL;
+    if (!p || !bytes || !enter()) return 0;
+    *result = device_of_stream(stream, &d);
+    if (!*result && d && (pool ? pool != d->driver_pool : !default_pool_is_current(d))) d = NULL;
+    if (!*result && d) *result = take(d, p, bytes, stream);
+    leave();
+    return *result || d;
+}
+
+static CUstream legacy(CUstream stream) { return stream ? stream : CU_STREAM_LEGACY; }
+static CUstream per_thread(CUstream stream) { return stream ? stream : CU_STREAM_PER_THREAD; }
+
+CUresult CUDAAPI on_alloc_async(CUdeviceptr *p, size_t bytes, CUstream stream)
+{
+    CUresult result;
+    if (take_for_stream(p, bytes, NULL, legacy(stream), &result)) return result;
+    BY_DRIVER(alloc_async, (p, bytes, stream));
+}
+
+CUresult CUDAAPI on_alloc_async_own(CUdeviceptr *p, size_t bytes, CUstream stream)
+{
+    CUresult result;
+    if (take_for_stream(p, bytes, NULL, per_thread(stream), &result)) return result;
+    BY_DRIVER(alloc_async_own, (p, bytes, stream));
+}
+
+CUresult CUDAAPI on_alloc_pool(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    CUresult result;
+    if (pool && take_for_stream(p, bytes, pool, legacy(stream), &result)) return result;
+    BY_DRIVER(alloc_pool, (p, bytes, pool, stream));
+}
+
+CUresult CUDAAPI on_alloc_pool_own(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    CUresult result;
+    if (pool && take_for_stream(p, bytes, pool, per_thread(stream), &result)) return result;
+    BY_DRIVER(alloc_pool_own, (p, bytes, pool, stream));
+}
+
+/* Other memory of the device, for which galloc's unused memory may have to go. */
+CUresult CUDAAPI on_create_page(CUmemGenericAllocationHandle *page, size_t bytes, const CUmemAllocationProp *properties,
+                                unsigned long long flags)
+{
+    BY_DRIVER(create_page, (page, bytes, properties, flags));
+}
+
+CUresult CUDAAPI on_alloc_managed(CUdeviceptr *p, size_t bytes, unsigned int flags)
+{
+    BY_DRIVER(alloc_managed, (p, bytes, flags));
+}
+
+CUresult CUDAAPI on_create_array(void *array, const void *shape) { BY_DRIVER(create_array, (array, shape)); }
+CUresult CUDAAPI on_create_array_3d(void *array, const void *shape) { BY_DRIVER(create_array_3d, (array, shape)); }
+
+CUresult CUDAAPI on_create_mipmap(void *array, const void *shape, unsigned int levels)
+{
+    BY_DRIVER(create_mipmap, (array, shape, levels));
+}
+
+/* ---- freeing ----------------------------------------------------------------------------------------------------- */
+
+/* Waits for all work of the current context, as cuMemFree does. cuCtxSynchronize ends a capture that is under way;
+   freeing pinned memory waits, too, and harms none. */
+static CUresult wait_for_device(void)
+{
+    void *fence = NULL;
+    CUresult result;
+    if (!__atomic_load_n(&captures, __ATOMIC_SEQ_CST)) return cu.CtxSynchronize();
+    result = cu.MemHostAlloc(&fence, 512, 0);
+    return result ? result : cu.MemFreeHost(fence);
+}
+
+/* Frees on all streams of the device's primary context. 0: it cannot be done without a wait. */
+static int free_on_all_streams(device *d, void *p)
+{
+    CUstreamCaptureStatus status;
+    cudaStream_t *streams;
+    size_t i;
+    int n = 0, done = 0;
+    (void)pthread_mutex_lock(&stream_lock); /* no stream is destroyed meanwhile */
+    streams = known_overflow ? NULL : (cudaStream_t *)malloc((known_count + 2) * sizeof *streams);
+    if (streams) {
+        streams[n++] = d->quiet;
+        streams[n++] = CU_STREAM_LEGACY;
+        done = !cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
+        for (i = 0; i < known_count && done; i++) {
+            if (known_streams[i].context != d->context) continue;
+            streams[n++] = known_streams[i].stream;
+            done = !cu.StreamIsCapturing(known_streams[i].stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
+        }
+        done = done && !order_by_legacy() && galloc_free_after(p, streams, n) == cudaSuccess;
+        free(streams);
+    }
+    (void)pthread_mutex_unlock(&stream_lock);
+    return done;
+}
+
+static CUresult give(const galloc_pointer *info)
+{
+    device *d = &devices[info->device];
+    scope s;
+    CUresult result = scope_enter(&s, d->context);
+    if (result) return result;
+    if (!free_is_async || !free_on_all_streams(d, info->base)) {
+        result = wait_for_device();
+        if (!result) result = as_driver(galloc_free(info->base, d->quiet));
+    }
+    scope_leave(&s);
+    if (!result) __atomic_add_fetch(&d->frees, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+/* Whether an address is the start of a block that the program holds. */
+static int is_block(const galloc_pointer *info, CUdeviceptr p)
+{
+    return info->state == GALLOC_STATE_USED && (CUdeviceptr)(uintptr_t)info->base == p;
+}
+
+CUresult CUDAAPI on_free_(CUdeviceptr p)
+{
+    galloc_pointer info;
+    if (p && enter()) {
+        int ours = is_ours(p, &info);
+        CUresult result = !ours ? CUDA_SUCCESS : is_block(&info, p) ? give(&info) : CUDA_ERROR_INVALID_VALUE;
+        leave();
+        if (ours) return result;
+    }
+    return DRIVER(free_, (p));
+}
+
+/* 0: the call is the driver's. That of a captured stream is: only memory of its own graph can be freed there. */
+static int give_on_stream(CUdeviceptr p, CUstream stream, CUresult *result)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    galloc_pointer info;
+    int ours;
+    if (!p || !enter()) return 0;
+    ours = is_ours(p, &info);
+    *result = ours ? cu.StreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    ours = ours && status == CU_STREAM_CAPTURE_STATUS_NONE;
+    if (ours && !*result) {
+        *result = !is_block(&info, p) ? CUDA_ERROR_INVALID_VALUE :
+            stream == CU_STREAM_LEGACY ? order_by_legacy() : CUDA_SUCCESS;
+        if (!*result) *result = as_driver(galloc_free(info.base, stream));
+        if (!*result) __atomic_add_fetch(&devices[info.device].frees, 1, __ATOMIC_RELAXED);
+    }
+    leave();
+    return ours;
+}
+
+CUresult CUDAAPI on_free_async(CUdeviceptr p, CUstream stream)
+{
+    CUresult result;
+    if (give_on_stream(p, legacy(stream), &result)) return result;
+    return DRIVER(free_async, (p, stream));
+}
+
+CUresult CUDAAPI on_free_async_own(CUdeviceptr p, CUstream stream)
+{
+    CUresult result;
+    if (give_on_stream(p, per_thread(stream), &result)) return result;
+    return DRIVER(free_async_own, (p, stream));
+}
+
+/* ---- questions --------------------------------------------------------------------------------------------------- */
+
+/* Memory that galloc keeps is free for the program, as far as the limit goes. */
+CUresult CUDAAPI on_mem_info(size_t *left, size_t *total)
+{
+    CUresult result = DRIVER(mem_info, (left, total));
+    galloc_stats stats;
+    device *d = NULL;
+    if (result || !left || !enter()) return result;
+    if (!current_device(&d) && d && !galloc_pool_stats(d->pool, &stats)) {
+        size_t room = d->limit > stats.allocated.current ? d->limit - stats.allocated.current : 0;
+        *left += stats.cached.current;
+        if (*left > room) *left = room;
+    }
+    leave();
+    return CUDA_SUCCESS;
+}
+
+/* The driver would tell of the page, which has other blocks beside this one, or only a part of it. */
+CUresult CUDAAPI on_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
+{
+    galloc_pointer info;
+    if (enter()) {
+        int ours = is_ours(p, &info);
+        leave();
+        if (ours && info.state != GALLOC_STATE_USED) return CUDA_ERROR_NOT_FOUND;
+        if (ours && base) *base = (CUdeviceptr)(uintptr_t)info.base;
+        if (ours && bytes) *bytes = info.requested;
+        if (ours) return CUDA_SUCCESS;
+    }
+    return DRIVER(address_range, (base, bytes, p));
+}
+
+enum { ATTRIBUTE_CONTEXT = 1, ATTRIBUTE_BUFFER_ID = 7, ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_SIZE = 12 };
+
+/* Corrects an answer that the driver has given for the page. */
+static void answer(void *data, int attribute, const galloc_pointer *info)
+{
+    unsigned long long id = 0x67616c6cULL << 32 | info->tag; /* apart from the driver's numbers, which are small */
+    if (attribute == ATTRIBUTE_CONTEXT) *(CUcontext *)data = devices[info->device].context;
+    if (attribute == ATTRIBUTE_BUFFER_ID) *(unsigned long long *)data = id;
+    if (attribute == ATTRIBUTE_RANGE_START) *(CUdeviceptr *)data = (CUdeviceptr)(uintptr_t)info->base;
+    if (attribute == ATTRIBUTE_RANGE_SIZE) *(size_t *)data = info->requested;
+}
+
+static int is_used(CUdeviceptr p, galloc_pointer *info)
+{
+    int used;
+    if (!enter()) return 0;
+    used = is_ours(p, info) && info->state == GALLOC_STATE_USED;
+    leave();
+    return used;
+}
+
+CUresult CUDAAPI on_attribute(void *data, int attribute, CUdeviceptr p)
+{
+    CUresult result = DRIVER(attribute, (data, attribute, p));
+    galloc_pointer info;
+    if (!result && data && is_used(p, &info)) answer(data, attribute, &info);
+    return result;
+}
+
+CUresult CUDAAPI on_attributes(unsigned int n, int *attributes, void **data, CUdeviceptr p)
+{
+    CUresult result = DRIVER(attributes, (n, attributes, data, p));
+    galloc_pointer info;
+    unsigned i;
+    if (result || !attributes || !data || !is_used(p, &info)) return result;
+    for (i = 0; i < n; i++)
+        if (data[i]) answer(data[i], attributes[i], &info);
+    return CUDA_SUCCESS;
+}
+
+/* A process that opens a handle gets the start of the driver's allocation, which is rarely a block's. */
+CUresult CUDAAPI on_ipc_handle(void *handle, CUdeviceptr p)
+{
+    galloc_pointer info;
+    CUdeviceptr base = 0;
+    int used = is_used(p, &info);
+    CUresult result = used ? DRIVER(address_range, (&base, NULL, p)) : CUDA_SUCCESS;
+    if (!result && used && base != (CUdeviceptr)(uintptr_t)info.base) result = CUDA_ERROR_INVALID_VALUE;
+    if (!result) result = DRIVER(ipc_handle, (handle, p));
+    if (used && result)
+        say_once(2, "cuIpcGetMemHandle: memory in galloc's pages cannot be shared with other processes; with "
+                    "GALLOC_CONF=backend:cudaMalloc it can be");
+    return result;
+}
+
+/* ---- the driver's default pool ----------------------------------------------------------------------------------- */
+
+/* The device whose default pool this is, and which galloc serves. */
+static device *device_of_pool(CUmemoryPool pool)
+{
+    int i;
+    for (i = 0; pool && i < MAX_DEVICES; i++)
+        if (__atomic_load_n(&devices[i].state, __ATOMIC_ACQUIRE) == SERVED && devices[i].driver_pool == pool)
+            return &devices[i];
+    return NULL;
+}
+
+CUresult CUDAAPI on_pool_get(CUmemoryPool pool, int attribute, void *value)
+{
+    CUresult result = DRIVER(pool_get, (pool, attribute, value));
+    device *d = device_of_pool(pool);
+    galloc_stats stats;
+    if (result || !value || !d || !enter()) return result;
+    if (!galloc_pool_stats(d->pool, &stats)) {
+        cuuint64_t *bytes = (cuuint64_t *)value;
+        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) *bytes += stats.reserved.current;
+        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) *bytes += stats.reserved.peak;
+        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT) *bytes += stats.allocated.current;
+        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) *bytes += stats.allocated.peak;
+    }
+    leave();
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI on_pool_trim(CUmemoryPool pool, size_t keep)
+{
+    CUresult result = DRIVER(pool_trim, (pool, keep));
+    device *d = device_of_pool(pool);
+    if (result || !d || !enter()) return result;
+    result = as_driver(galloc_pool_trim(d->pool, keep, NULL));
+    leave();
+    return result;
+}
+
+/* ---- peers ------------------------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI on_pool_access(CUmemoryPool pool, const CUmemAccessDesc *access, size_t n)
+{
+    CUresult result = DRIVER(pool_access, (pool, access, n));
+    device *d = device_of_pool(pool);
+    uint64_t peers = 0;
+    if (result || !d || !enter()) return result;
+    while (n--) {
+        int id = access[n].location.id;
+        if (access[n].flags && id >= 0 && id < MAX_DEVICES && id != d->ordinal) peers |= (uint64_t)1 << id;
+    }
+    result = add_peers(d, peers);
+    leave();
+    return result;
+}
+
+/* The current context may use the memory of the other one. */
+CUresult CUDAAPI on_peer(CUcontext owner, unsigned int flags)
+{
+    CUresult result = DRIVER(peer, (owner, flags));
+    int user = -1, of = -1;
+    if (result || !enter()) return result;
+    if (!cu.CtxGetDevice(&user) && !ordinal_of(owner, &of) && user >= 0 && user < MAX_DEVICES && of >= 0 &&
+        of < MAX_DEVICES)
+        result = add_peers(&devices[of], (uint64_t)1 << user);
+    leave();
+    return result;
+}
+
+/* ---- begin and end ----------------------------------------------------------------------------------------------- */
+
+__attribute__((constructor)) static void begin(void)
+{
+    free_is_async = environment_is("GALLOC_PRELOAD_FREE", "async");
+}
+
+static uint64_t calls_of(const galloc_driver *calls)
+{
+    uint64_t sum = 0;
+#define ADD_CALLS(name, function) sum += calls->name;
+    GALLOC_DRIVER_CALLS(ADD_CALLS)
+    return sum;
+}
+
+/* GALLOC_PRELOAD_REPORT=1: a line for each device, when the program ends. No call of CUDA. */
+__attribute__((destructor)) static void report(void)
+{
+    galloc_stats stats;
+    int i;
+    if (!environment_is("GALLOC_PRELOAD_REPORT", "1") || forked) return;
+    for (i = 0; i < MAX_DEVICES; i++) {
+        const device *d = &devices[i];
+        if (d->state != SERVED || galloc_pool_stats(d->pool, &stats)) continue;
+        (void)fprintf(stderr,
+                      "galloc_preload: process %ld, device %d: %llu allocations and %llu frees took %llu driver calls; "
+                      "held %.1f MiB at most, %.1f MiB in use; %llu allocations left to the driver\n",
+                      (long)getpid(), i, (unsigned long long)d->allocations, (unsigned long long)d->frees,
+                      (unsigned long long)calls_of(&stats.driver), (double)stats.reserved.peak / (1 << 20),
+                      (double)stats.allocated.peak / (1 << 20), (unsigned long long)left_to_driver);
+    }
+}

@@ -1,0 +1,195 @@
+"""galloc for Python: device memory from galloc's library, by ctypes. Needs libgalloc_python.so (make adapters) beside
+this file or in GALLOC_PYTHON_LIBRARY. GALLOC_CONF has galloc's settings.
+
+    import galloc
+    p = galloc.malloc(1 << 20, stream)      # an address; stream: 0, a handle, or an object of CuPy, PyTorch, cuda.core
+    galloc.free(p, stream)                  # on the stream that used it last
+
+    block = galloc.Block(1 << 20, stream)   # the same, freed with the object
+    pool = galloc.Pool("memory_limit:4G")   # a pool of its own: pool.malloc, pool.block, pool.memory, pool.trim
+"""
+
+import ctypes
+import gc
+import json
+import os
+
+__all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_library = None
+
+
+def _load():
+    """The library; an error says how to build it."""
+    global _library
+    if _library is not None:
+        return _library
+    path = os.environ.get("GALLOC_PYTHON_LIBRARY")
+    path = path or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgalloc_python.so")
+    path = os.path.abspath(path)
+    if not os.path.exists(path):
+        raise ImportError(f"galloc: {path} is not there. Build it in galloc's folder (make adapters, which writes it "
+                          "to build/), and put it beside galloc.py or name it in GALLOC_PYTHON_LIBRARY")
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"galloc: {path} cannot be loaded: {error}") from error
+    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    out = ctypes.POINTER(pointer)
+    for name, arguments in {
+        "galloc_python_pool": [out, ctypes.c_char_p, number],
+        "galloc_python_malloc": [pointer, out, size, size, number],
+        "galloc_python_free": [pointer, size, number, number],
+        "galloc_python_memory": [pointer, ctypes.POINTER(size)],
+        "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
+        "galloc_pool_destroy": [pointer],
+        "galloc_stream_retire": [pointer],
+        "galloc_record_stream": [pointer, pointer],
+        "galloc_snapshot": [pointer, number, _WRITE, pointer],
+    }.items():
+        getattr(library, name).argtypes = arguments
+    library.galloc_last_message.restype = ctypes.c_char_p
+    _library = library
+    return library
+
+
+def _check(error):
+    if error:
+        text = _load().galloc_last_message().decode(errors="replace")
+        raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(text)
+
+
+def handle(stream):
+    """The cudaStream_t of a stream as a number. Streams are numbers, None (the legacy stream), objects with
+    __cuda_stream__ (cuda.core, CuPy, RMM), or with ptr (CuPy), cuda_stream (PyTorch) or handle (Numba)."""
+    if stream is None:
+        return 0
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for name in ("ptr", "cuda_stream", "handle"):
+        value = getattr(stream, name, None)
+        if value is not None:
+            return int(getattr(value, "value", value) or 0)
+    return int(stream)
+
+
+class Pool:
+    """One heap on one device, with settings of its own (docs/settings.md). Close it when all its memory is freed."""
+
+    def __init__(self, conf="", device=0):
+        self.device = device
+        self._pool = ctypes.c_void_p()
+        _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
+
+    def malloc(self, nbytes, stream=None):
+        """Allocates memory that work queued on the stream from now on may use; 0 bytes: 0. Raises MemoryError."""
+        if nbytes < 0:
+            raise ValueError("galloc: a negative size")
+        ptr = ctypes.c_void_p()
+        arguments = self._pool, ctypes.byref(ptr), nbytes, handle(stream), self.device
+        error = _load().galloc_python_malloc(*arguments)
+        if error == _OUT_OF_MEMORY and gc.collect():  # cycles may hold blocks
+            error = _load().galloc_python_malloc(*arguments)
+        _check(error)
+        return ptr.value or 0
+
+    def free(self, ptr, stream=None, wait=False):
+        """Frees memory on the stream that used it last. wait: the device has finished all work first (cudaFree)."""
+        _check(_load().galloc_python_free(ptr, handle(stream), self.device, wait))
+
+    def block(self, nbytes, stream=None):
+        """Memory that is freed with the object."""
+        return Block(nbytes, stream, pool=self)
+
+    def memory(self):
+        """{"live": ..., "live_peak": ..., "held": ..., "held_peak": ...}, in bytes."""
+        numbers = (ctypes.c_size_t * 4)()
+        _check(_load().galloc_python_memory(self._pool, numbers))
+        return dict(zip(("live", "live_peak", "held", "held_peak"), numbers))
+
+    def trim(self, keep=0):
+        """Returns free memory to the device until the pool holds `keep` bytes. Waits. The bytes returned."""
+        released = ctypes.c_size_t()
+        _check(_load().galloc_pool_trim(self._pool, keep, ctypes.byref(released)))
+        return released.value
+
+    def snapshot(self):
+        """The state of the pool (docs/viewer.md), as Python's own types."""
+        return snapshot(self)
+
+    def close(self):
+        """Ends the pool. All its memory must have been freed."""
+        pool, self._pool = self._pool, ctypes.c_void_p()
+        if pool:
+            error = _load().galloc_pool_destroy(pool)
+            if error:
+                self._pool = pool
+            _check(error)
+
+
+class Block:
+    """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream."""
+
+    __slots__ = ("ptr", "size", "stream", "pool", "_free", "__weakref__")
+
+    def __init__(self, nbytes, stream=None, device=0, pool=None):
+        self.ptr = 0
+        self.pool = pool or default_pool(device)
+        self.size = nbytes
+        self.stream = stream
+        self._free = _load().galloc_python_free  # globals may be gone when the interpreter ends
+        self.ptr = self.pool.malloc(nbytes, stream)
+
+    def free(self, stream=None):
+        """Frees the memory now; on another stream than the one it was allocated for if one is given."""
+        ptr, self.ptr = self.ptr, 0
+        if ptr:
+            self.pool.free(ptr, self.stream if stream is None else stream)
+
+    def record_stream(self, stream):
+        """Another stream uses the memory too: after the free it is reused only when both are done with it."""
+        _check(_load().galloc_record_stream(self.ptr, handle(stream)))
+
+    def __del__(self):
+        ptr, self.ptr = getattr(self, "ptr", 0), 0
+        if ptr:
+            self._free(ptr, handle(self.stream), self.pool.device, 0)  # galloc logs an error
+
+
+_default_pools = {}
+
+
+def default_pool(device=0):
+    """The default pool of a device."""
+    pool = _default_pools.get(device)
+    if pool is None:
+        pool = _default_pools.setdefault(device, Pool(None, device))
+    return pool
+
+
+def malloc(nbytes, stream=None, device=0):
+    return default_pool(device).malloc(nbytes, stream)
+
+
+def free(ptr, stream=None, device=0):
+    default_pool(device).free(ptr, stream)
+
+
+def retire(stream):
+    """Call it before a stream is destroyed: later calls of galloc then know that its work ends."""
+    _check(_load().galloc_stream_retire(handle(stream)))
+
+
+def snapshot(pool=None):
+    """The state of one pool, or of all, as Python's own types."""
+    parts = []
+
+    def write(user, data, size):
+        parts.append(ctypes.string_at(data, size))
+        return 0
+
+    _check(_load().galloc_snapshot(pool._pool if pool else None, 0, _WRITE(write), None))
+    return json.loads(b"".join(parts))

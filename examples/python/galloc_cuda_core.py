@@ -1,0 +1,39 @@
+"""galloc as a memory resource of cuda.core. Needs galloc.py.
+
+    resource = galloc_cuda_core.GallocMemoryResource(device)
+    buffer = resource.allocate(1 << 20, stream=stream)
+    buffer.close(stream)        # on the stream that used it last
+"""
+
+from cuda.core import Buffer, MemoryResource
+
+import galloc
+
+
+class GallocMemoryResource(MemoryResource):
+    """Buffers of one device, from its default pool or from a galloc.Pool."""
+
+    def __init__(self, device=0, pool=None):
+        self._pool = pool or galloc.default_pool(getattr(device, "device_id", device))
+
+    def allocate(self, size, *, stream):
+        return Buffer.from_handle(self._pool.malloc(size, stream), size, self, stream=stream)
+
+    def deallocate(self, ptr, size, *, stream):
+        self._pool.free(int(ptr), stream)
+
+    @property
+    def device_id(self):
+        return self._pool.device
+
+    @property
+    def is_device_accessible(self):
+        return True
+
+    @property
+    def is_host_accessible(self):
+        return False
+
+    @property
+    def is_managed(self):
+        return False

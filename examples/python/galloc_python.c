@@ -1,0 +1,71 @@
+/* galloc_python.c - galloc as the shared library of galloc.py. `make adapters` builds it.
+
+   Besides galloc's own functions the library has these few. They take plain numbers, so that galloc.py needs to know no
+   struct of galloc.h, and each names its device: galloc takes the current device for streams 0, 1 and 2, but Python may
+   free a block while another device is current. All return a cudaError_t; galloc_last_message() has the text. */
+
+#define GALLOC_IMPLEMENTATION
+#include "galloc.h"
+
+#include <string.h>
+
+/* conf: the settings of a new pool. NULL: the device's default pool, whose settings are those of GALLOC_CONF. */
+GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, int device)
+{
+    galloc_config config = galloc_config_default();
+    cudaError_t error;
+    *pool = NULL;
+    if (!conf) return galloc_pool_default(pool, device);
+    config.device = device;
+    error = galloc_config_parse(&config, conf, NULL, 0);
+    return error == cudaSuccess ? galloc_pool_create(pool, &config) : error;
+}
+
+/* Makes the device current. *before: the device to go back to. */
+static cudaError_t enter(int device, int *before)
+{
+    cudaError_t error = cudaGetDevice(before);
+    if (error == cudaSuccess && *before != device) error = cudaSetDevice(device);
+    return error;
+}
+
+static void leave(int device, int before)
+{
+    if (before != device) (void)cudaSetDevice(before);
+}
+
+GALLOC_API cudaError_t galloc_python_malloc(galloc_pool *pool, void **ptr, size_t bytes, size_t stream, int device)
+{
+    int before = device;
+    cudaError_t error = enter(device, &before);
+    *ptr = NULL;
+    if (error == cudaSuccess) error = galloc_pool_malloc(pool, ptr, bytes, (cudaStream_t)stream);
+    leave(device, before);
+    return error;
+}
+
+/* wait: all work of the device is waited for before, as cudaFree does. */
+GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, int wait)
+{
+    int before = device;
+    cudaError_t error = enter(device, &before);
+    if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
+    if (error == cudaSuccess && wait) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);
+    leave(device, before);
+    return error;
+}
+
+/* Bytes live, their peak, bytes held, their peak. */
+GALLOC_API cudaError_t galloc_python_memory(galloc_pool *pool, size_t numbers[4])
+{
+    galloc_stats stats;
+    cudaError_t error = galloc_pool_stats(pool, &stats);
+    memset(numbers, 0, 4 * sizeof *numbers);
+    if (error != cudaSuccess) return error;
+    numbers[0] = stats.live.current;
+    numbers[1] = stats.live.peak;
+    numbers[2] = stats.reserved.current;
+    numbers[3] = stats.reserved.peak;
+    return cudaSuccess;
+}

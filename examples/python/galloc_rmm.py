@@ -1,0 +1,14 @@
+"""galloc as a memory resource of RMM. Needs galloc.py. RMM calls Python for each allocation: for trying it out. In a
+C++ program use galloc::memory_resource of galloc.hpp.
+
+    rmm.mr.set_current_device_resource(galloc_rmm.resource())
+"""
+
+import rmm
+
+import galloc
+
+
+def resource(device=0, pool=None):
+    pool = pool or galloc.default_pool(device)
+    return rmm.mr.CallbackMemoryResource(pool.malloc, lambda ptr, size, stream: pool.free(ptr, stream))

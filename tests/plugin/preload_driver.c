@@ -1,0 +1,185 @@
+/* preload_driver.c - what a libcuda.so.1 has beyond the simulated device: cuGetProcAddress, and memory functions that
+   galloc itself does not call. check_preload.sh links it with the device into a library of that name. Calls count as
+   cuMemGetInfo where the device has no number for them. */
+
+#include <string.h>
+
+#include "sim_internal.h"
+
+static bool is_primary(CUcontext c) { return c && c->primary; }
+
+/* ---- memory of cudaMalloc's kind --------------------------------------------------------------------------------- */
+
+static int allocate(CUdeviceptr *out, size_t bytes) {
+    uint64_t address = 0;
+    int error = out ? sm_malloc_block(&address, bytes) : E_VALUE;
+    if (!error) *out = address;
+    return error;
+}
+
+/* Another pitch than galloc's, so that a test sees who answers. */
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element);
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
+    (void)element;
+    *pitch = (width + 1023) & ~(size_t)1023;
+    SM_DRIVER(cuMemAlloc, allocate(out, *pitch * height));
+}
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
+    (void)flags;
+    SM_DRIVER(cuMemAlloc, allocate(out, bytes));
+}
+
+/* ---- questions --------------------------------------------------------------------------------------------------- */
+
+static int range_of(CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
+    size_t left;
+    const sm_mapping *m = sm_mapping_at(p, &left);
+    if (!m) return 500;
+    if (base) *base = m->address;
+    if (bytes) *bytes = m->handle->size;
+    return 0;
+}
+
+CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p);
+CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
+    SM_DRIVER(cuMemGetInfo, range_of(base, bytes, p));
+}
+
+/* Of a page, as the driver sees mapped memory: no context, and the page's range. */
+static int attribute_of(void *data, int attribute, CUdeviceptr p) {
+    size_t left;
+    const sm_mapping *m = sm_mapping_at(p, &left);
+    if (!m) return E_VALUE;
+    switch (attribute) {
+    case 1: *(CUcontext *)data = NULL; return 0;
+    case 2: *(unsigned *)data = 2; return 0;
+    case 7: *(unsigned long long *)data = m->handle->id; return 0;
+    case 9: *(int *)data = m->handle->device; return 0;
+    case 11: *(CUdeviceptr *)data = m->address; return 0;
+    case 12: *(size_t *)data = m->handle->size; return 0;
+    }
+    return E_VALUE;
+}
+
+CUresult CUDAAPI cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p);
+CUresult CUDAAPI cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p) {
+    SM_DRIVER(cuMemGetInfo, attribute_of(data, attribute, p));
+}
+
+CUresult CUDAAPI cuPointerGetAttributes(unsigned n, const int *attributes, void **data, CUdeviceptr p);
+CUresult CUDAAPI cuPointerGetAttributes(unsigned n, const int *attributes, void **data, CUdeviceptr p) {
+    for (unsigned i = 0; i < n; i++) (void)cuPointerGetAttribute(data[i], attributes[i], p);
+    return CUDA_SUCCESS;
+}
+
+static int ipc_of(uint64_t *handle, CUdeviceptr p) {
+    size_t left;
+    const sm_mapping *m = sm_mapping_at(p, &left);
+    if (!m || !m->plain) return E_VALUE;
+    handle[0] = m->address;
+    return 0;
+}
+
+CUresult CUDAAPI cuIpcGetMemHandle(void *handle, CUdeviceptr p);
+CUresult CUDAAPI cuIpcGetMemHandle(void *handle, CUdeviceptr p) { SM_DRIVER(cuMemGetInfo, ipc_of(handle, p)); }
+
+/* ---- pools ------------------------------------------------------------------------------------------------------- */
+
+static CUmemoryPool current_pool[SM_DEVICES];
+
+static int default_pool(CUmemoryPool *out, CUdevice device) { return sm_pool_default(out, device); }
+
+static int get_pool(CUmemoryPool *out, CUdevice device) {
+    if (!current_pool[device]) return sm_pool_default(out, device);
+    *out = current_pool[device];
+    return 0;
+}
+
+CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device);
+CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
+    SM_DRIVER(cudaDeviceGetDefaultMemPool, default_pool(out, device));
+}
+
+CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device);
+CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
+    SM_DRIVER(cudaDeviceGetDefaultMemPool, get_pool(out, device));
+}
+
+CUresult CUDAAPI cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult CUDAAPI cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+    current_pool[device] = pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t n);
+CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t n) {
+    (void)access;
+    return pool && n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- contexts and streams ---------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext owner, unsigned flags);
+CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext owner, unsigned flags) {
+    if (!is_primary(owner)) return CUDA_ERROR_INVALID_CONTEXT;
+    return (CUresult)(int)cudaDeviceEnablePeerAccess(owner->device, flags);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    int before = 0;
+    if (cudaGetDevice(&before) || cudaSetDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    (void)cudaDeviceReset();
+    return (CUresult)(int)cudaSetDevice(before);
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority);
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
+    SM_DRIVER(cuStreamCreate, sm_stream_open(out, flags, priority));
+}
+
+/* ---- entry points ------------------------------------------------------------------------------------------------ */
+
+/* A form of a function that is newer than any program here: its arguments are not known. */
+static int newer_form(void) { return 0; }
+
+CUresult CUDAAPI cuGetProcAddress(const char *name, void **out, int version, cuuint64_t flags);
+CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, int *status);
+
+static const struct {
+    const char *name;
+    int since;
+    void (*function)(void);
+} more[] = {
+#define MORE(name, since, function) {name, since, (void (*)(void))(function)}
+    MORE("cuGetProcAddress", 11030, cuGetProcAddress), MORE("cuGetProcAddress", 12000, cuGetProcAddress_v2),
+    MORE("cuMemAllocPitch", 3020, cuMemAllocPitch_v2), MORE("cuMemAllocManaged", 6000, cuMemAllocManaged),
+    MORE("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2),
+    MORE("cuPointerGetAttribute", 4000, cuPointerGetAttribute),
+    MORE("cuPointerGetAttributes", 7000, cuPointerGetAttributes), MORE("cuIpcGetMemHandle", 4010, cuIpcGetMemHandle),
+    MORE("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool),
+    MORE("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool), MORE("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool),
+    MORE("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess), MORE("cuCtxEnablePeerAccess", 4000, cuCtxEnablePeerAccess),
+    MORE("cuDevicePrimaryCtxReset", 11000, cuDevicePrimaryCtxReset_v2),
+    MORE("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority), MORE("cuMemGetInfo", 99000, newer_form),
+};
+
+CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, int *status) {
+    int result = 1, since = 0, device_version = 0;
+    if (!name || !out) return CUDA_ERROR_INVALID_VALUE;
+    (void)cuDriverGetVersion(&device_version); /* a device that the program has not started begins now */
+    (void)sm_entry_point(name, out, version, flags == 2 ? cudaEnablePerThreadDefaultStream : 0, &result);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        if (strcmp(more[i].name, name) || more[i].since > version || more[i].since <= since) continue;
+        since = more[i].since;
+        memcpy(out, &more[i].function, sizeof *out);
+    }
+    if (status) *status = *out ? 0 : result;
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult CUDAAPI cuGetProcAddress(const char *name, void **out, int version, cuuint64_t flags) {
+    return cuGetProcAddress_v2(name, out, version, flags, NULL);
+}

@@ -1,0 +1,292 @@
+"""python_modules.py FOLDER - the modules of examples/python, which FOLDER has with a library on the simulated device.
+CuPy, Numba, cuda.core and RMM are stand-ins that do what those packages do with an allocator."""
+
+import contextlib
+import gc
+import os
+import sys
+import types
+
+folder = os.path.abspath(sys.argv[1])
+sys.path.insert(0, folder)
+sys.dont_write_bytecode = True
+os.environ["GALLOC_CONF"] = "log:off"
+
+import ctypes
+
+import galloc
+
+MIB = 1 << 20
+passed = failed = 0
+
+
+def test(function):
+    global passed, failed
+    try:
+        function()
+        assert galloc.default_pool().memory()["live"] == 0, galloc.default_pool().memory()
+        passed += 1
+    except BaseException:
+        import traceback
+        traceback.print_exc(file=sys.stdout)
+        print(f"FAILED {function.__name__}")
+        failed += 1
+
+
+def raises(kind, text, call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except kind as error:
+        assert text in str(error), str(error)
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def module(name, **members):
+    made = sys.modules[name] = types.ModuleType(name)
+    made.__dict__.update(members)
+    return made
+
+
+sim = galloc._load()
+
+
+def new_stream():
+    stream = ctypes.c_void_p()
+    assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    return stream.value
+
+
+# ---- galloc.py -------------------------------------------------------------------------------------------------------
+
+@test
+def memory_comes_back_on_its_stream():
+    stream = new_stream()
+    first = galloc.malloc(3 * MIB, stream)
+    assert first % 512 == 0
+    galloc.free(first, stream)
+    assert galloc.malloc(3 * MIB, stream) == first
+    galloc.free(first, stream)
+    assert galloc.malloc(0) == 0
+    galloc.free(0)
+    raises(ValueError, "negative", galloc.malloc, -1)
+
+
+@test
+def streams_of_all_packages_are_understood():
+    class Protocol:
+        def __cuda_stream__(self):
+            return 0, 77
+
+    attribute = types.SimpleNamespace
+    assert galloc.handle(None) == 0 and galloc.handle(5) == 5 and galloc.handle(Protocol()) == 77
+    assert galloc.handle(attribute(__cuda_stream__=(0, 78))) == 78
+    assert galloc.handle(attribute(ptr=79)) == 79 and galloc.handle(attribute(cuda_stream=80)) == 80
+    assert galloc.handle(attribute(handle=ctypes.c_void_p(81))) == 81
+    assert galloc.handle(attribute(handle=ctypes.c_void_p(None))) == 0
+
+
+@test
+def a_wrong_free_is_an_error_in_words():
+    p = galloc.malloc(1000)
+    galloc.free(p)
+    raises(RuntimeError, "free", galloc.free, p)
+    raises(RuntimeError, "0x10", galloc.free, 16)
+
+
+@test
+def a_pool_has_settings_of_its_own_and_says_when_it_is_full():
+    pool = galloc.Pool("memory_limit:8M")
+    p = pool.malloc(6 * MIB)
+    raises(MemoryError, "limit", pool.malloc, 6 * MIB)
+    assert pool.memory() == {"live": 6 * MIB, "live_peak": 6 * MIB, "held": 6 * MIB, "held_peak": 6 * MIB}
+    raises(RuntimeError, "", pool.close)
+    pool.free(p, wait=True)
+    assert pool.trim() == 6 * MIB and pool.memory()["held"] == 0
+    pool.close()
+    pool.close()
+    raises(RuntimeError, "", pool.malloc, 1)
+    raises(RuntimeError, "no_such", galloc.Pool, "no_such:1")
+    raises(RuntimeError, "", galloc.Pool, device=99)
+
+
+@test
+def a_block_goes_with_its_object():
+    block = galloc.Block(MIB)
+    ptr = block.ptr
+    del block
+    again = galloc.Block(MIB)
+    assert again.ptr == ptr
+    other = new_stream()
+    again.record_stream(other)
+    again.free(other)
+    again.free()
+    raises(MemoryError, "", galloc.Block, 1 << 60)
+
+
+@test
+def garbage_goes_before_a_request_fails():
+    pool = galloc.Pool("memory_limit:8M")
+    gc.disable()
+    cycle = [pool.block(6 * MIB)]
+    cycle.append(cycle)
+    del cycle
+    pool.block(6 * MIB).free()
+    gc.enable()
+    pool.close()
+
+
+@test
+def each_device_has_its_pool_and_the_current_device_stays():
+    device = ctypes.c_int()
+    block = galloc.Block(MIB, device=1)
+    assert galloc.default_pool(1).memory()["live"] == MIB
+    del block
+    assert galloc.default_pool(1).memory()["live"] == 0
+    assert sim.cudaGetDevice(ctypes.byref(device)) == 0 and device.value == 0
+
+
+@test
+def a_snapshot_is_a_dictionary():
+    block = galloc.Block(5 * MIB)
+    text = str(galloc.snapshot())
+    assert str(5 * MIB) in text
+    assert str(5 * MIB) not in str(galloc.default_pool(1).snapshot())
+    block.free()
+
+
+# ---- the packages ----------------------------------------------------------------------------------------------------
+
+@test
+def cupy_arrays_belong_to_the_current_stream():
+    class OutOfMemoryError(MemoryError):
+        def __init__(self, size, total):
+            raise AssertionError("only CuPy knows these")
+
+    class UnownedMemory:
+        def __init__(self, ptr, size, owner, device_id):
+            self.ptr, self.owner, self.device_id = ptr, owner, device_id
+
+    streams = [types.SimpleNamespace(ptr=new_stream()) for _ in range(2)]
+    current = [streams[0], 0]
+    allocators = []
+    cuda = types.SimpleNamespace(
+        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError), UnownedMemory=UnownedMemory,
+        MemoryPointer=lambda memory, offset: memory, get_current_stream=lambda: current[0],
+        set_allocator=allocators.append, runtime=types.SimpleNamespace(getDevice=lambda: current[1]))
+    module("cupy", cuda=cuda)
+    import galloc_cupy
+    galloc_cupy.install()
+    allocate = allocators[0]
+    a = allocate(2 * MIB)
+    first = a.ptr
+    calls, free = [], a.owner._free
+    a.owner._free = lambda *arguments: calls.append(arguments[1]) or free(*arguments)
+    current[0] = streams[1]
+    del a  # goes back on its own stream, not on the current one
+    assert calls == [streams[0].ptr]
+    current[0] = streams[0]
+    a = allocate(2 * MIB)
+    assert a.ptr == first and a.owner.stream is streams[0]
+    current[1] = 1
+    b = allocate(MIB)
+    assert b.device_id == 1 and galloc.default_pool(1).memory()["live"] == MIB
+    del b
+    current[1] = 0
+    error = raises(OutOfMemoryError, "out of memory", allocate, 1 << 60)
+    assert isinstance(error, MemoryError)
+    import pickle
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    del a
+
+
+@test
+def numba_gets_memory_that_every_stream_may_use():
+    class Pending:
+        memory_capacity = None
+
+        def __init__(self):
+            self.items = []
+
+        def add_item(self, free, handle, size):
+            self.items.append((free, handle))
+
+        def clear(self):
+            while self.items:
+                free, handle = self.items.pop()
+                free(handle)
+
+    class HostOnlyCUDAMemoryManager:
+        def __init__(self, context):
+            self.context, self.deallocations = context, Pending()
+
+    class MemoryPointer:
+        def __init__(self, context, pointer, size, finalizer):
+            self.pointer, self.finalizer = pointer, finalizer
+
+    class CudaAPIError(Exception):
+        def __init__(self, code, text):
+            self.code = code
+            super().__init__(text)
+
+    driver = module("numba.cuda.cudadrv.driver", CudaAPIError=CudaAPIError,
+                    MemoryInfo=lambda free, total: types.SimpleNamespace(free=free, total=total),
+                    driver=types.SimpleNamespace(cuMemGetInfo=lambda: (1, 2)))
+    module("numba"), module("numba.cuda.cudadrv", driver=driver)
+    module("numba.cuda", HostOnlyCUDAMemoryManager=HostOnlyCUDAMemoryManager, MemoryPointer=MemoryPointer)
+    os.environ["GALLOC_CONF"] = "log:off,memory_limit:16M"
+    import galloc_numba
+    manager = galloc_numba._numba_memory_manager(context=types.SimpleNamespace(
+        device=types.SimpleNamespace(id=0)))
+    manager.initialize()
+    assert manager.deallocations.memory_capacity == 2 and manager.interface_version == 1
+    a = manager.memalloc(10 * MIB)
+    a.finalizer()
+    b = manager.memalloc(10 * MIB)  # runs out, frees what is pending, and has it
+    assert b.pointer.value == a.pointer.value
+    assert raises(CudaAPIError, "out of memory", manager.memalloc, 10 * MIB).code == 2
+    raises(NotImplementedError, "cudaIpc", manager.get_ipc_handle, b)
+    b.finalizer()
+    manager.deallocations.clear()
+    assert galloc_numba._pool(0).memory()["live"] == 0
+    os.environ["GALLOC_CONF"] = "log:off"
+
+
+@test
+def cuda_core_names_the_stream_of_each_call():
+    class Buffer:
+        @classmethod
+        def from_handle(cls, ptr, size, mr, *, stream):
+            made = cls()
+            made.ptr, made.size, made.mr, made.stream = ptr, size, mr, stream
+            return made
+
+        def close(self, stream=None):
+            self.mr.deallocate(self.ptr, self.size, stream=stream or self.stream)
+
+    module("cuda"), module("cuda.core", Buffer=Buffer, MemoryResource=object)
+    import galloc_cuda_core
+    resource = galloc_cuda_core.GallocMemoryResource(types.SimpleNamespace(device_id=1))
+    assert resource.device_id == 1 and resource.is_device_accessible
+    assert not resource.is_host_accessible and not resource.is_managed
+    stream = types.SimpleNamespace(__cuda_stream__=lambda: (0, 0))
+    buffer = resource.allocate(MIB, stream=stream)
+    assert galloc.default_pool(1).memory()["live"] == MIB
+    buffer.close()
+    assert galloc.default_pool(1).memory()["live"] == 0
+
+
+@test
+def rmm_calls_back():
+    module("rmm", mr=types.SimpleNamespace(CallbackMemoryResource=lambda *functions: functions))
+    import galloc_rmm
+    allocate, deallocate = galloc_rmm.resource()
+    stream = types.SimpleNamespace(__cuda_stream__=lambda: (0, 0))
+    ptr = allocate(MIB, stream)
+    raises(MemoryError, "", allocate, 1 << 60, stream)
+    deallocate(ptr, MIB, stream)
+
+
+left = galloc.Block(MIB)  # freed when the interpreter ends
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)

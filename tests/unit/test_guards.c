@@ -1,0 +1,1153 @@
+/* test_guards.c - debug: planted mistakes of a program are found, and named rightly; what is right is never reported,
+   and nothing that a program gets changes. The simulated device finds guards and poison that are not in order. */
+
+#include "setup.h"
+
+/* ---- pools ------------------------------------------------------------------------------------------------------- */
+
+static void begin_backed(int pace)
+{
+    sim_options options = sim_defaults();
+    options.mode = SIM_BACKED;
+    options.memory = GIB(4);
+    options.seed = test_seed();
+    options.pace = pace;
+    begin_with(options);
+}
+
+static galloc_pool *pool_debug(int debug)
+{
+    galloc_config config = galloc_config_default();
+    config.debug = debug;
+    return pool_new(&config);
+}
+
+#define GUARDS GALLOC_DEBUG_GUARDS
+#define POISON GALLOC_DEBUG_POISON
+#define QUARANTINE GALLOC_DEBUG_QUARANTINE
+
+/* The program writes n bytes at an offset from the start of a block. */
+static void write_at(void *ptr, ptrdiff_t offset, int value, size_t n, cudaStream_t stream)
+{
+    OK(cudaMemsetAsync((char *)ptr + offset, value, n, stream));
+}
+
+static int log_says(const char *text) { return strstr(log_text, text) != NULL; }
+
+/* The last line of the log contains a text. */
+static void expect_said(const char *text)
+{
+    if (!EXPECT(log_says(text))) printf("    \"%s\" is not in: %s\n", text, log_text);
+}
+
+/* Looks at all checks whose work is done. */
+static void look_now(galloc_pool *pool)
+{
+    OK(cudaDeviceSynchronize());
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+}
+
+/* All freed blocks were checked, and none is damaged. */
+static void expect_clean(galloc_pool *pool, uint64_t checks)
+{
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.damages, 0);
+    EXPECT_EQ(stats.unchecked, 0);
+    EXPECT_EQ(stats.checks, checks);
+    EXPECT_EQ(log_lines, 0);
+}
+
+/* ---- guards ------------------------------------------------------------------------------------------------------ */
+
+TEST(a_write_behind_a_block_is_found_at_its_free)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    char at[64];
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, s);
+    write_at(p, 0, 1, 1000, s);
+    write_at(q, 0, 1, 1001, s); /* one byte too many */
+    snprintf(at, sizeof at, "behind the block at %p of 1000 bytes", q);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(stats_of(pool).damages, 0); /* nothing has waited */
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).checks, 2);
+    EXPECT_EQ(log_lines, 1);
+    expect_said(at);
+    expect_said("1 bytes, the first 0 behind its end");
+    expect_said("0x01");
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_write_before_a_block_is_found_behind_its_neighbour)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    char at[96];
+    void *p = get(pool, 1000, s), *q = get(pool, 700, s);
+    EXPECT_EQ((char *)q - (char *)p, 1536);
+    write_at(q, -1, 7, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    snprintf(at, sizeof at, "behind the block at %p of 1000 bytes", p);
+    expect_said(at);
+    snprintf(at, sizeof at, "the first 535 behind its end and 1 before the block at %p", q);
+    expect_said(at);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 1);
+    stream_end(s);
+    finish();
+}
+
+/* Each offset from a block's end, for sizes around the steps of rounding, is found as far as the guard reaches. */
+TEST(every_byte_of_a_guard_counts)
+{
+    static const size_t sizes[] = {1, 255, 256, 257, 511, 512, 513, 4096, 5000, 70000};
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    uint64_t found = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (size_t offset = 0; offset < 256; offset += offset < 4 ? 1 : 63) {
+            void *p = get(pool, sizes[i], s);
+            write_at(p, (ptrdiff_t)(sizes[i] + offset), 0, 1, s);
+            OK(galloc_free(p, s));
+            look_now(pool);
+            EXPECT_EQ(stats_of(pool).damages, ++found);
+        }
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_damaged_block_has_its_tag_its_name_and_its_callers)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_request request = {0};
+    char at[64];
+    config.debug = GUARDS;
+    config.history = 100;
+    config.history_stacks = 8;
+    galloc_pool *pool = pool_new(&config);
+    void *p = NULL;
+    request.bytes = 64;
+    request.pool = pool;
+    request.stream = s;
+    request.tag = 5;
+    OK(galloc_tag_name(5, "weights"));
+    OK(galloc_alloc(&p, &request));
+    write_at(p, 64, 9, 3, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    expect_said("tag 5 (weights)");
+    snprintf(at, sizeof at, "stream %llu: 3 bytes, the first 0 behind", stream_id(s));
+    expect_said(at);
+    expect_said("; allocated by ");
+    expect_said("; freed by ");
+    OK(galloc_tag_name(5, NULL));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* What the end of the process's last pool finds has its stacks, too. */
+TEST(a_shutdown_tells_damage_with_its_callers)
+{
+    begin_backed(SIM_PACE_STILL);
+    setenv("GALLOC_CONF", "debug:guards,history:10,history_stacks:4", 1);
+    cudaStream_t s = stream_new();
+    void *p = NULL;
+    OK(galloc_malloc(&p, 100, s));
+    write_at(p, 100, 9, 1, s);
+    OK(galloc_free(p, s));
+    OK(galloc_shutdown());
+    EXPECT_EQ(log_lines, 1);
+    expect_said("; allocated by ");
+    expect_said("; freed by ");
+    stream_end(s);
+    finish();
+}
+
+/* The message of the last failure is not the damage that a later call found. */
+TEST(a_damage_is_logged_and_is_not_the_error_of_a_call)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 10, s);
+    EXPECT_EQ(galloc_free((char *)p + 1, s), cudaErrorInvalidDevicePointer);
+    write_at(p, 10, 0, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(log_lines, 2);
+    expect_said("debug: the program wrote behind");
+    EXPECT(strstr(galloc_last_message(), "lies inside the block") != NULL);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(the_end_of_a_pool_waits_for_its_checks_and_reports_all)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p[20];
+    for (int i = 0; i < 20; i++) p[i] = get(pool, 1000, s);
+    for (int i = 0; i < 20; i++) write_at(p[i], 1000, 0, 1, s);
+    for (int i = 0; i < 20; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(log_lines, 0);
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 9); /* eight of them, and how many more */
+    expect_said("debug: and 12 more blocks");
+    stream_end(s);
+    finish();
+}
+
+/* Pointers, sizes and errors are those without debug. */
+TEST(a_program_gets_the_same_with_guards)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    void *p = get(pool, 1000, s), *none = p;
+    galloc_pointer info = info_of(p);
+    EXPECT_EQ(info.requested, 1000);
+    EXPECT_EQ(info.usable, 1000); /* what is behind is the guard */
+    EXPECT_EQ((uintptr_t)p % 512, 0);
+    EXPECT_EQ(stats_of(pool).live.current, 1000);
+    galloc_request request = {0};
+    request.pool = pool;
+    request.stream = s;
+    request.bytes = SIZE_MAX - 100;
+    EXPECT_EQ(galloc_alloc(&none, &request), cudaErrorMemoryAllocation);
+    EXPECT(strstr(galloc_last_message(), "18446744073709551515 bytes exceed") != NULL);
+    request.bytes = 1;
+    request.max_bytes = SIZE_MAX;
+    EXPECT_EQ(galloc_alloc(&none, &request), cudaErrorMemoryAllocation);
+    request.max_bytes = 0;
+    request.alignment = 3;
+    EXPECT_EQ(galloc_alloc(&none, &request), cudaErrorInvalidValue);
+    request.alignment = MIB(8);
+    OK(galloc_alloc(&none, &request));
+    EXPECT_EQ((uintptr_t)none % MIB(8), 0);
+    OK(galloc_free(none, s));
+    OK(galloc_free(p, s));
+    EXPECT_EQ(galloc_free(p, s), cudaErrorInvalidDevicePointer);
+    OK(cudaDeviceSynchronize());
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* ---- several streams --------------------------------------------------------------------------------------------- */
+
+TEST(a_block_freed_on_another_stream_is_checked_once_the_guard_is_known_to_be_set)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, s);
+    OK(galloc_free(p, t)); /* it was never used, so t need not follow s: the guard is not set yet */
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    void *r = get(pool, 1000, t);
+    write_at(r, 0, 1, 1000, t);
+    OK(galloc_free(r, t));
+    void *u = get(pool, 1000, s);
+    OK(galloc_free(u, s)); /* its event covers the guard of q */
+    look_now(pool);
+    write_at(q, 1000, 4, 1, t);
+    OK(galloc_free(q, t));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* The guard of a block that another stream frees is a use of the first stream: the memory waits for it. */
+TEST(nobody_gets_memory_whose_guard_is_still_to_be_set)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS;
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    sim_hold(s, 1);
+    void *p = get(pool, MIB(2) - 256, s);
+    OK(galloc_free(p, t));
+    for (int i = 0; i < 4; i++) {
+        void *q = get(pool, MIB(2) - 256, t);
+        write_at(q, 0, 5, MIB(2) - 256, t);
+        OK(galloc_free(q, t));
+    }
+    sim_hold(s, 0);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+TEST(a_free_after_several_streams_is_checked_on_the_one_that_got_the_block)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    void *p = get(pool, 3000, s[1]);
+    write_at(p, 0, 1, 3001, s[1]);
+    order(s[1], s[0]);
+    order(s[1], s[2]);
+    look(s[0], p, 3000, 0x0101010101010101u);
+    look(s[2], p, 3000, 0x0101010101010101u); /* not poisoned: these still read it */
+    OK(galloc_free_after(p, s, 3));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    p = get(pool, 3000, s[0]);
+    write_at(p, 0, 2, 3000, s[0]);
+    OK(galloc_record_stream(p, s[1]));
+    order(s[0], s[1]);
+    look(s[1], p, 3000, 0x0202020202020202u);
+    OK(galloc_free(p, s[0]));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).checks, 2);
+    pool_end(pool);
+    for (int i = 0; i < 3; i++) stream_end(s[i]);
+    finish();
+}
+
+TEST(captured_streams_get_no_guards_and_a_graph_has_no_node_of_galloc)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    cudaGraph_t graph = NULL;
+    void *before = get(pool, 1000, s), *p = NULL;
+    size_t nodes = 9;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    p = get(pool, 1000, s);
+    EXPECT_EQ(info_of(p).requested, 1000);
+    OK(galloc_free(p, s));
+    OK(galloc_free(before, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphGetNodes(graph, NULL, &nodes));
+    EXPECT_EQ(nodes, 0);
+    EXPECT_EQ(stats_of(pool).unchecked, 2);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* While a blocking stream is captured, nothing may be queued on the legacy stream. */
+TEST(guards_do_not_break_another_streams_capture)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = NULL, t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamCreate(&s));
+    void *p = get(pool, 1000, NULL), *q = get(pool, 1000, t);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    void *r = get(pool, 1000, NULL);
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(r, NULL));
+    OK(galloc_free(q, t));
+    OK(cudaStreamEndCapture(s, &graph));
+    EXPECT_EQ(stats_of(pool).unchecked, 2);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks, 1);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* ---- resize ------------------------------------------------------------------------------------------------------ */
+
+TEST(a_resize_moves_the_guard)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    static const size_t sizes[] = {3000, MIB(2), MIB(5), 4000, MIB(4), 100};
+    void *p = get_growable(pool, 1000, MIB(8), s);
+    uint64_t checks = 0;
+    for (size_t i = 0; i < 6; i++) {
+        OK(galloc_resize(p, sizes[i], s));
+        EXPECT_EQ(info_of(p).requested, sizes[i]);
+        write_at(p, 0, (int)i, sizes[i], s);
+        checks++;
+    }
+    OK(galloc_resize(p, MIB(8), s)); /* all of its room */
+    write_at(p, 0, 9, MIB(8), s);
+    EXPECT_EQ(info_of(p).usable, MIB(8));
+    OK(galloc_free(get(pool, 100, s), s)); /* its event tells that the checks have been made */
+    look_now(pool);
+    expect_clean(pool, checks + 2);
+    write_at(p, (ptrdiff_t)MIB(8), 1, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    p = get(pool, 4000, s);
+    OK(galloc_resize(p, 1000, s));
+    write_at(p, 0, 1, 1001, s);
+    OK(galloc_resize(p, 500, s)); /* the damage is found here */
+    write_at(p, 0, 1, 500, s);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 2);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 2);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The guard of a block with room is long: it is checked at both ends. */
+TEST(the_end_of_a_long_guard_counts)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get_growable(pool, 1000, MIB(3), s);
+    write_at(p, (ptrdiff_t)MIB(2) - 1, 1, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The guard of a block that shrinks lies where the block ends then, not in the memory that is freed. */
+TEST(a_block_that_shrinks_keeps_a_guard)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 8192, s);
+    OK(galloc_resize(p, 1024, s));
+    write_at(p, 1024, 1, 1, s);
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The log function may call galloc, which may find more damage. */
+static cudaStream_t hook_stream;
+static galloc_pool *hook_pool;
+
+static void damage_more(void)
+{
+    log_hook = NULL;
+    for (int i = 0; i < 3; i++) {
+        void *p = get(hook_pool, 77, hook_stream);
+        write_at(p, 77, 0, 1, hook_stream);
+        OK(galloc_free(p, hook_stream));
+        look_now(hook_pool);
+    }
+}
+
+TEST(what_is_found_within_the_log_function_is_told_later)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = hook_stream = stream_new();
+    galloc_pool *pool = hook_pool = pool_debug(GUARDS);
+    void *p[2];
+    for (int i = 0; i < 2; i++) p[i] = get(pool, 1000, s);
+    for (int i = 0; i < 2; i++) write_at(p[i], 1000, 0, 1, s);
+    for (int i = 0; i < 2; i++) OK(galloc_free(p[i], s));
+    log_hook = damage_more;
+    look_now(pool);
+    EXPECT_EQ(log_lines, 2);
+    expect_said("of 1000 bytes");
+    look_now(pool);
+    EXPECT_EQ(log_lines, 5);
+    expect_said("of 77 bytes");
+    EXPECT_EQ(stats_of(pool).damages, 5);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A copy that was queued before the driver refused the rest still arrives: its place is not given to another check. */
+TEST(a_check_that_failed_half_way_keeps_its_place)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | QUARANTINE);
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, t);
+    write_at(p, 1000, 0, 20, s);
+    sim_hold(s, 1);
+    sim_fail("cuMemsetD8Async", 1, 0, cudaErrorUnknown);
+    OK(galloc_free(p, s)); /* the copy of its guard is queued, the poison is not */
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    OK(galloc_free(q, t));
+    OK(cudaStreamSynchronize(t));
+    sim_hold(s, 0);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 0);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* A resize copies the guard on the stream that it names. Another stream may free the block without waiting for that,
+   but nobody gets its memory before. */
+TEST(a_free_on_another_stream_waits_for_the_copy_of_a_resize)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_fixed();
+    config.debug = GUARDS;
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(1), s), *q = get(pool, 1000, s);
+    OK(galloc_free(q, s));
+    look_now(pool);
+    sim_hold(s, 1);
+    (void)galloc_resize(p, MIB(30), s);
+    log_lines = 0;
+    OK(galloc_free(p, t));
+    for (int i = 0; i < 4; i++) {
+        q = get(pool, MIB(1), t);
+        write_at(q, 0, 5, MIB(1) + 256, t); /* also where the guard of p was */
+        OK(galloc_free(q, t));
+    }
+    sim_hold(s, 0);
+    look_now(pool);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+TEST(a_resize_that_fails_leaves_the_guard)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_config config = config_fixed();
+    config.debug = GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 1000, s), *q = get(pool, 1000, s);
+    EXPECT_EQ(galloc_resize(p, MIB(1), s), cudaErrorNotSupported);
+    log_lines = 0;
+    write_at(p, 1000, 1, 1, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A stream that the block was not given to may resize it; what that stream does is not in order with the guard. */
+TEST(a_resize_on_another_stream_leaves_the_block_without_a_guard)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 4000, s);
+    OK(galloc_resize(p, 1000, t));
+    write_at(p, 0, 3, 1000, t);
+    OK(galloc_free(p, t));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* ---- poison ------------------------------------------------------------------------------------------------------ */
+
+static void expect_bytes(const void *ptr, size_t n, int value)
+{
+    size_t i = 0;
+    OK(cudaDeviceSynchronize());
+    while (i < n && ((const unsigned char *)ptr)[i] == value) i++;
+    if (!EXPECT(i == n)) printf("    byte %zu of %zu is 0x%02x\n", i, n, ((const unsigned char *)ptr)[i]);
+}
+
+TEST(memory_is_poisoned_when_it_is_freed)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(POISON);
+    void *p = get(pool, 100000, s);
+    write_at(p, 0, 1, 100000, s);
+    look(s, p, 100000, 0x0101010101010101u); /* work before the free still sees its data */
+    OK(galloc_free(p, s));
+    void *q = get(pool, 100000, s);
+    EXPECT(q == p);
+    expect_bytes(q, 100000, 0xff); /* uninitialised memory is NaN */
+    write_at(q, 0, 2, 100000, s);
+    expect_bytes(q, 100000, 2);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 0);
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(poison_waits_for_no_stream_and_passes_none)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(POISON);
+    void *p = get(pool, 4096, s);
+    put(s, p, 4096, 1);
+    order(s, t);
+    look(t, p, 4096, 1);
+    OK(galloc_free(p, t)); /* in order by the program */
+    look_now(pool);
+    p = get(pool, 4096, s);
+    put(s, p, 4096, 2);
+    OK(galloc_record_stream(p, t));
+    order(s, t);
+    look(t, p, 4096, 2);
+    OK(galloc_free(p, s)); /* t may still read it */
+    look_now(pool);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* A graph of a group reads a block that was allocated elsewhere. After the group's release a launch may still do so,
+   and only a mark on the block tells. */
+TEST(poison_waits_for_the_launches_of_a_released_group)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    galloc_graph *group = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    void *input = get_used(pool, 4096, u, 9);
+    OK(cudaStreamSynchronize(u));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    look(s, input, 4096, 9);
+    OK(galloc_record_stream(input, s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(galloc_graph_end(group));
+    OK(cudaGraphLaunch(exec, t));
+    OK(galloc_graph_release(group, t));
+    OK(galloc_free(input, u));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    stream_end(u);
+    finish();
+}
+
+/* ---- quarantine -------------------------------------------------------------------------------------------------- */
+
+static galloc_pool *pool_quarantine(size_t bytes)
+{
+    galloc_config config = galloc_config_default();
+    config.debug = QUARANTINE;
+    config.quarantine_bytes = bytes;
+    return pool_new(&config);
+}
+
+TEST(a_write_after_the_free_is_found_when_the_block_leaves_the_quarantine)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(KIB(20));
+    char at[96];
+    void *p = get(pool, 4000, s);
+    OK(galloc_free(p, s));
+    write_at(p, 7, 0x3c, 2, s);
+    for (int i = 0; i < 10; i++) { /* the oldest of them leave it */
+        void *q = get(pool, 4000, s);
+        EXPECT(i > 2 || q != p);
+        OK(galloc_free(q, s));
+    }
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    snprintf(at, sizeof at, "the program wrote after its free into the block at %p of 4000 bytes", p);
+    expect_said(at);
+    expect_said(": 2 bytes, the first 7 from its start, 0x3c");
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 1);
+    stream_end(s);
+    finish();
+}
+
+TEST(a_write_after_the_free_is_found_at_the_end_of_the_pool)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(0);
+    void *p = get(pool, 100000, s), *q = get(pool, 100000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
+    EXPECT_EQ(galloc_free(p, s), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(stats_of(pool).blocks.current, 0);
+    EXPECT_EQ(stats_of(pool).live.current, 0);
+    EXPECT_EQ(stats_of(pool).allocated.current, 0);
+    EXPECT_EQ(stats_of(pool).frees, 2);
+    EXPECT_EQ(stats_of(pool).driver.memset, 2);
+    write_at(q, 99999, 1, 1, s);
+    log_lines = 0;
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    EXPECT_EQ(log_lines, 1);
+    expect_said("1 bytes, the first 99999 from its start, 0x01");
+    stream_end(s);
+    finish();
+}
+
+TEST(blocks_in_quarantine_are_not_reused_and_counted_as_free)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_quarantine(MIB(1));
+    void *p[8];
+    for (int i = 0; i < 200; i++) {
+        for (int k = 0; k < 8; k++) p[k] = get(pool, KIB(30) + (size_t)k * 512, k % 2 ? s : t);
+        for (int k = 0; k < 8; k++) write_at(p[k], 0, k, KIB(30), k % 2 ? s : t);
+        for (int k = 0; k < 8; k++) OK(galloc_free(p[k], k % 2 ? s : t));
+        if (i % 20 == 0) expect_healthy(pool, 1);
+    }
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.blocks.current, 0);
+    EXPECT_EQ(stats.frees, 1600);
+    EXPECT_EQ(stats.mallocs, 1600);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 1600);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* A block leaves the quarantine in a call on another stream: that may look at it only once the first one's work is
+   known to be complete. */
+TEST(a_block_leaves_the_quarantine_in_order)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_quarantine(KIB(8));
+    void *p = get(pool, 8000, s), *q;
+    sim_hold(s, 1);
+    write_at(p, 0, 1, 8000, s);
+    OK(galloc_free(p, s));
+    q = get(pool, 8000, t);
+    OK(galloc_free(q, t)); /* p leaves, unchecked */
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    sim_hold(s, 0);
+    look_now(pool);
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* It is not reused before the stream that looks at it has done so. */
+TEST(a_block_that_leaves_the_quarantine_waits_for_its_check)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = QUARANTINE;
+    config.quarantine_bytes = KIB(8);
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 8000, s), *q = get(pool, 8000, t), *r[4];
+    OK(galloc_free(p, s));
+    look_now(pool);
+    sim_hold(t, 1);
+    OK(galloc_free(q, t)); /* p leaves, and t looks at it */
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    for (int i = 0; i < 4; i++) {
+        r[i] = get(pool, 8000, s);
+        write_at(r[i], 0, 1, 8000, s);
+    }
+    sim_hold(t, 0);
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(sim_findings(SIM_RACE), 0);
+    for (int i = 0; i < 4; i++) OK(galloc_free(r[i], s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Memory in quarantine is freed before a request is refused. */
+TEST(the_quarantine_gives_way_to_requests)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.debug = QUARANTINE;
+    config.quarantine_bytes = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(40), s), *q;
+    OK(galloc_free(p, s));
+    q = get(pool, MIB(48), s);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(log_lines, 0);
+    OK(galloc_free(q, s));
+    expect_healthy(pool, 1);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(65), s), cudaErrorMemoryAllocation);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(the_quarantine_is_in_no_list_of_what_is_live)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(0);
+    char text[GALLOC_REPORT_TEXT];
+    OK(galloc_free(get(pool, 5000, s), s));
+    void *p = get(pool, 300, s);
+    OK(galloc_live_text(pool, text, sizeof text));
+    EXPECT(strstr(text, "blocks in use: 1, of 300 bytes") != NULL);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A thread whose default stream is being captured ends the pool: then the last blocks cannot be checked. */
+TEST(the_end_of_a_pool_does_not_disturb_the_threads_own_capture)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(0);
+    cudaGraph_t graph = NULL;
+    size_t nodes = 9;
+    OK(galloc_free(get(pool, 5000, s), s));
+    OK(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeRelaxed));
+    pool_end(pool);
+    OK(cudaStreamEndCapture(cudaStreamPerThread, &graph));
+    OK(cudaGraphGetNodes(graph, NULL, &nodes));
+    EXPECT_EQ(nodes, 0);
+    OK(cudaGraphDestroy(graph));
+    stream_end(s);
+    finish();
+}
+
+/* ---- settings, sampling, cost ------------------------------------------------------------------------------------ */
+
+TEST(one_block_in_so_many_is_guarded)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards+poison,debug_sample:3", NULL, 0));
+    EXPECT_EQ(config.debug, GUARDS | POISON);
+    EXPECT_EQ(config.debug_sample, 3);
+    galloc_pool *pool = pool_new(&config);
+    int found = 0;
+    for (int i = 0; i < 9; i++) {
+        void *p = get(pool, 1000, s);
+        write_at(p, 1000, 0, 1, s);
+        OK(galloc_free(p, s));
+        look_now(pool);
+        found += i % 3 == 0;
+        EXPECT_EQ(stats_of(pool).damages, found);
+    }
+    EXPECT_EQ(found, 3);
+    EXPECT_EQ(stats_of(pool).driver.memset, 6);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(without_debug_nothing_is_queued)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(0);
+    for (int i = 0; i < 100; i++) OK(galloc_free(get(pool, 1000, s), s));
+    EXPECT_EQ(sim_operations(), 0);
+    EXPECT_EQ(stats_of(pool).driver.memset + stats_of(pool).driver.copy + stats_of(pool).driver.host_alloc, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* One memset per allocation; one copy, one memset and one event per free; no wait. */
+TEST(the_cost_of_a_pair)
+{
+    enum { PAIRS = 64 };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    OK(galloc_free(get(pool, 1000, s), s));
+    galloc_stats before = stats_of(pool);
+    long blocking = sim_blocking_calls();
+    for (int i = 0; i < PAIRS; i++) OK(galloc_free(get(pool, 1000, s), s));
+    galloc_stats after = stats_of(pool);
+    EXPECT_EQ(after.driver.memset - before.driver.memset, 2 * PAIRS);
+    EXPECT_EQ(after.driver.copy - before.driver.copy, PAIRS);
+    EXPECT_EQ(after.driver.event_record - before.driver.event_record, PAIRS);
+    EXPECT_EQ(after.driver.host_alloc - before.driver.host_alloc, 0);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    pool_end(pool);
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS | QUARANTINE;
+    config.quarantine_bytes = KIB(4);
+    pool = pool_new(&config);
+    for (int i = 0; i < 4; i++) OK(galloc_free(get(pool, 1000, s), s));
+    before = stats_of(pool);
+    blocking = sim_blocking_calls();
+    for (int i = 0; i < PAIRS; i++) OK(galloc_free(get(pool, 1000, s), s)); /* each time another one leaves */
+    after = stats_of(pool);
+    EXPECT_EQ(after.driver.memset - before.driver.memset, 2 * PAIRS);
+    EXPECT_EQ(after.driver.copy - before.driver.copy, 3 * PAIRS);
+    EXPECT_EQ(after.driver.event_record - before.driver.event_record, PAIRS);
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* More checks than there is room for are left out, and no call waits. */
+TEST(too_many_checks_are_left_out)
+{
+    enum { MANY = 1500 };
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void **p = calloc(MANY, sizeof *p);
+    for (int i = 0; i < MANY; i++) p[i] = get(pool, 100, s);
+    long blocking = sim_blocking_calls();
+    for (int i = 0; i < MANY; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, MANY);
+    EXPECT(stats_of(pool).unchecked > 0 && stats_of(pool).checks >= 1000);
+    OK(galloc_free(get(pool, 100, s), s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, MANY + 1);
+    free(p);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+TEST(debug_needs_the_native_backend)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    galloc_config config = galloc_config_default();
+    char message[256];
+    OK(galloc_config_parse(&config, "backend:cudaMalloc,debug:guards", message, sizeof message));
+    EXPECT(strstr(message, "debug: no effect unless backend is native") != NULL);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_config(pool, &config));
+    EXPECT_EQ(config.debug, 0);
+    pool_end(pool);
+    EXPECT_EQ(galloc_config_parse(&config, "debug_sample:0", NULL, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_config_parse(&config, "debug:guard", NULL, 0), cudaErrorInvalidValue);
+    finish();
+}
+
+/* ---- what can fail ----------------------------------------------------------------------------------------------- */
+
+/* Whatever driver call fails, once or from then on, a call that succeeds without debug succeeds, and the heap is whole;
+   a check may be lost, and no damage is made up. */
+TEST(a_failed_driver_call_loses_a_check_only)
+{
+    static const char *const calls[] = {"cuMemsetD8Async", "cuMemcpyDtoHAsync", "cuMemHostAlloc", "cuCtxGetId",
+                                        "cuCtxGetCurrent", "cuEventRecord", "cuEventCreate", "cuEventQuery", NULL};
+    for (int i = 0; calls[i] || i == 8; i++) {
+        for (int on = 0; on < 2; on++) {
+            for (int nth = 1; nth < 12; nth++) {
+                begin_backed(SIM_PACE_RANDOM);
+                cudaStream_t s = stream_new();
+                galloc_pool *pool = pool_debug(GUARDS | QUARANTINE);
+                void *p[6];
+                OK(galloc_pool_reserve(pool, MIB(2)));
+                p[0] = get(pool, 100, s);
+                if (calls[i]) sim_fail(calls[i], nth, on, cudaErrorUnknown);
+                else sim_fail_malloc(nth, on);
+                for (int k = 1; k < 6; k++) {
+                    p[k] = NULL;
+                    if (!galloc_pool_malloc(pool, &p[k], 1000, s)) EXPECT(p[k] != NULL);
+                }
+                for (int k = 0; k < 6; k++)
+                    if (p[k] && galloc_free(p[k], s)) EXPECT_EQ(info_of(p[k]).state, GALLOC_STATE_USED);
+                    else p[k] = NULL;
+                sim_fail_clear();
+                sim_fail_malloc(0, 0);
+                for (int k = 0; k < 6; k++)
+                    if (p[k]) OK(galloc_free(p[k], s));
+                look_now(pool);
+                EXPECT_EQ(stats_of(pool).damages, 0);
+                expect_healthy(pool, 1);
+                pool_end(pool);
+                stream_end(s);
+                finish();
+            }
+        }
+        if (!calls[i]) break;
+    }
+}
+
+/* The memory of the checks is the pool's context's: a reset takes it, and the streams of other contexts go on. */
+TEST(streams_of_other_contexts_get_no_guards)
+{
+    begin_backed(SIM_PACE_STILL);
+    CUcontext other = NULL, before = NULL;
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    OK(cuCtxGetCurrent(&before));
+    OK(sim_green_create(&other, 0));
+    OK(cuCtxPushCurrent(other));
+    cudaStream_t t = stream_new();
+    void *p = get(pool, 1000, t);
+    OK(galloc_free(p, t));
+    OK(cuCtxPopCurrent(&other));
+    EXPECT_EQ(stats_of(pool).driver.memset + stats_of(pool).driver.copy, 0);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    OK(galloc_free(get(pool, 1000, s), s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).checks, 1);
+    stream_end(t);
+    OK(sim_green_destroy(other));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A reset of the device takes the memory of the checks with it. */
+TEST(checks_do_not_outlive_a_reset)
+{
+    for (int round = 0; round < 4; round++) {
+        int expandable = round & 1;
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.debug = GUARDS | (expandable ? POISON : QUARANTINE);
+        config.expandable_segments = expandable;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, 1000, s), *q = get(pool, 1000, s);
+        OK(galloc_free(p, s));
+        if (round & 2) look_now(pool); /* then the guard of q is known to be set */
+        OK(cudaDeviceReset());
+        s = stream_new();
+        OK(galloc_free(q, s));
+        p = get(pool, 1000, s);
+        write_at(p, 0, 1, 1000, s);
+        OK(galloc_free(p, s));
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, 0);
+        EXPECT(stats_of(pool).unchecked >= 1);
+        EXPECT(stats_of(pool).checks >= 1);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+typedef struct worker {
+    galloc_pool *pool;
+    uint64_t seed;
+    int damages; /* planted */
+} worker;
+
+static void *work(void *arg)
+{
+    worker *w = arg;
+    dice d = {w->seed};
+    cudaStream_t s = stream_new();
+    void *held[8] = {0};
+    for (int i = 0; i < 400; i++) {
+        int k = (int)roll_below(&d, 8);
+        if (held[k]) {
+            OK(galloc_free(held[k], s));
+            held[k] = NULL;
+            continue;
+        }
+        size_t bytes = roll_bytes(&d, 20000);
+        int bad = roll_below(&d, 50) == 0;
+        held[k] = get(w->pool, bytes, s);
+        write_at(held[k], 0, k, bytes + (size_t)bad, s);
+        w->damages += bad;
+    }
+    for (int k = 0; k < 8; k++) OK(galloc_free(held[k], s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    return NULL;
+}
+
+TEST(several_threads_find_what_each_has_done)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    galloc_pool *pool = pool_debug(GUARDS | QUARANTINE);
+    worker workers[4];
+    pthread_t threads[4];
+    int planted = 0;
+    for (int i = 0; i < 4; i++) {
+        workers[i] = (worker){pool, test_seed() * 5 + (uint64_t)i, 0};
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        planted += workers[i].damages;
+    }
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, planted);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    expect_healthy(pool, 1);
+    OK(galloc_pool_trim(pool, 0, NULL)); /* also the quarantine */
+    EXPECT_EQ(stats_of(pool).damages, planted);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()

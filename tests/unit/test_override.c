@@ -1,0 +1,281 @@
+/* test_override.c - GALLOC_OVERRIDE_CUDA: cudaMalloc, cudaFree, cudaMallocAsync and cudaFreeAsync of this file are
+   galloc's. What they promise is CUDA's: memory of cudaMalloc is for every stream, and cudaFree waits. As C++, and in
+   programs of several files: tests/compile/override.c. */
+
+#define _GNU_SOURCE /* setup.h has it too, but is not the first to include something here */
+#include <cuda_runtime_api.h>
+
+static cudaError_t plain_malloc(void **p, size_t bytes) { return cudaMalloc(p, bytes); }
+static cudaError_t plain_malloc_async(void **p, size_t bytes) { return cudaMallocAsync(p, bytes, 0); }
+
+#define GALLOC_OVERRIDE_CUDA
+#include "setup.h"
+
+/* The pools of cudaMalloc live as long as the process: all tests use the same device. */
+static void start(void)
+{
+    static int started;
+    if (!started++) begin_with_devices(3, SIM_PACE_STILL);
+    OK(cudaSetDevice(0));
+}
+
+static void no_findings(void)
+{
+    sim_run(-1);
+    if (sim_finding(0)) printf("found: %s\n", sim_finding(0));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
+static void *alloc(size_t bytes)
+{
+    void *p = NULL;
+    OK(cudaMalloc(&p, bytes));
+    return p;
+}
+
+static void *make_one(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(1));
+    void *p = NULL;
+    OK(cudaMallocAsync(&p, KIB(64), 0));
+    OK(cudaFreeAsync(p, 0)); /* which looks whether that pool is there already */
+    p = alloc(KIB(64));
+    galloc_pool *pool = info_of(p).pool;
+    OK(cudaFree(p));
+    return pool;
+}
+
+/* Whoever comes first makes the pool of a device, and all use that one. */
+TEST(threads)
+{
+    start();
+    pthread_t thread[4];
+    void *pool[4];
+    int i;
+    for (i = 0; i < 4; i++) pthread_create(&thread[i], NULL, make_one, NULL);
+    for (i = 0; i < 4; i++) pthread_join(thread[i], &pool[i]);
+    for (i = 1; i < 4; i++) EXPECT(pool[i] == pool[0]);
+    no_findings();
+}
+
+/* A stream is busy with memory that was freed on it. Other streams are not ordered with it. */
+static void other_memory_is_not_for_all(cudaStream_t busy)
+{
+    cudaStream_t other = stream_new();
+    void *p = NULL, *q;
+    OK(cudaMallocAsync(&p, MIB(8), busy));
+    put(busy, p, MIB(8), 1);
+    OK(cudaFreeAsync(p, busy));
+    EXPECT(sim_pending() > 0); /* nothing has waited */
+    q = alloc(MIB(8));
+    EXPECT(sim_pending() > 0);
+    put(other, q, MIB(8), 2);
+    OK(cudaFree(q));
+    EXPECT_EQ(sim_pending(), 0);
+    stream_end(other);
+    no_findings();
+}
+
+TEST(memory_for_every_stream)
+{
+    start();
+    other_memory_is_not_for_all(cudaStreamLegacy);
+}
+
+/* Memory that blocking streams use, in no other order than that of calls on the legacy stream between them. */
+TEST(calls_on_the_legacy_stream_order_blocking_streams)
+{
+    start();
+    for (int zero = 0; zero < 2; zero++) {
+        cudaStream_t a = NULL, b = NULL, legacy = zero ? NULL : cudaStreamLegacy;
+        void *p = NULL, *q = NULL;
+        OK(cudaStreamCreate(&a));
+        OK(cudaStreamCreate(&b));
+        OK(cudaMallocAsync(&p, MIB(8), legacy));
+        put(a, p, MIB(8), 1);
+        OK(cudaFreeAsync(p, legacy)); /* after the work of a */
+        OK(cudaMallocAsync(&q, MIB(8), legacy));
+        EXPECT(q == p);
+        put(b, q, MIB(8), 2);
+        OK(cudaFreeAsync(q, b));
+        OK(cudaMallocAsync(&p, MIB(8), legacy)); /* after that of b */
+        put(a, p, MIB(8), 3);
+        OK(cudaFreeAsync(p, a));
+        OK(cudaMallocAsync(&q, MIB(8), b));
+        put(b, q, MIB(8), 4);
+        OK(cudaFreeAsync(q, b));
+        stream_end(a);
+        stream_end(b);
+        no_findings();
+    }
+}
+
+/* A free is refused as in CUDA, but the capture goes on. */
+TEST(a_call_on_the_legacy_stream_ends_no_capture)
+{
+    start();
+    cudaStream_t blocking = NULL;
+    cudaGraph_t graph = NULL;
+    void *p = NULL, *q = NULL;
+    OK(cudaMallocAsync(&p, KIB(64), 0));
+    OK(cudaFreeAsync(p, 0)); /* the stream cache has it */
+    OK(cudaMallocAsync(&q, KIB(32), 0));
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeGlobal));
+    OK(cudaMallocAsync(&p, KIB(64), 0));
+    EXPECT_EQ(cudaFreeAsync(q, 0), cudaErrorStreamCaptureImplicit);
+    OK(cudaStreamEndCapture(blocking, &graph));
+    OK(cudaFreeAsync(q, 0));
+    OK(cudaFreeAsync(p, 0));
+    OK(cudaGraphDestroy(graph));
+    stream_end(blocking);
+    (void)cudaGetLastError();
+    no_findings();
+}
+
+TEST(free_waits)
+{
+    start();
+    cudaStream_t a = stream_new(), b = stream_new();
+    void *p = alloc(MIB(8)), *q;
+    put(a, p, MIB(8), 1);
+    EXPECT(!sim_stream_done(a));
+    OK(cudaFree(p));
+    EXPECT(sim_stream_done(a));
+    q = alloc(MIB(8));
+    EXPECT(q == p); /* the same memory, on another stream */
+    put(b, q, MIB(8), 2);
+    OK(cudaFree(q));
+    OK(cudaFree(NULL));
+    OK(cudaMallocAsync(&q, 0, a)); /* gives NULL */
+    OK(cudaFreeAsync(q, a));
+    stream_end(a);
+    stream_end(b);
+    no_findings();
+}
+
+TEST(either_function_frees)
+{
+    start();
+    cudaStream_t a = stream_new(), b = stream_new();
+    void *p = alloc(MIB(8)), *q;
+    put(a, p, MIB(8), 1);
+    OK(cudaFreeAsync(p, a));
+    EXPECT(sim_stream_done(a)); /* the next cudaMalloc may be for another stream */
+    q = alloc(MIB(8));
+    EXPECT(q == p);
+    put(b, q, MIB(8), 2);
+    OK(cudaFree(q));
+    OK(cudaMallocAsync(&p, MIB(1), a));
+    put(a, p, MIB(1), 1);
+    OK(cudaFreeAsync(p, a));
+    EXPECT(!sim_stream_done(a));
+    OK(cudaMallocAsync(&q, MIB(1), a));
+    EXPECT(q == p);
+    put(a, q, MIB(1), 2);
+    OK(cudaFree(q));
+    EXPECT(sim_stream_done(a));
+    OK(galloc_malloc(&p, MIB(1), a));
+    OK(cudaFreeAsync(p, a));
+    stream_end(a);
+    stream_end(b);
+    no_findings();
+}
+
+TEST(foreign_memory)
+{
+    start();
+    void *p = NULL, *q = NULL;
+    long frees = sim_calls("cudaFree"), frees_async = sim_calls("cudaFreeAsync");
+    OK(plain_malloc(&p, MIB(1)));
+    OK(plain_malloc_async(&q, MIB(1)));
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+    OK(cudaFree(p));
+    OK(cudaFreeAsync(q, 0));
+    EXPECT_EQ(sim_calls("cudaFree"), frees + 1);
+    EXPECT_EQ(sim_calls("cudaFreeAsync"), frees_async + 1);
+    no_findings();
+}
+
+TEST(several_devices)
+{
+    start();
+    void *p = alloc(MIB(1)), *q;
+    int device = -1;
+    put(cudaStreamLegacy, p, MIB(1), 1);
+    OK(cudaSetDevice(1));
+    q = alloc(MIB(1));
+    EXPECT_EQ(info_of(p).device, 0);
+    EXPECT_EQ(info_of(q).device, 1);
+    OK(cudaFree(p));
+    EXPECT_EQ(sim_pending(), 0); /* it has waited for the other device */
+    OK(cudaGetDevice(&device));
+    EXPECT_EQ(device, 1);
+    OK(cudaFree(q));
+    OK(cudaSetDevice(0));
+    EXPECT(alloc(MIB(1)) == p);
+    OK(cudaFree(p));
+    no_findings();
+}
+
+/* A device's first cudaMalloc, in which another one comes in between and makes the pool. */
+static struct {
+    int retained; /* by the default pool, and then by the one of cudaMalloc */
+    void *p;
+} between;
+
+static void make_it_first(const char *function)
+{
+    if (strcmp(function, "cuDevicePrimaryCtxRetain") || ++between.retained != 2) return;
+    between.p = alloc(KIB(64));
+}
+
+TEST(the_first_of_a_device)
+{
+    start();
+    void *p = &p;
+    OK(cudaSetDevice(2));
+    sim_fail("cuDevicePrimaryCtxRetain", 1, 1, cudaErrorUnknown);
+    EXPECT_EQ(cudaMalloc(&p, KIB(64)), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT(!p);
+    memset(&between, 0, sizeof between);
+    sim_hook(make_it_first, NULL);
+    p = alloc(KIB(64));
+    sim_hook(NULL, NULL);
+    EXPECT(between.p && info_of(p).pool == info_of(between.p).pool);
+    EXPECT_EQ(sim_retained(2), 2); /* the pool that came second is gone */
+    OK(cudaFree(between.p));
+    OK(cudaFree(p));
+    OK(cudaSetDevice(0));
+    no_findings();
+}
+
+TEST(errors)
+{
+    start();
+    void *p = &p;
+    EXPECT_EQ(cudaMalloc(&p, SIZE_MAX), cudaErrorMemoryAllocation);
+    EXPECT(!p);
+    p = alloc(MIB(1));
+    OK(cudaFree(p));
+    EXPECT_EQ(cudaFree(p), cudaErrorInvalidDevicePointer);
+    EXPECT_EQ(cudaFreeAsync(p, 0), cudaErrorInvalidDevicePointer);
+    OK(cudaMalloc(&p, 0));
+    EXPECT(!p);
+    p = alloc(MIB(1));
+    put(cudaStreamLegacy, p, MIB(1), 1);
+    sim_fail("cudaDeviceSynchronize", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(cudaFree(p), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    sim_fail("cudaStreamSynchronize", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(cudaFreeAsync(p, 0), cudaErrorUnknown);
+    sim_fail_clear();
+    OK(cudaFree(p));
+    (void)cudaGetLastError(); /* of the two that failed: they are the runtime's */
+    no_findings();
+}
+
+TEST_MAIN()

@@ -1,0 +1,787 @@
+/* test_stacks.c - history_stacks: which calls of the program an event and a block name, what is kept of them, and what
+   happens where they cannot be kept. The functions that allocate and free here are linked with -rdynamic, so that they
+   have names. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include "setup.h"
+
+#include "events.h"
+
+/* ---- the C library's function ------------------------------------------------------------------------------------ */
+
+static struct {
+    galloc_pool *pool; /* whose locks are looked at; NULL: nobody's */
+    int missing;       /* there are no stacks */
+    long calls, locked;
+} backtraces;
+
+int backtrace(void **at, int n)
+{
+    int (*next)(void **, int) = NULL;
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, "backtrace");
+    if (backtraces.pool) {
+        backtraces.calls++;
+        backtraces.locked += !inside_unlocked(backtraces.pool);
+    }
+    return backtraces.missing ? 0 : next(at, n);
+}
+
+/* ---- calls with names -------------------------------------------------------------------------------------------- */
+
+#define SITE __attribute__((noinline))
+#define STAYS() __asm__ volatile("") /* the call before it is no tail call */
+
+SITE void *site_malloc(galloc_pool *pool, size_t bytes, cudaStream_t stream);
+SITE void *site_alloc(galloc_pool *pool, size_t bytes, cudaStream_t stream);
+SITE void *site_growable(galloc_pool *pool, size_t bytes, cudaStream_t stream);
+SITE void *site_default(galloc_pool *pool, size_t bytes, cudaStream_t stream);
+SITE void site_free(void *ptr, cudaStream_t stream);
+SITE void site_free_after(void *ptr, cudaStream_t stream);
+SITE void site_resize(void *ptr, size_t bytes, cudaStream_t stream);
+SITE void *site_deep(galloc_pool *pool, unsigned path, int depth);
+SITE void site_told(galloc_pool *pool, void *addr, size_t bytes, void *user);
+
+SITE void *site_malloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = NULL;
+    OK(galloc_pool_malloc(pool, &ptr, bytes, stream));
+    STAYS();
+    return ptr;
+}
+
+SITE void *site_alloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    galloc_request request = {.bytes = bytes, .stream = stream, .pool = pool};
+    void *ptr = NULL;
+    OK(galloc_alloc(&ptr, &request));
+    STAYS();
+    return ptr;
+}
+
+SITE void *site_growable(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = NULL;
+    (void)pool;
+    OK(galloc_malloc_growable(&ptr, bytes, 2 * bytes, stream));
+    STAYS();
+    return ptr;
+}
+
+SITE void *site_default(galloc_pool *pool, size_t bytes, cudaStream_t stream)
+{
+    void *ptr = NULL;
+    (void)pool;
+    OK(galloc_malloc(&ptr, bytes, stream));
+    STAYS();
+    return ptr;
+}
+
+SITE void site_free(void *ptr, cudaStream_t stream)
+{
+    OK(galloc_free(ptr, stream));
+    STAYS();
+}
+
+SITE void site_free_after(void *ptr, cudaStream_t stream)
+{
+    OK(galloc_free_after(ptr, &stream, 1));
+    STAYS();
+}
+
+SITE void site_resize(void *ptr, size_t bytes, cudaStream_t stream)
+{
+    OK(galloc_resize(ptr, bytes, stream));
+    STAYS();
+}
+
+/* 4^depth stacks: two bits of `path` a frame, the lowest in the outermost. */
+SITE void *site_deep(galloc_pool *pool, unsigned path, int depth)
+{
+    void *ptr;
+    if (depth == 0) return site_malloc(pool, 1000, NULL);
+    switch (path & 3) {
+    case 0: ptr = site_deep(pool, path >> 2, depth - 1); __asm__ volatile("# 0"); break;
+    case 1: ptr = site_deep(pool, path >> 2, depth - 1); __asm__ volatile("# 1"); break;
+    case 2: ptr = site_deep(pool, path >> 2, depth - 1); __asm__ volatile("# 2"); break;
+    default: ptr = site_deep(pool, path >> 2, depth - 1); __asm__ volatile("# 3"); break;
+    }
+    return ptr;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+static galloc_config config_stacks(const char *settings, int stacks)
+{
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, settings, NULL, 0));
+    if (!config.history) config.history = 1000;
+    config.history_stacks = (uint64_t)stacks;
+    return config;
+}
+
+static const value *frames_of(const value *event) { return value_of(event, "frames"); }
+
+static int first_is(const value *event, const char *name)
+{
+    const value *frames = frames_of(event);
+    if (frames && frames->first && !strcmp(text_of(frames->first, "name"), name)) return 1;
+    printf("    the first frame is '%s', not '%s'\n", frames ? text_of(frames->first, "name") : "", name);
+    return 0;
+}
+
+/* The block of a snapshot that begins there. */
+static const value *block_at(const value *v, const void *ptr)
+{
+    const value *segment, *block;
+    for (segment = value_of(v, "segments")->first; segment; segment = segment->next)
+        for (block = value_of(segment, "blocks")->first; block; block = block->next)
+            if (number_of(block, "address") == (uintptr_t)ptr) return block;
+    return NULL;
+}
+
+static const value *depot_of(const value *v) { return value_of(value_of(v, "galloc"), "stacks"); }
+
+/* ---- what is noted ----------------------------------------------------------------------------------------------- */
+
+TEST(one_site_is_one_stack_and_another_site_another)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool;
+    const value *e, *first = NULL;
+    value *v;
+    void *p[6];
+    int i;
+    begin();
+    pool = pool_new(&config);
+    for (i = 0; i < 6; i++) {
+        if (i < 4) p[i] = site_malloc(pool, 5000, NULL);
+        else p[i] = site_alloc(pool, 5000, NULL);
+    }
+    for (i = 0; i < 6; i++) site_free(p[i], NULL);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (e = events_of(v)->first, i = 0; e; e = e->next) {
+        if (!strcmp(text_of(e, "action"), "alloc")) {
+            EXPECT(first_is(e, i++ < 4 ? "site_malloc" : "site_alloc"));
+            if (!first) first = frames_of(e);
+            EXPECT_EQ(values_equal(first->first, frames_of(e)->first), i <= 4);
+        } else if (!strcmp(text_of(e, "action"), "free_requested")) {
+            EXPECT(first_is(e, "site_free"));
+        } else {
+            EXPECT(!frames_of(e)->first);
+        }
+    }
+    EXPECT_EQ(i, 6);
+    EXPECT_EQ(number_of(depot_of(v), "kept"), 3);
+    EXPECT_EQ(number_of(depot_of(v), "lost"), 0);
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
+/* Stacks that begin alike and end alike differ by what is between. */
+TEST(all_frames_of_a_stack_count)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 32);
+    galloc_pool *pool;
+    value *v;
+    unsigned path;
+    begin();
+    pool = pool_new(&config);
+    for (path = 0; path < 2 * 64; path++) OK(galloc_free(site_deep(pool, path % 64, 3), NULL));
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(depot_of(v), "kept"), 64 + 1);
+    value_free(v);
+    pool_end(pool);
+    finish();
+}
+
+/* A frame tells where addr2line finds the call: in which file, and how far from its beginning. */
+TEST(a_frame_is_a_place_in_a_file)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool;
+    const value *frame;
+    value *v;
+    Dl_info here;
+    void *p;
+    begin();
+    pool = pool_new(&config);
+    p = site_malloc(pool, 5000, NULL);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    frame = frames_of(event_named(v, "alloc"))->first;
+    EXPECT(dladdr((void *)(uintptr_t)site_malloc, &here));
+    EXPECT(!strcmp(text_of(frame, "filename"), here.dli_fname));
+    EXPECT_EQ(value_count(frame), 3);
+    if (((const char *)here.dli_fbase)[16] == 3) { /* position-independent */
+        size_t begins = (size_t)((char *)here.dli_saddr - (char *)here.dli_fbase);
+        EXPECT(number_of(frame, "line") > begins && number_of(frame, "line") < begins + 1000);
+    }
+    EXPECT(values_equal(frame, frames_of(block_at(v, p))->first));
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
+TEST(so_many_frames)
+{
+    static const int most[] = {1, 2, 8, 31, 32};
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++) {
+        galloc_config config = config_stacks("memory_limit:1G", most[i]);
+        galloc_pool *pool;
+        value *v;
+        void *p;
+        begin();
+        pool = pool_new(&config);
+        p = site_deep(pool, 0, 50);
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT(first_is(event_named(v, "alloc"), "site_malloc"));
+        EXPECT(value_count(frames_of(event_named(v, "alloc"))) >= (size_t)most[i]);
+        EXPECT(value_count(frames_of(event_named(v, "alloc"))) <= (size_t)most[i] + 1);
+        value_free(v);
+        OK(galloc_free(p, NULL));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* ---- all calls, in all kinds of pools ---------------------------------------------------------------------------- */
+
+static const char *const settings[] = {
+    "memory_limit:2G", "strategy:pooled", "strategy:heuristic", "expandable_segments:False", "like:pytorch",
+    "like:pytorch,expandable_segments:True", "backend:cudaMalloc", "backend:cudaMallocAsync", "stats:exact",
+    "stream_check:off"};
+
+static void expect_first(galloc_pool *pool, const char *action, const char *name)
+{
+    value *v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(first_is(event_named(v, action), name));
+    value_free(v);
+}
+
+/* The first call on a stream, and one that finds its state; a block that is new, and one that was freed. */
+static void each_call(galloc_pool *pool, void *(*site)(galloc_pool *, size_t, cudaStream_t), const char *name)
+{
+    cudaStream_t stream = stream_new();
+    void *p;
+    int i;
+    for (i = 0; i < 4; i++) {
+        p = site(pool, i < 3 ? 5000 : MIB(30), stream);
+        expect_first(pool, "alloc", name);
+        if (i % 2) site_free(p, stream);
+        else site_free_after(p, stream);
+        expect_first(pool, "free_requested", i % 2 ? "site_free" : "site_free_after");
+    }
+    sim_run(-1);
+    stream_end(stream);
+}
+
+TEST(each_call_in_each_kind_of_pool)
+{
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        galloc_config config = config_stacks(settings[i], 6);
+        galloc_pool *pool;
+        void *p;
+        begin();
+        pool = pool_new(&config);
+        each_call(pool, site_malloc, "site_malloc");
+        each_call(pool, site_alloc, "site_alloc");
+        p = get(pool, 5000, NULL);
+        site_resize(p, 3000, NULL);
+        expect_first(pool, "alloc", "site_resize");
+        expect_first(pool, "free_requested", "site_resize");
+        site_free(p, NULL);
+        pool_end(pool);
+        finish();
+    }
+}
+
+TEST(calls_of_the_default_pool)
+{
+    galloc_pool *pool;
+    begin();
+    OK(galloc_pool_default(&pool, 0));
+    OK(galloc_pool_history_stacks(pool, 6));
+    OK(galloc_pool_history(pool, 1000));
+    each_call(pool, site_default, "site_default");
+    each_call(pool, site_growable, "site_growable");
+    finish();
+}
+
+/* A call in a callback has a stack of its own, and leaves that of the call outside. */
+static void *told_block;
+
+SITE void site_told(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr, (void)bytes, (void)user;
+    site_free(told_block, NULL);
+    told_block = NULL;
+    (void)pool;
+}
+
+TEST(a_call_in_a_callback)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_callbacks callbacks = {.on_map = site_told};
+    galloc_pool *pool;
+    value *v;
+    void *p;
+    begin();
+    pool = pool_new(&config);
+    told_block = get(pool, 5000, NULL);
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    told_block = told_block ? told_block : get(pool, 5000, NULL);
+    p = site_malloc(pool, MIB(64), NULL);
+    EXPECT(!told_block);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT(first_is(event_named(v, "alloc"), "site_malloc"));
+    EXPECT(first_is(event_named(v, "free_requested"), "site_free"));
+    EXPECT(!strcmp(text_of(frames_of(event_named(v, "free_requested"))->first->next, "name"), "site_told"));
+    EXPECT(first_is(block_at(v, p), "site_malloc"));
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    OK(galloc_pool_set_callbacks(pool, NULL));
+    pool_end(pool);
+    finish();
+}
+
+/* A call of another pool, which keeps no stacks, does not get the last one's; nor does a block whose memory a reset
+   took. */
+TEST(stacks_of_other_calls)
+{
+    galloc_config with = config_stacks("expandable_segments:False", 8), without = config_stacks("", 0);
+    galloc_pool *pools[2];
+    const value *e;
+    value *v;
+    void *p;
+    begin();
+    pools[0] = pool_new(&with);
+    pools[1] = pool_new(&without);
+    OK(galloc_free(get(pools[0], 5000, NULL), NULL));
+    p = get(pools[1], 5000, NULL);
+    v = snapshot(pools[1], GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(events_named(v, "alloc"), 1);
+    EXPECT(!frames_of(event_named(v, "alloc"))->first);
+    EXPECT(!frames_of(block_at(v, p))->first);
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    p = get(pools[0], MIB(20), NULL);
+    OK(cudaDeviceReset());
+    OK(galloc_pool_trim(pools[0], 0, NULL));
+    OK(galloc_free(get(pools[0], MIB(20), NULL), NULL)); /* at the same addresses */
+    v = snapshot(pools[0], GALLOC_SNAPSHOT_JSON);
+    for (e = events_of(v)->first; e; e = e->next)
+        if (!strcmp(text_of(e, "action"), "free_requested") && !frames_of(e)->first) break;
+    EXPECT(e);
+    value_free(v);
+    pool_end(pools[0]);
+    pool_end(pools[1]);
+    finish();
+}
+
+/* Where other entries have a stack's number, an annotation has text. */
+TEST(annotations_and_other_entries_have_none)
+{
+    galloc_config config = config_stacks("memory_limit:64M", 8);
+    char note[48];
+    galloc_pool *pool;
+    const value *e;
+    value *v;
+    void *p;
+    begin();
+    pool = pool_new(&config);
+    memset(note, 0, sizeof note);
+    memset(note, 1, sizeof note - 1); /* each is a '?' */
+    p = site_malloc(pool, MIB(40), NULL);
+    OK(galloc_annotate(note));
+    EXPECT_EQ(galloc_pool_malloc(pool, &(void *){NULL}, MIB(30), NULL), cudaErrorMemoryAllocation);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(events_named(v, "annotate") + events_named(v, "oom"), 2);
+    for (e = events_of(v)->first; e; e = e->next)
+        EXPECT_EQ(frames_of(e)->first != NULL, !strcmp(text_of(e, "action"), "alloc"));
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* What is still used says who allocated it, also when the entry is overwritten and the history has ended. */
+TEST(blocks_remember_their_stack)
+{
+    galloc_config config = config_stacks("memory_limit:1G,history:5", 8);
+    galloc_pool *pool;
+    cudaStream_t stream;
+    value *v;
+    void *p, *q;
+    int i;
+    begin();
+    pool = pool_new(&config);
+    stream = stream_new();
+    p = site_malloc(pool, 5000, stream);
+    for (i = 0; i < 9; i++) OK(galloc_free(get(pool, 7000, stream), stream));
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT(first_is(block_at(v, p), "site_malloc"));
+    value_free(v);
+    OK(galloc_pool_history(pool, 0));
+    q = site_alloc(pool, 6000, stream);
+    v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(first_is(block_at(v, p), "site_malloc"));
+    EXPECT(!frames_of(block_at(v, q))->first);
+    value_free(v);
+    /* Freed and allocated again without a history, by the stream's cache: its stack is gone. */
+    OK(galloc_free(p, stream));
+    v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(!block_at(v, p) || !frames_of(block_at(v, p))->first);
+    value_free(v);
+    EXPECT(site_alloc(pool, 5000, stream) == p);
+    v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(!frames_of(block_at(v, p))->first);
+    value_free(v);
+    OK(galloc_free(p, stream));
+    OK(galloc_free(q, stream));
+    stream_end(stream);
+    pool_end(pool);
+    finish();
+}
+
+/* Pages move under other blocks, and a capture ends: the stacks stay with their blocks. */
+TEST(moves_and_captures)
+{
+    galloc_config config = config_stacks("memory_limit:128M", 8);
+    galloc_pool *pool;
+    cudaStream_t stream;
+    cudaGraph_t graph = NULL;
+    value *v;
+    void *small[32], *large, *result;
+    size_t i;
+    begin();
+    pool = pool_new(&config);
+    stream = stream_new();
+    for (i = 0; i < 32; i++) small[i] = i % 2 ? site_malloc(pool, MIB(4), NULL) : site_alloc(pool, MIB(4), NULL);
+    for (i = 0; i < 32; i += 2) OK(galloc_free(small[i], NULL));
+    sim_run(-1);
+    large = site_alloc(pool, MIB(40), NULL);
+    EXPECT(stats_of(pool).moves > 0);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    result = site_malloc(pool, MIB(2), stream);
+    site_free(site_alloc(pool, MIB(2), stream), stream);
+    OK(cudaStreamEndCapture(stream, &graph));
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (i = 1; i < 32; i += 2) EXPECT(first_is(block_at(v, small[i]), "site_malloc"));
+    EXPECT(first_is(block_at(v, large), "site_alloc"));
+    EXPECT(first_is(block_at(v, result), "site_malloc"));
+    EXPECT(first_is(event_named(v, "free_requested"), "site_free"));
+    EXPECT(!frames_of(event_named(v, "segment_map"))->first);
+    value_free(v);
+    for (i = 1; i < 32; i += 2) OK(galloc_free(small[i], NULL));
+    OK(galloc_free(large, NULL));
+    OK(galloc_free(result, stream));
+    OK(cudaGraphDestroy(graph));
+    stream_end(stream);
+    pool_end(pool);
+    finish();
+}
+
+/* ---- formats ----------------------------------------------------------------------------------------------------- */
+
+TEST(json_and_pickle_agree)
+{
+    galloc_config config = config_stacks("memory_limit:1G,history:10000", 16);
+    galloc_pool *pool;
+    galloc_request request = {.bytes = 5000, .tag = 7};
+    const value *a, *b;
+    value *json, *pickle;
+    void *p[300], *tagged;
+    int i;
+    begin();
+    pool = pool_new(&config);
+    OK(galloc_tag_name(7, "weights"));
+    request.pool = pool;
+    OK(galloc_alloc(&tagged, &request));
+    for (i = 0; i < 300; i++) p[i] = site_deep(pool, (unsigned)i, 5);
+    for (i = 0; i < 300; i += 2) site_free(p[i], NULL);
+    json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    pickle = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(values_equal(value_of(json, "segments")->first, value_of(pickle, "segments")->first));
+    for (a = events_of(json)->first, b = events_of(pickle)->first; a && b; a = a->next, b = b->next)
+        EXPECT(values_equal(a->first, b->first));
+    EXPECT(!a && b && !b->next); /* the pickle has the snapshot before */
+    EXPECT_EQ(number_of(depot_of(pickle), "kept"), 1 + 300 + 1);
+    EXPECT(first_is(block_at(json, tagged), "weights")); /* a tag's name is before the stack */
+    EXPECT(frames_of(block_at(json, tagged))->first->next);
+    value_free(json);
+    value_free(pickle);
+    OK(galloc_tag_name(7, NULL));
+    for (i = 1; i < 300; i += 2) OK(galloc_free(p[i], NULL));
+    OK(galloc_free(tagged, NULL));
+    pool_end(pool);
+    finish();
+}
+
+TEST(what_is_live_by_stack)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    char said[GALLOC_REPORT_TEXT];
+    galloc_pool *pool;
+    const char *one, *other;
+    void *p[5];
+    int i;
+    begin();
+    pool = pool_limited(GIB(1));
+    p[0] = site_malloc(pool, MIB(1), NULL);
+    OK(galloc_live_text(pool, said, sizeof said));
+    EXPECT(!strstr(said, "most by stack"));
+    OK(galloc_free(p[0], NULL));
+    pool_end(pool);
+    pool = pool_new(&config);
+    for (i = 0; i < 3; i++) p[i] = site_malloc(pool, 1000 + (size_t)i, NULL);
+    for (i = 3; i < 5; i++) p[i] = site_alloc(pool, 2000, NULL);
+    OK(galloc_live_text(pool, said, sizeof said));
+    EXPECT(strstr(said, "blocks in use: 5, of 7003 bytes\n  2 of 2000 bytes, stream 0\n  1 of 1002 bytes"));
+    one = strstr(said, "most by stack:\n  4000 bytes in 2 blocks\n      site_alloc+0x");
+    other = strstr(said, "\n  3003 bytes in 3 blocks\n      site_malloc+0x");
+    if (!EXPECT(one && other && one < other)) printf("%s", said);
+    EXPECT(one && strstr(one, "(test_stacks)\n      test_stacks(+0x")); /* a static function has no name */
+    for (i = 0; i < 5; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- limits ------------------------------------------------------------------------------------------------------ */
+
+/* More stacks than the depot takes, by their number and by their frames: the rest is counted, and nothing fails. */
+static void overflow(int frames, int depth, unsigned paths, uint64_t least, uint64_t most)
+{
+    galloc_config config = config_stacks("memory_limit:1G", frames);
+    galloc_pool *pool;
+    value *v;
+    unsigned path;
+    void *p;
+    begin();
+    pool = pool_new(&config);
+    p = site_malloc(pool, 5000, NULL);
+    for (path = 0; path < paths; path++) OK(galloc_free(site_deep(pool, path, depth), NULL));
+    EXPECT_EQ(log_lines, 1);
+    EXPECT(strstr(log_text, "no room for more stacks: "));
+    v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(number_of(depot_of(v), "kept") >= least && number_of(depot_of(v), "kept") <= most);
+    EXPECT(number_of(depot_of(v), "frames") <= 1 << 20);
+    EXPECT_EQ(number_of(depot_of(v), "kept") + number_of(depot_of(v), "lost"), paths + 2); /* `p`, and the free */
+    EXPECT(!frames_of(event_named(v, "alloc"))->first);
+    EXPECT(frames_of(event_named(v, "free_requested"))->first);
+    EXPECT(first_is(block_at(v, p), "site_malloc"));
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
+TEST(more_stacks_than_there_is_room_for) { overflow(12, 9, 1 << 17, 65535, 65535); }
+TEST(more_frames_than_there_is_room_for) { overflow(32, 28, 1 << 16, 30000, 40000); }
+
+TEST(without_host_memory)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool = NULL;
+    cudaError_t error = cudaErrorMemoryAllocation;
+    text t = {NULL, 0, 0};
+    value *v;
+    void *p, *q;
+    long nth;
+    begin();
+    for (nth = 1; error && nth < 40; nth++) {
+        sim_fail_malloc(nth, 0);
+        error = galloc_pool_create(&pool, &config);
+        sim_fail_malloc(0, 0);
+        EXPECT(!error || error == cudaErrorMemoryAllocation);
+        if (error) OK(galloc_shutdown()); /* the driver's table and the depot, which are asked for once */
+    }
+    EXPECT(pool);
+    /* Calls take stacks without host memory. */
+    p = site_malloc(pool, 5000, NULL);
+    q = get(pool, 5000, NULL);
+    sim_fail_malloc(1, 1);
+    site_free(q, NULL);
+    sim_fail_malloc(0, 0);
+    for (nth = 1, error = cudaErrorMemoryAllocation; error && nth < 10; nth++) {
+        size_t live = sim_malloc_live();
+        sim_fail_malloc(nth, 0);
+        error = galloc_snapshot(pool, GALLOC_SNAPSHOT_JSON, keep, &t);
+        sim_fail_malloc(0, 0);
+        EXPECT_EQ(sim_malloc_live(), live);
+    }
+    EXPECT_EQ(nth, 6); /* the state, its entries, its items, and the frames */
+    free(t.data);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT(first_is(block_at(v, p), "site_malloc"));
+    EXPECT(first_is(event_named(v, "free_requested"), "site_free"));
+    value_free(v);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+    /* Nor is the setting changed without. */
+    begin();
+    pool = pool_limited(GIB(1));
+    OK(galloc_pool_history(pool, 10));
+    sim_fail_malloc(1, 0);
+    EXPECT_EQ(galloc_pool_history_stacks(pool, 8), cudaErrorMemoryAllocation);
+    sim_fail_malloc(0, 0);
+    OK(galloc_pool_config(pool, &config));
+    EXPECT_EQ(config.history_stacks, 0);
+    OK(galloc_free(get(pool, 5000, NULL), NULL));
+    pool_end(pool);
+    finish();
+}
+
+/* ---- at run time ------------------------------------------------------------------------------------------------- */
+
+TEST(stacks_begin_and_end_at_run_time)
+{
+    galloc_config config = config_limit(GIB(1));
+    galloc_pool *pool;
+    const value *e;
+    value *v;
+    int i;
+    begin();
+    config.history = 1000;
+    pool = pool_new(&config);
+    for (i = 0; i < 3; i++) {
+        OK(galloc_pool_history_stacks(pool, i == 1 ? 8 : 0));
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.history_stacks, i == 1 ? 8 : 0);
+        OK(galloc_free(site_malloc(pool, 5000, NULL), NULL));
+    }
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (e = events_of(v)->first, i = 0; e; e = e->next)
+        if (!strcmp(text_of(e, "action"), "alloc")) EXPECT_EQ(frames_of(e)->first != NULL, i++ == 1);
+    EXPECT_EQ(i, 3);
+    value_free(v);
+    EXPECT_EQ(galloc_pool_history_stacks(pool, 33), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_history_stacks(pool, SIZE_MAX), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_pool_history_stacks(NULL, 1), cudaErrorInvalidValue);
+    OK(galloc_pool_history_stacks(pool, 32));
+    /* A new history keeps the setting; without one, calls keep no stacks. */
+    OK(galloc_pool_history(pool, 100));
+    OK(galloc_free(site_alloc(pool, 5000, NULL), NULL));
+    expect_first(pool, "alloc", "site_alloc");
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    i = (int)number_of(depot_of(v), "kept");
+    value_free(v);
+    OK(galloc_pool_history(pool, 0));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(site_growable(pool, MIB(5), NULL), NULL));
+    OK(galloc_free(site_deep(pool, 0, 5), NULL));
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    EXPECT_EQ(number_of(depot_of(v), "kept"), i);
+    value_free(v);
+    OK(galloc_pool_history(pool, 100));
+    OK(galloc_free(site_malloc(pool, 5000, NULL), NULL));
+    expect_first(pool, "alloc", "site_malloc");
+    pool_end(pool);
+    EXPECT_EQ(galloc_pool_history_stacks(pool, 1), cudaErrorInvalidResourceHandle);
+    finish();
+}
+
+TEST(stacks_are_taken_with_no_lock_held)
+{
+    galloc_config config = config_limit(GIB(1));
+    cudaStream_t stream;
+    void *p;
+    begin();
+    backtraces.calls = backtraces.locked = 0;
+    backtraces.pool = pool_new(&config);
+    stream = stream_new();
+    OK(galloc_pool_history(backtraces.pool, 100));
+    p = site_malloc(backtraces.pool, 5000, NULL);
+    EXPECT_EQ(backtraces.calls, 0);
+    OK(galloc_pool_history_stacks(backtraces.pool, 8)); /* the first call may load a library */
+    EXPECT_EQ(backtraces.calls, 1);
+    site_free(p, NULL);
+    site_free_after(site_malloc(backtraces.pool, 5000, stream), stream);
+    site_free(site_alloc(backtraces.pool, MIB(64), stream), NULL);
+    p = site_alloc(backtraces.pool, 5000, NULL);
+    site_resize(p, 4000, NULL);
+    site_free(p, NULL);
+    EXPECT(backtraces.calls > 8);
+    EXPECT_EQ(backtraces.locked, 0);
+    sim_run(-1);
+    stream_end(stream);
+    pool_end(backtraces.pool);
+    backtraces.pool = NULL;
+    finish();
+}
+
+TEST(where_there_are_no_stacks_the_setting_is_refused)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool = NULL;
+    begin();
+    backtraces.missing = 1;
+    EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorNotSupported);
+    EXPECT(!pool && strstr(galloc_last_message(), "history_stacks: this system gives no stacks of calls"));
+    pool = pool_limited(GIB(1));
+    EXPECT_EQ(galloc_pool_history_stacks(pool, 8), cudaErrorNotSupported);
+    OK(galloc_pool_history_stacks(pool, 0));
+    OK(galloc_pool_history(pool, 10));
+    OK(galloc_free(get(pool, 5000, NULL), NULL));
+    backtraces.missing = 0;
+    pool_end(pool);
+    finish();
+}
+
+static int stop;
+
+static void *churn(void *pool)
+{
+    cudaStream_t stream = stream_new();
+    unsigned i;
+    for (i = 0; !__atomic_load_n(&stop, __ATOMIC_RELAXED); i++) {
+        OK(galloc_free(site_deep(pool, i % 64, 3), NULL));
+        site_free(site_malloc(pool, 5000, stream), stream);
+    }
+    sim_run(-1);
+    stream_end(stream);
+    return NULL;
+}
+
+TEST(stacks_beside_threads)
+{
+    galloc_pool *pool;
+    pthread_t threads[3];
+    const value *e;
+    value *v;
+    int i;
+    begin();
+    pool = pool_limited(GIB(2));
+    stop = 0;
+    for (i = 0; i < 3; i++) pthread_create(&threads[i], NULL, churn, pool);
+    for (i = 0; i < 20; i++) {
+        OK(galloc_pool_history_stacks(pool, 12));
+        OK(galloc_pool_history(pool, 500));
+        usleep(1000);
+        v = snapshot(pool, i % 2 ? GALLOC_SNAPSHOT_JSON : GALLOC_SNAPSHOT_PICKLE);
+        for (e = events_of(v)->first; e; e = e->next) {
+            const value *frames = frames_of(e);
+            if (!frames->first || strcmp(text_of(e, "action"), "alloc")) continue;
+            EXPECT(first_is(e, "site_malloc"));
+            if (number_of(e, "size") == 1000)
+                EXPECT(!strcmp(text_of(frames->first->next, "name"), "site_deep"));
+        }
+        EXPECT(number_of(depot_of(v), "kept") <= 64 + 3); /* of three threads, which run the same */
+        value_free(v);
+        if (i % 2) OK(galloc_pool_history_stacks(pool, 0));
+        if (i % 4 == 3) OK(galloc_pool_history(pool, 0));
+        usleep(200);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
