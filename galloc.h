@@ -95,8 +95,8 @@
      mapped, so that a page can return without a driver call. A program that repeats itself, and frees everything each
      time, soon makes no driver calls for pages. The first move of a page, or its creation, costs about 50 us of host
      time. docs/tuning.md shows what overhead costs. Under a memory_limit pages are small, to use nearly all of it.
-     Stream cache: each stream has a cache of recently freed blocks, of size lane_bytes. It serves requests of exactly
-     their sizes, without the pool's lock. The first request that it cannot serve empties it.
+     Stream cache: each stream has a cache of recently freed blocks, of size lane_bytes; a lone stream's may have one
+     larger block. It serves requests of exactly their sizes, without the pool's lock. One it cannot serve empties it.
      Growing in place: galloc_resize extends a block into the free memory and unused addresses behind it. The room of a
      block is what galloc_malloc_growable (galloc_request.max_bytes) reserves behind it: addresses, or in fixed segments
      memory. Blocks with room are multiples of 2 MiB and can grow until memory runs out. When one is freed its pages
@@ -1530,12 +1530,13 @@ static uint64_t gai_clock(void)
    yields, then sleeps, so that an owner of lower priority gets to run. Value: 0 free, 1 taken. */
 typedef uint64_t gai_latch;
 
-#define GAI_LATCH_SPINS 8 /* pauses of 1, 2, 4 ... iterations */
+#define GAI_LATCH_SPINS 5 /* pauses of 128, 256, 512 ... iterations, the first about as long as ten short holds */
 #define GAI_LATCH_YIELDS 64
 
+/* Long pauses let the thread that has the latch go on with its next calls, whose cache lines it has. */
 static void gai_pause(unsigned round)
 {
-    volatile unsigned n = 1u << round; /* volatile keeps the compiler from removing the loop */
+    volatile unsigned n = 128u << round; /* volatile keeps the compiler from removing the loop */
     while (n > 0) n = n - 1;
 }
 
@@ -2669,7 +2670,8 @@ typedef struct gai_cache_bin {
    changed only with the pool's lock held as well, so either suffices to read them.
    bit i of filled == (bins[i].first != NULL);  blocks, bytes == number and bytes of the blocks in all bins
    unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
-   blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes + unconfirmed_bytes <= most,  alone <= most
+   blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes - large + unconfirmed_bytes <= most,  alone <= most
+   large == 0 || a bin has one block, of `large` bytes
    unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_MARK_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
    Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
@@ -2715,7 +2717,8 @@ typedef struct gai_cache {
     size_t allocated_in;
     size_t most;
     size_t bytes;
-    size_t enough;     /* while it holds more than this (lane_bytes), it takes no further block */
+    size_t large;      /* bytes of the one block that came while it was empty and exceeds `most` */
+    size_t enough;     /* while it holds more than this (lane_bytes), besides that, it takes no further block */
     gai_block *orphans;
     int trusted;
     gai_cache_bin bins[GAI_CACHE_BINS];
@@ -3126,6 +3129,8 @@ struct galloc_pool {
                             variant.no_caches; bit 1: the pool is about to end; bit 2: it has a history or a log;
                             bit 3: debug */
     uint64_t clock;      /* frees so far */
+    void *latest;        /* the block given last, if its stream cache may take it whatever its size; NULL once a free
+                            block was filed or another stream came. Read with a latch alone */
     size_t live_peak;    /* of live bytes, since the pool exists */
 
     /* Segments, pages, and their descriptors. */
@@ -5424,7 +5429,9 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_EVENTS 128    /* pending events of a stream before its threshold doubles */
 
 /* Blocks in a stream cache do not merge, so large blocks stay out of it unless lane_bytes allows them: on the ten
-   traces blocks of 2 MiB and more would cost 0.2 to 1 % of memory. */
+   traces blocks of 2 MiB and more would cost 0.2 to 1 % of memory. But an empty cache of a lone stream
+   takes the block that the pool gave last, whatever its size, if no block was filed since: the search would give the
+   next request of that size the same place, so the memory held does not change. */
 #define GAI_CACHE_BLOCKS 256
 #define GAI_CACHE_BYTES GAI_MIB /* default of lane_bytes */
 #define GAI_CACHE_MOST (64 * GAI_MIB) /* its maximum */
@@ -5472,6 +5479,7 @@ static gai_block *gai_cache_bin_pop(gai_cache *cache, size_t bytes)
         if (!(cache->filled >> at & 1) || bin->bytes != bytes) continue;
         bin->first = block->next_bin;
         if (!bin->first) cache->filled ^= (uint64_t)1 << at;
+        if (bytes == cache->large) cache->large = 0;
         cache->blocks--;
         cache->bytes -= bytes;
         return block;
@@ -5573,24 +5581,33 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
     return block;
 }
 
-/* The same for a stream cache that may be shut. */
-static GAI_INLINE gai_block *gai_cache_take(gai_cache *cache, uint64_t life, size_t bytes, size_t requested,
-                                            uint32_t tag, enum gai_outcome *outcome)
+/* The bytes that count against `most` and `enough`. */
+static size_t gai_cache_held(const gai_cache *cache) { return cache->bytes - cache->large + cache->unconfirmed_bytes; }
+
+/* See galloc_pool.latest. [latch] */
+static int gai_block_is_latest(const gai_block *block)
 {
-    gai_block *block = NULL;
-    gai_latch_on(&cache->latch);
-    if (cache->open == life) block = gai_cache_pop(cache, bytes, requested, tag, outcome);
-    gai_latch_off(&cache->latch);
-    return block;
+    const galloc_pool *pool = (const galloc_pool *)gai_load_pointer(&block->pool);
+    return gai_load_pointer(&pool->latest) == block;
+}
+
+/* Puts the block given last, which exceeds `most`, into a stream cache that is empty. */
+static enum gai_outcome gai_cache_put_large(gai_cache *cache, gai_block *block, int confirmed)
+{
+    if (!cache->trusted && !confirmed) return GAI_ASK;
+    if (!gai_cache_bin_push(cache, block)) return GAI_TAKEN;
+    cache->large = block->bytes;
+    return GAI_DONE;
 }
 
 /* The rest of gai_cache_put: checks the bounds and confirms blocks. The stream cache is open. */
 GAI_APART
 static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, int confirmed)
 {
-    size_t held = cache->bytes + cache->unconfirmed_bytes;
-    if (block->bytes > cache->most - held || held > cache->enough ||
-        cache->blocks + cache->unconfirmed_blocks >= GAI_CACHE_BLOCKS)
+    size_t held = gai_cache_held(cache), blocks = cache->blocks + cache->unconfirmed_blocks;
+    if (!blocks && block->bytes > cache->most && gai_block_is_latest(block))
+        return gai_cache_put_large(cache, block, confirmed);
+    if (block->bytes > cache->most - held || held > cache->enough || blocks >= GAI_CACHE_BLOCKS)
         return gai_cache_is_empty(cache) ? GAI_TAKEN_EMPTY : GAI_TAKEN;
     if (cache->unconfirmed_blocks < GAI_UNCONFIRMED_BLOCKS &&
         (cache->trusted || cache->unconfirmed_bytes + block->bytes <= GAI_MARK_BYTES)) {
@@ -5621,13 +5638,12 @@ static GAI_INLINE int gai_block_suits(const gai_block *block, uint64_t life)
 }
 
 /* Claims a block from the program and puts it into the stream cache. GAI_TAKEN and GAI_TAKEN_EMPTY leave the claimed
-   block to the pool. With any other outcome the program keeps it; GAI_LONG: the stream cache is shut. */
+   block to the pool. With any other outcome the program keeps it; GAI_LONG: the stream cache is shut. [latch] */
 static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t life, gai_block *block, const void *ptr,
                                                  int confirmed)
 {
     gai_cache *cache = &stream->cache;
     enum gai_outcome outcome = GAI_LONG;
-    gai_latch_on(&cache->latch);
     if (gai_load_pointer(&block->lent) != stream || block->addr != (uintptr_t)ptr) {
         outcome = GAI_FOREIGN;
     } else if (cache->open == life) {
@@ -5643,11 +5659,19 @@ static GAI_INLINE enum gai_outcome gai_cache_put(gai_stream *stream, uint64_t li
         if (outcome != GAI_ASK) gai_store_pointer(&block->lent, NULL);
         cache->busy_frees += outcome == GAI_DONE;
     }
-    gai_latch_off(&cache->latch);
     return outcome;
 }
 
 /* ---- with the pool's lock ---- */
+
+static int gai_cache_has_large(gai_cache *cache)
+{
+    int has;
+    gai_latch_on(&cache->latch);
+    has = cache->large != 0;
+    gai_latch_off(&cache->latch);
+    return has;
+}
 
 /* The epoch of frees made now on the stream. A retired stream has had its last event. */
 static uint64_t gai_stream_stamp(const gai_stream *stream)
@@ -5753,6 +5777,7 @@ static void gai_block_lose(galloc_pool *pool, const gai_block *block)
 static void gai_block_give(galloc_pool *pool, gai_block *block)
 {
     block->age = ++pool->clock;
+    gai_store_pointer(&pool->latest, NULL);
     block->kind = GAI_BUSY;
     if (!block->segment->lost) {
         if (pool->collects) gai_block_touch(pool, block);
@@ -5782,13 +5807,21 @@ static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stre
     return GAI_MARK_BYTES - gai_min(stream->unmarked + 1, GAI_MARK_BYTES);
 }
 
+/* The last step of an allocation: may the stream cache take this block though it exceeds the bound? Not with several
+   streams, where the bound also limits the bytes without a mark. */
+static GAI_INLINE void gai_block_note_latest(galloc_pool *pool, gai_block *block, const gai_stream *stream)
+{
+    if (block->bytes > stream->cache.most && gai_pool_has_one_stream(pool) && pool->config.lane_bytes)
+        gai_store_pointer(&pool->latest, block);
+}
+
 GAI_APART
 static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64_t open, size_t most)
 {
     gai_cache *cache = &stream->cache;
     gai_latch_on(&cache->latch);
     cache->open = open;
-    cache->most = gai_max(most, cache->bytes + cache->unconfirmed_bytes);
+    cache->most = gai_max(most, gai_cache_held(cache));
     cache->enough = pool->config.lane_bytes;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_MARK_BYTES);
@@ -5872,7 +5905,7 @@ static int gai_stream_flush(galloc_pool *pool, gai_stream *stream, int confirmed
         if (cache->mallocs) stream->handed = gai_stream_stamp(stream);
         cache->mallocs = 0;
         cache->live_in = cache->live_out = cache->allocated_in = 0;
-        cache->blocks = cache->bytes = 0;
+        cache->blocks = cache->bytes = cache->large = 0;
     }
     for (; cache->filled; cache->filled &= cache->filled - 1)
         list = gai_blocks_join(cache->bins[gai_lowest(cache->filled)].first, list);
@@ -6258,7 +6291,8 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     if (gai_pool_is_crowded(pool)) pool->collector.look = 0;
     if (!stream->next || stream->next->next) return;
     stream = stream->next; /* the first stream state is no longer alone */
-    if (stream->cache.most > GAI_MARK_BYTES) {
+    gai_store_pointer(&pool->latest, NULL); /* before the look: a free under way has put its block there, or will not */
+    if (stream->cache.most > GAI_MARK_BYTES || gai_cache_has_large(&stream->cache)) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
     }
@@ -8075,6 +8109,7 @@ static size_t gai_pool_release_by(galloc_pool *pool, const gai_page_filter *whic
         filter.most = gai_left(which->most, given);
         gai_batch_start(&batch);
         gai_lock_on(&pool->lock);
+        if (given) gai_pool_flush(pool); /* a callback may have allocated and freed */
         if (pool->variant.coalesce) pool->variant.coalesce(pool, 1);
         gai_pool_to_batch(pool, &filter, &batch);
         gai_batch_add_aliases(pool, &batch);
@@ -8415,7 +8450,7 @@ static GAI_INLINE void gai_block_put(galloc_pool *pool, gai_block *block)
 /* ==== ROUNDING ==================================================================================================== */
 /* >>rounding */
 
-/* How many bytes a request gets, and what follows from that for stream caches. Derived from the settings when a pool
+/* How many bytes a request gets. Derived from the settings when a pool
    begins, and not changed. Calls the platform. */
 
 /* Bytes to allocate for a request: sizes between two powers of two are rounded up to the configured number of steps. */
@@ -8453,13 +8488,6 @@ static void gai_pool_choose_rounding(galloc_pool *pool)
     pool->special = pool->variant.route;
     if (pool->oversize) pool->special = GAI_ROUTE_LONG;
     else if (!pool->special && pool->plain != SIZE_MAX) pool->special = GAI_ROUTE_ROUNDED;
-}
-
-/* The largest block that a stream cache may hold; with several streams that is 2 MiB. With stream_check:off a stream
-   cache is asked about any size, since only it records that its stream was retired. */
-static uint64_t gai_cache_reach(const galloc_pool *pool)
-{
-    return pool->config.stream_check ? gai_max(pool->config.lane_bytes, GAI_MARK_BYTES) : SIZE_MAX;
 }
 
 /* ==== USERS ======================================================================================================= */
@@ -12118,6 +12146,7 @@ static cudaError_t gai_job_do(gai_job *job)
         if (!job->error) gai_job_count(job);
         done = gai_job_is_done(job);
         if (done) gai_stream_release(pool, job->params.stream, &job->site);
+        if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
     }
     crowded = done && gai_pool_has_abandoned(pool);
     gai_lock_off(&pool->lock);
@@ -12127,6 +12156,7 @@ static cudaError_t gai_job_do(gai_job *job)
         gai_job_run(job);
         gai_lock_on(&pool->lock);
         gai_stream_release(pool, job->params.stream, &job->site);
+        if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
         gai_lock_off(&pool->lock);
     }
     return job->got ? cudaSuccess : job->error;
@@ -12206,6 +12236,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count(pool, block, 1);
         gai_stream_release_near(pool, stream, site, changed);
+        if (block) gai_block_note_latest(pool, block, stream);
     } else if (pool->special & GAI_ROUTE_ROUNDED) {
         block = gai_pool_take_rounded(pool, site, bytes, tag);
     }
@@ -14475,8 +14506,8 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     const gai_cache *cache = &stream->cache;
     gai_census unconfirmed, cached;
     size_t i;
-    int broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
-                 (cache->open && cache->open != stream->life);
+    int large = 0, broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
+                            (cache->open && cache->open != stream->life);
     memset(&unconfirmed, 0, sizeof unconfirmed);
     memset(&cached, 0, sizeof cached);
     broken += cache->open && (stream->asked || stream->retired);
@@ -14487,10 +14518,12 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
         if (!(cache->filled >> i & 1)) continue;
         broken += !bin->first;
         broken += gai_check_blocks(pool, stream, bin->first, bin->bytes, &cached);
+        large += bin->bytes == cache->large && !bin->first->next_bin;
     }
     broken += unconfirmed.blocks != cache->unconfirmed_blocks || unconfirmed.used != cache->unconfirmed_bytes;
     broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
-    broken += cache->bytes + cache->unconfirmed_bytes > cache->most || cache->alone > cache->most;
+    broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
+    broken += cache->large && !large;
     broken += !cache->trusted && cache->unconfirmed_bytes > GAI_MARK_BYTES;
     census->blocks -= unconfirmed.blocks + cached.blocks;
     census->used -= unconfirmed.used + cached.used;
@@ -18611,8 +18644,7 @@ typedef struct gai_tcache_entry {
     gai_site site;
     gai_block *last; /* the block last allocated through this entry, and its address */
     uintptr_t last_ptr;
-    size_t reach; /* larger requests are never in a stream cache */
-    size_t most;  /* larger requests are not, or are rounded beyond 512 bytes */
+    size_t plain; /* larger requests are rounded beyond 512 bytes */
 } gai_tcache_entry;
 
 #define GAI_TCACHE_LOG2 5
@@ -18855,8 +18887,7 @@ static void gai_tcache_note(const gai_site *site, galloc_pool *pool, const gallo
     entry->uncached = (short)pool->variant.no_caches;
     entry->asks = asks && entry->looks ? 2 : asks;
     gai_tcache.one_context |= pool->one_context;
-    entry->reach = (size_t)gai_cache_reach(pool);
-    entry->most = gai_min(pool->plain, entry->reach);
+    entry->plain = pool->plain;
     entry->site = *site;
     entry->site.capture_forbids = 0; /* may change; see gai_tcache_may_act */
     if (site->handle == CU_STREAM_PER_THREAD) gai_thread_watch();
@@ -18896,53 +18927,64 @@ static GAI_INLINE void gai_tcache_gave(gai_tcache_entry *entry, gai_block *block
     *ptr = (void *)addr;
 }
 
-/* gai_malloc_by_entry for sizes rounded beyond 512 bytes. The rounding is read under the latch of an open stream cache:
-   before that, the pool may have ended and another may have begun in its memory. */
-GAI_APART
-static enum gai_outcome gai_malloc_rounded(void **ptr, size_t bytes, uint32_t tag, gai_tcache_entry *entry)
-{
-    gai_cache *cache = &entry->site.stream->cache;
-    gai_block *block = NULL;
-    uintptr_t addr;
-    enum gai_outcome outcome = GAI_LONG;
-    gai_latch_on(&cache->latch);
-    if (cache->open == entry->site.life)
-        block = gai_cache_pop(cache, gai_rounded(entry->pool, bytes), bytes, tag, &outcome);
-    gai_latch_off(&cache->latch);
-    if (!block) return gai_tcache_outcome(entry, outcome);
-    addr = block->addr;
-    gai_store_pointer(&block->lent, entry->site.stream);
-    gai_tcache_gave(entry, block, addr, ptr);
-    return GAI_DONE;
-}
-
 /* The fast path of an allocation: checks the entry and takes a block out of the stream cache. Takes no lock but the
-   latch. */
+   latch. The looks at the stream are made under it: threads that share the stream would look one after the other in any
+   case, and so the thread that has the latch goes on with it (docs/experiments.md). The rounding, too, is read under
+   the latch of an open stream cache: before that, the pool may have ended and another may have begun in its memory. */
 static GAI_INLINE enum gai_outcome gai_malloc_by_entry(void **ptr, size_t bytes, uint32_t tag, cudaStream_t stream,
                                                      const galloc_pool *key, gai_tcache_entry **found)
 {
     gai_tcache_entry *entry = *found = gai_tcache_find(stream, key);
-    gai_block *block;
+    gai_block *block = NULL;
+    gai_cache *cache;
     uintptr_t addr;
     enum gai_outcome outcome = GAI_LONG;
-    if (!entry || !gai_tcache_is_sure(entry)) return GAI_LONG;
-    if (bytes > entry->most) {
-        if (bytes > entry->reach) return gai_tcache_outcome(entry, GAI_LONG); /* no stream cache holds that size */
-        return gai_malloc_rounded(ptr, bytes, tag, entry);
-    }
-    block = gai_cache_take(&entry->site.stream->cache, entry->site.life, gai_up(bytes, GAI_UNIT), bytes, tag,
-                           &outcome);
-    if (!block) return gai_tcache_outcome(entry, outcome);
+    int sure;
+    if (!entry) return GAI_LONG;
+    cache = &entry->site.stream->cache;
+    gai_latch_on(&cache->latch);
+    sure = gai_tcache_is_sure(entry);
+    if (sure && cache->open == entry->site.life)
+        block = gai_cache_pop(cache, GAI_MOSTLY(bytes <= entry->plain) ? gai_up(bytes, GAI_UNIT)
+                                                                       : gai_rounded(entry->pool, bytes),
+                              bytes, tag, &outcome);
+    gai_latch_off(&cache->latch);
+    if (!block) return sure ? gai_tcache_outcome(entry, outcome) : GAI_LONG;
     addr = block->addr;
     gai_store_pointer(&block->lent, entry->site.stream);
     gai_tcache_gave(entry, block, addr, ptr);
     return GAI_DONE;
 }
 
-static GAI_INLINE enum gai_outcome gai_block_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry,
-                                                      int confirmed)
+static enum gai_outcome gai_block_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry, int confirmed)
 {
-    return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
+    enum gai_outcome outcome;
+    gai_latch_on(&entry->site.stream->cache.latch);
+    outcome = gai_cache_put(entry->site.stream, entry->site.life, block, ptr, confirmed);
+    gai_latch_off(&entry->site.stream->cache.latch);
+    return outcome;
+}
+
+/* The rest of gai_free_by_entry: the stream cache takes the block if the handle still is the same stream's. [latch] */
+GAI_APART
+static enum gai_outcome gai_block_confirmed(gai_block *block, void *ptr, const gai_tcache_entry *entry)
+{
+    if (!gai_tcache_confirms(entry)) return GAI_ASK;
+    return gai_cache_put(entry->site.stream, entry->site.life, block, ptr, 1);
+}
+
+/* The fast path of a free. *is_free: the stream is not captured, as far as is known without its id; else nothing was
+   done. */
+static GAI_INLINE enum gai_outcome gai_free_by_entry(gai_block *block, void *ptr, const gai_tcache_entry *entry,
+                                                     int *is_free)
+{
+    enum gai_outcome outcome = GAI_LONG;
+    gai_latch_on(&entry->site.stream->cache.latch);
+    *is_free = gai_tcache_is_free(entry);
+    if (*is_free) outcome = gai_cache_put(entry->site.stream, entry->site.life, block, ptr, 0);
+    if (outcome == GAI_ASK) outcome = gai_block_confirmed(block, ptr, entry);
+    gai_latch_off(&entry->site.stream->cache.latch);
+    return outcome;
 }
 
 /* Frees a block of another stream state. Without marks and without use by a stream cache, the block changes over to
@@ -19122,7 +19164,7 @@ static cudaError_t gai_malloc_slowly(enum gai_outcome outcome, gai_tcache_entry 
    gai_alloc_far         a full call in the pool of the entry: search, then the ladder
    gai_alloc_at          a full call without an entry, which writes one
    A free tries, in this order:
-   gai_block_by_entry    the stream cache, under its latch
+   gai_free_by_entry     the stream cache, under its latch
    gai_free_asked        the stream cache again, after a query for the stream's id or for a block of another stream
    gai_pool_free_near    the free set of the stream, under the pool's lock, which is taken once
    gai_free_long         a full call */
@@ -19185,9 +19227,10 @@ static GAI_INLINE cudaError_t gai_free(void *ptr, cudaStream_t stream)
 {
     gai_tcache_entry *entry = NULL;
     gai_block *block = gai_block_and_entry(ptr, stream, &entry);
-    enum gai_outcome outcome;
-    if (!block || !gai_tcache_is_free(entry)) return gai_free_slowly(GAI_LONG, entry, ptr, block, stream);
-    outcome = gai_block_by_entry(block, ptr, entry, 0);
+    enum gai_outcome outcome = GAI_LONG;
+    int is_free = 0;
+    if (block) outcome = gai_free_by_entry(block, ptr, entry, &is_free);
+    if (!is_free) return gai_free_slowly(GAI_LONG, entry, ptr, block, stream);
     if (outcome != GAI_DONE) outcome = gai_free_asked(outcome, block, ptr, entry);
     return outcome == GAI_DONE ? cudaSuccess : gai_free_slowly(outcome, entry, ptr, block, stream);
 }

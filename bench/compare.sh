@@ -86,10 +86,12 @@ floor_table() {
         }
         END {
             if (!n) exit
-            printf "%-42s %10s %10s %16s\n", "looks, at alloc and at free", "ns", "stream 0", "16 threads, M/s"
+            printf "%-42s %10s %10s %16s %16s\n", "looks, at alloc and at free", "ns", "stream 0", "16 threads, M/s",
+                "on one stream"
             for (i = 1; i <= n; i++)
-                printf "%-42s %10.1f %10.1f %16.1f\n", order[i], ns[key("looks", order[i], 1)],
-                    ns[key("looks_default_stream", order[i], 1)], rate[key("looks", order[i], 16)]
+                printf "%-42s %10.1f %10.1f %16.1f %16.1f\n", order[i], ns[key("looks", order[i], 1)],
+                    ns[key("looks_default_stream", order[i], 1)], rate[key("looks", order[i], 16)],
+                    rate[key("looks_one_stream", order[i], 16)]
         }' "$hotpath"
 }
 

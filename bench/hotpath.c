@@ -33,8 +33,10 @@ static const char help[] =
     "  churn_two_streams   the same, after another stream has had a block\n"
     "  threads_own_stream  `hot` with 64 KiB on so many threads at once, each with a stream of its own\n"
     "  threads_one_stream  the same, all on one stream\n"
-    "  looks, looks_default_stream\n"
-    "                      no allocator: the driver is asked about the stream, as an allocator must; a stream each\n"
+    "  threads_in_turn_N   the same, two threads: one makes N pairs, then the other, in turn\n"
+    "  looks, looks_one_stream, looks_default_stream\n"
+    "                      no allocator: the driver is asked about the stream, as an allocator must; a stream each,\n"
+    "                      or one for all threads\n"
     "\n"
     "Allocators, each measured in a process of its own, all of them unless some are named:\n"
     "\n"
@@ -226,6 +228,7 @@ static void threads(const bench *b, const char *name, int n, size_t bytes, bool 
 static void looks(const bench *b)
 {
     for (int n = 1; n <= PAIRS_THREADS; n *= 2) threads(b, "looks", n, 0, true);
+    for (int n = 1; n <= PAIRS_THREADS; n *= 2) threads(b, "looks_one_stream", n, 0, false);
     hot(b, "looks_default_stream", NULL, 0);
 }
 
@@ -285,6 +288,22 @@ static void threads_one(const bench *b)
     for (int n = 1; n <= PAIRS_THREADS; n *= 2) threads(b, "threads_one_stream", n, 64 * KIB, false);
 }
 
+static void threads_in_turn(const bench *b)
+{
+    static const struct {
+        const char *name;
+        long pairs;
+    } turns[] = {{"threads_in_turn_1", 1}, {"threads_in_turn_100", 100}, {"threads_in_turn_10000", 10000}};
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        worker w[2];
+        for (int k = 0; k < 2; k++) {
+            w[k] = worker_on(b, b->stream[0], 64 * KIB);
+            w[k].in_turn = turns[i].pairs;
+        }
+        measure(b, turns[i].name, w, 0, 2);
+    }
+}
+
 static void two_devices(const bench *b)
 {
     if (b->other) hot_two_devices(b, "hot_two_devices", b->stream[0], b->other);
@@ -303,7 +322,8 @@ static const group groups_libc[] = {libc, NULL}, groups_looks[] = {looks, NULL};
 static const group groups_plain[] = {hot_sizes, churn_alone, threads_own, threads_one, NULL};
 static const group groups_caching[] = {hot_sizes,   hot_default,         hot_per_thread, holes_of_few_sizes,
                                        holes_of_many_sizes, churn_alone, churn_beside,   threads_own,
-                                       threads_one, two_devices,         two_devices_default, NULL};
+                                       threads_one, threads_in_turn,     two_devices,    two_devices_default,
+                                       NULL};
 
 static const group *groups_of(const allocator *a)
 {

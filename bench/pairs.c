@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "pairs.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -57,6 +58,25 @@ static cudaError_t pairs_in_turn(worker *w)
     return error ? error : set_device(w->a, 0);
 }
 
+/* A thread that waits spins, since to be woken by the system would cost more than the pairs; but with fewer processors
+   than threads it must let the other one run. */
+static void wait_for_turn(const worker *w)
+{
+    for (unsigned spins = 1; __atomic_load_n(w->whose, __ATOMIC_ACQUIRE) != w->index; spins++)
+        if (spins % 10000 == 0) sched_yield();
+}
+
+static cudaError_t pairs_between_threads(worker *w)
+{
+    cudaError_t error = cudaSuccess;
+    for (long i = 0; i < w->pairs; i += w->in_turn) {
+        wait_for_turn(w);
+        for (long k = i; k < w->pairs && k < i + w->in_turn && !error; k++) error = pair_at_once(w);
+        __atomic_store_n(w->whose, (w->index + 1) % w->threads, __ATOMIC_RELEASE);
+    }
+    return error;
+}
+
 static void *work(void *arg)
 {
     worker *w = arg;
@@ -64,6 +84,7 @@ static void *work(void *arg)
     if (w->barrier) pthread_barrier_wait(w->barrier);
     w->start = now_ns();
     if (w->turns) error = error ? error : pairs_in_turn(w);
+    else if (w->in_turn) error = pairs_between_threads(w);
     else if (w->live)
         for (long i = 0; i < w->pairs && !error; i++) error = pair_replaced(w);
     else
@@ -89,8 +110,14 @@ static void start_threads(worker *w, int n)
 static double elapsed(worker *w, int n, long pairs)
 {
     pthread_barrier_t barrier;
+    long whose = 0;
     pthread_barrier_init(&barrier, NULL, (unsigned)n);
     for (int i = 0; i < n; i++) w[i].pairs = pairs;
+    for (int i = 0; i < n; i++) {
+        w[i].index = i;
+        w[i].threads = n;
+        w[i].whose = &whose;
+    }
     for (int i = 0; i < n; i++) w[i].barrier = n > 1 ? &barrier : NULL;
     if (n == 1) work(w);
     else start_threads(w, n);
@@ -101,7 +128,7 @@ static double elapsed(worker *w, int n, long pairs)
         if (w[i].start < start) start = w[i].start;
         if (w[i].end > end) end = w[i].end;
     }
-    return end - start;
+    return (end - start) / (w->in_turn ? n : 1);
 }
 
 static int by_value(const void *a, const void *b)

@@ -23,6 +23,9 @@ typedef struct worker {
     void **live;         /* PAIRS_LIVE blocks to be replaced; NULL: each block is freed at once */
     cudaStream_t turn[2];
     bool turns;          /* devices 0 and 1 have turns, on these streams, each as the current device */
+    long in_turn;        /* so many pairs, then the next thread has its turn and this one waits; 0: all at once */
+    int index, threads;
+    long *whose;         /* the thread that has its turn */
     long pairs;
     unsigned next;       /* in `size` and `live` */
     double start, end;   /* ns */
@@ -31,7 +34,7 @@ typedef struct worker {
     cudaError_t error;
 } worker;
 
-/* The median time of a pair on its thread, with n workers at once, after a warm-up. Ends the process when a call
+/* The median time of a pair on its thread, with n workers at once or in turn, after a warm-up. Ends the process when a call
    fails. */
 double pairs_ns(worker *w, int n);
 

@@ -583,7 +583,7 @@ TEST(callbacks_are_set_while_memory_runs_out)
     begin();
     galloc_pool *pool = pool_limited(MIB(8));
     void *p = get(pool, MIB(4), NULL);
-    side_by_side(set_and_unset, ask_for_too_much, pool, 200);
+    side_by_side(set_and_unset, ask_for_too_much, pool, 4000);
     OK(galloc_free(p, NULL));
     pool_end(pool);
     finish();

@@ -35,18 +35,20 @@ TEST(a_hot_pair_takes_no_lock_that_others_share)
         galloc_pool *pool = NULL;
         void *p = NULL;
         OK(galloc_pool_default(&pool, 0));
-        for (int i = 0; i < 2; i++) {
-            OK(galloc_malloc(&p, KIB(64), s));
-            OK(galloc_free(p, s));
+        for (size_t bytes = KIB(64); bytes <= MIB(256); bytes *= 16) {
+            for (int i = 0; i < 3; i++) {
+                OK(galloc_malloc(&p, bytes, s));
+                OK(galloc_free(p, s));
+            }
+            alarm(20);
+            inside_hold_locks(pool, 1);
+            for (int i = 0; i < 100; i++) {
+                OK(galloc_malloc(&p, bytes, s));
+                OK(galloc_free(p, s));
+            }
+            inside_hold_locks(pool, 0);
+            alarm(0);
         }
-        alarm(20);
-        inside_hold_locks(pool, 1);
-        for (int i = 0; i < 100; i++) {
-            OK(galloc_malloc(&p, KIB(64), s));
-            OK(galloc_free(p, s));
-        }
-        inside_hold_locks(pool, 0);
-        alarm(0);
         finish();
     }
 }
@@ -84,6 +86,7 @@ TEST(a_miss_calls_nothing_but_the_looks)
         cudaStream_t s = stream_of_kind(kind);
         galloc_config config = galloc_config_default();
         config.stream_check = check;
+        config.lane_bytes = 0;
         galloc_pool *pool = pool_new(&config);
         void *held = get(pool, MIB(4), s); /* so that the stream is never seen to have given everything back */
         warm(pool, MIB(20), s);
@@ -352,22 +355,25 @@ TEST(a_cache_of_before_a_reset_takes_nothing_after_it)
 /* What no front takes is asked about at once. */
 TEST(a_large_free_by_a_handle_that_came_back_is_the_new_streams)
 {
-    begin_still();
-    cudaStream_t s = stream_new();
-    galloc_pool *pool = pool_new(NULL);
-    void *p = get(pool, MIB(8), s), *kept = get(pool, KIB(64), s);
-    unsigned long long id = stream_id(s);
-    warm(pool, KIB(64), s);
-    stream_end(s);
-    cudaStream_t t = stream_new();
-    EXPECT(t == s && stream_id(t) != id);
-    put(t, p, MIB(8), 1);
-    OK(galloc_free(p, t));
-    EXPECT_EQ(info_of(p).stream_id, stream_id(t));
-    OK(galloc_free(kept, t));
-    EXPECT_EQ(galloc_pool_check(pool), 0);
-    pool_end(pool);
-    finish();
+    for (int last = 0; last < 2; last++) { /* the block that was allocated last may enter an empty front */
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *kept = last ? get(pool, KIB(64), s) : NULL, *p = get(pool, MIB(8), s);
+        if (!last) kept = get(pool, KIB(64), s);
+        unsigned long long id = stream_id(s);
+        if (!last) warm(pool, KIB(64), s);
+        stream_end(s);
+        cudaStream_t t = stream_new();
+        EXPECT(t == s && stream_id(t) != id);
+        put(t, p, MIB(8), 1);
+        OK(galloc_free(p, t));
+        EXPECT_EQ(info_of(p).stream_id, stream_id(t));
+        OK(galloc_free(kept, t));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        pool_end(pool);
+        finish();
+    }
 }
 
 /* S has died, and T has its handle. A free on T goes into the front of S, since nobody has looked at the id. The work
@@ -846,6 +852,78 @@ TEST(large_blocks_are_served_by_a_cache_that_may_hold_them)
             finish();
         }
     }
+}
+
+/* A large block that was just allocated is freed into an empty cache: the cache shows that it has it, and all bytes
+   serve the next request of another size. */
+TEST(a_large_block_in_a_cache_serves_other_sizes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT_EQ(kept_of(pool, s).bytes, MIB(40));
+    OK(galloc_free(get(pool, KIB(4), s), s)); /* a miss, and a free that the cache takes beside nothing */
+    EXPECT_EQ(kept_of(pool, s).bytes, KIB(4));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
+    void *p[3];
+    for (int i = 0; i < 3; i++) p[i] = get(pool, MIB(13), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+    expect_healthy(pool, 1);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Where a free block was filed since, or the block is not the last one, the search may choose another place. */
+TEST(a_large_block_enters_no_cache_when_another_place_may_serve_better)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(256)));
+    void *hole = get(pool, MIB(20), s), *wall = get(pool, MIB(2), s);
+    void *p = get(pool, MIB(20), s);
+    OK(galloc_free(hole, s));
+    OK(galloc_free(p, s)); /* merges with the rest of the reserved pages */
+    EXPECT(get(pool, MIB(20), s) == hole);
+    p = get(pool, MIB(20), s);
+    void *q = get(pool, MIB(30), s);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(kept_of(pool, s).bytes, 0);
+    OK(galloc_free(q, s));
+    OK(galloc_free(wall, s));
+    OK(galloc_free(hole, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* A second stream finds what the cache of the first one held, and from then on large blocks are nobody's alone. */
+TEST(a_large_block_leaves_the_cache_when_a_second_stream_comes)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.memory_limit = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT_EQ(kept_of(pool, s).bytes, MIB(40));
+    void *p = get(pool, KIB(4), t); /* of memory that nobody has used */
+    EXPECT_EQ(kept_of(pool, s).bytes, 0);
+    void *q = get(pool, MIB(40), t);
+    OK(galloc_free(p, t));
+    OK(galloc_free(q, t));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT_EQ(kept_of(pool, s).bytes, 0);
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
 }
 
 /* When a second stream comes, a front of the first one with more than 2 MiB goes to the pool: that stream may never
