@@ -219,7 +219,7 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     galloc_pool *pool;
     cudaStream_t a, b;
     cudaGraph_t graph = NULL;
-    void *p, *q;
+    void *p, *q, *first;
     begin_still();
     log_to("log.csv");
     pool = pool_limited(MIB(64));
@@ -238,19 +238,25 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     OK(galloc_free(q, b));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
+    first = q;
+    q = get(pool, MIB(4), b);
     OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
     p = get(pool, MIB(4), a);
     OK(galloc_free(p, a));
+    OK(galloc_free(q, a)); /* who used it before is unknown in the capture, and no stream of that name exists */
     OK(cudaStreamEndCapture(a, &graph));
     OK(cudaGraphDestroy(graph));
     log_begin();
     for (int n = 0; n < 7; n++) (void)log_next();
     expect_row("allocate failure,0x0,%zu,%llu,1,", MIB(20), stream_id(a));
-    expect_row("free,%p,%zu,%llu,1,", q, MIB(60), stream_id(b));
+    expect_row("free,%p,%zu,%llu,1,", first, MIB(60), stream_id(b));
+    expect_row("allocate,%p,%zu,%llu,1,", q, MIB(4), stream_id(b));
     const char *row = log_next();
     EXPECT(row && !strncmp(row, "allocate,0x", 11) && strstr(row, ",1,capture="));
     row = log_next();
     EXPECT(row && !strncmp(row, "free,0x", 7) && strstr(row, ",1,capture="));
+    row = log_next();
+    EXPECT(row && !strncmp(row, "free,0x", 7) && strstr(row, ",1,capture=") && !strchr(strstr(row, "capture="), ' '));
     EXPECT(!log_next());
     OK(galloc_pool_trim(pool, 0, NULL));
     stream_end(a), stream_end(b);
@@ -384,6 +390,12 @@ static void die_in_the_log(void)
     raise(SIGKILL);
 }
 
+static void leave_in_the_log(void)
+{
+    pairs(pairs_in_child, 1000);
+    exit(0);
+}
+
 /* Runs after galloc's own destructor. */
 __attribute__((destructor(101))) static void free_late(void)
 {
@@ -401,8 +413,8 @@ __attribute__((constructor)) static void be_the_child(void)
     in_child = 1;
     if (sim_start(&options)) _exit(2);
     pairs_in_child = n;
-    if (!strcmp(how, "inside")) {
-        log_hook = die_in_the_log;
+    if (!strcmp(how, "inside") || !strcmp(how, "leave")) {
+        log_hook = strcmp(how, "leave") ? die_in_the_log : leave_in_the_log;
         (void)galloc_malloc(NULL, 1, NULL);
     }
     pairs(n, 1000);
@@ -462,6 +474,8 @@ TEST(a_process_that_ends_leaves_all_rows)
     log_to("log.csv");
     run_child(7, "exit");
     EXPECT_EQ(rows_in(path), 14);
+    run_child(500, "leave"); /* both halves of the text have rows */
+    EXPECT_EQ(rows_in(path), 1000);
     run_child(7, "late");
     EXPECT_EQ(rows_in(path), 16); /* a static destructor has freed a block */
     text = text_in(path);
