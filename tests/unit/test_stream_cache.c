@@ -231,6 +231,28 @@ TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
     }
 }
 
+/* A block without marks goes into the front of the stream that frees it, which may not be the one that got it. */
+TEST(a_block_without_marks_is_kept_by_whom_it_was_freed_on)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(8)));
+    warm(pool, 512, s);
+    warm(pool, 512, t);
+    void *p = get_used(pool, KIB(64), s, 1);
+    order(s, t);
+    inside_stream before = kept_of(pool, t);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(kept_of(pool, t).bytes, before.bytes + KIB(64));
+    void *q = get_used(pool, KIB(64), t, 2);
+    EXPECT(q == p);
+    EXPECT_EQ(kept_of(pool, t).mallocs, before.mallocs + 1);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
 /* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
 TEST(marks_of_others_keep_a_block_out_of_caches)
 {
