@@ -10591,7 +10591,7 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
 /* Chooses without the spared part of the overhead (thrifty), then with it. */
 static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *supply, int exact)
 {
-    uintptr_t end = plan->end, until = plan->until;
+    uintptr_t end = plan->end;
     int chosen;
     job->thrifty = job->frugal && gai_pool_live(job->pool) + job->params.requested <= job->pool->live_peak;
     chosen = gai_job_choose(job, plan, supply, exact);
@@ -10600,7 +10600,6 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *suppl
     gai_batch_start(&supply->donors);
     supply->moved = supply->new_bytes = 0;
     plan->end = end;
-    plan->until = until;
     job->thrifty = 0;
     return gai_job_choose(job, plan, supply, exact);
 }
