@@ -786,6 +786,59 @@ TEST(each_call_that_runs_out_writes_the_file)
     finish();
 }
 
+/* Frees a block, after an allocation of another pool that fails. */
+static struct {
+    galloc_pool *other;
+    void *block;
+} shortage;
+
+static int fail_elsewhere(const galloc_report *report, void *user)
+{
+    void *p;
+    (void)report;
+    (void)user;
+    EXPECT_EQ(galloc_pool_malloc(shortage.other, &p, MIB(60), NULL), cudaErrorMemoryAllocation);
+    OK(galloc_free(shortage.block, NULL));
+    return 1;
+}
+
+/* A pool that did not run out leaves no file: its call failed for another reason, later, or within a callback of a call
+   that was served in the end. */
+TEST(no_file_of_a_shortage_that_is_over_or_another_calls)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", conf[200], path[100];
+    galloc_request request = {.bytes = 1, .alignment = 3};
+    galloc_callbacks callbacks = {.on_oom = fail_elsewhere};
+    galloc_pool *pool;
+    void *p, *other;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/out.json", folder);
+    snprintf(conf, sizeof conf, "snapshot_on_oom:%s", path);
+    pool = pool_limited(MIB(64));
+    shortage.other = pool_limited(MIB(64));
+    shortage.block = get(pool, MIB(40), NULL);
+    other = get(shortage.other, MIB(40), NULL);
+    setenv("GALLOC_CONF", conf, 1);
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    p = get(pool, MIB(50), NULL);
+    EXPECT_EQ(file_size(path), 0);
+    EXPECT_EQ(galloc_pool_malloc(shortage.other, &(void *){NULL}, MIB(60), NULL), cudaErrorMemoryAllocation);
+    EXPECT(file_size(path) > 500);
+    unlink(path);
+    request.pool = pool;
+    EXPECT_EQ(galloc_alloc(&(void *){NULL}, &request), cudaErrorInvalidValue);
+    EXPECT_EQ(file_size(path), 0);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(other, NULL));
+    OK(galloc_pool_destroy(pool));
+    OK(galloc_pool_destroy(shortage.other));
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
 /* Another thread allocates and frees meanwhile: each snapshot is of one time. */
 static int stop;
 
