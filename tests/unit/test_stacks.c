@@ -459,6 +459,28 @@ TEST(blocks_remember_their_stack)
     finish();
 }
 
+/* Of several sizes, a block has the stack of the call that gave it the last one. */
+TEST(a_resized_block_has_the_stack_of_its_last_resize)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool;
+    value *v;
+    void *p[3];
+    int i;
+    begin();
+    pool = pool_new(&config);
+    p[0] = site_malloc(pool, 5000, NULL);
+    p[1] = site_alloc(pool, 5000, NULL);
+    p[2] = get(pool, 5000, NULL);
+    for (i = 0; i < 3; i++) site_resize(p[i], 3000, NULL);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (i = 0; i < 3; i++) EXPECT(first_is(block_at(v, p[i]), "site_resize"));
+    value_free(v);
+    for (i = 0; i < 3; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* Pages move under other blocks, and a capture ends: the stacks stay with their blocks. */
 TEST(moves_and_captures)
 {
