@@ -1,6 +1,9 @@
 /* test_trace.c - the setting trace: what its rows say, when they are in the file, and which files it may write.
    checks/check_trace.sh replays such logs. */
 
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
 #include "setup.h"
 
 #include <signal.h>
@@ -373,6 +376,51 @@ TEST(no_row_is_lost_where_nothing_can_be_written_at_the_end_of_a_call)
     EXPECT(bytes_in(path) > LOSS);
     OK(galloc_annotate("now"));
     EXPECT_EQ(rows_in(path), 4002);
+    OK(galloc_shutdown());
+    log_ends();
+    finish();
+}
+
+/* Another thread allocates and frees while the log is written. */
+static struct {
+    int armed, now, done;
+} written;
+
+size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
+{
+    size_t (*next)(const void *, size_t, size_t, FILE *) = NULL;
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
+    if (n && __atomic_exchange_n(&written.armed, 0, __ATOMIC_ACQ_REL)) {
+        __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+        while (!__atomic_load_n(&written.done, __ATOMIC_ACQUIRE)) usleep(100);
+    }
+    return next(data, size, n, file);
+}
+
+static void *pair_meanwhile(void *arg)
+{
+    (void)arg;
+    while (!__atomic_load_n(&written.now, __ATOMIC_ACQUIRE)) usleep(100);
+    pairs(1, 1000);
+    __atomic_store_n(&written.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+TEST(rows_that_come_while_the_log_is_written_are_written_too)
+{
+    pthread_t thread;
+    begin();
+    log_to("log.csv");
+    pairs(1, 1000);
+    memset(&written, 0, sizeof written);
+    EXPECT_EQ(pthread_create(&thread, NULL, pair_meanwhile, NULL), 0);
+    __atomic_store_n(&written.armed, 1, __ATOMIC_RELEASE);
+    OK(galloc_annotate("now"));
+    EXPECT(written.now);
+    __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_annotate("now"));
+    EXPECT_EQ(rows_in(path), 4);
     OK(galloc_shutdown());
     log_ends();
     finish();
