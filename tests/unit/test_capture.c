@@ -1485,7 +1485,7 @@ TEST(positions_that_are_kept_cover_no_later_frees)
             put(t, q[n], MIB(1), 200);
             n++;
         }
-        EXPECT(n > 0);
+        EXPECT(n > joined / 2); /* of what was freed before the fork most is found */
         for (int i = 0; i < n; i++)
             for (int k = joined + 1; k < FREES; k++) EXPECT(q[i] != p[k]);
         for (int i = 0; i < n; i++) OK(galloc_free(q[i], t));

@@ -362,6 +362,34 @@ TEST(pages_that_the_driver_refuses_to_take_back_count)
     finish();
 }
 
+/* Two segments of cudaMalloc stay two where one ends at the beginning of the other, in whatever order they were made. */
+TEST(segments_side_by_side_are_two)
+{
+    galloc_config config = config_fixed();
+    galloc_pool *pool;
+    value *v;
+    void *p, *q, *low;
+    begin();
+    pool = pool_new(&config);
+    p = get(pool, MIB(10), NULL);
+    q = get(pool, MIB(10), NULL);
+    low = p < q ? p : q;
+    EXPECT_EQ(llabs((char *)p - (char *)q), MIB(10)); /* else nothing is tested */
+    for (int i = 0; i < 2; i++) {
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(value_count(value_of(v, "segments")), 2);
+        value_free(v);
+        if (i) break;
+        OK(galloc_free(low, NULL)); /* the other one is the older now */
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(get(pool, MIB(10), NULL) == low);
+    }
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(q, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
 /* Numbers of each length, around the borders of a pickle's codes. */
 TEST(sizes_of_any_length)
 {
