@@ -6769,7 +6769,6 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
         event->next = stream->idle;
         stream->idle = event;
         stream->unmarked += unmarked;
-        stream->retired = 0;
     }
     gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
