@@ -1219,8 +1219,8 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
-/* Three pages are to return where they were, next to a free one, and the host has no memory to take them from where they
-   are now. The next time it has. */
+/* Three pages are to return where they were, next to a free one, and the host has no memory to take them from where
+   they are now. The next time it has. */
 TEST(pages_return_after_a_return_that_the_host_had_no_memory_for)
 {
     begin();

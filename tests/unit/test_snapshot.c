@@ -362,7 +362,7 @@ TEST(pages_that_the_driver_refuses_to_take_back_count)
     finish();
 }
 
-/* Two segments of cudaMalloc stay two where one ends at the beginning of the other, in whatever order they were made. */
+/* Two segments of cudaMalloc stay two where one ends at the beginning of the other, whichever was made first. */
 TEST(segments_side_by_side_are_two)
 {
     galloc_config config = config_fixed();

@@ -1206,8 +1206,8 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
     finish();
 }
 
-/* What a thread remembers of T leads to a state that U has by now, and the host has no memory for another one. The block
-   has been claimed before that is found out; it is freed all the same, after a wait. */
+/* What a thread remembers of T leads to a state that U has by now, and the host has no memory for another one. The
+   block has been claimed before that is found out; it is freed all the same, after a wait. */
 TEST(a_free_by_an_old_way_needs_no_host_memory)
 {
     begin();
