@@ -12609,6 +12609,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
+    if (block && pool->guards.kept) gai_pool_limit_kept(pool, &sites[0]);
     while (!block && marks) {
         gai_mark *mark = marks;
         marks = mark->next;

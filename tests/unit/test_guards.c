@@ -808,6 +808,28 @@ TEST(a_block_leaves_the_quarantine_in_order)
     finish();
 }
 
+/* The quarantine has its bound whichever call frees. */
+TEST(the_quarantine_is_bounded_for_each_kind_of_free)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_quarantine(KIB(8));
+        for (int i = 0; i < 20; i++) {
+            void *p = get(pool, 8000, s);
+            if (after) OK(galloc_free_after(p, &s, 1));
+            else OK(galloc_free(p, s));
+        }
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).checks, 19); /* one is there still */
+        EXPECT_EQ(stats_of(pool).unchecked, 0);
+        EXPECT(stats_of(pool).reserved.current <= MIB(2));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* It is not reused before the stream that looks at it has done so. */
 TEST(a_block_that_leaves_the_quarantine_waits_for_its_check)
 {
