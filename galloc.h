@@ -12428,6 +12428,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     if (result) return gai_driver_failed(result, "no host memory for the state of a stream; the wait for it");
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
+    if (block && block->tag & GAI_WATCHED_BLOCK) pool->stats.unchecked += gai_pool_guard(pool) != 0;
     if (block) gai_block_free(pool, block, NULL);
     if (block) gai_pool_mark_due(pool);
     gai_lock_off(&pool->lock);

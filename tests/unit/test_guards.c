@@ -1125,6 +1125,26 @@ TEST(a_check_does_not_wait_for_the_stream_that_comes_after)
     finish();
 }
 
+/* Without host memory for the state of the stream a free waits for it, and looks at no guard; that is counted. */
+TEST(a_free_without_host_memory_leaves_a_guard_unchecked)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 1000, s);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).checks, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST(the_counts_of_checks_begin_anew_with_the_others)
 {
     begin_backed(SIM_PACE_PROMPT);
