@@ -6803,7 +6803,6 @@ static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream 
         event->next = stream->idle;
         stream->idle = event;
         stream->unmarked += unmarked;
-        stream->retired = 0;
     }
     gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
@@ -10619,7 +10618,7 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
 /* Chooses without the spared part of the overhead (thrifty), then with it. */
 static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *supply, int exact)
 {
-    uintptr_t end = plan->end, until = plan->until;
+    uintptr_t end = plan->end;
     int chosen;
     job->thrifty = job->frugal && gai_pool_live(job->pool) + job->params.requested <= job->pool->live_peak;
     chosen = gai_job_choose(job, plan, supply, exact);
@@ -10628,7 +10627,6 @@ static int gai_job_choose_within(gai_job *job, gai_plan *plan, gai_supply *suppl
     gai_batch_start(&supply->donors);
     supply->moved = supply->new_bytes = 0;
     plan->end = end;
-    plan->until = until;
     job->thrifty = 0;
     return gai_job_choose(job, plan, supply, exact);
 }
@@ -12461,6 +12459,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     if (result) return gai_driver_failed(result, "no host memory for the state of a stream; the wait for it");
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
+    if (block && block->tag & GAI_WATCHED_BLOCK) pool->stats.unchecked += gai_pool_guard(pool) != 0;
     if (block) gai_block_free(pool, block, NULL);
     if (block) gai_pool_mark_due(pool);
     gai_lock_off(&pool->lock);
@@ -12642,6 +12641,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
+    if (block && pool->guards.kept) gai_pool_limit_kept(pool, &sites[0]);
     while (!block && marks) {
         gai_mark *mark = marks;
         marks = mark->next;
@@ -12873,9 +12873,10 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     if (grows && !job->error && !gai_load(&pool->broken)) gai_job_search_locked(job, GAI_REACH_OWN);
 }
 
-/* Resizes a block under the lock if possible. Otherwise a job on the ladder brings pages into the room. */
+/* Resizes a block under the lock if possible. Otherwise a job on the ladder brings pages into the room. *reported
+   becomes 1 if memory ran out. */
 GAI_APART
-static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site)
+static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, gai_site *site, int *reported)
 {
     gai_job job;
     gai_block *block;
@@ -12900,7 +12901,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
         job.error = gai_pool_refuses(pool);
         if (!job.error) gai_job_run(&job);
     }
-    if (job.error) gai_thread.has_report = job.reported;
+    *reported = job.reported;
     if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess);
     gai_lock_on(&pool->lock);
     gai_stream_release(pool, job.params.stream, &job.site);
@@ -19075,9 +19076,9 @@ static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_req
 static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_request *request)
 {
     cudaError_t error;
-    if (!ptr) return gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
-    *ptr = NULL;
-    error = gai_begin();
+    if (ptr) *ptr = NULL;
+    if (ptr) error = gai_begin();
+    else error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
     if (!error && pool) error = gai_pool_find(&pool);
     if (error) {
         gai_thread.has_report = 0;
@@ -19378,6 +19379,7 @@ GALLOC_API cudaError_t galloc_alloc(void **ptr, const galloc_request *request)
 {
     if (!request) {
         if (ptr) *ptr = NULL;
+        gai_thread.has_report = 0;
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "request is NULL"));
     }
     return gai_alloc(ptr, request);
@@ -19402,6 +19404,7 @@ GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t 
 {
     if (!pool) {
         if (ptr) *ptr = NULL;
+        gai_thread.has_report = 0;
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "pool is NULL"));
     }
     return gai_malloc(pool, ptr, bytes, stream);
@@ -19419,19 +19422,20 @@ GALLOC_API cudaError_t galloc_free_after(void *ptr, const cudaStream_t *streams,
 
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream)
 {
-    galloc_pool *pool;
+    galloc_pool *pool = NULL;
     gai_site site;
-    cudaError_t error;
-    if (!ptr) return gai_end(__func__, gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL"));
-    if (!bytes) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "0 bytes"));
-    if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
-        return gai_end(__func__, gai_fail(cudaErrorNotSupported, "no address range of %zu bytes is left", bytes));
-    error = gai_find_pool(&pool, ptr, stream, &site);
-    if (error) gai_thread.has_report = 0;
-    if (!pool) return gai_end(__func__, error);
-    error = gai_site_is_free(&site) ? cudaErrorNotSupported : gai_pool_resize(pool, ptr, bytes, &site);
-    if (error) gai_dump(pool);
-    gai_pool_unpin(pool);
+    int reported = 0;
+    cudaError_t error = cudaSuccess;
+    if (!ptr) error = gai_fail(cudaErrorInvalidDevicePointer, "ptr is NULL");
+    else if (!bytes) error = gai_fail(cudaErrorInvalidValue, "0 bytes");
+    else if (bytes > (size_t)1 << (GAI_ADDRESS_BITS - 2))
+        error = gai_fail(cudaErrorNotSupported, "no address range of %zu bytes is left", bytes);
+    if (!error) error = gai_find_pool(&pool, ptr, stream, &site);
+    if (!error)
+        error = gai_site_is_free(&site) ? cudaErrorNotSupported : gai_pool_resize(pool, ptr, bytes, &site, &reported);
+    if (error) gai_thread.has_report = reported;
+    if (error && pool) gai_dump(pool);
+    if (pool) gai_pool_unpin(pool);
     return gai_end(__func__, error);
 }
 

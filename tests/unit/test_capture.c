@@ -1085,8 +1085,9 @@ TEST(a_graph_that_cannot_be_asked_is_not_followed)
     static const char *const functions[] = {"cuGraphNodeGetDependencies", "cuStreamGetCaptureInfo"};
     for (int i = 0; i < 4; i++) {
         forked f = forked_begin(0, ANY_REUSE);
-        void *own = get_used(f.pool, 512, f.s, 9), *p = get_used(f.pool, MIB(6), f.t, 1);
-        if (i == 3) sim_fail(functions[1], 3, 0, 0); /* where the free was is not noted: the next free is later */
+        void *own = get_used(f.pool, 512, f.s, 9), *kept = get(f.pool, 512, f.t);
+        void *p = get_used(f.pool, MIB(6), f.t, 1);
+        if (i == 3) sim_fail(functions[1], 3, 0, 0); /* where the free was is not noted: the next call is later */
         OK(galloc_free(p, f.t));
         EXPECT_EQ(sim_failed(), i == 3);
         order(f.t, f.s);
@@ -1096,9 +1097,10 @@ TEST(a_graph_that_cannot_be_asked_is_not_followed)
         refused(f.pool, MIB(6), f.s);
         sim_fail_clear();
         OK(galloc_free(NULL, f.t));
-        if (i == 3) OK(galloc_free(get(f.pool, 512, f.t), f.t));
+        if (i == 3) OK(galloc_record_stream(kept, f.t));
         if (i == 3) order(f.t, f.s);
         EXPECT(pass(f.pool, MIB(6), f.s, 2) == p);
+        OK(galloc_free(kept, f.t));
         OK(galloc_free(own, f.s));
         forked_end(&f);
     }
@@ -1483,7 +1485,7 @@ TEST(positions_that_are_kept_cover_no_later_frees)
             put(t, q[n], MIB(1), 200);
             n++;
         }
-        EXPECT(n > 0);
+        EXPECT(n > joined / 2); /* of what was freed before the fork most is found */
         for (int i = 0; i < n; i++)
             for (int k = joined + 1; k < FREES; k++) EXPECT(q[i] != p[k]);
         for (int i = 0; i < n; i++) OK(galloc_free(q[i], t));

@@ -1154,6 +1154,30 @@ static void fail_once_more(void)
     EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
 }
 
+/* A page is unmapped, and then the driver keeps its memory: the addresses serve the next page. */
+TEST(addresses_of_a_page_that_is_not_released_serve_again)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *wall = get(pool, MIB(2), s), *p = get(pool, MIB(4), s);
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    sim_fail("cuMemRelease", 1, 1, 0);
+    (void)galloc_pool_trim(pool, 0, NULL);
+    size_t stuck = stats_of(pool).quarantined;
+    EXPECT(stuck >= MIB(4));
+    void *q = get(pool, MIB(4), s);
+    EXPECT(q == p);
+    EXPECT_EQ(stats_of(pool).quarantined, stuck);
+    expect_healthy(pool, 1);
+    sim_fail_clear();
+    OK(galloc_free(q, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 /* A wait for one device that fails leaves something behind, and that proves nothing about another device. */
 TEST(a_wait_that_fails_proves_nothing_of_another_device)
 {

@@ -589,6 +589,26 @@ TEST(a_resize_on_another_stream_leaves_the_block_without_a_guard)
     finish();
 }
 
+/* The work of a recorded stream may still use the bytes that a block gives up: no guard is set there before that. */
+TEST(a_guard_is_not_set_where_recorded_work_may_be)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get_used(pool, 8192, s, 3);
+    OK(galloc_record_stream(p, t));
+    order(s, t);
+    look(t, p, 8192, 3);
+    OK(galloc_resize(p, 1000, s));
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* ---- poison ------------------------------------------------------------------------------------------------------ */
 
 static void expect_bytes(const void *ptr, size_t n, int value)
@@ -788,6 +808,28 @@ TEST(a_block_leaves_the_quarantine_in_order)
     finish();
 }
 
+/* The quarantine has its bound whichever call frees. */
+TEST(the_quarantine_is_bounded_for_each_kind_of_free)
+{
+    for (int after = 0; after < 2; after++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_quarantine(KIB(8));
+        for (int i = 0; i < 20; i++) {
+            void *p = get(pool, 8000, s);
+            if (after) OK(galloc_free_after(p, &s, 1));
+            else OK(galloc_free(p, s));
+        }
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).checks, 19); /* one is there still */
+        EXPECT_EQ(stats_of(pool).unchecked, 0);
+        EXPECT(stats_of(pool).reserved.current <= MIB(2));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* It is not reused before the stream that looks at it has done so. */
 TEST(a_block_that_leaves_the_quarantine_waits_for_its_check)
 {
@@ -970,6 +1012,156 @@ TEST(too_many_checks_are_left_out)
     look_now(pool);
     EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, MANY + 1);
     free(p);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The driver sets the first part of a guard and refuses the second one. What it has set is work on the block, which the
+   program has not used and may free on any stream. */
+TEST(a_guard_that_was_set_in_part_is_a_use_of_the_block)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards,roundup_power2_divisions:2", NULL, 0)); /* makes guards long */
+    galloc_pool *pool = pool_new(&config);
+    void *wall = get(pool, 512, t);
+    sim_fail("cuMemsetD8Async", 2, 0, 0);
+    void *p = get(pool, MIB(5), s);
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    OK(galloc_free(p, t));
+    OK(galloc_free(get_used(pool, MIB(5), t, 1), t));
+    OK(galloc_free(wall, t));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Another thread has an event recorded on the stream just before the copy of a guard is queued there: that event does
+   not stand for the copy. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block;
+    pthread_t checks;
+    int now, done;
+} meanwhile;
+
+static void *mark_meanwhile(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(0));
+    while (!__atomic_load_n(&meanwhile.now, __ATOMIC_ACQUIRE)) usleep(100);
+    OK(galloc_free(meanwhile.block, meanwhile.stream));
+    OK(cudaStreamSynchronize(meanwhile.stream));
+    OK(galloc_pool_trim(meanwhile.pool, SIZE_MAX, NULL));
+    __atomic_store_n(&meanwhile.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void before_the_copy(const char *function)
+{
+    if (meanwhile.now || strcmp(function, "cuMemcpyDtoHAsync") || !pthread_equal(pthread_self(), meanwhile.checks))
+        return;
+    __atomic_store_n(&meanwhile.now, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&meanwhile.done, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
+TEST(an_event_of_before_the_copy_does_not_stand_for_it)
+{
+    pthread_t thread;
+    begin_backed(SIM_PACE_PROMPT);
+    memset(&meanwhile, 0, sizeof meanwhile);
+    cudaStream_t s = meanwhile.stream = stream_new(), t = stream_new();
+    galloc_pool *pool = meanwhile.pool = pool_debug(GUARDS);
+    meanwhile.checks = pthread_self();
+    OK(galloc_free(get(pool, 512, t), t));
+    void *p = get(pool, 1000, s);
+    meanwhile.block = get(pool, MIB(4), s);
+    look_now(pool);
+    EXPECT_EQ(pthread_create(&thread, NULL, mark_meanwhile, NULL), 0);
+    sim_hook(before_the_copy, NULL);
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    EXPECT(meanwhile.now);
+    __atomic_store_n(&meanwhile.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    look_now(pool);
+    expect_clean(pool, 3);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* The state of a stream that is gone is another stream's before the last check on it was looked at. */
+TEST(a_check_does_not_wait_for_the_stream_that_comes_after)
+{
+    begin_backed(SIM_PACE_STILL);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    for (int i = 0; i < 20; i++) OK(galloc_free(get(pool, 512, s), s));
+    look_now(pool);
+    uint64_t checks = stats_of(pool).checks;
+    void *p = get(pool, 1000, s);
+    OK(galloc_free(p, s));
+    OK(galloc_stream_retire(s));
+    OK(cudaStreamSynchronize(s));
+    EXPECT_EQ(stats_of(pool).checks, checks);
+    OK(galloc_pool_reserve(pool, MIB(64)));
+    EXPECT_EQ(inside_unused_streams(pool), 1);
+    p = get(pool, 1000, t);
+    EXPECT_EQ(inside_unused_streams(pool), 0);
+    EXPECT_EQ(stats_of(pool).checks, checks + 1);
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* Without host memory for the state of the stream a free waits for it, and looks at no guard; that is counted. */
+TEST(a_free_without_host_memory_leaves_a_guard_unchecked)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *p = get(pool, 1000, s);
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).checks, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+TEST(the_counts_of_checks_begin_anew_with_the_others)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, 1000, s);
+    write_at(p, 1000, 1, 1, s);
+    OK(galloc_free(p, s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_free(get(pool, 1000, s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    look_now(pool);
+    EXPECT(stats_of(pool).checks > 0 && stats_of(pool).unchecked > 0 && stats_of(pool).damages > 0);
+    OK(galloc_pool_stats_reset(pool));
+    EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked + stats_of(pool).damages, 0);
     pool_end(pool);
     stream_end(s);
     finish();

@@ -1043,6 +1043,47 @@ TEST(there_is_no_report_without_a_failure)
     finish();
 }
 
+/* Every call that can leave a report takes an earlier one away when it fails for another reason. */
+TEST(each_call_that_fails_otherwise_takes_the_report_away)
+{
+    begin();
+    cudaStream_t s = stream_new(), c = stream_new();
+    galloc_pool *pool = pool_limited(MIB(8));
+    galloc_request request = {.bytes = 1, .stream = s, .pool = pool};
+    cudaGraph_t graph = NULL;
+    galloc_report r;
+    void *p = get(pool, 512, s), *freed = get(pool, MIB(1), s), *q;
+    OK(galloc_free(freed, s));
+    OK(cudaStreamBeginCapture(c, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 11; i++) {
+        expect_refused(pool, MIB(9), s);
+        OK(galloc_free(get(pool, 512, s), s)); /* a success leaves it */
+        OK(galloc_resize(p, 300 + (size_t)i, s));
+        OK(galloc_oom_report(&r));
+        switch (i) {
+        case 0: EXPECT_EQ(galloc_malloc(NULL, 1, s), cudaErrorInvalidValue); break;
+        case 1: EXPECT_EQ(galloc_pool_malloc(NULL, &q, 1, s), cudaErrorInvalidValue); break;
+        case 2: EXPECT_EQ(galloc_alloc(&q, NULL), cudaErrorInvalidValue); break;
+        case 3: EXPECT_EQ(galloc_alloc(NULL, &request), cudaErrorInvalidValue); break;
+        case 4: EXPECT_EQ(galloc_malloc_growable(NULL, 1, 2, s), cudaErrorInvalidValue); break;
+        case 5: EXPECT_EQ(galloc_resize(NULL, 1, s), cudaErrorInvalidDevicePointer); break;
+        case 6: EXPECT_EQ(galloc_resize(p, 0, s), cudaErrorInvalidValue); break;
+        case 7: EXPECT_EQ(galloc_resize(p, SIZE_MAX, s), cudaErrorNotSupported); break;
+        case 8: EXPECT_EQ(galloc_resize(&r, 1, s), cudaErrorInvalidDevicePointer); break;
+        case 9: EXPECT_EQ(galloc_resize(freed, 1, s), cudaErrorInvalidDevicePointer); break;
+        default: EXPECT_EQ(galloc_resize(p, 1, c), cudaErrorNotSupported); break;
+        }
+        EXPECT_EQ(galloc_oom_report(&r), cudaErrorNotReady);
+    }
+    OK(cudaStreamEndCapture(c, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(c);
+    finish();
+}
+
 static char report_text[GALLOC_REPORT_TEXT];
 
 static int says(const galloc_report *report, const char *what)

@@ -796,6 +796,53 @@ TEST(what_is_free_at_the_end_stays_so)
     end_at_the_last_moment("roundup_power2_divisions:4");
 }
 
+/* Fills the stream's cache when the call that ends the pool has emptied all caches, and has not shut them yet. */
+static void *fill_a_cache(void *arg)
+{
+    cudaStream_t s = last_moment.stream;
+    (void)arg;
+    OK(cudaSetDevice(0));
+    OK(galloc_free(get(last_moment.pool, 4096, s), s));
+    __atomic_store_n(&last_moment.warm, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&last_moment.now, __ATOMIC_ACQUIRE)) usleep(100);
+    void *p = get(last_moment.pool, 4096, s), *q = get(last_moment.pool, 8192, s);
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    OK(galloc_free(get(last_moment.pool, 4096, s), s)); /* confirms the other one */
+    __atomic_store_n(&last_moment.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void when_caches_are_empty(const char *function)
+{
+    static int entered;
+    if (last_moment.now || !pthread_equal(pthread_self(), last_moment.ends)) return;
+    if (!strcmp(function, "cuThreadExchangeStreamCaptureMode")) entered = 1;
+    if (!entered || strcmp(function, "cuCtxGetId")) return;
+    entered = 0;
+    __atomic_store_n(&last_moment.now, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&last_moment.done, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
+TEST(what_comes_into_a_cache_while_its_pool_ends_is_found)
+{
+    pthread_t thread;
+    begin();
+    memset(&last_moment, 0, sizeof last_moment);
+    last_moment.pool = pool_new(NULL);
+    last_moment.stream = stream_new();
+    last_moment.ends = pthread_self();
+    EXPECT_EQ(pthread_create(&thread, NULL, fill_a_cache, NULL), 0);
+    while (!__atomic_load_n(&last_moment.warm, __ATOMIC_ACQUIRE)) usleep(100);
+    sim_hook(when_caches_are_empty, NULL);
+    OK(galloc_pool_destroy(last_moment.pool));
+    sim_hook(NULL, NULL);
+    EXPECT(last_moment.now);
+    __atomic_store_n(&last_moment.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    finish();
+}
+
 /* ---- the end of a pool, seen by threads that nothing else orders ----------------------------------------------- */
 
 /* Two threads tell each other how far they are without ordering their accesses to memory. So ThreadSanitizer finds what

@@ -1219,6 +1219,41 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
+/* Three pages are to return where they were, next to a free one, and the host has no memory to take them from where
+   they are now. The next time it has. */
+TEST(pages_return_after_a_return_that_the_host_had_no_memory_for)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(SIZE_MAX, ALL);
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    void *three = get(pool, 3 * PAGE, s), *beside = get(pool, PAGE, s), *wall = get(pool, PAGE, s), *p = NULL;
+    OK(galloc_free(three, s));
+    void *five = get(pool, 5 * PAGE, s);
+    EXPECT_EQ(stats_of(pool).moves, 3);
+    OK(galloc_free(beside, s));
+    OK(galloc_free(five, s));
+    void *moved = get(pool, 3 * PAGE, s), *rest = get(pool, 2 * PAGE, s);
+    EXPECT(moved == five);
+    OK(galloc_free(moved, s));
+    long maps = sim_calls("cuMemMap");
+    inside_drain_all(pool);
+    sim_fail_malloc(1, 1);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, 4 * PAGE, s), cudaErrorMemoryAllocation);
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    p = get(pool, 4 * PAGE, s);
+    EXPECT(p == three);
+    EXPECT_EQ(sim_calls("cuMemMap"), maps);
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    OK(galloc_free(rest, s));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Blocks of a page; then, again and again, every second one is freed, and half of memory is asked for in blocks twice
    as large. At the end nothing is live. */
 static void halving(galloc_pool *pool, cudaStream_t s, int pages, int rounds)

@@ -1264,6 +1264,64 @@ static int free_the_victim(const galloc_report *report, void *victim)
     return 1;
 }
 
+/* Another thread frees the block by its stream's cache, which takes no lock of the pool, while host memory is made for
+   the block to grow. */
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *block;
+    int warm, now, done, over;
+} freed_in_growth;
+
+static void *free_in_growth(void *arg)
+{
+    cudaStream_t s = freed_in_growth.stream;
+    (void)arg;
+    OK(cudaSetDevice(0));
+    OK(galloc_free(get(freed_in_growth.pool, 512, s), s));
+    __atomic_store_n(&freed_in_growth.warm, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&freed_in_growth.now, __ATOMIC_ACQUIRE)) usleep(100);
+    if (!freed_in_growth.over) OK(galloc_free(freed_in_growth.block, s));
+    __atomic_store_n(&freed_in_growth.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void when_host_memory_is_made(size_t bytes)
+{
+    (void)bytes;
+    if (freed_in_growth.now) return;
+    __atomic_store_n(&freed_in_growth.now, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&freed_in_growth.done, __ATOMIC_ACQUIRE)) usleep(100);
+}
+
+TEST(a_block_that_another_thread_frees_while_it_grows_does_not_grow)
+{
+    pthread_t thread;
+    begin();
+    memset(&freed_in_growth, 0, sizeof freed_in_growth);
+    cudaStream_t s = freed_in_growth.stream = stream_new();
+    galloc_pool *pool = freed_in_growth.pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(2)));
+    void *p = freed_in_growth.block = get(pool, 4096, s), *wall = get(pool, 512, s);
+    OK(galloc_free(get(pool, 1024, s), s));
+    EXPECT_EQ(pthread_create(&thread, NULL, free_in_growth, NULL), 0);
+    while (!__atomic_load_n(&freed_in_growth.warm, __ATOMIC_ACQUIRE)) usleep(100);
+    OK(galloc_free(wall, s));
+    OK(galloc_resize(p, 4608, s)); /* what is cached makes way */
+    inside_drain_blocks(pool);
+    inside_on_malloc = when_host_memory_is_made;
+    EXPECT_EQ(galloc_resize(p, 8192, s), cudaErrorInvalidDevicePointer);
+    inside_on_malloc = NULL;
+    freed_in_growth.over = !EXPECT(freed_in_growth.now);
+    __atomic_store_n(&freed_in_growth.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    EXPECT(get(pool, 4608, s) == p);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* A cache must not evict the block that grows. If it does, the error says that the block is gone: its contents are not
    to be copied. */
 TEST(a_block_freed_while_it_grows_is_no_block)

@@ -362,6 +362,34 @@ TEST(pages_that_the_driver_refuses_to_take_back_count)
     finish();
 }
 
+/* Two segments of cudaMalloc stay two where one ends at the beginning of the other, whichever was made first. */
+TEST(segments_side_by_side_are_two)
+{
+    galloc_config config = config_fixed();
+    galloc_pool *pool;
+    value *v;
+    void *p, *q, *low;
+    begin();
+    pool = pool_new(&config);
+    p = get(pool, MIB(10), NULL);
+    q = get(pool, MIB(10), NULL);
+    low = p < q ? p : q;
+    EXPECT_EQ(llabs((char *)p - (char *)q), MIB(10)); /* else nothing is tested */
+    for (int i = 0; i < 2; i++) {
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(value_count(value_of(v, "segments")), 2);
+        value_free(v);
+        if (i) break;
+        OK(galloc_free(low, NULL)); /* the other one is the older now */
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(get(pool, MIB(10), NULL) == low);
+    }
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(q, NULL));
+    OK(galloc_pool_destroy(pool));
+    finish();
+}
+
 /* Numbers of each length, around the borders of a pickle's codes. */
 TEST(sizes_of_any_length)
 {
@@ -782,6 +810,59 @@ TEST(each_call_that_runs_out_writes_the_file)
         OK(galloc_pool_destroy(pool));
     }
     EXPECT_EQ(rmdir(folder), 0);
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
+/* Frees a block, after an allocation of another pool that fails. */
+static struct {
+    galloc_pool *other;
+    void *block;
+} shortage;
+
+static int fail_elsewhere(const galloc_report *report, void *user)
+{
+    void *p;
+    (void)report;
+    (void)user;
+    EXPECT_EQ(galloc_pool_malloc(shortage.other, &p, MIB(60), NULL), cudaErrorMemoryAllocation);
+    OK(galloc_free(shortage.block, NULL));
+    return 1;
+}
+
+/* A pool that did not run out leaves no file: its call failed for another reason, later, or within a callback of a call
+   that was served in the end. */
+TEST(no_file_of_a_shortage_that_is_over_or_another_calls)
+{
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", conf[200], path[100];
+    galloc_request request = {.bytes = 1, .alignment = 3};
+    galloc_callbacks callbacks = {.on_oom = fail_elsewhere};
+    galloc_pool *pool;
+    void *p, *other;
+    begin();
+    EXPECT(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/out.json", folder);
+    snprintf(conf, sizeof conf, "snapshot_on_oom:%s", path);
+    pool = pool_limited(MIB(64));
+    shortage.other = pool_limited(MIB(64));
+    shortage.block = get(pool, MIB(40), NULL);
+    other = get(shortage.other, MIB(40), NULL);
+    setenv("GALLOC_CONF", conf, 1);
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    p = get(pool, MIB(50), NULL);
+    EXPECT_EQ(file_size(path), 0);
+    EXPECT_EQ(galloc_pool_malloc(shortage.other, &(void *){NULL}, MIB(60), NULL), cudaErrorMemoryAllocation);
+    EXPECT(file_size(path) > 500);
+    unlink(path);
+    request.pool = pool;
+    EXPECT_EQ(galloc_alloc(&(void *){NULL}, &request), cudaErrorInvalidValue);
+    EXPECT_EQ(file_size(path), 0);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(other, NULL));
+    OK(galloc_pool_destroy(pool));
+    OK(galloc_pool_destroy(shortage.other));
     unsetenv("GALLOC_CONF");
     finish();
 }

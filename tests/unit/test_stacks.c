@@ -36,6 +36,7 @@ int backtrace(void **at, int n)
 
 SITE void *site_malloc(galloc_pool *pool, size_t bytes, cudaStream_t stream);
 SITE void *site_alloc(galloc_pool *pool, size_t bytes, cudaStream_t stream);
+SITE void *site_tagged(galloc_pool *pool, uint32_t tag);
 SITE void *site_growable(galloc_pool *pool, size_t bytes, cudaStream_t stream);
 SITE void *site_default(galloc_pool *pool, size_t bytes, cudaStream_t stream);
 SITE void site_free(void *ptr, cudaStream_t stream);
@@ -55,6 +56,15 @@ SITE void *site_malloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 SITE void *site_alloc(galloc_pool *pool, size_t bytes, cudaStream_t stream)
 {
     galloc_request request = {.bytes = bytes, .stream = stream, .pool = pool};
+    void *ptr = NULL;
+    OK(galloc_alloc(&ptr, &request));
+    STAYS();
+    return ptr;
+}
+
+SITE void *site_tagged(galloc_pool *pool, uint32_t tag)
+{
+    galloc_request request = {.bytes = 5000, .pool = pool, .tag = tag};
     void *ptr = NULL;
     OK(galloc_alloc(&ptr, &request));
     STAYS();
@@ -449,6 +459,28 @@ TEST(blocks_remember_their_stack)
     finish();
 }
 
+/* Of several sizes, a block has the stack of the call that gave it the last one. */
+TEST(a_resized_block_has_the_stack_of_its_last_resize)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool;
+    value *v;
+    void *p[3];
+    int i;
+    begin();
+    pool = pool_new(&config);
+    p[0] = site_malloc(pool, 5000, NULL);
+    p[1] = site_alloc(pool, 5000, NULL);
+    p[2] = get(pool, 5000, NULL);
+    for (i = 0; i < 3; i++) site_resize(p[i], 3000, NULL);
+    v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    for (i = 0; i < 3; i++) EXPECT(first_is(block_at(v, p[i]), "site_resize"));
+    value_free(v);
+    for (i = 0; i < 3; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* Pages move under other blocks, and a capture ends: the stacks stay with their blocks. */
 TEST(moves_and_captures)
 {
@@ -519,6 +551,34 @@ TEST(json_and_pickle_agree)
     OK(galloc_tag_name(7, NULL));
     for (i = 1; i < 300; i += 2) OK(galloc_free(p[i], NULL));
     OK(galloc_free(tagged, NULL));
+    pool_end(pool);
+    finish();
+}
+
+/* Blocks of one call whose tags have names, other names, and none: each names its own in a pickle, where lists of
+   frames that were written before are not written again. */
+TEST(a_name_is_not_that_of_another_block_with_the_same_stack)
+{
+    static const char *const names[] = {"weights", "gradients", "site_tagged"};
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    galloc_pool *pool;
+    value *json, *pickle;
+    void *p[9];
+    uint32_t i;
+    begin();
+    pool = pool_new(&config);
+    OK(galloc_tag_name(1, names[0]));
+    OK(galloc_tag_name(2, names[1]));
+    for (i = 0; i < 9; i++) p[i] = site_tagged(pool, i % 3 + 1);
+    json = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+    pickle = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
+    EXPECT(values_equal(value_of(json, "segments")->first, value_of(pickle, "segments")->first));
+    for (i = 0; i < 9; i++) EXPECT(first_is(block_at(pickle, p[i]), names[i % 3]));
+    value_free(json);
+    value_free(pickle);
+    for (i = 0; i < 9; i++) OK(galloc_free(p[i], NULL));
+    OK(galloc_tag_name(1, NULL));
+    OK(galloc_tag_name(2, NULL));
     pool_end(pool);
     finish();
 }

@@ -234,6 +234,28 @@ TEST(what_left_a_cache_unused_may_be_freed_on_any_stream)
     }
 }
 
+/* A block without marks goes into the front of the stream that frees it, which may not be the one that got it. */
+TEST(a_block_without_marks_is_kept_by_whom_it_was_freed_on)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_pool_reserve(pool, MIB(8)));
+    warm(pool, 512, s);
+    warm(pool, 512, t);
+    void *p = get_used(pool, KIB(64), s, 1);
+    order(s, t);
+    inside_stream before = kept_of(pool, t);
+    OK(galloc_free(p, t));
+    EXPECT_EQ(kept_of(pool, t).bytes, before.bytes + KIB(64));
+    void *q = get_used(pool, KIB(64), t, 2);
+    EXPECT(q == p);
+    EXPECT_EQ(kept_of(pool, t).mallocs, before.mallocs + 1);
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    finish();
+}
+
 /* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
 TEST(marks_of_others_keep_a_block_out_of_caches)
 {
@@ -1262,6 +1284,33 @@ TEST(a_miss_by_an_old_way_leads_to_no_other_stream)
     finish();
 }
 
+/* What a thread remembers of T leads to a state that U has by now, and the host has no memory for another one. The
+   block has been claimed before that is found out; it is freed all the same, after a wait. */
+TEST(a_free_by_an_old_way_needs_no_host_memory)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    warm(pool, KIB(64), s);
+    warm(pool, 512, t);
+    OK(galloc_stream_retire(t));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+    EXPECT_EQ(inside_unused_streams(pool), 1);
+    warm(pool, 512, u);
+    EXPECT_EQ(inside_unused_streams(pool), 0);
+    warm(pool, KIB(64), s);
+    void *p = get(pool, KIB(64), s); /* from the front: it is not known whether it has been used */
+    sim_fail_malloc(1, 1);
+    OK(galloc_free(p, t));
+    EXPECT(sim_failed_mallocs() > 0);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).blocks.current, 0);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* The lane that was the first stream's is another's now; the first one's handle is a third stream's. */
 TEST(without_looks_an_old_way_leads_to_no_other_stream)
 {
@@ -1449,6 +1498,32 @@ TEST(a_broken_pool_gives_out_nothing_from_its_caches)
     s = stream_new();
     warm(pool, KIB(64), s);
     OK(galloc_free(live, s));
+    pool_end(pool);
+    finish();
+}
+
+/* Nor is the front of the stream opened again by the very call that met the error. */
+TEST(a_call_that_breaks_its_pool_leaves_the_cache_shut)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    warm(pool, KIB(64), s);
+    void *p = get(pool, KIB(64), s), *q;
+    const unsigned long long id = stream_id(s);
+    sim_fail("cuMemCreate", 1, 0, 700);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(64), s), 700);
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    EXPECT(!inside_stream_of(pool, id).open);
+    (void)galloc_free(p, s); /* the driver answers no question about the stream */
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, KIB(64), s), 700);
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    s = stream_new();
+    if (info_of(p).state == GALLOC_STATE_USED) OK(galloc_free(p, s));
     pool_end(pool);
     finish();
 }

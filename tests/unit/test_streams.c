@@ -1189,6 +1189,30 @@ TEST(forgotten_streams_do_not_pile_up)
     finish();
 }
 
+/* Nor does what is noted of the waits that such streams have queued. */
+TEST(waits_of_forgotten_streams_do_not_pile_up)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(16), COMPLETED | FOLLOWED | WAIT);
+    size_t live = 0;
+    uint64_t waits = 0;
+    for (int i = 0; i < 4000; i++) {
+        cudaStream_t t = stream_new();
+        come_into_play(pool, t);
+        OK(galloc_free(get_used(pool, MIB(12), s, 1), s));
+        OK(galloc_free(get_used(pool, MIB(12), t, 2), t));
+        OK(galloc_stream_retire(t));
+        stream_end(t);
+        sim_run(-1);
+        if (i == 100) waits = stats_of(pool).waits, live = sim_malloc_live();
+    }
+    EXPECT(stats_of(pool).waits >= waits + 3800);
+    EXPECT_EQ(sim_malloc_live(), live);
+    pool_end(pool);
+    finish();
+}
+
 /* Nor while the pool neither grows nor runs out: captures, retired streams and abandoned ones in turn. */
 TEST(stream_states_do_not_pile_up_while_a_pool_serves_all_from_its_cache)
 {

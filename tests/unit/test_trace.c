@@ -1,6 +1,9 @@
 /* test_trace.c - the setting trace: what its rows say, when they are in the file, and which files it may write.
    checks/check_trace.sh replays such logs. */
 
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
 #include "setup.h"
 
 #include <signal.h>
@@ -219,7 +222,7 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     galloc_pool *pool;
     cudaStream_t a, b;
     cudaGraph_t graph = NULL;
-    void *p, *q;
+    void *p, *q, *first;
     begin_still();
     log_to("log.csv");
     pool = pool_limited(MIB(64));
@@ -238,19 +241,25 @@ TEST(rows_of_waits_captures_and_requests_that_fail)
     OK(galloc_free(q, b));
     sim_run(-1);
     OK(galloc_pool_trim(pool, 0, NULL));
+    first = q;
+    q = get(pool, MIB(4), b);
     OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
     p = get(pool, MIB(4), a);
     OK(galloc_free(p, a));
+    OK(galloc_free(q, a)); /* who used it before is unknown in the capture, and no stream of that name exists */
     OK(cudaStreamEndCapture(a, &graph));
     OK(cudaGraphDestroy(graph));
     log_begin();
     for (int n = 0; n < 7; n++) (void)log_next();
     expect_row("allocate failure,0x0,%zu,%llu,1,", MIB(20), stream_id(a));
-    expect_row("free,%p,%zu,%llu,1,", q, MIB(60), stream_id(b));
+    expect_row("free,%p,%zu,%llu,1,", first, MIB(60), stream_id(b));
+    expect_row("allocate,%p,%zu,%llu,1,", q, MIB(4), stream_id(b));
     const char *row = log_next();
     EXPECT(row && !strncmp(row, "allocate,0x", 11) && strstr(row, ",1,capture="));
     row = log_next();
     EXPECT(row && !strncmp(row, "free,0x", 7) && strstr(row, ",1,capture="));
+    row = log_next();
+    EXPECT(row && !strncmp(row, "free,0x", 7) && strstr(row, ",1,capture=") && !strchr(strstr(row, "capture="), ' '));
     EXPECT(!log_next());
     OK(galloc_pool_trim(pool, 0, NULL));
     stream_end(a), stream_end(b);
@@ -372,6 +381,51 @@ TEST(no_row_is_lost_where_nothing_can_be_written_at_the_end_of_a_call)
     finish();
 }
 
+/* Another thread allocates and frees while the log is written. */
+static struct {
+    int armed, now, done;
+} written;
+
+size_t fwrite(const void *data, size_t size, size_t n, FILE *file)
+{
+    size_t (*next)(const void *, size_t, size_t, FILE *) = NULL;
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, "fwrite");
+    if (n && __atomic_exchange_n(&written.armed, 0, __ATOMIC_ACQ_REL)) {
+        __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+        while (!__atomic_load_n(&written.done, __ATOMIC_ACQUIRE)) usleep(100);
+    }
+    return next(data, size, n, file);
+}
+
+static void *pair_meanwhile(void *arg)
+{
+    (void)arg;
+    while (!__atomic_load_n(&written.now, __ATOMIC_ACQUIRE)) usleep(100);
+    pairs(1, 1000);
+    __atomic_store_n(&written.done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+TEST(rows_that_come_while_the_log_is_written_are_written_too)
+{
+    pthread_t thread;
+    begin();
+    log_to("log.csv");
+    pairs(1, 1000);
+    memset(&written, 0, sizeof written);
+    EXPECT_EQ(pthread_create(&thread, NULL, pair_meanwhile, NULL), 0);
+    __atomic_store_n(&written.armed, 1, __ATOMIC_RELEASE);
+    OK(galloc_annotate("now"));
+    EXPECT(written.now);
+    __atomic_store_n(&written.now, 1, __ATOMIC_RELEASE);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    OK(galloc_annotate("now"));
+    EXPECT_EQ(rows_in(path), 4);
+    OK(galloc_shutdown());
+    log_ends();
+    finish();
+}
+
 /* ---- ends of the process ----------------------------------------------------------------------------------------- */
 
 static void *kept;
@@ -382,6 +436,12 @@ static void die_in_the_log(void)
 {
     pairs(pairs_in_child, 1000);
     raise(SIGKILL);
+}
+
+static void leave_in_the_log(void)
+{
+    pairs(pairs_in_child, 1000);
+    exit(0);
 }
 
 /* Runs after galloc's own destructor. */
@@ -401,8 +461,8 @@ __attribute__((constructor)) static void be_the_child(void)
     in_child = 1;
     if (sim_start(&options)) _exit(2);
     pairs_in_child = n;
-    if (!strcmp(how, "inside")) {
-        log_hook = die_in_the_log;
+    if (!strcmp(how, "inside") || !strcmp(how, "leave")) {
+        log_hook = strcmp(how, "leave") ? die_in_the_log : leave_in_the_log;
         (void)galloc_malloc(NULL, 1, NULL);
     }
     pairs(n, 1000);
@@ -462,6 +522,8 @@ TEST(a_process_that_ends_leaves_all_rows)
     log_to("log.csv");
     run_child(7, "exit");
     EXPECT_EQ(rows_in(path), 14);
+    run_child(500, "leave"); /* both halves of the text have rows */
+    EXPECT_EQ(rows_in(path), 1000);
     run_child(7, "late");
     EXPECT_EQ(rows_in(path), 16); /* a static destructor has freed a block */
     text = text_in(path);
