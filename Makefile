@@ -95,7 +95,7 @@ SIM := $(wildcard tests/sim/*.c)
 SIM_OBJECTS := $(SIM:tests/%.c=build/bundled/%.o)
 TESTS := $(basename $(notdir $(wildcard tests/unit/test_*.c tests/stress/test_*.c)))
 THREAD_TESTS := $(filter test_threads% test_lifetimes test_random test_stream_cache test_capture test_limits test_torch \
-	test_backends test_history test_stacks test_log test_override test_snapshot test_trace,$(TESTS))
+	test_backends test_history test_nvtx test_stacks test_log test_override test_snapshot test_trace,$(TESTS))
 CHECKS := $(wildcard tests/checks/check_*.sh)
 
 # Programs lie in one folder of build/, whichever folder of tests/ has them: no two of those files have the same name.
@@ -107,6 +107,8 @@ vpath %.c tests/unit tests/stress tests/fuzz
 OPTIMIZE = -O0
 build/%/test_programs: OPTIMIZE = -O1
 build/%/enumerate: OPTIMIZE = -O2
+# NVTX's headers are the toolkit's only; without them this program skips itself.
+build/%/test_nvtx: NVTX = $(TOOLKIT:%=-idirafter %)
 # These run with the toolkit's headers as well, under which types and names could differ; the others are only compiled.
 TOOLKIT_RUNS := test_api test_backends test_capture test_streams
 # They take longest, and so begin first.
@@ -122,7 +124,7 @@ build/$(1)/inside.o: tests/support/inside.c
 build/$(1)/inside.a: build/$(1)/inside.o
 	@rm -f $$@ && $$(AR) rc $$@ $$<
 build/$(1)/%: %.c $(SIM:tests/%.c=build/$(1)/%.o) build/$(1)/inside.a
-	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) \
+	$$(step)$$(CC) -std=c11 $$(WARNINGS) $(3) $$(OPTIMIZE) -MMD -MP -I. -Itests/support -Itests/sim -isystem $(2) $$(NVTX) \
 		$$< $$(filter %.o %.a,$$^) -o $$@ $$(LIBS) -rdynamic
 endef
 $(eval $(call variant,bundled,$(BUNDLED),$(CFLAGS)))

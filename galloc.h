@@ -38,6 +38,7 @@
      GALLOC_LOG(text)     stderr implementation         Gets each log line, no lock held; at run time: galloc_set_log
      GALLOC_CLOCK()       system implementation         Nanoseconds (uint64_t) of a clock that never goes back
      GALLOC_ASSERT(c)     none   implementation         Internal checks; they cost nothing when it is not defined
+     GALLOC_NVTX          off    implementation         compute-sanitizer learns of each block: docs/nvtx.md
 
    STEP BY STEP
      1  galloc_malloc and galloc_free use the default pool of the stream's device. The first call creates it.
@@ -109,9 +110,9 @@
      strategy:heuristic adapts overhead and growth to the program: more overhead once moving and creating pages has cost
      more than the memory is worth, larger pages while the program only grows. galloc_pool_decisions gives its few
      changes with reasons; galloc_pool_freeze stops it.
-     Fixed segments: they replace pages with expandable_segments:False, or where the device has no virtual memory
-     management: cudaMalloc segments of 2 MiB for requests up to 1 MiB, of 20 MiB (large_segment_size) below 10 MiB,
-     otherwise of the request rounded up to 2 MiB. Blocks of max_split_size and more are never split there.
+     Fixed segments replace pages with expandable_segments:False, with GALLOC_NVTX under a tool, or where the device has
+     no virtual memory management: cudaMalloc segments of 2 MiB for requests up to 1 MiB, of 20 MiB (large_segment_size)
+     below 10 MiB, else of the request rounded up to 2 MiB. Blocks of max_split_size and more are not split there.
 
    ON LIMITS AND COLLECTION
      Set memory_limit to bound a pool, device_limit to bound all pools of a device: a pool holds at most the least of
@@ -197,8 +198,7 @@
 
    ON RUNNING OUT
      A request that fits no free block takes these steps until one serves it; when all fail it returns
-     cudaErrorMemoryAllocation. galloc_oom_report lists the steps singly, several per number. like:pytorch has its own
-     order.
+     cudaErrorMemoryAllocation. galloc_oom_report lists the steps singly, several per number. like:pytorch has others.
        1  use memory freed earlier in the capture, or whose work is complete; collect idle memory (gc_threshold, gc_age)
        2  move or create pages within overhead; use parts of parked pages (free pages that are kept whole)
        3  make the stream wait for memory that other streams freed (reuse:wait), as it is or moved within overhead; only
@@ -260,27 +260,27 @@
   >>history       what a pool did lately                    >>trace         the log of a run, as it goes
   >>take          cut a free block, take back a used one    >>streamcache   blocks freed last, by exact size
   >>capture       captured graphs: order, lifetime          >>streams       stream states
-  >>events        when they are recorded; predictors        >>pages         create, map and unmap pages
-  >>callbacks     on_map, on_unmap                          >>fixed         cudaMalloc segments
-  >>release       give spare pages back                     >>parking       whole free pages kept out of the bins
-  >>rounding      sizes of requests                         >>users         calls that are in a pool; handles
-  >>collection    gc_threshold, gc_age                      >>guards        debug: guards, poison, their checks
-  >>search        the free block for a request              >>behind        what a growing block can grow into
-  >>waits         waits queued between streams              >>planner       where pages move
-  >>supply        carry a plan out; create pages            >>ladder        steps when memory runs out
-  >>devicewait    wait for devices and contexts             >>borrow        idle memory of other pools
-  >>outofmemory   the report of a refused request           >>job           one request from search to answer
-  >>alloc         allocation                                >>free          galloc_free
-  >>several       frees after several streams               >>resize        galloc_resize
-  >>graphs        groups of graphs                          >>configuration GALLOC_CONF
-  >>idle          settings without effect                   >>log           log lines and their repetition
-  >>report        the report in words                       >>check         the heap walk: every invariant
-  >>torch         like:pytorch                              >>backends      cudaMalloc, cudaMallocAsync
-  >>pooled        strategy:pooled                           >>heuristic     strategy:heuristic
-  >>pools         a pool begins                             >>poolend       trim; a pool ends
-  >>snapshot      galloc_snapshot                           >>snapshotfile  files of it; what is live
-  >>defaultpools  default pools; address to pool            >>threadcache   the fast path; ends of threads
-  >>public        the public functions */
+  >>events        when they are recorded; predictors        >>nvtx          what tools learn of segments and blocks
+  >>pages         create, map and unmap pages               >>callbacks     on_map, on_unmap
+  >>fixed         cudaMalloc segments                       >>release       give spare pages back
+  >>parking       whole free pages kept out of the bins     >>rounding      sizes of requests
+  >>users         calls that are in a pool; handles         >>collection    gc_threshold, gc_age
+  >>guards        debug: guards, poison, their checks       >>search        the free block for a request
+  >>behind        what a growing block can grow into        >>waits         waits queued between streams
+  >>planner       where pages move                          >>supply        carry a plan out; create pages
+  >>ladder        steps when memory runs out                >>devicewait    wait for devices and contexts
+  >>borrow        idle memory of other pools                >>outofmemory   the report of a refused request
+  >>job           one request from search to answer         >>alloc         allocation
+  >>free          galloc_free                               >>several       frees after several streams
+  >>resize        galloc_resize                             >>graphs        groups of graphs
+  >>configuration GALLOC_CONF                               >>idle          settings without effect
+  >>log           log lines and their repetition            >>report        the report in words
+  >>check         the heap walk: every invariant            >>torch         like:pytorch
+  >>backends      cudaMalloc, cudaMallocAsync               >>pooled        strategy:pooled
+  >>heuristic     strategy:heuristic                        >>pools         a pool begins
+  >>poolend       trim; a pool ends                         >>snapshot      galloc_snapshot
+  >>snapshotfile  files of it; what is live                 >>defaultpools  default pools; address to pool
+  >>threadcache   the fast path; ends of threads            >>public        the public functions */
 
 #ifndef GALLOC_H
 #define GALLOC_H
@@ -1351,6 +1351,15 @@ extern "C++" {
 
 #include <cuda.h>
 
+#if defined(GALLOC_NVTX)
+#if defined(__has_include)
+#if !__has_include(<nvtx3/nvToolsExtMem.h>)
+#error "galloc.h: GALLOC_NVTX needs nvtx3/nvToolsExtMem.h, which CUDA Toolkit 13.0 has"
+#endif
+#endif
+#include <nvtx3/nvToolsExtMem.h>
+#endif
+
 #if defined(_WIN32)
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -1777,6 +1786,8 @@ static struct {
     galloc_pool *pools;       /* all of them */
     galloc_pool *ended_pools; /* what serves the next ones */
     int forks_are_watched, unload_is_watched;
+    int tool;                 /* GALLOC_NVTX: GAI_TOOL_...; 0: not known yet */
+    void *nvtx_domain;        /* the same: galloc's; written before any pool has `tool` */
 
     uint64_t epoch_us; /* microseconds from 1970 until GALLOC_CLOCK() was 0, within a second; atomic; 0: no pool has had
                           a history */
@@ -2528,6 +2539,7 @@ typedef struct gai_block {
 #define GAI_IN_CACHE ((uint64_t)1 << 35)    /* only while a snapshot is copied: it is in a stream cache */
 #define GAI_WATCHED_BLOCK ((uint64_t)1 << 36) /* debug: its guard is set, and is to be checked at its free */
 #define GAI_TO_KEEP ((uint64_t)1 << 37) /* debug: it is poisoned, and its free takes it into the quarantine */
+#define GAI_REGION ((uint64_t)1 << 38) /* GALLOC_NVTX: it has a region, and its segment is not open */
 #define GAI_STACK_SHIFT 40 /* the bits from here on: the stack that allocated it, see gai_depot; 0: not known */
 
 /* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
@@ -2585,6 +2597,8 @@ struct gai_segment {
                      addresses are not in the page map: several segments may share 2 MiB */
     int of_graph; /* cudaMallocAsync: allocated in a capture, so that it is the graph's, not the driver's pool's */
     int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
+    void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
+    int open;   /* the same: all its bytes are in some region; see >>nvtx */
 };
 
 /* An event that was recorded on the stream, or waits to be used again. */
@@ -3098,6 +3112,7 @@ struct galloc_pool {
     int lost_on_reset;   /* its memory is of cudaMalloc, and goes with `context` */
     int collects;        /* pages record their use, for gc_threshold or gc_age */
     int oversize;        /* there are blocks that are never cut: max_split_size */
+    int tool;            /* GALLOC_NVTX: a tool is told of its segments and blocks */
     int rdma;            /* the device can have pages capable of GPUDirect RDMA */
     gai_budget *budget;  /* of its device */
 
@@ -3127,7 +3142,7 @@ struct galloc_pool {
     int lost;            /* segments that are lost */
     int caches_off;      /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
                             variant.no_caches; bit 1: the pool is about to end; bit 2: it has a history or a log;
-                            bit 3: debug */
+                            bit 3: debug; bit 4: tool */
     uint64_t clock;      /* frees so far */
     void *latest;        /* the block given last, if its stream cache may take it whatever its size; NULL once a free
                             block was filed or another stream came. Read with a latch alone */
@@ -3203,6 +3218,7 @@ struct galloc_pool {
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_ROUTE_DEBUG 16  /* none: blocks get guards */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
+#define GAI_ROUTE_TOOL 32   /* none: a tool is told of each block */
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -6896,6 +6912,18 @@ static enum gai_health gai_stream_health(const gai_stream *stream)
     return gai_context_health(stream->context, stream->context_id);
 }
 
+/* Returns whether an event may be recorded on a recorded use's stream, which this call was not given: not if the handle
+   means another thread's default stream, and not during a capture. The id of a created stream is not queried, because
+   that would invalidate a capture that another thread begins. In the stream's context. */
+static int gai_stream_is_reachable(const gai_stream *stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    if (gai_cu.StreamIsCapturing(stream->handle, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
+    if (stream->handle != CU_STREAM_PER_THREAD) return 1;
+    return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
+}
+
 /* Gives up the stream state's events. `destroy`: destroys them; otherwise drops them without a driver call, as a dead
    context requires. [no lock] */
 static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
@@ -7073,6 +7101,279 @@ static void gai_pool_sweep_streams(galloc_pool *pool)
     }
 }
 
+/* ==== NVTX ======================================================================================================== */
+/* >>nvtx */
+
+/* GALLOC_NVTX: tells a tool such as compute-sanitizer which bytes the program may access, by NVTX's memory extension. A
+   segment is a heap of the tool. The bytes requested for a used block are a region of that heap, named by the block's
+   tag. The tool reports an access to bytes of a heap that are in no region. A region begins before the program has the
+   address, and ends before another allocation can have the bytes.
+   A segment is `open` once a graph has used it: launches use memory that was freed in the capture, and other blocks of
+   the graph had parts of it. So all its bytes are in some region then, until the segment ends.
+   Owns galloc_pool.tool, and heap and open of gai_segment. The pool's lock guards `open`, and a segment is opened and
+   regions are resized with it; else NVTX is called without it. Calls history, take, events. */
+
+#if defined(GALLOC_NVTX)
+
+/* NVIDIA documents heaps for compute-sanitizer that are each one cudaMalloc. So a pool has fixed segments while there
+   is a tool. 0: it keeps its setting, and a range of addresses is a heap, whatever is mapped there. */
+#ifndef GAI_NVTX_FIXED
+#define GAI_NVTX_FIXED 1
+#endif
+
+/* A free is in stream order, but the tool learns of it at once: queued kernels could be reported for accesses before
+   the free. So the free waits for them. 0: it does not. */
+#ifndef GAI_NVTX_WAITS
+#define GAI_NVTX_WAITS 1
+#endif
+
+/* What is done only in a pool that a tool looks at. */
+#define GAI_TELL(pool, call) ((pool)->tool ? (void)(call) : (void)0)
+
+#define GAI_TOOL_NONE 1 /* gai_process.tool; 0: not known */
+#define GAI_TOOL_LOOKS 2
+
+#define GAI_NVTX_BEGIN(desc)                                                                                           \
+    (memset(&(desc), 0, sizeof(desc)), (desc).extCompatID = NVTX_EXT_COMPATID_MEM,                                     \
+     (desc).structSize = (uint16_t)sizeof(desc))
+
+static nvtxDomainHandle_t gai_nvtx_domain(void) { return (nvtxDomainHandle_t)gai_process.nvtx_domain; }
+
+static nvtxMemVirtualRangeDesc_t gai_nvtx_range(uintptr_t addr, size_t bytes)
+{
+    nvtxMemVirtualRangeDesc_t range;
+    range.size = bytes;
+    range.ptr = (const void *)addr;
+    return range;
+}
+
+/* ---- heaps ---- */
+
+/* NULL: no tool handles heaps. */
+static void *gai_heap_begin(nvtxDomainHandle_t domain, uintptr_t addr, size_t bytes)
+{
+    nvtxMemVirtualRangeDesc_t range = gai_nvtx_range(addr, bytes);
+    nvtxMemHeapDesc_t desc;
+    nvtxMemHeapHandle_t heap;
+    GAI_NVTX_BEGIN(desc);
+    desc.usage = NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR;
+    desc.type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    desc.typeSpecificDescSize = sizeof range;
+    desc.typeSpecificDesc = &range;
+    desc.messageType = NVTX_MESSAGE_TYPE_ASCII;
+    desc.message.ascii = "galloc";
+    heap = nvtxMemHeapRegister(domain, &desc);
+    return (intptr_t)heap == -1 ? NULL : (void *)heap; /* NVTX_MEM_HEAP_HANDLE_NO_TOOL, which is no C++ */
+}
+
+/* A segment has memory, or addresses for it. */
+static void gai_segment_tell(gai_segment *segment, uintptr_t addr, size_t bytes)
+{
+    segment->heap = gai_heap_begin(gai_nvtx_domain(), addr, bytes);
+}
+
+/* They are about to go, or were lost in a reset. Regions end with their heap. */
+static void gai_segment_untell(gai_segment *segment)
+{
+    if (segment->heap) nvtxMemHeapUnregister(gai_nvtx_domain(), (nvtxMemHeapHandle_t)segment->heap);
+    segment->heap = NULL;
+}
+
+/* Finds out whether a tool handles heaps. NVTX does not say, so a heap is registered, which must be memory of
+   cudaMalloc. If there is none, the next pool asks. The first of several threads is right. In the pool's context. [no
+   lock] */
+static int gai_tool_ask(void)
+{
+    CUdeviceptr addr = 0;
+    nvtxDomainHandle_t domain;
+    void *heap;
+    int tool;
+    if (gai_cu.MemAlloc(&addr, GAI_UNIT)) return 0;
+    domain = nvtxDomainCreateA("galloc");
+    heap = gai_heap_begin(domain, (uintptr_t)addr, GAI_UNIT);
+    if (heap) nvtxMemHeapUnregister(domain, (nvtxMemHeapHandle_t)heap);
+    (void)gai_cu.MemFree(addr);
+    gai_lock_on(&gai_locks.global);
+    if (!gai_process.tool) gai_process.nvtx_domain = domain;
+    if (!gai_process.tool) gai_process.tool = heap ? GAI_TOOL_LOOKS : GAI_TOOL_NONE;
+    tool = gai_process.tool;
+    gai_lock_off(&gai_locks.global);
+    return tool;
+}
+
+/* A new pool looks for a tool, which changes its settings: `debug` is off, since guards lie outside of regions. With
+   other backends the tool knows each block from the driver. [no lock] */
+static void gai_pool_find_tool(galloc_pool *pool)
+{
+    gai_scope scope;
+    int tool;
+    if (pool->config.backend) return;
+    gai_lock_on(&gai_locks.global);
+    tool = gai_process.tool;
+    gai_lock_off(&gai_locks.global);
+    if (!tool && !gai_scope_enter(&scope, pool->context)) {
+        tool = gai_tool_ask();
+        gai_scope_leave(&scope);
+    }
+    pool->tool = tool == GAI_TOOL_LOOKS;
+    if (pool->tool) pool->config.debug = 0;
+    if (pool->tool && GAI_NVTX_FIXED) pool->config.expandable_segments = 0;
+}
+
+/* ---- regions ---- */
+
+static void gai_region_name(uintptr_t addr, uint32_t tag)
+{
+    char text[GAI_NOTE_TEXT]; /* compute-sanitizer takes 49 characters */
+    nvtxMemRegionNameDesc_t name;
+    nvtxMemRegionsNameBatch_t batch;
+    if (!gai_tag_get(tag, text)) (void)snprintf(text, sizeof text, "galloc tag %lu", (unsigned long)tag);
+    memset(&name, 0, sizeof name);
+    name.regionRefType = NVTX_MEM_REGION_REF_TYPE_POINTER;
+    name.nameType = NVTX_MESSAGE_TYPE_ASCII;
+    name.region.pointer = (const void *)addr;
+    name.name.ascii = text;
+    GAI_NVTX_BEGIN(batch);
+    batch.regionCount = 1;
+    batch.regionElementSize = sizeof name;
+    batch.regionElements = &name;
+    nvtxMemRegionsName(gai_nvtx_domain(), &batch);
+}
+
+static void gai_region_begin(void *heap, uintptr_t addr, uintptr_t end, uint32_t tag)
+{
+    nvtxMemVirtualRangeDesc_t range = gai_nvtx_range(addr, end - addr);
+    nvtxMemRegionsRegisterBatch_t batch;
+    if (addr >= end) return;
+    GAI_NVTX_BEGIN(batch);
+    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    batch.heap = (nvtxMemHeapHandle_t)heap;
+    batch.regionCount = 1;
+    batch.regionDescElementSize = sizeof range;
+    batch.regionDescElements = &range;
+    nvtxMemRegionsRegister(gai_nvtx_domain(), &batch);
+    gai_region_name(addr, tag);
+}
+
+static void gai_region_resize(uintptr_t addr, size_t bytes)
+{
+    nvtxMemVirtualRangeDesc_t range = gai_nvtx_range(addr, bytes);
+    nvtxMemRegionsResizeBatch_t batch;
+    GAI_NVTX_BEGIN(batch);
+    batch.regionType = NVTX_MEM_TYPE_VIRTUAL_ADDRESS;
+    batch.regionDescCount = 1;
+    batch.regionDescElementSize = sizeof range;
+    batch.regionDescElements = &range;
+    nvtxMemRegionsResize(gai_nvtx_domain(), &batch);
+}
+
+static void gai_region_end(uintptr_t addr)
+{
+    nvtxMemRegionRef_t ref;
+    nvtxMemRegionsUnregisterBatch_t batch;
+    ref.pointer = (const void *)addr;
+    GAI_NVTX_BEGIN(batch);
+    batch.refType = NVTX_MEM_REGION_REF_TYPE_POINTER;
+    batch.refCount = 1;
+    batch.refElementSize = sizeof ref;
+    batch.refElements = &ref;
+    nvtxMemRegionsUnregister(gai_nvtx_domain(), &batch);
+}
+
+/* ---- blocks ---- */
+
+/* Opens a segment. The regions of its blocks stay, with what the tool knows of their contents. [lock] */
+static void gai_segment_open(gai_segment *segment)
+{
+    uintptr_t at = segment->addr;
+    gai_block *block;
+    if (!segment->heap || segment->open) return;
+    segment->open = 1;
+    for (block = segment->first; block; block = block->next) {
+        if (!(block->tag & GAI_REGION)) continue;
+        gai_region_begin(segment->heap, at, block->addr, 0);
+        at = block->addr + (size_t)block->requested;
+        gai_set_relaxed(&block->tag, block->tag & ~GAI_REGION);
+    }
+    gai_region_begin(segment->heap, at, segment->addr + segment->bytes, 0);
+}
+
+/* The program is about to get the block. [no lock] */
+static void gai_block_tell(galloc_pool *pool, gai_block *block, int captured)
+{
+    void *heap;
+    gai_lock_on(&pool->lock);
+    if (captured) gai_segment_open(block->segment);
+    heap = block->segment->open ? NULL : block->segment->heap;
+    if (heap) gai_set_relaxed(&block->tag, block->tag | GAI_REGION);
+    gai_lock_off(&pool->lock);
+    if (heap) gai_region_begin(heap, block->addr, block->addr + (size_t)block->requested, (uint32_t)block->tag);
+}
+
+/* Waits for the work of a stream that the call was given, or that is a recorded use of the claimed block. A captured
+   one cannot be waited for, and its graph will use the block: so the segment is opened. [lock], released meanwhile. */
+static void gai_block_await(galloc_pool *pool, gai_block *block, gai_stream *stream)
+{
+    gai_scope scope;
+    CUresult result = CUDA_SUCCESS;
+    if (!gai_stream_is_plain(stream)) gai_segment_open(block->segment);
+    if (!gai_stream_is_plain(stream) || stream->retired || !GAI_NVTX_WAITS) return;
+    stream->busy++;
+    gai_lock_off(&pool->lock);
+    if (gai_stream_health(stream) == GAI_ALIVE && !gai_scope_enter(&scope, stream->context)) {
+        if (gai_stream_is_reachable(stream))
+            result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (stream->handle));
+        gai_scope_leave(&scope);
+    }
+    if (result) gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    stream->busy--;
+}
+
+/* Has a claimed block a region, and may it change after the work of these streams and the recorded uses? Waits for
+   them. stream: or NULL. [lock], released meanwhile. */
+static int gai_region_may_change(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_mark *marks)
+{
+    const gai_mark *use = block->recorded_uses;
+    if (!(block->tag & GAI_REGION) || !block->segment->heap) return 0;
+    if (stream) gai_block_await(pool, block, stream);
+    for (; marks; marks = marks->next) gai_block_await(pool, block, marks->stream);
+    for (; use; use = use->next) gai_block_await(pool, block, use->stream);
+    return block->tag & GAI_REGION && block->segment->heap;
+}
+
+/* A claimed block is about to be freed. stream, marks: where; see above. [lock], released meanwhile. */
+static void gai_block_untell(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_mark *marks)
+{
+    uintptr_t addr = block->addr;
+    if (!gai_region_may_change(pool, block, stream, marks)) return;
+    gai_lock_off(&pool->lock);
+    gai_region_end(addr);
+    gai_lock_on(&pool->lock);
+    gai_set_relaxed(&block->tag, block->tag & ~GAI_REGION);
+    /* Another thread may have opened the segment, and left out what had a region. */
+    if (block->segment->open) gai_region_begin(block->segment->heap, addr, addr + (size_t)block->requested, 0);
+}
+
+/* A claimed block is about to shrink: its end may be given out before the call returns. [lock], released meanwhile. */
+static void gai_block_tell_less(galloc_pool *pool, gai_block *block, size_t bytes, gai_stream *stream)
+{
+    if (gai_region_may_change(pool, block, stream, NULL)) gai_region_resize(block->addr, bytes);
+}
+
+/* A block has another size, or has kept it since the resize failed. [lock] */
+static void gai_block_tell_size(galloc_pool *pool, void *ptr)
+{
+    gai_block *block = gai_block_claim(pool, ptr);
+    if (!block) return;
+    if (block->tag & GAI_REGION && block->segment->heap) gai_region_resize(block->addr, (size_t)block->requested);
+    gai_block_let_go(block);
+}
+
+#else
+#define GAI_TELL(pool, call) ((void)0)
+#endif
+
 /* ==== PAGES ===================================================================================================== */
 /* >>pages */
 
@@ -7169,6 +7470,7 @@ static void gai_segment_hide(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
     uintptr_t at;
+    GAI_TELL(pool, gai_segment_untell(segment));
     for (block = segment->first; block; block = block->next) {
         gai_marks_end(pool, &block->marks);
         gai_block_hide(block);
@@ -7257,6 +7559,7 @@ static CUresult gai_segment_reserve(galloc_pool *pool, size_t at_least)
         bytes = gai_up(gai_max(bytes / 2, at_least), pool->granularity);
     }
     if (!result) gai_addresses_are_new((uintptr_t)addr, bytes);
+    if (!result) GAI_TELL(pool, gai_segment_tell(segment, (uintptr_t)addr, bytes));
     gai_lock_on(&pool->lock);
     if (result) {
         gai_segment_end(pool, segment);
@@ -7316,6 +7619,7 @@ static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *ma
     lost = mapping->segment->lost;
     gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
+    GAI_TELL(pool, gai_segment_untell(mapping->segment));
     if (lost) return GAI_RELEASED;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
     if (gai_segment_never_was(mapping->segment, result)) return GAI_RELEASED;
@@ -7778,6 +8082,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     }
     segment->given = given;
     result = gai_segment_fetch(pool, segment, bytes, site);
+    if (!result) GAI_TELL(pool, gai_segment_tell(segment, segment->whole->addr, bytes));
     gai_lock_on(&pool->lock);
     if (segment->whole->addr) gai_segment_link(pool, segment, segment->whole->addr, bytes);
     segment->whole->page->mappings = segment->whole->addr != 0;
@@ -12176,6 +12481,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     if (!error) error = gai_params_of(pool, watched ? &guarded : request, &job.params);
     job.params.requested = request->bytes;
     if (!error) error = gai_job_do(&job);
+    if (!error) GAI_TELL(pool, gai_block_tell(pool, job.got, job.site.capture != 0));
     if (!error && watched) gai_block_watch(pool, job.got, &job.site);
     if (pool->config.debug) gai_guards_tend(pool);
     if (job.site.life != site->life) *site = job.site;
@@ -12400,18 +12706,6 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (roomy) gai_pool_park_room(pool, addr, addr + bytes);
 }
 
-/* Returns whether an event may be recorded on a recorded use's stream, which this call was not given: not if the handle
-   means another thread's default stream, and not during a capture. The id of a created stream is not queried, because
-   that would invalidate a capture that another thread begins. In the stream's context. */
-static int gai_stream_is_reachable(const gai_stream *stream)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    unsigned long long id = 0;
-    if (gai_cu.StreamIsCapturing(stream->handle, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE) return 0;
-    if (stream->handle != CU_STREAM_PER_THREAD) return 1;
-    return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
-}
-
 /* Records the events that are due on streams of recorded uses. A stream that cannot record one now does so in its next
    call. On return no other thread still records on these streams, so the program may destroy them. [lock], released
    meanwhile. */
@@ -12460,6 +12754,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
     if (block && block->tag & GAI_WATCHED_BLOCK) pool->stats.unchecked += gai_pool_guard(pool) != 0;
+    if (block) GAI_TELL(pool, gai_block_untell(pool, block, NULL, NULL));
     if (block) gai_block_free(pool, block, NULL);
     if (block) gai_pool_mark_due(pool);
     gai_lock_off(&pool->lock);
@@ -12511,10 +12806,13 @@ static GAI_INLINE int gai_pool_free_near(galloc_pool *pool, gai_block *block, co
     return own;
 }
 
-/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. [lock] */
+/* Frees a claimed block on a stream. Returns 0 if host memory is missing; nothing has changed then. [lock], released
+   meanwhile if there is a tool. */
 static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
-    gai_mark *mark = gai_mark_promised(pool, stream);
+    gai_mark *mark;
+    GAI_TELL(pool, gai_block_untell(pool, block, stream, NULL));
+    mark = gai_mark_promised(pool, stream);
     if (stream->capture_id && !gai_marks_name_unknown(pool, block, mark)) {
         gai_slab_give(&pool->marks, mark);
         gai_block_let_go(block);
@@ -12639,6 +12937,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
     }
     if (block && block->tag & GAI_WATCHED_BLOCK)
         gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
+    if (block) GAI_TELL(pool, gai_block_untell(pool, block, NULL, marks));
     if (block) gai_block_free(pool, block, marks);
     if (block) gai_pool_mark_due(pool);
     if (block && pool->guards.kept) gai_pool_limit_kept(pool, &sites[0]);
@@ -12894,6 +13193,8 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     block = job.params.stream ? gai_block_claim(pool, ptr) : NULL;
     watched = block && block->tag & GAI_WATCHED_BLOCK;
     if (watched) job.guard = gai_block_check_end(pool, block, &job.site);
+    if (block && bytes < block->requested)
+        GAI_TELL(pool, gai_block_tell_less(pool, block, bytes, job.params.stream));
     if (block) gai_job_resize(&job, block);
     gai_lock_off(&pool->lock);
     if (!job.params.stream) return gai_stream_refused(&job.site);
@@ -12904,6 +13205,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     *reported = job.reported;
     if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess);
     gai_lock_on(&pool->lock);
+    if (block) GAI_TELL(pool, gai_block_tell_size(pool, ptr));
     gai_stream_release(pool, job.params.stream, &job.site);
     gai_lock_off(&pool->lock);
     if (pool->config.debug) gai_guards_tend(pool);
@@ -14767,7 +15069,8 @@ static int gai_check_guards(const galloc_pool *pool)
         if (check->stream->life == check->life && check->epoch != UINT64_MAX)
             broken += check->epoch > check->stream->handed;
     }
-    return broken + (used != guards->pending) + ((pool->config.debug != 0) != (pool->caches_off >> 3 & 1));
+    return broken + (used != guards->pending) + ((pool->config.debug != 0) != (pool->caches_off >> 3 & 1)) +
+           (pool->tool != (pool->caches_off >> 4 & 1));
 }
 
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
@@ -16585,6 +16888,8 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     gai_pool_choose_rounding(pool);
     pool->caches_off = (pool->variant.no_caches || config->stats_exact) | (config->debug ? 8 : 0);
     pool->special |= config->debug ? GAI_ROUTE_DEBUG : 0;
+    pool->caches_off |= pool->tool << 4;
+    pool->special |= pool->tool ? GAI_ROUTE_TOOL : 0;
     gai_pool_route_history(pool);
     pool->mixed.counted = pool->variant.unfiled != NULL;
     gai_lock_off(&pool->lock);
@@ -16617,6 +16922,9 @@ static CUresult gai_pool_open(galloc_pool *pool)
     if (!result)
         result = gai_cu.DeviceGetAttribute(&mapping, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device);
     if (!mapping || pool->config.backend) pool->config.expandable_segments = 0;
+#if defined(GALLOC_NVTX)
+    if (!result) gai_pool_find_tool(pool);
+#endif
     if (!result) result = gai_pool_begin_variant(pool);
     pool->granularity = GAI_FIXED_SMALL;
     if (!result && pool->config.expandable_segments) result = gai_pool_open_pages(pool);
@@ -17160,6 +17468,7 @@ static CUresult gai_pool_unreserve(galloc_pool *pool)
     CUresult result = CUDA_SUCCESS;
     while (pool->segments && !result) {
         gai_segment *segment = pool->segments;
+        GAI_TELL(pool, gai_segment_untell(segment));
         result = GAI_CALL(pool, unreserve, MemAddressFree, ((CUdeviceptr)segment->addr, segment->bytes));
         if (result) break;
         gai_lock_on(&pool->lock);

@@ -138,6 +138,20 @@ refuses() { # name, text, options
         "$cc" -std=c99 -fsyntax-only -Wfatal-errors $include "$@" -isystem tests/sim/include $parts/static.c
 }
 
+# GALLOC_NVTX, with NVTX's headers of the toolkit, and without.
+nvtx() {
+    folders=$("$cc" -E -v -x c /dev/null 2>&1 | sed -n '/^#include </,/^End/s/^ *\(\/.*\)/-isystem \1/p' |
+        grep -v local)
+    # shellcheck disable=SC2086 # several options
+    refuses nvtx-without-headers 'GALLOC_NVTX needs nvtx3/nvToolsExtMem.h' -DGALLOC_NVTX -nostdinc $folders
+    [ -f "$cuda/include/nvtx3/nvToolsExtMem.h" ] || { echo "skipped: GALLOC_NVTX, for want of nvtx3" && return; }
+    headers="$include -isystem tests/sim/include -idirafter $cuda/include"
+    check nvtx-c "$cc" -std=c99 $strict_c $headers -DGALLOC_NVTX -fsyntax-only $parts/main.c
+    check nvtx-static "$cc" -std=c99 $strict_c $headers -DGALLOC_NVTX -fsyntax-only $parts/static.c
+    found "$cxx" || return
+    check nvtx-cpp "$cxx" -std=c++11 $strict_cpp $headers -DGALLOC_NVTX -fsyntax-only -x c++ $parts/main.c
+}
+
 options() {
     bundled="$include -isystem tests/sim/include"
     check optimised "$cc" -std=c11 $strict_c -O2 $bundled -c -o "$work/static.o" $parts/all.c
@@ -146,6 +160,7 @@ options() {
         -DGALLOC_MALLOC=malloc -DGALLOC_FREE=free $parts/main.c
     check oldest-toolkit "$@" -DCUDART_VERSION=12000 $parts/main.c
     check toolkit-12-5 "$@" -DCUDART_VERSION=12050 $parts/main.c
+    nvtx
     refuses half-an-allocator 'define GALLOC_MALLOC and GALLOC_FREE together' -DGALLOC_MALLOC=malloc
     printf '#include <stdint.h>\n#undef UINTPTR_MAX\n#define UINTPTR_MAX 0xffffffffu\n' >"$work/narrow.h"
     refuses 32-bits 'needs 64-bit addresses' -include "$work/narrow.h"

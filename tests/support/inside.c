@@ -44,6 +44,8 @@ static void inside_free(void *p)
     sim_free(p);
 }
 
+int inside_nvtx_fixed = 1;
+#define GAI_NVTX_FIXED inside_nvtx_fixed
 #define GALLOC_MALLOC(bytes) inside_malloc(bytes)
 #define GALLOC_FREE(p) inside_free(p)
 #define GALLOC_LOG(text) inside_log(text)
@@ -104,6 +106,13 @@ void inside_forget_pools(void)
 
 int inside_page_class(size_t bytes) { return gai_page_class(bytes); }
 int inside_in_mapping(void) { return gai_thread.in_mapping; }
+
+void inside_forget_tool(void)
+{
+    gai_process.tool = 0;
+    gai_process.nvtx_domain = NULL;
+}
+
 pthread_mutex_t *inside_map_lock(void) { return &gai_locks.map; }
 
 void inside_latch(int on)

@@ -49,6 +49,8 @@ void inside_hold_log(int on);     /* the log's lock, by this thread */
 size_t inside_message_size(void); /* bytes of what galloc_last_message returns */
 void inside_forget_pools(void);   /* those that a failed test left behind */
 int inside_page_class(size_t bytes);
+void inside_forget_tool(void); /* the next pool looks for a tool; in a program with GALLOC_NVTX */
+extern int inside_nvtx_fixed;  /* GALLOC_NVTX: with a tool segments are fixed (1) */
 int inside_in_mapping(void); /* this thread is in on_map or on_unmap */
 pthread_mutex_t *inside_map_lock(void);
 void inside_latch(int on); /* a latch that is in no pool */
