@@ -2827,16 +2827,17 @@ typedef struct gai_slab {
     void *chunks;
 } gai_slab;
 
-#define GAI_PREDICTIONS 2048
+#define GAI_PLAN_KEYS 2048 /* powers of two: a program that has more plans, or occasions for marks, before it repeats */
+#define GAI_MARK_KEYS 8192 /* itself, meets none again */
 
-/* What a program that repeats itself did the last time: a ring of keys, numbered from 1 on.
-   latest[key % GAI_PREDICTIONS]: the number under which such a key was noted last
+/* What a program that repeats itself did the last time: a ring of `size` keys, numbered from 1 on.
+   latest[key % size]: the number under which such a key was noted last
    next: the number under which the expected key was noted before, which is the one behind the previous occurrence of
    the last key; 0, or so old that the ring has lost it: no key is expected
    agreed: how often in a row the expected key came */
 typedef struct gai_predictor {
-    uint64_t keys[GAI_PREDICTIONS], latest[GAI_PREDICTIONS];
-    uint64_t noted, next, agreed;
+    uint64_t *keys, *latest;
+    uint64_t size, noted, next, agreed;
 } gai_predictor;
 
 /* A plan that was carried out with stale aliases and parked pages alone. */
@@ -3174,8 +3175,9 @@ struct galloc_pool {
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
     gai_predictor plan_predictor, mark_predictor;
-    gai_memo memos[GAI_PREDICTIONS]; /* the plans of plan_predictor's keys */
-    char useless[GAI_PREDICTIONS]; /* mark_predictor: when the event was looked at, a later one was complete as well */
+    uint64_t plan_keys[2 * GAI_PLAN_KEYS], mark_keys[2 * GAI_MARK_KEYS]; /* their `keys` and `latest` */
+    gai_memo memos[GAI_PLAN_KEYS]; /* the plans of plan_predictor's keys */
+    char useless[GAI_MARK_KEYS];   /* mark_predictor: when the event was looked at, a later one was complete as well */
     uint64_t occasion_clock;       /* when a mark was due last, counted in frees */
     uint64_t looks;                /* at the progress of streams, since then */
     struct { /* when pages are parked; see gai_pool_should_park */
@@ -6614,26 +6616,39 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 
 /* ---- predictors ---- */
 
+/* `keys`: 2 * size zeros. */
+static void gai_predictor_begin(gai_predictor *predictor, uint64_t *keys, uint64_t size)
+{
+    predictor->keys = keys;
+    predictor->latest = keys + size;
+    predictor->size = size;
+}
+
 /* Is the key with this number still in the ring? */
 static int gai_predictor_has(const gai_predictor *predictor, uint64_t number)
 {
-    return number && number <= predictor->noted && predictor->noted - number < GAI_PREDICTIONS;
+    return number && number <= predictor->noted && predictor->noted - number < predictor->size;
+}
+
+static uint64_t *gai_predictor_key(const gai_predictor *predictor, uint64_t number)
+{
+    return &predictor->keys[number & (predictor->size - 1)];
 }
 
 /* Notes a key. Returns the number of its previous occurrence; 0: there is none. */
 static uint64_t gai_predictor_note(gai_predictor *predictor, uint64_t key)
 {
-    uint64_t before = predictor->next, *latest = &predictor->latest[key % GAI_PREDICTIONS];
-    if (gai_predictor_has(predictor, before) && predictor->keys[before % GAI_PREDICTIONS] == key) {
+    uint64_t before = predictor->next, *latest = &predictor->latest[key & (predictor->size - 1)];
+    if (gai_predictor_has(predictor, before) && *gai_predictor_key(predictor, before) == key) {
         predictor->agreed++;
     } else {
         predictor->agreed = 0;
         before = *latest;
-        if (!gai_predictor_has(predictor, before) || predictor->keys[before % GAI_PREDICTIONS] != key) before = 0;
+        if (!gai_predictor_has(predictor, before) || *gai_predictor_key(predictor, before) != key) before = 0;
     }
     predictor->next = before ? before + 1 : 0;
     *latest = ++predictor->noted;
-    predictor->keys[*latest % GAI_PREDICTIONS] = key;
+    *gai_predictor_key(predictor, *latest) = key;
     return before;
 }
 
@@ -6666,12 +6681,12 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
     uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, stream->life), since), stream->unmarked);
     uint64_t before = gai_predictor_note(predictor, key ^ key >> 32);
     size_t most = pool->stats.reserved.current / GAI_SKIPPED_PART / pool->stream_count;
-    char *useless = &pool->useless[predictor->noted % GAI_PREDICTIONS];
+    char *useless = &pool->useless[predictor->noted % GAI_MARK_KEYS];
     pool->occasion_clock = pool->clock;
     pool->looks = 0;
     stream->occasion = predictor->noted;
     *useless = 0;
-    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_PREDICTIONS]) return 0;
+    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_MARK_KEYS]) return 0;
     if (gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
     *useless = 1;
     stream->skipped += stream->unmarked;
@@ -6683,7 +6698,7 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
 static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
 {
     if (gai_predictor_has(&pool->mark_predictor, event->occasion))
-        pool->useless[event->occasion % GAI_PREDICTIONS] = (char)useless;
+        pool->useless[event->occasion % GAI_MARK_KEYS] = (char)useless;
 }
 
 /* Is a mark due? */
@@ -10537,7 +10552,7 @@ static int gai_plan_again(galloc_pool *pool, gai_page_filter *filter, gai_plan *
         return 0;
     pool->plans++;
     filter->one_place = 1;
-    found = gai_plan_by_memo(pool, &pool->memos[predictor->next % GAI_PREDICTIONS], filter, plan);
+    found = gai_plan_by_memo(pool, &pool->memos[predictor->next % GAI_PLAN_KEYS], filter, plan);
     filter->one_place = 0;
     return found;
 }
@@ -10913,7 +10928,7 @@ static void gai_plan_remember(galloc_pool *pool, const gai_plan *plan, gai_mappi
     uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, first->number), plan->at), bytes);
     gai_memo *memo;
     (void)gai_predictor_note(&pool->plan_predictor, key ^ key >> 32);
-    memo = &pool->memos[pool->plan_predictor.noted % GAI_PREDICTIONS];
+    memo = &pool->memos[pool->plan_predictor.noted % GAI_PLAN_KEYS];
     memo->first = first;
     memo->number = first->number;
     memo->at = plan->at;
@@ -16971,6 +16986,8 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     pool->config = *config;
     if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
     if (config->backend) pool->config.debug = 0;
+    gai_predictor_begin(&pool->plan_predictor, pool->plan_keys, GAI_PLAN_KEYS);
+    gai_predictor_begin(&pool->mark_predictor, pool->mark_keys, GAI_MARK_KEYS);
     pool->common.next = &pool->mixed;
     pool->parking.calm_most = 8;
     pool->collector.look = UINT64_MAX;

@@ -270,7 +270,7 @@ uint64_t inside_early_moves(galloc_pool *pool, uint64_t n)
 static const gai_memo *inside_next_memo(galloc_pool *handle)
 {
     galloc_pool *pool = inside_pool(handle);
-    return &pool->memos[pool->plan_predictor.next % GAI_PREDICTIONS];
+    return &pool->memos[pool->plan_predictor.next % GAI_PLAN_KEYS];
 }
 
 uintptr_t inside_memo_first(galloc_pool *pool) { return inside_next_memo(pool)->first->addr; }
