@@ -12,11 +12,13 @@ this file or in GALLOC_PYTHON_LIBRARY. GALLOC_CONF has galloc's settings.
 import ctypes
 import gc
 import json
+import operator
 import os
 
 __all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_MOST = ctypes.c_size_t(-1).value
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _library = None
 
@@ -61,6 +63,14 @@ def _check(error):
         raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(text)
 
 
+def _size(nbytes):
+    """A size for C, where larger numbers would wrap. No device has as much as the largest."""
+    nbytes = operator.index(nbytes)
+    if nbytes < 0:
+        raise ValueError("galloc: a negative size")
+    return min(nbytes, _MOST)
+
+
 def handle(stream):
     """The cudaStream_t of a stream as a number. Streams are numbers, None (the legacy stream), objects with
     __cuda_stream__ (cuda.core, CuPy, RMM), or with ptr (CuPy), cuda_stream (PyTorch) or handle (Numba)."""
@@ -68,28 +78,39 @@ def handle(stream):
         return 0
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    for name in ("ptr", "cuda_stream", "handle"):
-        value = getattr(stream, name, None)
-        if value is not None:
-            return int(getattr(value, "value", value) or 0)
-    return int(stream)
+        number = int((protocol() if callable(protocol) else protocol)[1])
+    else:
+        for name in ("ptr", "cuda_stream", "handle"):
+            value = getattr(stream, name, None)
+            if value is not None:
+                number = int(getattr(value, "value", value) or 0)
+                break
+        else:
+            number = int(stream)
+    if not 0 <= number <= _MOST:
+        raise ValueError(f"galloc: {number} is no stream")
+    return number
 
 
 class Pool:
     """One heap on one device, with settings of its own (docs/settings.md). Close it when all its memory is freed."""
 
     def __init__(self, conf="", device=0):
-        self.device = device
+        self.device = device = operator.index(device)
+        if not 0 <= device < 1 << 31:  # galloc.h's -1, the current device, is not here: frees name a pool's device
+            raise ValueError(f"galloc: there is no device {device}")
         self._pool = ctypes.c_void_p()
         _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
 
+    def _open(self):
+        if not self._pool:
+            raise RuntimeError("galloc: the pool is closed")
+        return self._pool
+
     def malloc(self, nbytes, stream=None):
         """Allocates memory that work queued on the stream from now on may use; 0 bytes: 0. Raises MemoryError."""
-        if nbytes < 0:
-            raise ValueError("galloc: a negative size")
         ptr = ctypes.c_void_p()
-        arguments = self._pool, ctypes.byref(ptr), nbytes, handle(stream), self.device
+        arguments = self._open(), ctypes.byref(ptr), _size(nbytes), handle(stream), self.device
         error = _load().galloc_python_malloc(*arguments)
         if error == _OUT_OF_MEMORY and gc.collect():  # cycles may hold blocks
             error = _load().galloc_python_malloc(*arguments)
@@ -98,6 +119,8 @@ class Pool:
 
     def free(self, ptr, stream=None, wait=False):
         """Frees memory on the stream that used it last. wait: the device has finished all work first (cudaFree)."""
+        if isinstance(ptr, int) and not 0 <= ptr <= _MOST:
+            raise ValueError(f"galloc: {ptr:#x} is no address")
         _check(_load().galloc_python_free(ptr, handle(stream), self.device, wait))
 
     def block(self, nbytes, stream=None):
@@ -107,13 +130,13 @@ class Pool:
     def memory(self):
         """{"live": ..., "live_peak": ..., "held": ..., "held_peak": ...}, in bytes."""
         numbers = (ctypes.c_size_t * 4)()
-        _check(_load().galloc_python_memory(self._pool, numbers))
+        _check(_load().galloc_python_memory(self._open(), numbers))
         return dict(zip(("live", "live_peak", "held", "held_peak"), numbers))
 
     def trim(self, keep=0):
         """Returns free memory to the device until the pool holds `keep` bytes. Waits. The bytes returned."""
         released = ctypes.c_size_t()
-        _check(_load().galloc_pool_trim(self._pool, keep, ctypes.byref(released)))
+        _check(_load().galloc_pool_trim(self._open(), _size(keep), ctypes.byref(released)))
         return released.value
 
     def snapshot(self):
@@ -191,5 +214,5 @@ def snapshot(pool=None):
         parts.append(ctypes.string_at(data, size))
         return 0
 
-    _check(_load().galloc_snapshot(pool._pool if pool else None, 0, _WRITE(write), None))
+    _check(_load().galloc_snapshot(None if pool is None else pool._open(), 0, _WRITE(write), None))
     return json.loads(b"".join(parts))

@@ -73,6 +73,61 @@ def memory_comes_back_on_its_stream():
 
 
 @test
+def numbers_that_c_would_wrap_are_errors():
+    wide = 1 << 64
+    for nbytes in (wide - 1, wide, wide + 4096, 1 << 70):
+        raises(MemoryError, "exceed", galloc.malloc, nbytes)
+        raises(MemoryError, "exceed", galloc.Block, nbytes)
+    raises(ValueError, "negative", galloc.Block, -wide)
+    for nbytes in (1.5, "1", None):
+        raises(TypeError, "integer", galloc.malloc, nbytes)
+    pool = galloc.Pool()
+    pool.free(pool.malloc(MIB), wait=True)
+    assert pool.trim(wide) == 0 and pool.trim(wide - 1) == 0
+    raises(ValueError, "negative", pool.trim, -1)
+    assert pool.trim(0) == 2 * MIB
+    pool.close()
+    p = galloc.malloc(MIB)
+    raises(ValueError, "no address", galloc.free, p + wide)
+    raises(ValueError, "no address", galloc.free, -1)
+    for stream in (-1, wide, types.SimpleNamespace(ptr=wide)):
+        raises(ValueError, "no stream", galloc.malloc, 10, stream)
+        raises(ValueError, "no stream", galloc.free, p, stream)
+        raises(ValueError, "no stream", galloc.Block, 10, stream)
+    galloc.free(p)
+
+
+@test
+def errors_have_their_own_words():
+    def stale():
+        raises(RuntimeError, "0x10", galloc.free, 16)
+
+    for device in (-1, 1 << 31, 1 << 32):
+        stale()
+        raises(ValueError, f"no device {device}", galloc.malloc, 10, 0, device)
+        raises(ValueError, f"no device {device}", galloc.Pool, "", device)
+    stale()
+    raises(RuntimeError, "device 99", galloc.malloc, 10, 0, 99)
+    raises(RuntimeError, "device 99", galloc.free, 512, 0, 99)
+    pool = galloc.Pool()
+    p = pool.malloc(10)
+    pool.device = 99  # a device that goes away
+    for call in (pool.malloc, pool.free):
+        stale()
+        raises(RuntimeError, "cannot be made current: invalid device", call, p)
+    pool.device = 0
+    pool.free(p)
+    pool.close()
+    for call in (pool.malloc, pool.block):
+        stale()
+        raises(RuntimeError, "the pool is closed", call, 10)
+    for call in (pool.memory, pool.trim, pool.snapshot):
+        stale()
+        raises(RuntimeError, "the pool is closed", call)
+    raises(RuntimeError, "the pool is closed", galloc.snapshot, pool)
+
+
+@test
 def streams_of_all_packages_are_understood():
     class Protocol:
         def __cuda_stream__(self):
