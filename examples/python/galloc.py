@@ -14,6 +14,7 @@ import gc
 import json
 import operator
 import os
+import weakref
 
 __all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
 
@@ -153,33 +154,89 @@ class Pool:
             _check(error)
 
 
-class Block:
-    """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream."""
+# A reference cycle (that of an exception's traceback, say) may hold a stream's object and blocks on it. The garbage
+# collector then calls their finalisers in any order, and the stream may be gone when its blocks are freed: a crash in
+# the driver. But first, in Python 3.9 to 3.14, it calls the callbacks of weak references that are not garbage. So each
+# stream object has one here, whose callback frees the blocks that are left. Callbacks of one object are called from the
+# newest to the oldest: this one comes before that of a weakref.finalize which an object made to destroy its stream.
+# Without a cycle the blocks keep the object, so none is left in the callback, which then makes no CUDA call.
+_streams = {}  # id of the object (equal ones may differ): the reference, and {address: device} of its blocks
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpreter ends it is not garbage
 
-    __slots__ = ("ptr", "size", "stream", "pool", "_free", "__weakref__")
+# The blocks on numbers, and on objects without weak references: {address: stream}. Such an object has no attributes of
+# its own, as a rule, by which it could hold blocks. So it is kept from here, and goes after its last block.
+_kept = {}
+
+
+def _blocks_on(stream):
+    """The list of a stream's blocks."""
+    if stream is None or type(stream) is int:
+        return _kept
+    key = id(stream)
+    found = _streams.get(key)
+    if found is not None:
+        return found[1]
+    number, blocks = handle(stream), {}
+
+    def gone(reference, streams=_streams, free=_load().galloc_python_free):
+        del streams[key]
+        while blocks:
+            ptr, device = blocks.popitem()
+            free(ptr, number, device, 0)
+
+    try:
+        reference = weakref.ref(stream, gone)
+    except TypeError:
+        return _kept
+    return _streams.setdefault(key, (reference, blocks))[1]  # another thread may have been first
+
+
+class Block:
+    """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
+    the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
+
+    __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_free", "__weakref__")
 
     def __init__(self, nbytes, stream=None, device=0, pool=None):
-        self.ptr = 0
+        self._ptr = 0
         self.pool = pool or default_pool(device)
         self.size = nbytes
-        self.stream = stream
+        self._stream = stream
         self._free = _load().galloc_python_free  # globals may be gone when the interpreter ends
-        self.ptr = self.pool.malloc(nbytes, stream)
+        self._blocks = _blocks_on(stream)
+        ptr = self.pool.malloc(nbytes, stream)
+        if ptr:
+            self._blocks[ptr] = stream if self._blocks is _kept else self.pool.device
+        self._ptr = ptr
+
+    @property
+    def ptr(self):
+        return self._ptr
+
+    @property
+    def stream(self):
+        return self._stream
+
+    def _take(self):
+        """The address, which the caller frees; 0 if that has been done."""
+        ptr, self._ptr = getattr(self, "_ptr", 0), 0
+        return ptr if ptr and self._blocks.pop(ptr, self) is not self else 0
 
     def free(self, stream=None):
         """Frees the memory now; on another stream than the one it was allocated for if one is given."""
-        ptr, self.ptr = self.ptr, 0
+        number = handle(self._stream if stream is None else stream)
+        ptr = self._take()
         if ptr:
-            self.pool.free(ptr, self.stream if stream is None else stream)
+            self.pool.free(ptr, number)
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
-        _check(_load().galloc_record_stream(self.ptr, handle(stream)))
+        _check(_load().galloc_record_stream(self._ptr, handle(stream)))
 
     def __del__(self):
-        ptr, self.ptr = getattr(self, "ptr", 0), 0
+        ptr = self._take()
         if ptr:
-            self._free(ptr, handle(self.stream), self.pool.device, 0)  # galloc logs an error
+            self._free(ptr, handle(self._stream), self.pool.device, 0)  # galloc logs an error
 
 
 _default_pools = {}
