@@ -12,11 +12,14 @@ this file or in GALLOC_PYTHON_LIBRARY. GALLOC_CONF has galloc's settings.
 import ctypes
 import gc
 import json
+import operator
 import os
+import weakref
 
 __all__ = ["malloc", "free", "Block", "Pool", "default_pool", "retire", "snapshot", "handle"]
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_MOST = ctypes.c_size_t(-1).value
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _library = None
 
@@ -61,6 +64,14 @@ def _check(error):
         raise (MemoryError if error == _OUT_OF_MEMORY else RuntimeError)(text)
 
 
+def _size(nbytes):
+    """A size for C, where larger numbers would wrap. No device has as much as the largest."""
+    nbytes = operator.index(nbytes)
+    if nbytes < 0:
+        raise ValueError("galloc: a negative size")
+    return min(nbytes, _MOST)
+
+
 def handle(stream):
     """The cudaStream_t of a stream as a number. Streams are numbers, None (the legacy stream), objects with
     __cuda_stream__ (cuda.core, CuPy, RMM), or with ptr (CuPy), cuda_stream (PyTorch) or handle (Numba)."""
@@ -68,28 +79,39 @@ def handle(stream):
         return 0
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    for name in ("ptr", "cuda_stream", "handle"):
-        value = getattr(stream, name, None)
-        if value is not None:
-            return int(getattr(value, "value", value) or 0)
-    return int(stream)
+        number = int((protocol() if callable(protocol) else protocol)[1])
+    else:
+        for name in ("ptr", "cuda_stream", "handle"):
+            value = getattr(stream, name, None)
+            if value is not None:
+                number = int(getattr(value, "value", value) or 0)
+                break
+        else:
+            number = int(stream)
+    if not 0 <= number <= _MOST:
+        raise ValueError(f"galloc: {number} is no stream")
+    return number
 
 
 class Pool:
     """One heap on one device, with settings of its own (docs/settings.md). Close it when all its memory is freed."""
 
     def __init__(self, conf="", device=0):
-        self.device = device
+        self.device = device = operator.index(device)
+        if not 0 <= device < 1 << 31:  # galloc.h's -1, the current device, is not here: frees name a pool's device
+            raise ValueError(f"galloc: there is no device {device}")
         self._pool = ctypes.c_void_p()
         _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
 
+    def _open(self):
+        if not self._pool:
+            raise RuntimeError("galloc: the pool is closed")
+        return self._pool
+
     def malloc(self, nbytes, stream=None):
         """Allocates memory that work queued on the stream from now on may use; 0 bytes: 0. Raises MemoryError."""
-        if nbytes < 0:
-            raise ValueError("galloc: a negative size")
         ptr = ctypes.c_void_p()
-        arguments = self._pool, ctypes.byref(ptr), nbytes, handle(stream), self.device
+        arguments = self._open(), ctypes.byref(ptr), _size(nbytes), handle(stream), self.device
         error = _load().galloc_python_malloc(*arguments)
         if error == _OUT_OF_MEMORY and gc.collect():  # cycles may hold blocks
             error = _load().galloc_python_malloc(*arguments)
@@ -98,6 +120,8 @@ class Pool:
 
     def free(self, ptr, stream=None, wait=False):
         """Frees memory on the stream that used it last. wait: the device has finished all work first (cudaFree)."""
+        if isinstance(ptr, int) and not 0 <= ptr <= _MOST:
+            raise ValueError(f"galloc: {ptr:#x} is no address")
         _check(_load().galloc_python_free(ptr, handle(stream), self.device, wait))
 
     def block(self, nbytes, stream=None):
@@ -107,13 +131,13 @@ class Pool:
     def memory(self):
         """{"live": ..., "live_peak": ..., "held": ..., "held_peak": ...}, in bytes."""
         numbers = (ctypes.c_size_t * 4)()
-        _check(_load().galloc_python_memory(self._pool, numbers))
+        _check(_load().galloc_python_memory(self._open(), numbers))
         return dict(zip(("live", "live_peak", "held", "held_peak"), numbers))
 
     def trim(self, keep=0):
         """Returns free memory to the device until the pool holds `keep` bytes. Waits. The bytes returned."""
         released = ctypes.c_size_t()
-        _check(_load().galloc_pool_trim(self._pool, keep, ctypes.byref(released)))
+        _check(_load().galloc_pool_trim(self._open(), _size(keep), ctypes.byref(released)))
         return released.value
 
     def snapshot(self):
@@ -130,33 +154,89 @@ class Pool:
             _check(error)
 
 
-class Block:
-    """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream."""
+# A reference cycle (that of an exception's traceback, say) may hold a stream's object and blocks on it. The garbage
+# collector then calls their finalisers in any order, and the stream may be gone when its blocks are freed: a crash in
+# the driver. But first, in Python 3.9 to 3.14, it calls the callbacks of weak references that are not garbage. So each
+# stream object has one here, whose callback frees the blocks that are left. Callbacks of one object are called from the
+# newest to the oldest: this one comes before that of a weakref.finalize which an object made to destroy its stream.
+# Without a cycle the blocks keep the object, so none is left in the callback, which then makes no CUDA call.
+_streams = {}  # id of the object (equal ones may differ): the reference, and {address: device} of its blocks
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_streams))  # also when the interpreter ends it is not garbage
 
-    __slots__ = ("ptr", "size", "stream", "pool", "_free", "__weakref__")
+# The blocks on numbers, and on objects without weak references: {address: stream}. Such an object has no attributes of
+# its own, as a rule, by which it could hold blocks. So it is kept from here, and goes after its last block.
+_kept = {}
+
+
+def _blocks_on(stream):
+    """The list of a stream's blocks."""
+    if stream is None or type(stream) is int:
+        return _kept
+    key = id(stream)
+    found = _streams.get(key)
+    if found is not None:
+        return found[1]
+    number, blocks = handle(stream), {}
+
+    def gone(reference, streams=_streams, free=_load().galloc_python_free):
+        del streams[key]
+        while blocks:
+            ptr, device = blocks.popitem()
+            free(ptr, number, device, 0)
+
+    try:
+        reference = weakref.ref(stream, gone)
+    except TypeError:
+        return _kept
+    return _streams.setdefault(key, (reference, blocks))[1]  # another thread may have been first
+
+
+class Block:
+    """Memory that is freed with the object, on the stream that it was allocated for. The object keeps the stream. If
+    the garbage collector finds both in a cycle, the memory is freed first: finalisers in the cycle must not use it."""
+
+    __slots__ = ("size", "pool", "_ptr", "_stream", "_blocks", "_free", "__weakref__")
 
     def __init__(self, nbytes, stream=None, device=0, pool=None):
-        self.ptr = 0
+        self._ptr = 0
         self.pool = pool or default_pool(device)
         self.size = nbytes
-        self.stream = stream
+        self._stream = stream
         self._free = _load().galloc_python_free  # globals may be gone when the interpreter ends
-        self.ptr = self.pool.malloc(nbytes, stream)
+        self._blocks = _blocks_on(stream)
+        ptr = self.pool.malloc(nbytes, stream)
+        if ptr:
+            self._blocks[ptr] = stream if self._blocks is _kept else self.pool.device
+        self._ptr = ptr
+
+    @property
+    def ptr(self):
+        return self._ptr
+
+    @property
+    def stream(self):
+        return self._stream
+
+    def _take(self):
+        """The address, which the caller frees; 0 if that has been done."""
+        ptr, self._ptr = getattr(self, "_ptr", 0), 0
+        return ptr if ptr and self._blocks.pop(ptr, self) is not self else 0
 
     def free(self, stream=None):
         """Frees the memory now; on another stream than the one it was allocated for if one is given."""
-        ptr, self.ptr = self.ptr, 0
+        number = handle(self._stream if stream is None else stream)
+        ptr = self._take()
         if ptr:
-            self.pool.free(ptr, self.stream if stream is None else stream)
+            self.pool.free(ptr, number)
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
-        _check(_load().galloc_record_stream(self.ptr, handle(stream)))
+        _check(_load().galloc_record_stream(self._ptr, handle(stream)))
 
     def __del__(self):
-        ptr, self.ptr = getattr(self, "ptr", 0), 0
+        ptr = self._take()
         if ptr:
-            self._free(ptr, handle(self.stream), self.pool.device, 0)  # galloc logs an error
+            self._free(ptr, handle(self._stream), self.pool.device, 0)  # galloc logs an error
 
 
 _default_pools = {}
@@ -191,5 +271,5 @@ def snapshot(pool=None):
         parts.append(ctypes.string_at(data, size))
         return 0
 
-    _check(_load().galloc_snapshot(pool._pool if pool else None, 0, _WRITE(write), None))
+    _check(_load().galloc_snapshot(None if pool is None else pool._open(), 0, _WRITE(write), None))
     return json.loads(b"".join(parts))

@@ -21,12 +21,19 @@ GALLOC_API cudaError_t galloc_python_pool(galloc_pool **pool, const char *conf, 
     return error == cudaSuccess ? galloc_pool_create(pool, &config) : error;
 }
 
+/* An error that galloc did not find, as the thread's message and in the log, as if it had. */
+static cudaError_t says(cudaError_t error, const char *what)
+{
+    return gai_end("galloc_python", gai_fail(error, "%s: %s", what, cudaGetErrorString(error)));
+}
+
 /* Makes the device current. *before: the device to go back to. */
 static cudaError_t enter(int device, int *before)
 {
     cudaError_t error = cudaGetDevice(before);
     if (error == cudaSuccess && *before != device) error = cudaSetDevice(device);
-    return error;
+    if (error == cudaSuccess || error == cudaErrorCudartUnloading) return error;
+    return says(error, "the device cannot be made current");
 }
 
 static void leave(int device, int before)
@@ -50,7 +57,10 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     int before = device;
     cudaError_t error = enter(device, &before);
     if (error == cudaErrorCudartUnloading) return cudaSuccess; /* the process ends, and the driver is gone */
-    if (error == cudaSuccess && wait) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess && wait) {
+        error = cudaDeviceSynchronize();
+        if (error != cudaSuccess) error = says(error, "waiting for the device");
+    }
     if (error == cudaSuccess) error = galloc_free(ptr, (cudaStream_t)stream);
     leave(device, before);
     return error;

@@ -4,8 +4,10 @@ CuPy, Numba, cuda.core and RMM are stand-ins that do what those packages do with
 import contextlib
 import gc
 import os
+import subprocess
 import sys
 import types
+import weakref
 
 folder = os.path.abspath(sys.argv[1])
 sys.path.insert(0, folder)
@@ -73,6 +75,61 @@ def memory_comes_back_on_its_stream():
 
 
 @test
+def numbers_that_c_would_wrap_are_errors():
+    wide = 1 << 64
+    for nbytes in (wide - 1, wide, wide + 4096, 1 << 70):
+        raises(MemoryError, "exceed", galloc.malloc, nbytes)
+        raises(MemoryError, "exceed", galloc.Block, nbytes)
+    raises(ValueError, "negative", galloc.Block, -wide)
+    for nbytes in (1.5, "1", None):
+        raises(TypeError, "integer", galloc.malloc, nbytes)
+    pool = galloc.Pool()
+    pool.free(pool.malloc(MIB), wait=True)
+    assert pool.trim(wide) == 0 and pool.trim(wide - 1) == 0
+    raises(ValueError, "negative", pool.trim, -1)
+    assert pool.trim(0) == 2 * MIB
+    pool.close()
+    p = galloc.malloc(MIB)
+    raises(ValueError, "no address", galloc.free, p + wide)
+    raises(ValueError, "no address", galloc.free, -1)
+    for stream in (-1, wide, types.SimpleNamespace(ptr=wide)):
+        raises(ValueError, "no stream", galloc.malloc, 10, stream)
+        raises(ValueError, "no stream", galloc.free, p, stream)
+        raises(ValueError, "no stream", galloc.Block, 10, stream)
+    galloc.free(p)
+
+
+@test
+def errors_have_their_own_words():
+    def stale():
+        raises(RuntimeError, "0x10", galloc.free, 16)
+
+    for device in (-1, 1 << 31, 1 << 32):
+        stale()
+        raises(ValueError, f"no device {device}", galloc.malloc, 10, 0, device)
+        raises(ValueError, f"no device {device}", galloc.Pool, "", device)
+    stale()
+    raises(RuntimeError, "device 99", galloc.malloc, 10, 0, 99)
+    raises(RuntimeError, "device 99", galloc.free, 512, 0, 99)
+    pool = galloc.Pool()
+    p = pool.malloc(10)
+    pool.device = 99  # a device that goes away
+    for call in (pool.malloc, pool.free):
+        stale()
+        raises(RuntimeError, "cannot be made current: invalid device", call, p)
+    pool.device = 0
+    pool.free(p)
+    pool.close()
+    for call in (pool.malloc, pool.block):
+        stale()
+        raises(RuntimeError, "the pool is closed", call, 10)
+    for call in (pool.memory, pool.trim, pool.snapshot):
+        stale()
+        raises(RuntimeError, "the pool is closed", call)
+    raises(RuntimeError, "the pool is closed", galloc.snapshot, pool)
+
+
+@test
 def streams_of_all_packages_are_understood():
     class Protocol:
         def __cuda_stream__(self):
@@ -122,6 +179,147 @@ def a_block_goes_with_its_object():
     again.free(other)
     again.free()
     raises(MemoryError, "", galloc.Block, 1 << 60)
+
+
+class Stream:
+    """As CuPy's: its finaliser destroys it. The simulated device ends the process if a call names it afterwards."""
+
+    def __init__(self):
+        self.ptr = new_stream()
+
+    def __del__(self):
+        assert sim.cudaStreamDestroy(ctypes.c_void_p(self.ptr)) == 0
+
+
+class Equal(Stream):
+    """All are equal, as CuPy's with the same handle are."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+class Finalized:
+    """Destroyed by the callback of a weak reference."""
+
+    def __init__(self):
+        self.ptr = new_stream()
+        weakref.finalize(self, sim.cudaStreamDestroy, ctypes.c_void_p(self.ptr))
+
+
+class Slots:
+    """Without weak references, as many types of C."""
+
+    __slots__ = "ptr",
+    __init__, __del__ = Stream.__init__, Stream.__del__
+
+
+@contextlib.contextmanager
+def frees():
+    """A list of the frees that galloc_python_free sees from blocks made here: (address, stream, result)."""
+    real, seen = sim.galloc_python_free, []
+
+    def free(ptr, stream, device, wait):
+        error = real(ptr, stream, device, wait)
+        seen.append((ptr, stream, error))
+        return error
+
+    sim.galloc_python_free = free
+    try:
+        yield seen
+    finally:
+        sim.galloc_python_free = real
+
+
+@test
+def a_stream_that_is_garbage_with_its_blocks_goes_after_them():
+    gc.collect()
+    known = len(galloc._streams)
+    gc.disable()
+    for kind in Stream, Equal, Finalized, Slots:
+        for blocks_first in False, True:  # finalisers are called in the order in which the objects were made
+            for attribute in (False, True) if kind is not Slots else (False,):
+                with frees() as seen:
+                    expected = set()
+                    for _ in range(100):
+                        blocks = [galloc.Block.__new__(galloc.Block) for _ in range(3)]
+                        stream = kind()
+                        if not blocks_first:
+                            blocks = [galloc.Block.__new__(galloc.Block) for _ in range(3)]
+                        for block in blocks:
+                            block.__init__(MIB, stream)
+                            expected.add((block.ptr, stream.ptr, 0))
+                        blocks[0].free()
+                        blocks.append(blocks)
+                        if attribute:
+                            stream.blocks = blocks
+                        else:
+                            blocks.append(stream)
+                        del blocks, stream, block
+                    before = len(seen)
+                    assert before == 100
+                    gc.collect()
+                    assert len(seen) == 300 and set(seen) == expected, (kind, blocks_first, len(seen))
+    gc.enable()
+    assert len(galloc._streams) == known and not galloc._kept
+
+
+@test
+def a_stream_without_a_cycle_goes_after_its_last_block():
+    for kind in Stream, Finalized, Slots:
+        with frees() as seen:
+            stream = kind()
+            first, second = galloc.Block(MIB, stream), galloc.Block(MIB, stream)
+            number = stream.ptr
+            del stream
+            assert first.stream.ptr == number
+            del first
+            second.free()
+            second.free()
+            del second
+            assert [call[1:] for call in seen] == [(number, 0)] * 2
+            stream = kind()  # its number may be the same
+            galloc.Block(MIB, stream)
+            del stream
+            assert len(seen) == 3
+    assert not galloc._kept
+
+
+@test
+def a_block_keeps_its_address_and_stream():
+    block = galloc.Block(MIB)
+    for name in "ptr", "stream":
+        raises(AttributeError, "", setattr, block, name, 0)
+    raises(TypeError, "", block.free, object())
+    assert block.ptr  # and still has its memory
+    block.free()
+    assert block.ptr == 0
+
+
+@test
+def cycles_that_are_left_when_the_interpreter_ends():
+    program = f"""
+import ctypes, gc, os, sys
+sys.path.insert(0, {folder!r})
+import galloc
+sim = galloc._load()
+gc.disable()
+class Stream:
+    def __init__(self, destroy=sim.cudaStreamDestroy):
+        stream = ctypes.c_void_p()
+        assert sim.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        self.ptr, self.destroy = stream.value, destroy
+    def __del__(self, pointer=ctypes.c_void_p):
+        self.destroy(pointer(self.ptr))
+for _ in range(100):
+    stream = Stream()
+    stream.block = galloc.Block(1 << 20, stream)
+    block = galloc.Block(1 << 20, stream)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 0 and not ended.stderr, (ended.returncode, ended.stderr)
 
 
 @test
