@@ -115,9 +115,9 @@
      below 10 MiB, else of the request rounded up to 2 MiB. Blocks of max_split_size and more are not split there.
 
    ON LIMITS AND COLLECTION
-     Set memory_limit to bound a pool, device_limit to bound all pools of a device: a pool holds at most the least of
-     memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of its pools leaves.
-     Bytes are charged to every limit before the driver call, so concurrent calls never exceed one (exception: ON
+     memory_limit bounds a pool (galloc_pool_set_limit changes it), device_limit all pools of a device: a pool holds at
+     most the least of memory_limit, per_process_memory_fraction of the device, and what the lowest device_limit of its
+     pools leaves. Bytes are charged before the driver call, so concurrent calls never exceed a limit (exception: ON
      BACKENDS). A pool that device_limit or a full device stops gets unused memory of the device's other pools; at last
      it waits for memory that they have freed. `growth` sets the size of new pages; close to a limit they are smaller.
      galloc returns cached memory to the device when memory runs out, where smaller pages replace it (growing in place),
@@ -963,6 +963,15 @@ GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, si
                without an event (a single stream records none) is waited for as in galloc_pool_trim, which takes no time
                after a synchronisation */
 GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *released);
+
+/* Sets the most that the pool may hold, in place of its memory_limit and per_process_memory_fraction; device_limit
+   stays. Growth that begins after this call keeps to the new limit. A pool that holds more keeps it, and serves
+   requests from it. One that needs new memory first returns what the pool holds above the limit and does not use, and
+   fails if that does not suffice. galloc_pool_trim(pool, bytes, NULL) returns it at once. galloc_pool_config gives the
+   new limit.
+     bytes    0 .. SIZE_MAX; SIZE_MAX: the device's memory. With backend:cudaMallocAsync the driver's pool keeps the
+              limit that it was made with: a higher one has no effect */
+GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes);
 
 /* Sets functions that the pool calls. They run in the thread whose call leads to them, with no lock of galloc held.
    They may call galloc, also for this pool, but not this function. They must return (no longjmp, no exception) and
@@ -3093,7 +3102,8 @@ typedef struct gai_variant {
    looked up, counts among the users before it does anything, and the thread that ends the pool waits for them. Calls
    through a stream cache do not: the life of the stream state tells them whether it is still the one they mean. */
 struct galloc_pool {
-    /* Read by every call, without a lock. Not changed while the pool exists. */
+    /* Read by every call, without a lock. Not changed while the pool exists, except memory_limit and
+       per_process_memory_fraction, which the budget lock guards. */
     galloc_config config;
     int is_default;
     int one_context; /* by promise all calls with default streams are made in it */
@@ -4337,7 +4347,7 @@ static GAI_INLINE int gai_block_need(galloc_pool *pool, const gai_block *block, 
    budget lock. Bytes are charged to every limit before the driver call, so that concurrent growth never exceeds one.
    Calls nothing but the platform. */
 
-/* The limit from the pool's own settings. */
+/* The limit from the pool's own settings. [budget lock] */
 static size_t gai_pool_share(const galloc_pool *pool)
 {
     double fraction = pool->config.per_process_memory_fraction * (double)pool->device_bytes;
@@ -4348,11 +4358,11 @@ static size_t gai_pool_share(const galloc_pool *pool)
 /* The most that the pool can hold when the device's other pools hold nothing. */
 static size_t gai_pool_capacity(const galloc_pool *pool)
 {
-    size_t limit;
+    size_t most;
     gai_lock_on(&gai_locks.budget);
-    limit = pool->budget->limit;
+    most = gai_min(gai_pool_share(pool), pool->budget->limit);
     gai_lock_off(&gai_locks.budget);
-    return gai_min(gai_pool_share(pool), limit);
+    return most;
 }
 
 static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
@@ -4372,6 +4382,27 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     left = gai_budget_left(pool);
     gai_lock_off(&gai_locks.budget);
     return left;
+}
+
+/* Bytes that must return to the driver before the pool may request `bytes` more; 0: none. What the pool holds above a
+   limit of its own that was lowered counts too. May be stale. */
+static size_t gai_pool_lacks(const galloc_pool *pool, size_t bytes)
+{
+    size_t left, above;
+    gai_lock_on(&gai_locks.budget);
+    left = gai_budget_left(pool);
+    above = gai_left(pool->taken, gai_pool_share(pool));
+    gai_lock_off(&gai_locks.budget);
+    return bytes > left ? bytes - left + above : 0;
+}
+
+/* Sets the pool's own limit, in place of both that it was made with. */
+static void gai_budget_set_own(galloc_pool *pool, size_t bytes)
+{
+    gai_lock_on(&gai_locks.budget);
+    pool->config.memory_limit = bytes;
+    pool->config.per_process_memory_fraction = 1;
+    gai_lock_off(&gai_locks.budget);
 }
 
 /* Charges bytes to all limits; called before the driver allocates them. 0: a limit forbids it. */
@@ -11350,11 +11381,10 @@ static int gai_step_recycle(gai_job *job)
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, which a capture forbids");
         if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms cannot limit cudaFree");
     }
-    /* The driver refused nothing, so it is the limit: it lacks only the bytes above the headroom. */
+    /* The driver refused nothing, so it is the limit: only what it lacks goes. */
     if (!job->refusal) {
-        size_t headroom = gai_pool_headroom(pool);
         if (job->params.bytes > gai_pool_capacity(pool)) return 0;
-        filter.wanted = space > headroom ? space - headroom : pool->granularity;
+        filter.wanted = gai_max(gai_pool_lacks(pool, space), pool->granularity);
     }
     return gai_job_release_by(job, &filter) && gai_step_supply(job);
 }
@@ -11850,18 +11880,20 @@ static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
 /* Writes into `text` which limit refuses `bytes` more bytes. */
 static void gai_pool_say_limit(const galloc_pool *pool, size_t bytes, char *text, size_t size)
 {
-    size_t share = gai_pool_share(pool), held, limit, own, left;
+    size_t share, memory_limit, held, limit, own, left;
     gai_lock_on(&gai_locks.budget);
+    share = gai_pool_share(pool);
+    memory_limit = pool->config.memory_limit;
     held = pool->budget->held;
     limit = pool->budget->limit;
     own = gai_left(share, pool->taken);
     gai_lock_off(&gai_locks.budget);
     if (limit < share || (bytes <= share && own > gai_left(limit, held)))
         (void)snprintf(text, size, "the device_limit is %zu, of which the device's pools hold %zu", limit, held);
-    else if (share < gai_min(pool->config.memory_limit, pool->device_bytes))
+    else if (share < gai_min(memory_limit, pool->device_bytes))
         (void)snprintf(text, size, "per_process_memory_fraction leaves the pool %zu", share);
-    else if (pool->config.memory_limit <= pool->device_bytes)
-        (void)snprintf(text, size, "the pool's memory_limit is %zu", pool->config.memory_limit);
+    else if (memory_limit <= pool->device_bytes)
+        (void)snprintf(text, size, "the pool's memory_limit is %zu", memory_limit);
     else
         (void)snprintf(text, size, "the device has %zu", pool->device_bytes);
     left = gai_min(own, gai_left(limit, held));
@@ -16026,18 +16058,22 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
         {CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, GALLOC_REUSE_FOLLOWED},
         {CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, GALLOC_REUSE_WAIT}};
     cuuint64_t threshold = pool->config.release_threshold == SIZE_MAX ? UINT64_MAX : pool->config.release_threshold;
-    size_t i;
+    size_t i, share;
     CUmemPoolProps properties;
     CUmemoryPool made = NULL;
     CUresult result;
+    gai_lock_on(&gai_locks.budget);
+    share = gai_pool_share(pool);
+    gai_lock_off(&gai_locks.budget);
     memset(&properties, 0, sizeof properties);
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = pool->config.device;
 #if CUDART_VERSION >= 12020
-    if (gai_pool_share(pool) < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
-        properties.maxSize = gai_max(gai_down(gai_pool_share(pool), GAI_FIXED_SMALL), GAI_FIXED_SMALL);
+    if (share < pool->device_bytes) /* it grows in 2 MiB steps; 0 means no limit */
+        properties.maxSize = gai_max(gai_down(share, GAI_FIXED_SMALL), GAI_FIXED_SMALL);
 #endif
+    (void)share;
     result = GAI_CALL(pool, pool_create, MemPoolCreate, (&made, &properties));
     if (result) return result;
     result = GAI_CALL(pool, pool_set, MemPoolSetAttribute, (made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
@@ -17302,7 +17338,9 @@ static void gai_pool_unlink(galloc_pool *pool)
 /* Returns the settings in effect. [lock] */
 static void gai_pool_read_config(const galloc_pool *pool, galloc_config *config)
 {
+    gai_lock_on(&gai_locks.budget);
     *config = pool->config;
+    gai_lock_off(&gai_locks.budget);
     config->overhead = pool->tuning.overhead;
     config->growth = pool->tuning.growth;
     config->history = pool->history.size;
@@ -19912,6 +19950,15 @@ GALLOC_API cudaError_t galloc_pool_sync_point(galloc_pool *pool, size_t *release
     if (released) *released = 0;
     if (!error) error = gai_pool_give_back(pool, pool->config.release_threshold, 1, released);
     return gai_end_giving(__func__, error);
+}
+
+GALLOC_API cudaError_t galloc_pool_set_limit(galloc_pool *pool, size_t bytes)
+{
+    cudaError_t error = gai_pool_of_call(&pool, NULL);
+    if (error) return gai_end(__func__, error);
+    gai_budget_set_own(pool, bytes);
+    gai_pool_unpin(pool);
+    return cudaSuccess;
 }
 
 GALLOC_API cudaError_t galloc_pool_config(galloc_pool *pool, galloc_config *config)

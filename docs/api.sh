@@ -13,7 +13,7 @@ Free: free free_after
 Streams: record_stream stream_retire
 CUDA graphs: graph_begin graph_end graph_release
 Pools: pool_default pool_create pool_destroy
-Reserve and give back: pool_reserve pool_trim pool_sync_point
+Reserve and give back: pool_reserve pool_trim pool_sync_point pool_set_limit
 Settings: config_default config_parse config_print pool_config pool_decisions pool_freeze
 Statistics and addresses: pool_stats pool_stats_reset pool_torch_stats pool_streams pointer_info
 Snapshots and history: snapshot snapshot_save live_text pool_history pool_history_stacks annotate tag_name

@@ -49,6 +49,7 @@ static int of_pools(arguments *a)
     bad += galloc_pool_reserve(a->pool, a->bytes) != cudaSuccess;
     bad += galloc_pool_trim(a->pool, a->bytes, &a->bytes) != cudaSuccess;
     bad += galloc_pool_sync_point(a->pool, &a->bytes) != cudaSuccess;
+    bad += galloc_pool_set_limit(a->pool, a->bytes) != cudaSuccess;
     bad += galloc_pool_set_callbacks(a->pool, &a->callbacks) != cudaSuccess;
     bad += galloc_pool_config(a->pool, &a->config) != cudaSuccess;
     bad += galloc_pool_decisions(a->pool, a->decisions, a->n, &a->n) != cudaSuccess;

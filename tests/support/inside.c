@@ -223,7 +223,7 @@ size_t inside_most_old_mappings(void) { return GAI_STALE_MAX; }
 /* ---- what else a pool has ---------------------------------------------------------------------------------------- */
 
 int inside_ended(galloc_pool *pool) { return (gai_load(&inside_pool(pool)->users) & GAI_ENDED) != 0; }
-void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { inside_pool(pool)->config.memory_limit = bytes; }
+void inside_set_memory_limit(galloc_pool *pool, size_t bytes) { gai_budget_set_own(inside_pool(pool), bytes); }
 void inside_set_live_peak(galloc_pool *pool, size_t bytes) { inside_pool(pool)->live_peak = bytes; }
 void inside_never_look_for_idle(galloc_pool *pool) { inside_pool(pool)->collector.look = UINT64_MAX; }
 CUmemoryPool inside_driver_pool(galloc_pool *pool) { return inside_pool(pool)->driver_pool; }

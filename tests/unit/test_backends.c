@@ -132,6 +132,29 @@ TEST(no_limit_is_passed_by_rounding)
     }
 }
 
+/* The driver's pool keeps the limit that it was made with. */
+TEST(a_backends_limit_can_be_changed)
+{
+    static const char *const kinds[] = {"backend:cudaMalloc", "backend:cudaMallocAsync",
+                                        "backend:cudaMallocAsync,memory_limit:32M"};
+    for (int i = 0; i < 3; i++) {
+        begin();
+        galloc_pool *pool = pool_of(kinds[i]);
+        cudaStream_t s = stream_new();
+        OK(galloc_pool_set_limit(pool, MIB(16)));
+        void *p = get(pool, MIB(14), s), *q = pool;
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(4), s), cudaErrorMemoryAllocation);
+        OK(galloc_pool_set_limit(pool, MIB(64)));
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(40), s), i == 2 ? cudaErrorMemoryAllocation : cudaSuccess);
+        expect_healthy(pool, 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* What graphs allocated counts beside what the driver's pool holds. */
 TEST(graphs_and_the_drivers_pool_share_a_limit)
 {

@@ -772,6 +772,7 @@ static int drop(void *user, const void *data, size_t bytes)
     X(galloc_graph_release, cudaSuccess, v->graph ? galloc_graph_release(v->graph, v->stream) : cudaSuccess)           \
     X(galloc_pool_trim, cudaSuccess, galloc_pool_trim(v->pool, 0, &released))                                          \
     X(galloc_pool_sync_point, cudaSuccess, galloc_pool_sync_point(v->pool, &released))                                 \
+    X(galloc_pool_set_limit, cudaSuccess, galloc_pool_set_limit(v->pool, SIZE_MAX))                                    \
     X(galloc_pool_config, cudaSuccess, galloc_pool_config(v->pool, &(galloc_config){.device = 0}))                     \
     X(galloc_pool_decisions, cudaSuccess, galloc_pool_decisions(v->pool, NULL, 0, NULL))                               \
     X(galloc_pool_freeze, cudaSuccess, galloc_pool_freeze(v->pool))                                                    \

@@ -502,6 +502,7 @@ static void expect_no_pool(galloc_pool *pool, cudaStream_t s)
     expect_gone(galloc_pool_reserve(pool, 0));
     expect_gone(galloc_pool_trim(pool, 0, &released));
     expect_gone(galloc_pool_sync_point(pool, &released));
+    expect_gone(galloc_pool_set_limit(pool, MIB(1)));
     expect_gone(galloc_pool_set_callbacks(pool, NULL));
     expect_gone(galloc_pool_config(pool, &config));
     expect_gone(galloc_pool_decisions(pool, &decision, 1, &count));

@@ -134,6 +134,93 @@ TEST(the_lowest_limit_counts)
     finish();
 }
 
+TEST(a_limit_can_be_changed)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        config.per_process_memory_fraction = 0.125;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(100), s);
+        expect_no_memory(pool, MIB(40), s);
+        OK(galloc_pool_set_limit(pool, MIB(200)));
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.memory_limit, MIB(200));
+        EXPECT_EQ(config.per_process_memory_fraction, 1);
+        void *q = get(pool, MIB(100), s);
+        expect_no_memory(pool, MIB(4), s);
+        EXPECT(strstr(galloc_last_message(), "memory_limit is 209715200") != NULL);
+        OK(galloc_pool_set_limit(pool, SIZE_MAX));
+        OK(galloc_free(get(pool, MIB(800), s), s));
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        OK(galloc_pool_set_limit(pool, 0));
+        expect_no_memory(pool, 1, s);
+        EXPECT_EQ(galloc_pool_set_limit(NULL, MIB(1)), cudaErrorInvalidValue);
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* A limit that is lowered takes nothing away: what is held serves requests, and goes when it is trimmed. */
+TEST(a_lowered_limit_returns_nothing_by_force)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        galloc_pool *pool = pool_new(&config);
+        galloc_report report;
+        void *p = get(pool, MIB(40), s), *q = get(pool, MIB(40), s);
+        put(s, p, MIB(40), 1);
+        put(s, q, MIB(40), 2);
+        OK(galloc_pool_set_limit(pool, MIB(60)));
+        EXPECT_EQ(sim_physical(0), MIB(80));
+        expect_no_memory(pool, MIB(4), s);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.limit, MIB(60));
+        EXPECT_EQ(report.room, 0);
+        EXPECT_EQ(report.held, MIB(80));
+        look(s, p, MIB(40), 1);
+        look(s, q, MIB(40), 2);
+        OK(galloc_free(q, s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        q = get(pool, MIB(38), s);
+        EXPECT_EQ(sim_physical(0), MIB(80));
+        OK(galloc_free(q, s));
+        OK(galloc_pool_trim(pool, MIB(60), NULL));
+        EXPECT(sim_physical(0) <= MIB(60));
+        look(s, p, MIB(40), 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(get(pool, MIB(60), s), s));
+        EXPECT(sim_physical(0) <= MIB(60));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* What is idle above a lowered limit goes when a request needs new memory. */
+TEST(growth_returns_what_is_idle_above_a_lowered_limit)
+{
+    enum { IDLE = 20 };
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_of_kind(0);
+    galloc_pool *pool = pool_new(&config);
+    void *p[IDLE];
+    for (int i = 0; i < IDLE; i++) p[i] = get(pool, MIB(10), s);
+    for (int i = 0; i < IDLE; i++) OK(galloc_free(p[i], s));
+    OK(galloc_pool_set_limit(pool, MIB(30)));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(10) * IDLE);
+    p[0] = get(pool, MIB(16), s);
+    EXPECT(stats_of(pool).reserved.current <= MIB(30));
+    OK(galloc_free(p[0], s));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_full_device_is_named)
 {
     begin_small(GIB(1));
@@ -311,6 +398,43 @@ TEST(pools_that_grow_at_once_keep_to_the_limit)
 }
 
 /* ---- what other pools of the device do not use ------------------------------------------------------------------- */
+
+static void *change_limits(void *arg)
+{
+    galloc_pool *const *pool = (galloc_pool *const *)arg;
+    dice d = {1};
+    for (int i = 0; i < 2000; i++) {
+        galloc_config config;
+        size_t limit = MIB(2) * (1 + roll_below(&d, 8));
+        OK(galloc_pool_set_limit(pool[i % GROWERS], limit));
+        OK(galloc_pool_config(pool[i % GROWERS], &config));
+        EXPECT_EQ(config.memory_limit, limit);
+    }
+    return NULL;
+}
+
+/* No pool is ever above the highest of its limits, 16 MiB. */
+TEST(limits_change_while_pools_grow)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        galloc_config config = config_of_kind(*kind);
+        galloc_pool *pool[GROWERS];
+        pthread_t thread[GROWERS], changer;
+        config.memory_limit = MIB(16);
+        over = 0;
+        sim_hook(watch, NULL);
+        for (int i = 0; i < GROWERS; i++) pool[i] = pool_new(&config);
+        for (int i = 0; i < GROWERS; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, grow_and_trim, pool[i]), 0);
+        EXPECT_EQ(pthread_create(&changer, NULL, change_limits, pool), 0);
+        for (int i = 0; i < GROWERS; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        EXPECT_EQ(pthread_join(changer, NULL), 0);
+        EXPECT_EQ(over, 0);
+        EXPECT(sim_physical_peak(0) <= MIB(64));
+        for (int i = 0; i < GROWERS; i++) pool_end(pool[i]);
+        finish();
+    }
+}
 
 TEST(a_pool_that_the_shared_limit_stops_gets_what_others_do_not_use)
 {

@@ -84,6 +84,7 @@ TEST(each_message_begins_with_the_function_that_failed)
     NAMED(galloc_pool_reserve, (pool, SIZE_MAX / 2));
     NAMED(galloc_pool_trim, (NULL, 0, NULL));
     NAMED(galloc_pool_sync_point, (NULL, NULL));
+    NAMED(galloc_pool_set_limit, (NULL, 0));
     NAMED(galloc_pool_set_callbacks, (NULL, NULL));
     NAMED(galloc_pool_config, (pool, NULL));
     NAMED(galloc_pool_decisions, (pool, NULL, 1, NULL));
