@@ -392,7 +392,7 @@ enum {
     GALLOC_LOG_OFF = 0,   /* no line; but as GALLOC_LOG_ERROR once GALLOC_CONF (or PyTorch's variable) was refused */
     GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
                              10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
-                             similar lines)" */
+                             similar lines)"; but each line about a damaged block (debug) is */
     GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
 };
@@ -587,7 +587,8 @@ typedef struct galloc_stats {
     uint64_t collected_bytes; /* the total size of these pages */
     uint64_t checks;       /* debug: guards, and blocks in quarantine, that were looked at */
     uint64_t unchecked;    /* debug: those that were not; docs/guards.md says when */
-    uint64_t damages;      /* debug: blocks that were found damaged; each has an error line in the log */
+    uint64_t damages;      /* debug: blocks that were found damaged; each has an error line in the log, but
+                              for those beyond 8 in one call, which share one; none is folded */
     size_t leaving;        /* bytes of stale aliases: addresses that are still mapped after their page moved */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that the driver failed to take back; galloc_pool_trim tries again */
@@ -14357,10 +14358,10 @@ static void gai_log_failures(void)
     gai_lock_off(&gai_locks.log);
 }
 
-/* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
-   prevents endless recursion. The message is restored afterwards. */
+/* Passes this thread's message to the log function; `folds`: unless it repeats one that was logged lately. A failure of
+   galloc inside that function is not logged, which prevents endless recursion. The message is restored afterwards. */
 GAI_APART
-static void gai_log(int level)
+static void gai_log_line(int level, int folds)
 {
     char text[sizeof gai_thread.message + 64];
     size_t length = strlen(gai_thread.message);
@@ -14372,7 +14373,7 @@ static void gai_log(int level)
     gai_lock_on(&gai_locks.log);
     gai_log_level_read();
     shows = level <= gai_process.log_level &&
-            (gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
+            (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
     call = gai_process.log_function;
     user = gai_process.log_user;
     gai_lock_off(&gai_locks.log);
@@ -14387,6 +14388,8 @@ static void gai_log(int level)
     memcpy(gai_thread.message, text, length);
     gai_thread.message[length] = 0;
 }
+
+static void gai_log(int level) { gai_log_line(level, 1); }
 
 /* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
@@ -14460,7 +14463,8 @@ static void gai_damage_print(gai_string *string, const gai_damage *damage)
     gai_print_callers(string, "freed", damage->freed);
 }
 
-/* Logs the damages that this call has found, one line each. The message of the call itself stays. */
+/* Logs the damages that this call has found, one line each: each is a mistake of its own, so no line is folded. The
+   message of the call itself stays. */
 GAI_APART
 static void gai_damages_say(void)
 {
@@ -14477,7 +14481,7 @@ static void gai_damages_say(void)
         string.left = sizeof gai_thread.message;
         if (i < GAI_DAMAGES) gai_damage_print(&string, &damages[i]);
         else gai_print(&string, "debug: and %llu more blocks", (unsigned long long)(n - i));
-        gai_log(GALLOC_LOG_ERROR);
+        gai_log_line(GALLOC_LOG_ERROR, 0);
     }
     memcpy(gai_thread.message, kept, sizeof kept);
 }
