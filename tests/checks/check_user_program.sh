@@ -244,6 +244,11 @@ int main(int argc, char **)
     printf("%u\n", host);
     count<<<dim3(3, 2), dim3(2, 5), 0, argc > 1 ? t : s>>>(p + 1, nullptr);
     count <<< 1, 1, 0, s >>> (p + 1, nullptr);
+    puts("usage: x <<<b>>> (c)"); /* not a<<<1, 1>>>(p) */ puts("a \"<<<1, 2>>>(p)"); // nor f<<<1>>>(p); it's one
+    printf("%d\n", '"' + 1'000 /* <<<"*/); puts(R"(f<<<1>>>(")"); puts(R"x(f<<<1>>>(")")x");
+    puts("<<<"), nothing<<<1, 1>>>(), puts(">>>("); /* f<<<1,
+       1>>>("); */ puts("g<<<1\
+        >>>(");
     cudaMemcpyAsync(&host, p + 1, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     if (argc == 1) printf("%u\n", host);
@@ -260,6 +265,12 @@ if command -v "${CXX:-g++}" >/dev/null; then
     is 0 "CUDA C++"
     prints 5996 "kernels of a namespace and of a template run, and add atomically"
     prints 60 "launches have shapes"
+    prints 'usage: x <<<b>>> (c)' "a string stays"
+    prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"
+    prints 1034 "a quote as a character, and one between digits"
+    prints 'f<<<1>>>("' "a raw string stays"
+    prints 'f<<<1>>>(")"' "a raw string with a name stays"
+    prints 'g<<<1        >>>(' "a string of two lines stays"
     prints cudaSuccess "a launch without arguments works"
     prints cudaErrorInvalidConfiguration "a launch leaves its error"
     "$work/launches" race >"$work/out" 2>"$work/err"
