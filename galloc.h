@@ -392,7 +392,7 @@ enum {
     GALLOC_LOG_OFF = 0,   /* no line; but as GALLOC_LOG_ERROR once GALLOC_CONF (or PyTorch's variable) was refused */
     GALLOC_LOG_ERROR = 1, /* one line for each call that fails. Of lines that differ only in numbers, the first, the
                              10th, the 100th and so on are logged, and otherwise one a second, with a count: "(and 89
-                             similar lines)" */
+                             similar lines)"; but each line about a damaged block (debug) is */
     GALLOC_LOG_INFO = 2,  /* (default) also the decisions of strategy:heuristic, and settings that have no effect */
     GALLOC_LOG_DEBUG = 3  /* as info, and every repeated line */
 };
@@ -587,7 +587,8 @@ typedef struct galloc_stats {
     uint64_t collected_bytes; /* the total size of these pages */
     uint64_t checks;       /* debug: guards, and blocks in quarantine, that were looked at */
     uint64_t unchecked;    /* debug: those that were not; docs/guards.md says when */
-    uint64_t damages;      /* debug: blocks that were found damaged; each has an error line in the log */
+    uint64_t damages;      /* debug: blocks that were found damaged; each has an error line in the log, but
+                              for those beyond 8 in one call, which share one; none is folded */
     size_t leaving;        /* bytes of stale aliases: addresses that are still mapped after their page moved */
     size_t addresses;      /* bytes of address space reserved */
     size_t quarantined;    /* bytes that the driver failed to take back; galloc_pool_trim tries again */
@@ -14073,6 +14074,32 @@ typedef struct gai_parsing {
     size_t size;
 } gai_parsing;
 
+/* Returns whether a value that cannot be parsed is just too large: its last digit, with what follows, can be. */
+static int gai_value_is_too_large(const gai_key *key, gai_text text, int mib)
+{
+    uint64_t n;
+    size_t digits = 0;
+    while (digits < text.length && text.at[digits] >= '0' && text.at[digits] <= '9') digits++;
+    if (!digits) return 0;
+    text.at += digits - 1;
+    text.length -= digits - 1;
+    if (key->form == GAI_ROUNDING) return gai_parse_number(text, 9, &n);
+    return key->form >= GAI_BYTES && key->form <= GAI_TIME && gai_parse_plain(key, text, mib, &n);
+}
+
+/* Says of a value that it is out of range, and what the range is. `values` tells it, but for the largest numbers. */
+static void gai_say_range(const gai_key *key, gai_text name, gai_text value, const char *values, size_t place,
+                          char *message, size_t size)
+{
+    const char *most = key->form == GAI_TIME ? "less than 2^64 ns: " : "less than 2^64 bytes: ";
+    if (key->most < SIZE_MAX) {
+        most = "";
+        values = key->values;
+    }
+    (void)snprintf(message, size, "at %zu: '%.*s' is out of range for %.*s: must be %s%s", place,
+                   (int)gai_min(value.length, 40), value.at, (int)name.length, name.at, most, values);
+}
+
 static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
 
 /* Parses one key:value pair. On an error writes the message and returns 0. */
@@ -14094,12 +14121,13 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
     else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && parsing->seen)
         (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
+    else if (!gai_parse_value(&parsing->config, key, pair, mib) && gai_value_is_too_large(key, pair, mib))
+        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
     else if (!gai_parse_value(&parsing->config, key, pair, mib))
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is no value for %.*s: must be %s", place, shown,
                        pair.at, (int)name.length, name.at, values);
     else if (!gai_key_is_right(&parsing->config, key))
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is out of range for %.*s: must be %s", place,
-                       shown, pair.at, (int)name.length, name.at, key->values);
+        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
     else {
         parsing->seen |= gai_key_bit(key);
         parsing->places[gai_key_index(key)] = place;
@@ -14404,10 +14432,10 @@ static void gai_log_failures(void)
     gai_lock_off(&gai_locks.log);
 }
 
-/* Passes this thread's message to the log function. A failure of galloc inside that function is not logged, which
-   prevents endless recursion. The message is restored afterwards. */
+/* Passes this thread's message to the log function; `folds`: unless it repeats one that was logged lately. A failure of
+   galloc inside that function is not logged, which prevents endless recursion. The message is restored afterwards. */
 GAI_APART
-static void gai_log(int level)
+static void gai_log_line(int level, int folds)
 {
     char text[sizeof gai_thread.message + 64];
     size_t length = strlen(gai_thread.message);
@@ -14419,7 +14447,7 @@ static void gai_log(int level)
     gai_lock_on(&gai_locks.log);
     gai_log_level_read();
     shows = level <= gai_process.log_level &&
-            (gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
+            (!folds || gai_process.log_level == GALLOC_LOG_DEBUG || gai_repeat_shows(gai_thread.message, &hidden));
     call = gai_process.log_function;
     user = gai_process.log_user;
     gai_lock_off(&gai_locks.log);
@@ -14434,6 +14462,8 @@ static void gai_log(int level)
     memcpy(gai_thread.message, text, length);
     gai_thread.message[length] = 0;
 }
+
+static void gai_log(int level) { gai_log_line(level, 1); }
 
 /* Prefixes the message with the name of the function that failed. */
 static void gai_message_begin(const char *function)
@@ -14507,7 +14537,8 @@ static void gai_damage_print(gai_string *string, const gai_damage *damage)
     gai_print_callers(string, "freed", damage->freed);
 }
 
-/* Logs the damages that this call has found, one line each. The message of the call itself stays. */
+/* Logs the damages that this call has found, one line each: each is a mistake of its own, so no line is folded. The
+   message of the call itself stays. */
 GAI_APART
 static void gai_damages_say(void)
 {
@@ -14524,7 +14555,7 @@ static void gai_damages_say(void)
         string.left = sizeof gai_thread.message;
         if (i < GAI_DAMAGES) gai_damage_print(&string, &damages[i]);
         else gai_print(&string, "debug: and %llu more blocks", (unsigned long long)(n - i));
-        gai_log(GALLOC_LOG_ERROR);
+        gai_log_line(GALLOC_LOG_ERROR, 0);
     }
     memcpy(gai_thread.message, kept, sizeof kept);
 }

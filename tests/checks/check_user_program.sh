@@ -82,6 +82,17 @@ is 0 "what was not given back is only a note"
 run copy SIM_MEMORY=lots
 is 2 "a value that means nothing"
 says "SIM_MEMORY=lots" "a value that means nothing is named"
+for value in 16T 1025G 1M 0 99999999999999999999999; do
+    run copy SIM_MEMORY=$value
+    is 2 "SIM_MEMORY=$value is refused"
+    says "SIM_MEMORY=$value is out of range: it may be a number of bytes from 2M to 1T" "SIM_MEMORY=$value: its range"
+done
+run copy SIM_MODE=ledger SIM_MEMORY=17T
+says "SIM_MEMORY=17T is out of range: it may be a number of bytes from 2M to 16T" "a ledger's range is its own"
+run copy SIM_DEVICES=9
+says "SIM_DEVICES=9 is out of range: it may be 1 to 8" "SIM_DEVICES=9 is out of range"
+run copy SIM_SEED=-1
+says "SIM_SEED=-1: it may be a number" "a seed has no sign"
 run copy SIM_MODE=ledger SIM_MEMORY=100G
 is 0 "a program on a device without memory behind it"
 
@@ -244,6 +255,11 @@ int main(int argc, char **)
     printf("%u\n", host);
     count<<<dim3(3, 2), dim3(2, 5), 0, argc > 1 ? t : s>>>(p + 1, nullptr);
     count <<< 1, 1, 0, s >>> (p + 1, nullptr);
+    puts("usage: x <<<b>>> (c)"); /* not a<<<1, 1>>>(p) */ puts("a \"<<<1, 2>>>(p)"); // nor f<<<1>>>(p); it's one
+    printf("%d\n", '"' + 1'000 /* <<<"*/); puts(R"(f<<<1>>>(")"); puts(R"x(f<<<1>>>(")")x");
+    puts("<<<"), nothing<<<1, 1>>>(), puts(">>>("); /* f<<<1,
+       1>>>("); */ puts("g<<<1\
+        >>>(");
     cudaMemcpyAsync(&host, p + 1, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     if (argc == 1) printf("%u\n", host);
@@ -260,6 +276,12 @@ if command -v "${CXX:-g++}" >/dev/null; then
     is 0 "CUDA C++"
     prints 5996 "kernels of a namespace and of a template run, and add atomically"
     prints 60 "launches have shapes"
+    prints 'usage: x <<<b>>> (c)' "a string stays"
+    prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"
+    prints 1034 "a quote as a character, and one between digits"
+    prints 'f<<<1>>>("' "a raw string stays"
+    prints 'f<<<1>>>(")"' "a raw string with a name stays"
+    prints 'g<<<1        >>>(' "a string of two lines stays"
     prints cudaSuccess "a launch without arguments works"
     prints cudaErrorInvalidConfiguration "a launch leaves its error"
     "$work/launches" race >"$work/out" 2>"$work/err"

@@ -12,7 +12,54 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 link=1
 
-# Each .cu file becomes a .cpp file in which launches are calls and lines keep their numbers.
+# Each .cu file becomes a .cpp file in which launches are calls and lines keep their numbers. What stands in strings,
+# characters and comments stays as it is: it is kept aside, with a mark in its place, until the launches are done.
+launches_to_calls() { # file
+    LC_ALL=C awk '
+    # The length of the string, character or comment that begins the text; 0: a quote between digits, as in 1\0470.
+    function kept_length(begin) {
+        if (begin == "\047" && code ~ /(^|[^A-Za-z_0-9])[0-9][A-Za-z_0-9.\047]*$/) return 0
+        if (begin == "/*") return index(substr(text, 3), "*/") ? index(substr(text, 3), "*/") + 3 : length(text)
+        if (begin == "\"" && code ~ /(^|[^A-Za-z_0-9])(u8|u|U|L)?R$/ && match(text, /^"[^ ()\\]*\(/)) {
+            begin = ")" substr(text, 2, RLENGTH - 2) "\""
+            return index(text, begin) ? index(text, begin) + length(begin) - 1 : length(text)
+        }
+        if (begin == "//") match(text, /^([^\\\n]|\\(.|\n))*/)
+        else if (begin == "\"") match(text, /^"([^"\\\n]|\\(.|\n))*"?/)
+        else match(text, /^\047([^\047\\\n]|\\(.|\n))*\047?/)
+        return RLENGTH
+    }
+    { text = text $0 "\n" }
+    END {
+        while (match(text, /["\047]|\/[\/*]/)) {
+            code = code substr(text, 1, RSTART - 1)
+            begin = substr(text, RSTART, RLENGTH)
+            text = substr(text, RSTART)
+            bytes = kept_length(begin)
+            if (bytes) kept[++n] = substr(text, 1, bytes)
+            code = code (bytes ? "\001" n "\002" : begin)
+            text = substr(text, (bytes ? bytes : 1) + 1)
+        }
+        text = code text
+        while (match(text, /[A-Za-z_][A-Za-z_0-9:]*(<[^<>()]*>)? *<<</)) {
+            name = substr(text, RSTART, RLENGTH - 3)
+            sub(/ *$/, "", name)
+            code = substr(text, 1, RSTART - 1) "sim::kernel<decltype(" name "), " name ">::on("
+            text = substr(text, RSTART + RLENGTH)
+            printf "%s", restored(code)
+        }
+        printf "%s", restored(text)
+    }
+    function restored(s,    done) {
+        gsub(/>>> *\(/, ")(", s)
+        while (match(s, /\001[0-9]+\002/)) {
+            done = done substr(s, 1, RSTART - 1) kept[substr(s, RSTART + 1, RLENGTH - 2)]
+            s = substr(s, RSTART + RLENGTH)
+        }
+        return done s
+    }' "$1"
+}
+
 for argument; do
     shift
     case $argument in
@@ -22,8 +69,7 @@ for argument; do
         copy=$work/$(basename "$argument" .cu).cpp
         {
             echo "#line 1 \"$argument\""
-            sed -E 's/([A-Za-z_][A-Za-z_0-9:]*(<[^<>()]*>)?) *<<</sim::kernel<decltype(\1), \1>::on(/g
-                s/>>> *\(/)(/g' "$argument"
+            launches_to_calls "$argument"
         } >"$copy"
         set -- "$@" "-I$(dirname "$argument")"
         argument=$copy

@@ -84,6 +84,31 @@ TEST(a_write_behind_a_block_is_found_at_its_free)
     finish();
 }
 
+/* The lines are alike but for their numbers, and each is about another mistake: none is left out. */
+TEST(each_damaged_block_has_a_line)
+{
+    enum { BAD = 12 };
+    begin_backed(SIM_PACE_RANDOM);
+    inside_log_level(GALLOC_LOG_INFO);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    for (int i = 1; i <= BAD; i++) {
+        char at[96];
+        void *p = get(pool, 1000, s);
+        write_at(p, 0, i, 1000 + (size_t)i, s);
+        OK(galloc_free(p, s));
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, i);
+        EXPECT_EQ(log_lines, i);
+        snprintf(at, sizeof at, "behind the block at %p of 1000 bytes, stream %llu: %d bytes", p, stream_id(s), i);
+        expect_said(at);
+        EXPECT(!log_says("similar lines"));
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(a_write_before_a_block_is_found_behind_its_neighbour)
 {
     begin_backed(SIM_PACE_RANDOM);
