@@ -27,6 +27,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
 
 #define HOOK __attribute__((visibility("default")))
 #define MAX_DEVICES 64
@@ -105,21 +106,65 @@ static void throw_error(const char *text, int out_of_memory)
     }
 }
 
-/* An allocation has failed: throws. Programs search the text for its first words. */
+/* Appends a text like printf; what does not fit is left out. */
+static void append(char *text, size_t size, const char *format, ...)
+{
+    size_t length = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    if (length < size) (void)vsnprintf(text + length, size - length, format, arguments);
+    va_end(arguments);
+}
+
+/* Appends a number of bytes as PyTorch writes it. */
+static void append_size(char *text, size_t size, size_t bytes)
+{
+    if (bytes <= 1 << 10) append(text, size, "%zu bytes", bytes);
+    else if (bytes <= 1 << 20) append(text, size, "%.2f KiB", (double)bytes / (1 << 10));
+    else if (bytes <= 1 << 30) append(text, size, "%.2f MiB", (double)bytes / (1 << 20));
+    else append(text, size, "%.2f GiB", (double)bytes / (1 << 30));
+}
+
+static int enter(int device);
+static void leave(int before);
+
+/* The first words of PyTorch's own text, which programs search for. */
+static void append_out_of_memory(char *text, size_t size, size_t bytes, int device)
+{
+    size_t left, total;
+    int before = enter(device);
+    append(text, size, "CUDA out of memory. Tried to allocate ");
+    if (bytes >> 60) append(text, size, "more than 1EB memory");
+    else append_size(text, size, bytes);
+    append(text, size, ". GPU %d", device);
+    if (cudaMemGetInfo(&left, &total) == cudaSuccess) {
+        append(text, size, " has a total capacity of ");
+        append_size(text, size, total);
+        append(text, size, " of which ");
+        append_size(text, size, left);
+        append(text, size, " is free");
+    } else {
+        (void)cudaGetLastError();
+    }
+    append(text, size, ". ");
+    leave(before);
+}
+
+/* An allocation has failed: throws. */
 static void throw_failure(cudaError_t err, size_t bytes, int device)
 {
-    char text[GALLOC_REPORT_TEXT + 1024];
+    char text[GALLOC_REPORT_TEXT + 1024] = "";
     galloc_report report;
     /* For a device out of range galloc was not called: its last message is about something else. */
     const char *message = device < 0 || device >= MAX_DEVICES ? "" : galloc_last_message();
     if (err != cudaErrorMemoryAllocation) {
-        (void)snprintf(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), message);
+        append(text, sizeof text, "CUDA error: %s. %s", cudaGetErrorString(err), message);
         throw_error(text, 0);
     } else {
-        int n = snprintf(text, 1024, "CUDA out of memory. Tried to allocate %.2f MiB on GPU %d. %s\n",
-                         (double)bytes / (1 << 20), device, message);
-        if (n > 0 && n < 1024 && galloc_oom_report(&report) == cudaSuccess)
-            (void)galloc_report_text(&report, text + n, GALLOC_REPORT_TEXT);
+        append_out_of_memory(text, 1024, bytes, device);
+        append(text, 1024, "%s\n", message);
+        if (galloc_oom_report(&report) == cudaSuccess)
+            (void)galloc_report_text(&report, text + strlen(text), GALLOC_REPORT_TEXT);
         throw_error(text, 1);
     }
 }
@@ -129,8 +174,7 @@ static void throw_failure(cudaError_t err, size_t bytes, int device)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
 static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not used yet. Read without the lock */
 
-/* The pool of a device: galloc's default pool, unless galloc_hook_memory_fraction has made another. NULL, with an
-   error: GALLOC_CONF is wrong, or the device is. */
+/* The pool of a device: galloc's default pool. NULL, with an error: GALLOC_CONF is wrong, or the device is. */
 static galloc_pool *pool_of(int device, cudaError_t *err)
 {
     galloc_pool *pool = NULL;
@@ -398,32 +442,31 @@ HOOK void galloc_hook_reset(void)
     }
 }
 
-/* torch.cuda.set_per_process_memory_fraction(fraction, device). The limit of a pool is fixed when it is made, so this
-   must come before the first tensor of the device; later it throws RuntimeError. */
+/* torch.cuda.set_per_process_memory_fraction(fraction, device). It replaces the one of GALLOC_CONF, whose memory_limit
+   still counts. */
 HOOK void galloc_hook_memory_fraction(double fraction, int device)
 {
-    galloc_pool *pool = NULL;
+    static struct { int known; size_t bytes; } settings[MAX_DEVICES]; /* memory_limit */
     galloc_config config;
-    cudaError_t err = cudaErrorInvalidDevice;
-    if (device < 0 || device >= MAX_DEVICES) throw_failure(err, 0, device);
+    size_t left, total;
+    cudaError_t err;
+    int before;
+    galloc_pool *pool = pool_of(device, &err);
+    if (!pool) throw_failure(err, 0, device);
+    before = enter(device);
     (void)pthread_mutex_lock(&lock);
-    pool = pools[device];
-    if (!pool) err = galloc_pool_default(&pool, device); /* for the settings; it holds no memory */
-    else err = cudaSuccess;
-    if (err == cudaSuccess) err = galloc_pool_config(pool, &config);
-    if (err == cudaSuccess && config.per_process_memory_fraction != fraction) {
-        if (pools[device]) {
-            err = cudaErrorNotPermitted;
-        } else {
-            config.per_process_memory_fraction = fraction;
-            err = galloc_pool_create(&pool, &config);
-            if (err == cudaSuccess) __atomic_store_n(&pools[device], pool, __ATOMIC_RELEASE);
-        }
+    err = cudaMemGetInfo(&left, &total);
+    if (err == cudaSuccess && !settings[device].known) {
+        err = galloc_pool_config(pool, &config);
+        settings[device].known = err == cudaSuccess;
+        settings[device].bytes = config.memory_limit;
+    }
+    if (err == cudaSuccess) {
+        size_t bytes = fraction >= 1 ? SIZE_MAX : fraction > 0 ? (size_t)(fraction * (double)total) : 0;
+        err = galloc_pool_set_limit(pool, bytes < settings[device].bytes ? bytes : settings[device].bytes);
     }
     (void)pthread_mutex_unlock(&lock);
-    if (err == cudaErrorNotPermitted)
-        throw_error("galloc: call set_per_process_memory_fraction before the first tensor on the device, "
-                    "or set GALLOC_CONF=per_process_memory_fraction:... before the program starts", 0);
+    leave(before);
     if (err != cudaSuccess) throw_failure(err, 0, device);
 }
 

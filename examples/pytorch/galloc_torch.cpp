@@ -1,22 +1,27 @@
 /* galloc_torch.cpp - the rest of PyTorch's allocator interface: torch.cuda.memory_stats, memory_summary, _snapshot,
-   history and out-of-memory observers, over the hooks of galloc_torch.c. It depends on the C++ interface of one release
-   of PyTorch, so galloc_torch.install(full=True) compiles it on the user's machine; README.md has the releases that it
-   was tried with.
+   history, observers of running out and torch.profiler, over the hooks of galloc_torch.c. It depends on the C++
+   interface of one release of PyTorch, so galloc_torch.install(full=True) compiles it on the user's machine; README.md
+   has the releases that it was tried with.
 
    It derives from PyTorch's own CUDAPluggableAllocator, which calls the hooks, and replaces the functions that raise
    "does not yet support" there. A function has one overload for each form that it has had since 2.5.
 
    A snapshot shows each tensor's block as a segment of its own: galloc moves pages, so it has no segments that stay.
+   It names the pool of the graph that a block was captured for.
 
    Not possible: CUDA graph trees (checkpoints of a private pool) and sharing of tensors between processes. */
 
+#include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <algorithm>
 #include <cuda_runtime_api.h>
 #include <deque>
+#include <functional>
 #include <type_traits>
+#include <unordered_set>
 
 extern "C" {
 void *galloc_hook_malloc(size_t, int, cudaStream_t);
@@ -67,13 +72,13 @@ template <class Stat> void reset_peak(Stat &stat) { stat.peak = stat.current; }
 /* One entry of the history; newer releases also take the memory pool. */
 template <class Entry = TraceEntry>
 Entry entry(typename Entry::Action action, int device, size_t address, size_t bytes, cudaStream_t stream,
-            Context context)
+            Context context, MempoolId_t pool)
 {
     auto now = c10::getApproximateTime();
     auto index = c10::DeviceIndex(device);
     if constexpr (std::is_constructible_v<Entry, typename Entry::Action, c10::DeviceIndex, size_t, size_t, cudaStream_t,
                                           MempoolId_t, c10::approx_time_t, Context>)
-        return Entry(action, index, address, bytes, stream, MempoolId_t{0, 0}, now, std::move(context));
+        return Entry(action, index, address, bytes, stream, pool, now, std::move(context));
     else
         return Entry(action, index, address, bytes, stream, now, std::move(context));
 }
@@ -82,7 +87,15 @@ struct Block {
     size_t bytes;
     int device;
     cudaStream_t stream;
+    MempoolId_t pool; /* of a captured graph; else {0, 0} */
     Context context;
+};
+
+/* A graph's pool whose capture is under way. The filter says whether a stream belongs to it. */
+struct OpenPool {
+    int device;
+    MempoolId_t id;
+    std::function<bool(cudaStream_t)> filter;
 };
 
 /* All that is counted and remembered, guarded by `mutex`. */
@@ -93,6 +106,7 @@ struct State {
     std::vector<std::deque<TraceEntry>> history;
     std::vector<OutOfMemoryObserver> observers;
     std::vector<AllocatorTraceTracker> trackers;
+    std::vector<OpenPool> open;
     CreateContextFn context = nullptr;
     RecordContext when = RecordContext::NEVER;
     size_t most = 0; /* entries of the history of a device */
@@ -104,8 +118,17 @@ struct State {
         return devices[size_t(i)];
     }
 
+    MempoolId_t pool_of(int device, cudaStream_t stream)
+    {
+        if (uintptr_t(stream) > 2) /* default streams cannot be captured, and CUDA refuses to look at them */
+            for (auto &pool : open)
+                if (pool.device == device && pool.filter && pool.filter(stream)) return pool.id;
+        return {0, 0};
+    }
+
     void note(TraceEntry e)
     {
+        if (when < RecordContext::ALLOC) e.context_ = nullptr; /* only blocks in use have stacks */
         for (auto &tracker : trackers) tracker(e);
         if (!recording || !most) return;
         (void)device(e.device_);
@@ -145,6 +168,23 @@ template <class Change> void count(DeviceStats &stats, size_t bytes, Change chan
     }
 }
 
+/* Tells the profiler of this thread, if there is one (torch.profiler with profile_memory=True). A free is told before
+   another thread can get the address. */
+void tell_profiler(void *p, int64_t change, int device)
+{
+    auto &s = state();
+    size_t allocated, held = 0, peak, pages, largest;
+    if (!c10::memoryProfilingEnabled()) return;
+    (void)galloc_hook_held(device, &held, &peak, &pages, &largest);
+    {
+        std::lock_guard<std::mutex> guard(s.mutex);
+        allocated = size_t(s.device(device).allocated_bytes[0].current);
+    }
+    c10::Device where(c10::DeviceType::CUDA, c10::DeviceIndex(device));
+    if (p) c10::reportMemoryUsageToProfiler(p, change, allocated, held, where);
+    else c10::reportOutOfMemoryToProfiler(change, allocated, held, where);
+}
+
 void out_of_memory(size_t bytes, int device, cudaStream_t stream)
 {
     auto &s = state();
@@ -156,9 +196,10 @@ void out_of_memory(size_t bytes, int device, cudaStream_t stream)
     {
         std::lock_guard<std::mutex> guard(s.mutex);
         s.device(device).num_ooms++;
-        s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context));
+        s.note(entry(TraceEntry::OOM, device, free, bytes, stream, context, {0, 0}));
         observers = s.observers;
     }
+    tell_profiler(nullptr, int64_t(bytes), device);
     for (auto &observer : observers) observer(device, bytes, held, free);
 }
 
@@ -174,26 +215,39 @@ void *counted_malloc(size_t bytes, int device, cudaStream_t stream)
     }
     if (!p) return p;
     Context context = gather(RecordContext::STATE);
-    std::lock_guard<std::mutex> guard(s.mutex);
-    count(s.device(device), bytes, [](auto &stat, size_t n) { grow(stat, n); });
-    if (s.recording || !s.trackers.empty())
-        s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, context));
-    s.blocks[p] = Block{bytes, device, stream, std::move(context)};
+    {
+        std::lock_guard<std::mutex> guard(s.mutex);
+        MempoolId_t pool = s.pool_of(device, stream);
+        count(s.device(device), bytes, [](auto &stat, size_t n) { grow(stat, n); });
+        if (s.recording || !s.trackers.empty())
+            s.note(entry(TraceEntry::ALLOC, device, size_t(p), bytes, stream, context, pool));
+        s.blocks[p] = Block{bytes, device, stream, pool, std::move(context)};
+    }
+    tell_profiler(p, int64_t(rounded(bytes)), device);
     return p;
+}
+
+/* Takes a block that is about to be freed out of the counters. */
+void uncount(void *p, size_t bytes, int device, cudaStream_t stream)
+{
+    auto &s = state();
+    Context context = gather(RecordContext::ALL);
+    std::lock_guard<std::mutex> guard(s.mutex);
+    auto block = s.blocks.find(p);
+    MempoolId_t pool = block == s.blocks.end() ? MempoolId_t{0, 0} : block->second.pool;
+    count(s.device(device), bytes, [](auto &stat, size_t n) { shrink(stat, n); });
+    if (s.recording || !s.trackers.empty()) {
+        s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context, pool));
+        s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context, pool));
+    }
+    if (block != s.blocks.end()) s.blocks.erase(block);
 }
 
 void counted_free(void *p, size_t bytes, int device, cudaStream_t stream)
 {
-    auto &s = state();
     if (p) {
-        Context context = gather(RecordContext::ALL);
-        std::lock_guard<std::mutex> guard(s.mutex);
-        count(s.device(device), bytes, [](auto &stat, size_t n) { shrink(stat, n); });
-        if (s.recording || !s.trackers.empty()) {
-            s.note(entry(TraceEntry::FREE_REQUESTED, device, size_t(p), bytes, stream, context));
-            s.note(entry(TraceEntry::FREE_COMPLETED, device, size_t(p), bytes, stream, context));
-        }
-        s.blocks.erase(p);
+        uncount(p, bytes, device, stream);
+        tell_profiler(p, -int64_t(rounded(bytes)), device);
     }
     galloc_hook_free(p, bytes, device, stream);
 }
@@ -205,20 +259,47 @@ public:
         set_reset_fn(galloc_hook_reset);
         set_memory_fraction_fn([this](double f, int device) {
             galloc_hook_memory_fraction(f, device);
-            fraction = f;
+            std::lock_guard<std::mutex> guard(state().mutex);
+            fractions[device] = f;
         });
         set_base_alloc_fn(galloc_hook_base_alloc);
         set_record_stream_fn(galloc_hook_record_stream);
-        set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)>) {
+        set_begin_allocate_to_pool([](int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
             galloc_hook_begin_allocate_to_pool(device, {id.first, id.second}, nullptr);
+            std::lock_guard<std::mutex> guard(state().mutex);
+            state().open.push_back({device, id, std::move(filter)});
         });
-        set_end_allocate_to_pool_fn(
-            [](int device, MempoolId_t id) { galloc_hook_end_allocate_to_pool(device, {id.first, id.second}); });
+        set_end_allocate_to_pool_fn([](int device, MempoolId_t id) {
+            galloc_hook_end_allocate_to_pool(device, {id.first, id.second});
+            std::lock_guard<std::mutex> guard(state().mutex);
+            auto &open = state().open;
+            auto same = [&](const OpenPool &pool) { return pool.device == device && pool.id == id; };
+            auto ended = std::find_if(open.begin(), open.end(), same);
+            if (ended != open.end()) open.erase(ended);
+        });
         set_release_pool([](int device, MempoolId_t id) { galloc_hook_release_pool(device, {id.first, id.second}); });
     }
 
     std::string name() override { return "galloc"; }
-    double getMemoryFraction(c10::DeviceIndex) { return fraction; }
+    double getMemoryFraction(c10::DeviceIndex device)
+    {
+        std::lock_guard<std::mutex> guard(state().mutex);
+        auto found = fractions.find(device);
+        return found == fractions.end() ? 1 : found->second;
+    }
+
+    /* Whether the blocks of a graph's pool that are in use are the expected ones. */
+    bool checkPoolLiveAllocations(c10::DeviceIndex device, MempoolId_t id, const std::unordered_set<void *> &expected)
+    {
+        size_t n = 0;
+        std::lock_guard<std::mutex> guard(state().mutex);
+        for (auto &[p, block] : state().blocks) {
+            if (block.device != device || block.pool != id) continue;
+            if (!expected.count(p)) return false;
+            n++;
+        }
+        return n == expected.size();
+    }
 
     void cacheInfo(c10::DeviceIndex device, size_t *largest) override
     {
@@ -256,9 +337,9 @@ public:
         galloc_hook_stats_reset(device);
     }
 
-    SnapshotInfo snapshot() { return take(true); }
-    SnapshotInfo snapshot(MempoolId_t) { return take(true); }
-    SnapshotInfo snapshot(MempoolId_t, bool traces) { return take(traces); }
+    SnapshotInfo snapshot() { return take({0, 0}, true); }
+    SnapshotInfo snapshot(MempoolId_t id) { return take(id, true); }
+    SnapshotInfo snapshot(MempoolId_t id, bool traces) { return take(id, traces); }
 
     bool isHistoryEnabled()
     {
@@ -293,7 +374,7 @@ public:
     }
 
 private:
-    double fraction = 1;
+    std::unordered_map<int, double> fractions; /* by device; guarded by state().mutex */
 
     template <class Change> void each(c10::DeviceIndex device, Change change)
     {
@@ -315,28 +396,34 @@ private:
             for (auto &entries : s.history) entries.clear();
     }
 
-    SnapshotInfo take(bool traces)
+    static SegmentInfo segment_of(void *p, const Block &block)
+    {
+        SegmentInfo segment;
+        BlockInfo inside;
+        segment.device = c10::DeviceIndex(block.device);
+        segment.address = size_t(p);
+        segment.stream = block.stream;
+        segment.is_expandable = true;
+        segment.is_large = kind(block.bytes) == 2;
+        segment.owner_private_pool_id = block.pool;
+        segment.total_size = segment.allocated_size = segment.active_size = inside.size = rounded(block.bytes);
+        segment.requested_size = inside.requested_size = block.bytes;
+        inside.allocated = inside.active = true;
+        inside.context_when_allocated = block.context;
+        segment.blocks.push_back(std::move(inside));
+        return segment;
+    }
+
+    /* The blocks of a pool, or of all with {0, 0}. */
+    SnapshotInfo take(MempoolId_t id, bool traces)
     {
         auto &s = state();
         SnapshotInfo info{};
         c10::ApproximateClockToUnixTimeConverter clock;
         auto unix_time = clock.makeConverter();
         std::lock_guard<std::mutex> guard(s.mutex);
-        for (auto &[p, block] : s.blocks) {
-            SegmentInfo segment;
-            BlockInfo inside;
-            segment.device = c10::DeviceIndex(block.device);
-            segment.address = size_t(p);
-            segment.stream = block.stream;
-            segment.is_expandable = true;
-            segment.is_large = kind(block.bytes) == 2;
-            segment.total_size = segment.allocated_size = segment.active_size = inside.size = rounded(block.bytes);
-            segment.requested_size = inside.requested_size = block.bytes;
-            inside.allocated = inside.active = true;
-            inside.context_when_allocated = block.context;
-            segment.blocks.push_back(std::move(inside));
-            info.segments.push_back(std::move(segment));
-        }
+        for (auto &[p, block] : s.blocks)
+            if (id == MempoolId_t{0, 0} || block.pool == id) info.segments.push_back(segment_of(p, block));
         for (auto &entries : s.history) {
             info.device_traces.emplace_back();
             if (!traces) continue;

@@ -104,9 +104,9 @@ def allocator(malloc="malloc"):
 def install(full=False):
     """Makes galloc the allocator of all CUDA tensors of the process. Call it before the first one is made.
 
-    full=True also serves torch.cuda.memory_stats, memory_summary, memory_allocated, _snapshot, _record_memory_history
-    and observers of running out. It compiles galloc_torch.cpp for this release of PyTorch, which takes half a minute
-    the first time.
+    full=True also serves torch.cuda.memory_stats, memory_summary, memory_allocated, _snapshot, _record_memory_history,
+    observers of running out and torch.profiler(profile_memory=True). It compiles galloc_torch.cpp for this release of
+    PyTorch, which takes half a minute the first time.
     """
     global _installed
     if _installed is not None:

@@ -40,9 +40,13 @@ count() { # program, arguments
     "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
         -L"$work" -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_host" -lpthread -lm -ldl &&
     "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_alone.cpp "$device"/*.o \
-        -o "$work/torch_alone" -lpthread -lm -ldl || exit 1
+        -o "$work/torch_alone" -lpthread -lm -ldl &&
+    "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic -Itests/plugin -isystem tests/plugin/torch_include $include \
+        examples/pytorch/galloc_torch.cpp tests/plugin/torch_full_host.cpp "$device"/*.o -L"$work" -lgalloc_torch \
+        -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_full_host" -lpthread -lm -ldl || exit 1
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
+count "$work/torch_full_host"
 
 # The Python module, with stand-ins for PyTorch, the library and the compiler of C++.
 if command -v python3 >/dev/null 2>&1; then

@@ -21,6 +21,7 @@ public:
     Error(SourceLocation where, std::string text);
     ~Error() override;
     const char *what() const noexcept override;
+    const char *what_without_backtrace() const noexcept { return what(); }
 
 private:
     std::string message;

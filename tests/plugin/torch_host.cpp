@@ -185,7 +185,8 @@ TEST(running_out_is_pytorchs_exception_with_the_report)
     } catch (const c10::OutOfMemoryError &error) {
         std::string text = error.what();
         caught = 1;
-        EXPECT(text.find("CUDA out of memory. Tried to allocate 30.00 MiB on GPU 0.") == 0);
+        EXPECT(text.find("CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity of 1024.00 MiB "
+                         "of which 98") == 0);
         EXPECT(text.find("memory_limit") != std::string::npos);
         EXPECT(text.size() > 500);
     }
@@ -263,26 +264,71 @@ TEST(a_default_stream_is_recorded_for_the_device_of_the_tensor)
     finish();
 }
 
-TEST(the_memory_fraction_limits_a_device_that_is_not_used_yet)
+/* The text of the exception with which an allocation on device 0 fails. */
+static std::string failure(size_t bytes)
+{
+    try {
+        (void)torch_malloc(bytes, 0, nullptr);
+    } catch (const c10::OutOfMemoryError &error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(sizes_in_the_text_are_written_as_pytorch_writes_them)
+{
+    static const struct { size_t bytes; const char *text; } sizes[] = {
+        {100, "Tried to allocate 100 bytes. GPU 0 has"},
+        {5000, "Tried to allocate 4.88 KiB. GPU 0 has"},
+        {size_t(3) << 30, "Tried to allocate 3.00 GiB. GPU 0 has"},
+        {size_t(1) << 60, "Tried to allocate more than 1EB memory. GPU 0 has"}};
+    begin(1, SIM_PACE_STILL, "memory_limit:0,log:off");
+    for (auto &size : sizes) EXPECT(failure(size.bytes).find(size.text) != std::string::npos);
+    finish();
+}
+
+TEST(the_memory_fraction_can_be_set_at_any_time)
 {
     begin(2, SIM_PACE_STILL, nullptr);
-    int caught = 0;
     torch_fraction(0.25, 0);
     void *p = torch_malloc(MiB(200), 0, nullptr), *q;
     EXPECT(torch_segment(MiB(100), 0, nullptr) == nullptr);
     q = torch_malloc(MiB(500), 1, nullptr);
-    torch_fraction(0.25, 0); /* no change: no error */
-    try {
-        torch_fraction(0.5, 0);
-    } catch (const c10::OutOfMemoryError &) {
-        caught = -1;
-    } catch (const c10::Error &error) {
-        caught = 1;
-        EXPECT(std::string(error.what()).find("before the first tensor") != std::string::npos);
-    }
-    EXPECT_EQ(caught, 1);
+    torch_fraction(0.5, 0);
+    void *r = torch_malloc(MiB(300), 0, nullptr);
+    EXPECT(failure(MiB(100)) != "");
+    torch_fraction(0, 0); /* what is there stays */
+    EXPECT(failure(MiB(2)) != "");
+    torch_free(r, MiB(300), 0, nullptr);
+    torch_reset();
+    torch_fraction(1, 0);
+    r = torch_malloc(MiB(800), 0, nullptr);
+    torch_free(r, MiB(800), 0, nullptr);
     torch_free(p, MiB(200), 0, nullptr);
     torch_free(q, MiB(500), 1, nullptr);
+    for (int device : {-1, 2, 64}) {
+        int caught = 0;
+        try {
+            torch_fraction(0.5, device);
+        } catch (const c10::Error &) {
+            caught = 1;
+        }
+        EXPECT(caught);
+    }
+    finish();
+}
+
+TEST(a_limit_of_the_settings_counts_beside_the_memory_fraction)
+{
+    begin(1, SIM_PACE_STILL, "memory_limit:64M,per_process_memory_fraction:0.03125,log:off");
+    EXPECT(failure(MiB(40)) != "");
+    torch_fraction(1, 0); /* replaces the fraction */
+    torch_free(torch_malloc(MiB(40), 0, nullptr), MiB(40), 0, nullptr);
+    EXPECT(failure(MiB(70)) != "");
+    torch_fraction(0.03125, 0);
+    EXPECT(failure(MiB(40)) != "");
+    torch_fraction(0.5, 0);
+    EXPECT(failure(MiB(70)) != "");
     finish();
 }
 

@@ -1,0 +1,235 @@
+/* torch_full_host.cpp [TEXT] - uses galloc_torch.cpp as PyTorch does: its counters, snapshots and history, and what it
+   tells a profiler, on the simulated device. Built with the headers in torch_include. Runs the tests whose names
+   contain TEXT. */
+
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include "sim.h"
+#include "test.h"
+
+using namespace c10::cuda::CUDACachingAllocator;
+using c10::cuda::MempoolId_t;
+typedef torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator Pluggable;
+
+extern "C" const char *galloc_torch_install(void);
+
+#define OK(call) EXPECT_EQ((call), cudaSuccess)
+static size_t MiB(size_t n) { return n << 20; }
+
+/* ---- PyTorch's side ---------------------------------------------------------------------------------------------- */
+
+static std::shared_ptr<CUDAAllocator> current;
+void torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &allocator)
+{
+    if (current) throw c10::Error({"", "", 0}, "Can't swap an already initialized allocator");
+    current = allocator;
+}
+
+/* What a profiler was told last, and how often. */
+static struct {
+    bool on;
+    int uses, failures;
+    void *ptr;
+    int64_t size;
+    size_t allocated, reserved;
+    int device;
+} profiler;
+
+bool c10::memoryProfilingEnabled() { return profiler.on; }
+
+void c10::reportMemoryUsageToProfiler(void *ptr, int64_t size, size_t allocated, size_t reserved, Device device)
+{
+    profiler.uses++;
+    profiler.ptr = ptr, profiler.size = size;
+    profiler.allocated = allocated, profiler.reserved = reserved, profiler.device = device.index;
+}
+
+void c10::reportOutOfMemoryToProfiler(int64_t size, size_t allocated, size_t reserved, Device device)
+{
+    profiler.failures++;
+    profiler.size = size;
+    profiler.allocated = allocated, profiler.reserved = reserved, profiler.device = device.index;
+}
+
+/* ---- the tests --------------------------------------------------------------------------------------------------- */
+
+static void begin()
+{
+    sim_options options = sim_defaults();
+    options.devices = 2;
+    options.pace = SIM_PACE_STILL;
+    options.memory = MiB(1024);
+    EXPECT_EQ(sim_start(&options), 0);
+}
+
+static void *get(size_t bytes, cudaStream_t stream = nullptr) { return current->raw_alloc_with_stream(bytes, stream); }
+static void give(void *p) { current->raw_delete(p); }
+
+static int fails(size_t bytes)
+{
+    try {
+        (void)get(bytes);
+    } catch (const c10::OutOfMemoryError &) {
+        return 1;
+    }
+    return 0;
+}
+
+TEST(it_is_installed_once)
+{
+    const char *message = galloc_torch_install();
+    EXPECT(message && strstr(message, "already initialized"));
+    EXPECT(current->name() == "galloc");
+}
+
+TEST(a_profiler_is_told_of_memory)
+{
+    profiler = {};
+    void *p = get(1000), *q;
+    EXPECT_EQ(profiler.uses, 0); /* it does not listen */
+    profiler.on = true;
+    q = get(5000);
+    EXPECT_EQ(profiler.uses, 1);
+    EXPECT(profiler.ptr == q);
+    EXPECT_EQ(profiler.size, 5120);
+    EXPECT_EQ(profiler.allocated, 6144);
+    EXPECT(profiler.reserved >= 6144);
+    EXPECT_EQ(profiler.device, 0);
+    give(p);
+    EXPECT_EQ(profiler.uses, 2);
+    EXPECT(profiler.ptr == p);
+    EXPECT_EQ(profiler.size, -1024);
+    EXPECT_EQ(profiler.allocated, 5120);
+    OK(cudaSetDevice(1));
+    p = get(100);
+    EXPECT_EQ(profiler.device, 1);
+    EXPECT_EQ(profiler.allocated, 512);
+    give(p);
+    OK(cudaSetDevice(0));
+    profiler.on = false;
+    give(q);
+    EXPECT_EQ(profiler.uses, 4);
+    EXPECT_EQ(profiler.failures, 0);
+}
+
+TEST(a_profiler_is_told_of_running_out)
+{
+    profiler = {};
+    EXPECT(fails(MiB(4000)));
+    EXPECT_EQ(profiler.failures, 0);
+    profiler.on = true;
+    EXPECT(fails(MiB(4000)));
+    EXPECT_EQ(profiler.failures, 1);
+    EXPECT_EQ(profiler.uses, 0);
+    EXPECT_EQ(profiler.size, MiB(4000));
+    profiler.on = false;
+    EXPECT_EQ(current->getDeviceStats(0).num_ooms, 2);
+    current->resetAccumulatedStats(0);
+}
+
+TEST(the_memory_fraction_is_that_of_its_device)
+{
+    void *p = get(MiB(300));
+    EXPECT_EQ(current->getMemoryFraction(0), 1);
+    current->setMemoryFraction(0.25, 0);
+    current->setMemoryFraction(0.5, 1);
+    EXPECT_EQ(current->getMemoryFraction(0), 0.25);
+    EXPECT_EQ(current->getMemoryFraction(1), 0.5);
+    EXPECT(fails(MiB(100)));
+    current->setMemoryFraction(1, 0);
+    current->setMemoryFraction(1, 1);
+    give(get(MiB(600)));
+    give(p);
+    current->resetAccumulatedStats(0);
+}
+
+TEST(counters_count)
+{
+    int64_t before = current->getDeviceStats(0).requested_bytes[0].allocated;
+    void *p = get(1000), *q = get(MiB(2));
+    DeviceStats stats = current->getDeviceStats(0);
+    EXPECT_EQ(stats.allocated_bytes[0].current, 1024 + MiB(2));
+    EXPECT_EQ(stats.allocated_bytes[1].current, 1024);
+    EXPECT_EQ(stats.requested_bytes[0].allocated - before, 1000 + MiB(2));
+    EXPECT(stats.reserved_bytes[0].current >= stats.allocated_bytes[0].current);
+    give(p);
+    give(q);
+    EXPECT_EQ(current->getDeviceStats(0).active[0].current, 0);
+    current->resetPeakStats(0);
+    EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].peak, 0);
+}
+
+static std::shared_ptr<c10::GatheredContext> stack() { return std::make_shared<c10::GatheredContext>(); }
+
+/* "state" keeps stacks of blocks in use only, "alloc" also of allocations in the history, "all" of frees too. */
+TEST(the_history_has_the_stacks_that_were_asked_for)
+{
+    static const RecordContext kinds[] = {RecordContext::NEVER, RecordContext::STATE, RecordContext::ALLOC,
+                                          RecordContext::ALL};
+    for (int i = 0; i < 4; i++) {
+        current->recordHistory(true, stack, 100, kinds[i], true, {});
+        void *p = get(1000);
+        SnapshotInfo info = current->snapshot({0, 0}, false);
+        EXPECT_EQ(info.segments.size(), 1);
+        EXPECT_EQ(info.segments[0].blocks[0].context_when_allocated != nullptr, i >= 1);
+        give(p);
+        info = current->snapshot({0, 0}, true);
+        EXPECT_EQ(info.segments.size(), 0);
+        EXPECT_EQ(info.device_traces[0].size(), 3);
+        EXPECT_EQ(info.device_traces[0][0].action_, TraceEntry::ALLOC);
+        EXPECT_EQ(info.device_traces[0][0].context_ != nullptr, i >= 2);
+        EXPECT_EQ(info.device_traces[0][2].context_ != nullptr, i >= 3);
+        current->recordHistory(false, nullptr, 0, RecordContext::NEVER, true, {});
+    }
+}
+
+TEST(blocks_belong_to_the_pool_of_their_graph)
+{
+    const MempoolId_t id = {0, 7}, none = {0, 8};
+    cudaStream_t stream, other;
+    cudaGraph_t graph;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    current->beginAllocateToPool(0, id, [=](cudaStream_t s) { return s == stream; });
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    void *p = get(1000, stream), *q = get(1000, other), *r = get(1000), *t = get(1000, stream);
+    OK(cudaStreamEndCapture(stream, &graph));
+    current->endAllocateToPool(0, id);
+    give(t);
+    void *u = get(1000, stream); /* after the capture */
+    EXPECT_EQ(current->snapshot({0, 0}, false).segments.size(), 4);
+    SnapshotInfo info = current->snapshot(id, false);
+    EXPECT_EQ(info.segments.size(), 1);
+    EXPECT_EQ(info.segments[0].address, size_t(p));
+    EXPECT(info.segments[0].owner_private_pool_id == id);
+    EXPECT(current->checkPoolLiveAllocations(0, id, {p}));
+    EXPECT(!current->checkPoolLiveAllocations(0, id, {}));
+    EXPECT(!current->checkPoolLiveAllocations(0, id, {p, q}));
+    EXPECT(!current->checkPoolLiveAllocations(0, id, {q}));
+    EXPECT(!current->checkPoolLiveAllocations(1, id, {p}));
+    EXPECT(current->checkPoolLiveAllocations(0, none, {}));
+    for (void *block : {p, q, r, u}) give(block);
+    EXPECT(current->checkPoolLiveAllocations(0, id, {}));
+    OK(cudaGraphDestroy(graph));
+    current->releasePool(0, id);
+    OK(cudaStreamDestroy(stream));
+    OK(cudaStreamDestroy(other));
+}
+
+TEST(nothing_is_left)
+{
+    sim_run(-1);
+    static_cast<Pluggable &>(*current).emptyCache();
+    for (int device = 0; device < 2; device++) EXPECT_EQ(sim_physical(device), 0);
+    for (long i = 0; sim_finding(i); i++) printf("    found: %s\n", sim_finding(i));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+    OK(cudaPeekAtLastError());
+}
+
+int main(int argc, char **argv)
+{
+    setenv("GALLOC_CONF", "log:off", 1);
+    begin();
+    if (galloc_torch_install()) return 2;
+    return test_main(argc, argv);
+}
