@@ -14027,6 +14027,32 @@ typedef struct gai_parsing {
     size_t size;
 } gai_parsing;
 
+/* Returns whether a value that cannot be parsed is just too large: its last digit, with what follows, can be. */
+static int gai_value_is_too_large(const gai_key *key, gai_text text, int mib)
+{
+    uint64_t n;
+    size_t digits = 0;
+    while (digits < text.length && text.at[digits] >= '0' && text.at[digits] <= '9') digits++;
+    if (!digits) return 0;
+    text.at += digits - 1;
+    text.length -= digits - 1;
+    if (key->form == GAI_ROUNDING) return gai_parse_number(text, 9, &n);
+    return key->form >= GAI_BYTES && key->form <= GAI_TIME && gai_parse_plain(key, text, mib, &n);
+}
+
+/* Says of a value that it is out of range, and what the range is. `values` tells it, but for the largest numbers. */
+static void gai_say_range(const gai_key *key, gai_text name, gai_text value, const char *values, size_t place,
+                          char *message, size_t size)
+{
+    const char *most = key->form == GAI_TIME ? "less than 2^64 ns: " : "less than 2^64 bytes: ";
+    if (key->most < SIZE_MAX) {
+        most = "";
+        values = key->values;
+    }
+    (void)snprintf(message, size, "at %zu: '%.*s' is out of range for %.*s: must be %s%s", place,
+                   (int)gai_min(value.length, 40), value.at, (int)name.length, name.at, most, values);
+}
+
 static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
 
 /* Parses one key:value pair. On an error writes the message and returns 0. */
@@ -14048,12 +14074,13 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
     else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && parsing->seen)
         (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
+    else if (!gai_parse_value(&parsing->config, key, pair, mib) && gai_value_is_too_large(key, pair, mib))
+        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
     else if (!gai_parse_value(&parsing->config, key, pair, mib))
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is no value for %.*s: must be %s", place, shown,
                        pair.at, (int)name.length, name.at, values);
     else if (!gai_key_is_right(&parsing->config, key))
-        (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' is out of range for %.*s: must be %s", place,
-                       shown, pair.at, (int)name.length, name.at, key->values);
+        gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
     else {
         parsing->seen |= gai_key_bit(key);
         parsing->places[gai_key_index(key)] = place;

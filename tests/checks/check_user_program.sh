@@ -82,6 +82,17 @@ is 0 "what was not given back is only a note"
 run copy SIM_MEMORY=lots
 is 2 "a value that means nothing"
 says "SIM_MEMORY=lots" "a value that means nothing is named"
+for value in 16T 1025G 1M 0 99999999999999999999999; do
+    run copy SIM_MEMORY=$value
+    is 2 "SIM_MEMORY=$value is refused"
+    says "SIM_MEMORY=$value is out of range: it may be a number of bytes from 2M to 1T" "SIM_MEMORY=$value: its range"
+done
+run copy SIM_MODE=ledger SIM_MEMORY=17T
+says "SIM_MEMORY=17T is out of range: it may be a number of bytes from 2M to 16T" "a ledger's range is its own"
+run copy SIM_DEVICES=9
+says "SIM_DEVICES=9 is out of range: it may be 1 to 8" "SIM_DEVICES=9 is out of range"
+run copy SIM_SEED=-1
+says "SIM_SEED=-1: it may be a number" "a seed has no sign"
 run copy SIM_MODE=ledger SIM_MEMORY=100G
 is 0 "a program on a device without memory behind it"
 

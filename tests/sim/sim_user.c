@@ -5,6 +5,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,11 @@ static void wrong(const char *name, const char *value, const char *may) {
     _exit(2);
 }
 
+static void out_of_range(const char *name, const char *value, const char *may) {
+    fprintf(stderr, "sim: %s=%s is out of range: it may be %s\n", name, value, may);
+    _exit(2);
+}
+
 /* The place of the variable's value in a list that ends with NULL; `normally` when it is not set. */
 static int choice(const char *name, const char *const *list, int normally, const char *may) {
     const char *value = getenv(name);
@@ -41,10 +47,12 @@ static unsigned long long number(const char *name, unsigned long long normally, 
     const char *value = getenv(name), *unit;
     if (!value || !*value) return normally;
     char *end;
+    errno = 0;
     unsigned long long n = strtoull(value, &end, 10);
     int shift = *end && (unit = strchr("KMGT", *end)) ? (int)(unit - "KMGT" + 1) * 10 : 0;
     if (shift) end++;
-    if (end == value || *end || n > most >> shift || n << shift < least) wrong(name, value, may);
+    if (*value < '0' || *value > '9' || *end) wrong(name, value, may);
+    if (errno || n > most >> shift || n << shift < least) out_of_range(name, value, may);
     return n << shift;
 }
 
@@ -56,7 +64,8 @@ static sim_options options(void) {
     bool backed = o.mode == SIM_BACKED;
     unsigned long long memory = backed ? 4ull << 30 : 64ull << 30, most = backed ? 1ull << 40 : 1ull << 44;
     o.memory = (size_t)number("SIM_MEMORY", memory, SM_PAGE, most,
-                              "a number of bytes, 2M or more, with K, M, G or T: 8G");
+                              backed ? "a number of bytes from 2M to 1T, with K, M, G or T: 8G"
+                                     : "a number of bytes from 2M to 16T, with K, M, G or T: 8G");
     o.memory -= o.memory % SM_PAGE;
     o.devices = (int)number("SIM_DEVICES", 1, 1, SM_DEVICES, "1 to 8");
     o.seed = number("SIM_SEED", 1, 0, ~0ull, "a number");
