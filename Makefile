@@ -330,6 +330,7 @@ uninstall:
 		"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake" "$(TO)/share/doc/galloc/LICENSE"
 	@rm -rf "$(TO)/share/galloc"
 	@rmdir "$(TO)/share/cmake/galloc" "$(TO)/share/doc/galloc" 2>/dev/null || :
+	@echo 'galloc is removed from $(TO): header, adaptors, pkg-config and CMake files, manual page, licence'
 
 # ---- adaptors: galloc where a program expects another allocator ------------------------------------------------------
 

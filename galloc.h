@@ -687,6 +687,7 @@ typedef struct galloc_report {
     char cause[112];         /* the last obstacle, in words */
     size_t asked;            /* bytes requested; for a growth, the bytes that were missing */
     size_t rounded;          /* the same after rounding; for a growth, the bytes of the pages that were missing */
+    int room_is_memory;      /* 1: `rounded` is the block's room (max_bytes), which is memory in fixed segments */
     unsigned long long stream_id; /* the requesting stream; 0: legacy, captured, or none (galloc_pool_reserve) */
     int captured;            /* 1: that stream was being captured */
     int grows;               /* 1: the request was to grow a block in place */
@@ -1190,8 +1191,9 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
      cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
-   memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them. Needs gcc or clang,
-   also under nvcc; C++ includes cuda_runtime.h. */
+   memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
+   galloc's functions, for cudaMalloc galloc_pool_malloc. Needs gcc or clang, also under nvcc; C++ includes
+   cuda_runtime.h. */
 
 #ifndef __GNUC__
 #error "galloc.h: GALLOC_OVERRIDE_CUDA needs gcc or clang"
@@ -2976,6 +2978,7 @@ typedef struct gai_params {
     uint32_t tag;
     int just_ready; /* galloc_pool_reserve: make it available, do not take it */
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
+    int room_is_memory; /* of `bytes` a part is room */
     int far;        /* place it at the far end of a free block */
     int slot;       /* it has a class */
     gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
@@ -12179,6 +12182,7 @@ static void gai_report_fill(galloc_report *report, gai_job *job)
     report->stream_id = job->params.stream ? job->params.stream->stream_id : 0;
     report->captured = gai_job_is_captured(job);
     report->grows = job->grows != NULL;
+    report->room_is_memory = job->params.room_is_memory;
     report->rejected = job->rejected;
     report->backend = pool->config.backend;
     report->like = pool->config.like;
@@ -12215,14 +12219,16 @@ static void gai_report_add_pools(galloc_report *report)
 
 static void gai_job_say_no_memory(gai_job *job, const galloc_report *report)
 {
-    char graphs[48] = "", stranded[64] = "";
+    char room[64] = "", graphs[48] = "", stranded[64] = "";
+    if (report->room_is_memory)
+        (void)snprintf(room, sizeof room, ", with its room %zu bytes of memory,", report->rounded);
     if (report->graph_bytes) (void)snprintf(graphs, sizeof graphs, ", graphs own %zu", report->graph_bytes);
     if (report->stranded)
         (void)snprintf(stranded, sizeof stranded, ", %zu wait for other streams", report->stranded);
     job->error = gai_fail(cudaErrorMemoryAllocation,
-                          "out of memory: asked for %zu %sbytes on device %d; live %zu, held %zu%s%s; %s",
-                          report->asked, job->grows ? "more " : "", report->device, report->live, report->held, graphs,
-                          stranded, report->cause);
+                          "out of memory: asked for %zu %sbytes%s on device %d; live %zu, held %zu%s%s; %s",
+                          report->asked, job->grows ? "more " : "", room, report->device, report->live, report->held,
+                          graphs, stranded, report->cause);
 }
 
 /* ---- the end of a call, and the steps ---- */
@@ -12454,6 +12460,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
                         gai_max(request->bytes, room));
     if (!room) params->bytes = gai_rounded(pool, request->bytes);
     if (room && !pool->config.expandable_segments) {
+        params->room_is_memory = params->room > params->bytes;
         params->bytes = params->room;
         params->room = 0;
     }
@@ -14668,7 +14675,7 @@ static void gai_report_print_steps(gai_string *string, const galloc_report *repo
     gai_print(string, "\n");
     for (i = 0; i < GALLOC_REPORT_STEPS && report->steps[i].name; i++) {
         const galloc_step *step = &report->steps[i];
-        gai_print(string, "  %-43s ", step->name);
+        gai_print(string, "  %-43s  ", step->name);
         if (step->left_out) gai_print(string, "left out: %s\n", step->left_out);
         else gai_print(string, "%zu\n", step->gained);
     }
@@ -14713,6 +14720,10 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
                   report->quarantined);
     if (report->rejected && report->rounded <= report->limit)
         gai_print(string, "- throw_on_cudamalloc_oom is on: the request neither waited nor returned memory\n");
+    if (report->room_is_memory)
+        gai_print(string, "- the block takes %zu bytes since its room (max_bytes) is memory here; less room takes "
+                         "less%s\n", report->rounded,
+                  report->backend ? "" : "; in pages (expandable_segments:True) room takes only addresses");
     if (report->shrunk >= lacks)
         gai_print(string, "- blocks with room have shrunk and keep %zu bytes: free them and allocate them again\n",
                   report->shrunk);
@@ -14743,7 +14754,9 @@ static int gai_report_print(const galloc_report *report, char *text, size_t size
     string.at = text;
     string.left = size;
     gai_print(&string, "out of memory: %zu %sbytes (%zu %s) on stream %llu%s\ncause: %s\n", report->asked,
-              report->grows ? "more " : "", report->rounded, report->grows ? "in further pages" : "after rounding",
+              report->grows ? "more " : "", report->rounded,
+              report->grows ? "in further pages"
+              : report->room_is_memory ? "with its room, which is memory here" : "after rounding",
               report->stream_id, report->captured ? ", which is being captured" : "", report->cause);
     gai_report_print_pool(&string, report);
     gai_report_print_device(&string, report);

@@ -172,13 +172,14 @@ static void say_fit(const advice_log *log, const advice_row *base, advice *a)
 {
     if (!log->fit) return;
     const char *beyond = log->fit > log->limit ? " It is more than the limit given." : "";
+    words above = more_or_less((double)log->fit, (double)log->live);
+    const char *than = strcmp(above.text, "as much") ? "than" : "as";
     if (base && isfinite(log->fit_us))
-        say(a, "Limit: memory_limit:%zuM is the smallest with which the log replays, %s than is live; its small pages "
-            "take %s.%s", log->fit >> 20, more_or_less((double)log->fit, (double)log->live).text,
-            driver_time(log, log->fit_us, base).text, beyond);
+        say(a, "Limit: memory_limit:%zuM is the smallest with which the log replays, %s %s is live; its small pages "
+            "take %s.%s", log->fit >> 20, above.text, than, driver_time(log, log->fit_us, base).text, beyond);
     else
-        say(a, "Limit: memory_limit:%zuM is the smallest with which the log replays, %s than is live.%s",
-            log->fit >> 20, more_or_less((double)log->fit, (double)log->live).text, beyond);
+        say(a, "Limit: memory_limit:%zuM is the smallest with which the log replays, %s %s is live.%s",
+            log->fit >> 20, above.text, than, beyond);
 }
 
 void advice_give(const advice_log *log, advice *a)

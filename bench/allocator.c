@@ -64,7 +64,7 @@ static galloc_pool *pool_under_test(void)
 const allocator allocator_galloc = {
     .name = "galloc", .caching = true, .counted = true, .open = pool_open, .alloc = pool_alloc, .free = galloc_free,
     .request = pool_request, .resize = galloc_resize, .record = galloc_record_stream, .free_after = galloc_free_after,
-    .close = pool_close, .pool = pool_under_test, .message = galloc_last_message
+    .retire = galloc_stream_retire, .close = pool_close, .pool = pool_under_test, .message = galloc_last_message
 };
 
 static int default_open(const char *conf, size_t limit)
@@ -94,8 +94,8 @@ static int default_close(void)
 const allocator allocator_galloc_default = {
     .name = "galloc", .variable = "GALLOC_CONF", .caching = true, .counted = true, .open = default_open,
     .alloc = galloc_malloc, .free = galloc_free, .request = default_request, .resize = galloc_resize,
-    .record = galloc_record_stream, .free_after = galloc_free_after, .close = default_close, .pool = pool_under_test,
-    .message = galloc_last_message
+    .record = galloc_record_stream, .free_after = galloc_free_after, .retire = galloc_stream_retire,
+    .close = default_close, .pool = pool_under_test, .message = galloc_last_message
 };
 
 /* ---- cudaMalloc and cudaFree ------------------------------------------------------------------------------------- */

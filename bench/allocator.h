@@ -28,6 +28,7 @@ typedef struct allocator {
     cudaError_t (*resize)(void *ptr, size_t bytes, cudaStream_t stream);
     cudaError_t (*record)(void *ptr, cudaStream_t stream);
     cudaError_t (*free_after)(void *ptr, const cudaStream_t *streams, int n);
+    cudaError_t (*retire)(cudaStream_t stream); /* the stream may be destroyed from now on; NULL: leave it open */
     int (*close)(void);           /* ends; as open */
     cudaError_t (*set_device)(int device); /* for allocators with a CUDA runtime of their own; NULL: cudaSetDevice */
     size_t (*peak)(void);         /* bytes held at most since open, by its own account; NULL: the device's sees them */

@@ -37,6 +37,9 @@ cudaError_t device_check(cudaStream_t stream, void *ptr, size_t bytes, uint64_t 
 cudaError_t device_use(cudaStream_t stream, void *ptr, size_t bytes);
 /* What is queued on `later` from now on comes after what `earlier` has been given. */
 cudaError_t device_order(cudaStream_t earlier, cudaStream_t later);
+/* A non-blocking stream begins and ends, beside the account; queued work goes on. */
+cudaError_t device_stream_open(cudaStream_t *stream);
+cudaError_t device_stream_close(cudaStream_t stream);
 bool device_idle(cudaStream_t stream); /* all work of the stream is done */
 cudaError_t device_finish(void);       /* waits for all work */
 

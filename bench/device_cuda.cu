@@ -150,6 +150,16 @@ cudaError_t device_order(cudaStream_t earlier, cudaStream_t later)
     return error;
 }
 
+cudaError_t device_stream_open(cudaStream_t *stream)
+{
+    return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+}
+
+cudaError_t device_stream_close(cudaStream_t stream)
+{
+    return cudaStreamDestroy(stream);
+}
+
 bool device_idle(cudaStream_t stream)
 {
     if (cudaStreamQuery(stream) == cudaSuccess) return true;

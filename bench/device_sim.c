@@ -81,6 +81,22 @@ cudaError_t device_order(cudaStream_t earlier, cudaStream_t later)
     return error;
 }
 
+cudaError_t device_stream_open(cudaStream_t *stream)
+{
+    double before = sim_cost_us();
+    cudaError_t error = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    other_us += sim_cost_us() - before;
+    return error;
+}
+
+cudaError_t device_stream_close(cudaStream_t stream)
+{
+    double before = sim_cost_us();
+    cudaError_t error = cudaStreamDestroy(stream);
+    other_us += sim_cost_us() - before;
+    return error;
+}
+
 bool device_idle(cudaStream_t stream)
 {
     return sim_stream_done(stream);

@@ -29,6 +29,7 @@ static const char help[] =
     "  --limit-mib N       the allocator may hold at most N MiB\n"
     "  --fit               also find the smallest limit that replays with no out-of-memory, in steps of 2 MiB\n"
     "  --repeat N          replay N times in the same process and pool\n"
+    "  --no-room           blocks get no room to grow, whatever galloc's log says; what does not fit is copied\n"
     "  --busy              queued work that runs well behind the host uses every block\n"
     "  --verify            queued work writes every byte of every block and checks it before the free\n"
     "  --timeline FILE     also write live and held bytes over the calls, at most 120 rows for a pass: the most since\n"
@@ -59,9 +60,11 @@ static const char help[] =
     "in the queue still used; handovers counts blocks with bytes that another stream used last, handovers_busy those\n"
     "where that work was still in the queue.\n"
     "--what-if is for the simulated device. Each setting has a process of its own, and queued work runs behind the\n"
-    "host as with --busy. Two runs print the same, but for settings in which time counts (gc_age, gc_threshold). The\n"
-    "smallest limit is sought as with --fit. docs/what-if.md has the rules of what is recommended, and says what\n"
-    "--json prints.\n"
+    "host as with --busy. PyTorch's rules and cudaMalloc know no room: they are tried with --no-room. Two runs print\n"
+    "the same, but for settings in which time counts (gc_age, gc_threshold). The smallest limit is sought as with\n"
+    "--fit. docs/what-if.md has the rules of what is recommended, and says what --json prints.\n"
+    "A log may have up to 2^24 streams. Once 1024 are open, those that the log names no more are retired and\n"
+    "destroyed.\n"
     "verify_errors counts all that the device found wrong, races too. What does not apply is null.\n"
     "\n"
     "Exit status: 0; 1 for a failure or something found wrong; 2 for a wrong option, or one for something that is\n"
@@ -77,7 +80,7 @@ typedef struct settings {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, BUSY, VERIFY, TIMELINE, THREADS, SNAPSHOT, CALLS,
+enum { JSON = 1, ALLOCATOR, CONF, LIMIT_MIB, FIT, REPEAT, NO_ROOM, BUSY, VERIFY, TIMELINE, THREADS, SNAPSHOT, CALLS,
        WHAT_IF, SVG, BACKEND, HELP };
 
 static const struct option long_options[] = {
@@ -87,6 +90,7 @@ static const struct option long_options[] = {
     {"limit-mib", required_argument, NULL, LIMIT_MIB},
     {"fit", no_argument, NULL, FIT},
     {"repeat", required_argument, NULL, REPEAT},
+    {"no-room", no_argument, NULL, NO_ROOM},
     {"busy", no_argument, NULL, BUSY},
     {"verify", no_argument, NULL, VERIFY},
     {"timeline", required_argument, NULL, TIMELINE},
@@ -120,6 +124,7 @@ static bool set_option(settings *s, int option)
         if (!cli_number("--repeat", optarg, 1, 1000000, &n)) return false;
         s->run.repeat = (int)n;
         return true;
+    case NO_ROOM: s->run.no_room = true; return true;
     case BUSY: s->run.busy = true; return true;
     case VERIFY: s->run.verify = true; return true;
     case TIMELINE: s->timeline = optarg; return true;
@@ -138,8 +143,9 @@ static bool agree_on_what_if(const settings *s)
 {
     if (!s->what_if && s->other.svg) fprintf(stderr, "--svg is for --what-if\n");
     else if (s->what_if && (s->allocator || s->timeline || s->run.threads || s->run.snapshot || s->run.verify ||
-                            s->run.calls))
-        fprintf(stderr, "--what-if has no --allocator, --timeline, --threads, --snapshot, --verify or --calls\n");
+                            s->run.calls || s->run.no_room))
+        fprintf(stderr, "--what-if has no --allocator, --timeline, --threads, --snapshot, --verify, --calls or "
+                        "--no-room\n");
     else if (s->what_if && s->other.confs > WHATIF_CONFS_MAX)
         fprintf(stderr, "--what-if takes --conf %d times at most\n", WHATIF_CONFS_MAX);
     else return true;

@@ -16,6 +16,7 @@
 
 #define PAGE ((size_t)2 << 20) /* what limits are tried in */
 #define TIMELINE_ROWS 120      /* of a pass, at most */
+#define STREAMS_OPEN 1024      /* at once; beyond, streams that the trace names no more are closed */
 
 /* The calls that an allocator makes to get something done, beside those that only look at a stream. */
 #define COUNTED_CALLS(X) GALLOC_DRIVER_CALLS(X) X(runtime_malloc, "cudaMalloc") X(runtime_free, "cudaFree")
@@ -33,7 +34,9 @@ typedef struct run {
     const run_options *o;
     size_t limit;
     bool stop_at_oom;
-    cudaStream_t *stream;
+    cudaStream_t *stream;   /* NULL: not open */
+    size_t *last_call;      /* of each stream, in a pass; NULL: all streams are open all the time */
+    uint32_t open, close_at; /* streams that are open; how many there are when some are closed */
     block *block;
     uint64_t tags;          /* given out */
     size_t mallocs, frees;  /* that succeeded */
@@ -115,7 +118,7 @@ static bool works(const run *r)
 /* Only the allocator's own calls are timed, since others stand between them. */
 static bool timed_apart(const run *r)
 {
-    return works(r) || r->o->timeline || r->crew;
+    return works(r) || r->o->timeline || r->crew || r->last_call;
 }
 
 /* What galloc's log says of a call beyond the columns of all logs, if anything. */
@@ -128,9 +131,10 @@ static cudaError_t alloc_as(const run *r, void **ptr, const trace_op *op)
 {
     const trace_more *more = more_of(r, op);
     cudaStream_t stream = r->stream[op->stream];
+    size_t room = !more || r->o->no_room ? 0 : more->room;
     if (!more || !r->o->allocator->request) return r->o->allocator->alloc(ptr, op->bytes, stream);
     return r->o->allocator->request(ptr, (galloc_request){
-        .bytes = op->bytes, .max_bytes = more->room, .alignment = more->align, .tag = more->tag, .stream = stream,
+        .bytes = op->bytes, .max_bytes = room, .alignment = more->align, .tag = more->tag, .stream = stream,
         .lifetime = more->lasting ? GALLOC_LIFETIME_LONG : GALLOC_LIFETIME_ANY});
 }
 
@@ -236,7 +240,18 @@ static uint32_t freed_on(const run *r, const trace_op *op)
     return r->o->allocator->keeps_stream ? r->block[op->slot].stream : op->stream;
 }
 
-/* Replays a resize. What cannot be resized is freed and allocated anew, as by an allocator that resizes nothing. */
+/* What cannot be resized in place is copied to a new block, as a program does; without memory the old one stays. */
+static int replay_copy(run *r, const trace_op *op, double *spent)
+{
+    block *b = &r->block[op->slot], old = *b;
+    int status = replay_alloc(r, op, spent);
+    if (status) return status;
+    if (b->ptr) return replay_free(r, &old, r->o->allocator->keeps_stream ? old.stream : op->stream, NULL, spent);
+    *b = old;
+    return RUN_OK;
+}
+
+/* Replays a resize. Where memory runs out, the block is freed and allocated anew. */
 static int replay_resize(run *r, const trace_op *op, double *spent)
 {
     block *b = &r->block[op->slot];
@@ -244,12 +259,14 @@ static int replay_resize(run *r, const trace_op *op, double *spent)
     cudaError_t error = cudaSuccess;
     double start;
     if (!b->ptr) return replay_alloc(r, op, spent);
+    if (!r->o->allocator->resize) return replay_copy(r, op, spent);
     if (works(r)) error = last_use(r, b, op->stream);
     if (error) return failed(r, "a launch", error);
     start = timed_apart(r) ? now_ns() : 0;
     error = r->o->allocator->resize(b->ptr, op->bytes, stream);
     if (timed_apart(r)) *spent += now_ns() - start;
-    if (error == cudaErrorNotSupported || error == cudaErrorMemoryAllocation) {
+    if (error == cudaErrorNotSupported) return replay_copy(r, op, spent);
+    if (error == cudaErrorMemoryAllocation) {
         int status = replay_free(r, b, op->stream, NULL, spent);
         return status ? status : replay_alloc(r, op, spent);
     }
@@ -263,11 +280,11 @@ static int replay_resize(run *r, const trace_op *op, double *spent)
     return error ? failed(r, "a launch", error) : RUN_OK;
 }
 
-/* Replays a row. The first row of a resize has nothing to do where the allocator can resize. */
+/* Replays a row. The first row of a resize has nothing to do. */
 static int replay_op(run *r, const trace_op *op, double *spent)
 {
     const trace_more *more = more_of(r, op);
-    bool resizes = more && more->resize && r->o->allocator->resize;
+    bool resizes = more && more->resize;
     if (op->bytes) return resizes ? replay_resize(r, op, spent) : replay_alloc(r, op, spent);
     return resizes ? RUN_OK : replay_free(r, &r->block[op->slot], freed_on(r, op), more, spent);
 }
@@ -293,6 +310,90 @@ static void note_timeline(run *r, size_t i)
     r->live_most = r->held_most = 0;
 }
 
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
+static int stream_open(run *r, uint32_t i)
+{
+    if (r->stream[i]) return RUN_OK;
+    cudaError_t error = device_stream_open(&r->stream[i]);
+    if (error) return failed(r, "cudaStreamCreateWithFlags", error);
+    r->open++;
+    return RUN_OK;
+}
+
+static int streams_open(run *r)
+{
+    int status = RUN_OK;
+    for (uint32_t i = 0; i < r->t->streams && i < STREAMS_OPEN && !status; i++) status = stream_open(r, i);
+    r->close_at = STREAMS_OPEN;
+    return status;
+}
+
+static int stream_close(run *r, uint32_t i)
+{
+    cudaError_t error = device_stream_close(r->stream[i]);
+    if (error) return failed(r, "cudaStreamDestroy", error);
+    r->stream[i] = NULL;
+    r->open--;
+    return RUN_OK;
+}
+
+static int streams_close(run *r)
+{
+    int status = RUN_OK;
+    for (uint32_t i = 0; i < r->t->streams && !status; i++)
+        if (r->stream[i]) status = stream_close(r, i);
+    return status;
+}
+
+/* When a pass needs each stream for the last time: in a call that names it, or for a block that was its own. */
+static bool streams_find_last(run *r)
+{
+    const trace *t = r->t;
+    uint32_t *of_slot = calloc(t->slots, sizeof *of_slot); /* the stream of the block there + 1 */
+    r->last_call = calloc(t->streams, sizeof *r->last_call);
+    for (size_t i = 0; i < t->n && of_slot && r->last_call; i++) {
+        const trace_op *op = &t->op[i];
+        const trace_more *more = more_of(r, op);
+        r->last_call[op->stream] = i;
+        for (uint32_t k = 0; more && k < more->after + more->recorded; k++) r->last_call[t->named[more->named + k]] = i;
+        if (of_slot[op->slot]) r->last_call[of_slot[op->slot] - 1] = i;
+        if (op->bytes) of_slot[op->slot] = op->stream + 1;
+        else if (!more || !more->resize) of_slot[op->slot] = 0;
+    }
+    for (uint32_t i = 0; i < t->slots && of_slot && r->last_call; i++)
+        if (of_slot[i]) r->last_call[of_slot[i] - 1] = t->n; /* freed at the end of the pass */
+    free(of_slot);
+    return of_slot && r->last_call;
+}
+
+/* Closes streams that are not needed any more. Where hardly any is, the next look comes much later. */
+static int streams_retire(run *r, size_t now)
+{
+    int status = RUN_OK;
+    for (uint32_t i = 0; i < r->t->streams && !status; i++) {
+        if (!r->stream[i] || r->last_call[i] >= now) continue;
+        cudaError_t error = r->o->allocator->retire(r->stream[i]);
+        status = error ? failed(r, "galloc_stream_retire", error) : stream_close(r, i);
+    }
+    r->close_at = r->open > STREAMS_OPEN / 2 ? 2 * r->open : STREAMS_OPEN;
+    return status;
+}
+
+/* Opens the streams of a call. */
+static int streams_for(run *r, size_t now)
+{
+    const trace_op *op = &r->t->op[now];
+    const trace_more *more = more_of(r, op);
+    int status = stream_open(r, op->stream);
+    for (uint32_t k = 0; more && k < more->after + more->recorded && !status; k++)
+        status = stream_open(r, r->t->named[more->named + k]);
+    if (!status && r->open >= r->close_at && r->o->allocator->retire) status = streams_retire(r, now);
+    return status;
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------ */
+
 /* Replays the trace once, then frees what it left. ns: host time of the trace's calls. */
 static int replay_pass(run *r, double *ns)
 {
@@ -302,6 +403,8 @@ static int replay_pass(run *r, double *ns)
     r->spent = 0;
     for (size_t i = 0; i < t->n && !status && !(r->oom && r->stop_at_oom); i++) {
         r->op = &t->op[i];
+        if (r->last_call) status = streams_for(r, i);
+        if (status) break;
         if (r->o->calls) device_sign();
         status = r->crew ? crew_do(r->crew, r->op->thread, replay_here, r) : replay_here(r);
         if (r->o->timeline) note_timeline(r, i);
@@ -388,24 +491,6 @@ static int read_pool(const run *r, run_result *result)
 }
 
 /* ---- a replay with its device ------------------------------------------------------------------------------------ */
-
-static int streams_open(run *r)
-{
-    for (uint32_t i = 0; i < r->t->streams; i++) {
-        cudaError_t error = cudaStreamCreateWithFlags(&r->stream[i], cudaStreamNonBlocking);
-        if (error) return failed(r, "cudaStreamCreateWithFlags", error);
-    }
-    return RUN_OK;
-}
-
-static int streams_close(run *r)
-{
-    for (uint32_t i = 0; i < r->t->streams; i++) {
-        cudaError_t error = cudaStreamDestroy(r->stream[i]);
-        if (error) return failed(r, "cudaStreamDestroy", error);
-    }
-    return RUN_OK;
-}
 
 /* Host time that galloc's pool has spent in the driver so far; NAN for other allocators. */
 static double driver_ns(const run *r)
@@ -501,10 +586,12 @@ static int replay(const trace *t, const run_options *o, size_t limit, bool stop_
     r.block = calloc(t->slots, sizeof *r.block);
     r.crew = o->threads ? crew_start(t->threads) : NULL;
     if (o->threads && !r.crew) fprintf(stderr, "%s: %u threads cannot be had\n", t->name, t->threads);
-    else if (r.stream && r.block) status = replay_device(&r, result);
+    else if (r.stream && r.block && (t->streams <= STREAMS_OPEN || streams_find_last(&r)))
+        status = replay_device(&r, result);
     else fprintf(stderr, "%s: the host has no memory to replay it\n", t->name);
     crew_end(r.crew);
     free(r.stream);
+    free(r.last_call);
     free(r.block);
     result->oom = r.oom;
     result->moves_seen = r.moves_seen;

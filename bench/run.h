@@ -19,6 +19,7 @@ typedef struct run_options {
     size_t limit;     /* bytes that the allocator may hold; SIZE_MAX: no limit */
     int repeat;       /* passes in one process and pool, at least 1 */
     bool fit;         /* also find the smallest limit */
+    bool no_room;     /* blocks are allocated without the room that galloc's log names: what does not fit is copied */
     bool busy;        /* queued work, well behind the host, uses every block */
     bool verify;      /* queued work writes every block and checks it */
     FILE *timeline;   /* gets rows of live and held bytes over the calls (RUN_TIMELINE_HEAD); NULL: none */

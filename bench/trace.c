@@ -23,8 +23,8 @@ extern char **environ;
 #define TRACE_LINE_MAX 1024                  /* bytes */
 #define TRACE_BYTES_MAX ((uint64_t)1 << 50)  /* live at once: more than any device has, less than could overflow */
 #define TRACE_SLOTS_MAX ((uint32_t)1 << 30)
-#define TRACE_STREAMS_MAX 1024
-#define TRACE_THREADS_MAX 65536
+#define TRACE_STREAMS_MAX ((uint32_t)1 << 24)
+#define TRACE_THREADS_MAX ((uint32_t)1 << 24)
 #define TRACE_ROOM_MAX ((uint64_t)1 << 55)
 #define TRACE_NAMED_MAX ((uint32_t)1 << 30)
 

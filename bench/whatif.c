@@ -18,7 +18,8 @@
 #define EVERY 64 /* calls: how often run.c looks at what is held */
 
 /* What is always tried. Times of the host decide what gc_threshold and gc_age do: two replays could differ. What
-   lane_bytes and stats save is time in galloc, of which nothing is told here. */
+   lane_bytes and stats save is time in galloc, of which nothing is told here. PyTorch and cudaMalloc know no room
+   (it would be memory there): their users copy. */
 static const whatif_row tried[] = {
     {.name = "live bytes: nothing holds less", .kind = ADVICE_OTHER},
     {.name = "the defaults", .allocator = "galloc", .conf = "", .kind = ADVICE_DEFAULTS},
@@ -36,8 +37,10 @@ static const whatif_row tried[] = {
      .kind = ADVICE_SETTING},
     {.name = "like:pytorch,expandable_segments:True", .allocator = "galloc",
      .conf = "like:pytorch,expandable_segments:True", .kind = ADVICE_SETTING},
-    {.name = "like:pytorch (PyTorch's rules)", .allocator = "galloc", .conf = "like:pytorch", .kind = ADVICE_PYTORCH},
-    {.name = "backend:cudaMalloc", .allocator = "galloc", .conf = "backend:cudaMalloc", .kind = ADVICE_OTHER},
+    {.name = "like:pytorch (PyTorch's rules)", .allocator = "galloc", .conf = "like:pytorch", .kind = ADVICE_PYTORCH,
+     .no_room = true},
+    {.name = "backend:cudaMalloc", .allocator = "galloc", .conf = "backend:cudaMalloc", .kind = ADVICE_OTHER,
+     .no_room = true},
     {.name = "cudaMalloc, without galloc", .allocator = "cudamalloc", .conf = "", .kind = ADVICE_CUDAMALLOC},
 };
 enum { TRIED = sizeof tried / sizeof *tried };
@@ -58,7 +61,7 @@ bool whatif_fits(const whatif_row *row)
 static int measure(const whatif_options *o, const trace *t, const whatif_row *row, bool fit, int out)
 {
     run_options options = {.conf = row->conf, .limit = fit ? SIZE_MAX : o->limit, .repeat = o->repeat, .busy = true,
-                           .fit = fit};
+                           .no_room = row->no_room, .fit = fit};
     run_result result;
     options.allocator = allocator_load(row->allocator, row->conf);
     int status = options.allocator ? run_trace(t, &options, &result) : RUN_FAILED;

@@ -26,6 +26,7 @@ typedef struct whatif_row {
     const char *name;
     const char *allocator, *conf; /* NULL: the live bytes, which no allocator can hold less than */
     int kind;                     /* ADVICE_... */
+    bool no_room;                 /* run_options.no_room: as with an allocator that knows none */
     int status;                   /* RUN_..., or 128 and the signal that ended the replay */
     run_result r;
 } whatif_row;

@@ -135,6 +135,8 @@ fi
 
 : >"$prefix/share/doc/galloc/of_somebody_else"
 holds "uninstall" make -s uninstall PREFIX=/opt/galloc "DESTDIR=$work/stage"
+cp "$work/out" "$work/uninstalled"
+holds "it says what and where" grep -qx "galloc is removed from $work/stage/opt/galloc: header.*" "$work/uninstalled"
 holds "only what is not galloc's is left" sh -c '
     [ "$(find "$1" -type f)" = "$1/share/doc/galloc/of_somebody_else" ]' sh "$prefix"
 

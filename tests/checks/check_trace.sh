@@ -104,6 +104,60 @@ verdict $? "so does an allocator that cannot resize"
 [ $? -eq 2 ]
 verdict $? "which has no snapshot"
 
+# ---- many streams ---------------------------------------------------------------------------------------------------
+
+# A stream for each request, as a server has; every tenth one's block is freed much later, on another stream and after
+# one that was not heard of before; every hundredth's stays. A few streams come again and again.
+awk -v header=$header 'BEGIN {
+    print header
+    for (i = 1; i <= 5000; i++) {
+        p = sprintf("0x%x", 4096 * i); s = i % 50 ? i + 100 : i % 7
+        print "1," i ".0,allocate," p "," 1000 * (1 + i % 90) "," s ",1,"
+        if (i % 10) print "1," i ".1,free," p ",0," s ",1,"
+        late = sprintf("0x%x", 4096 * (i - 2500))
+        if (i > 2500 && i % 10 == 0 && i % 100) print "1," i ".2,free," late ",0," s ",1,after=" i + 9000 " recorded=3"
+    }
+}' >"$work/many.csv"
+for options in --busy --verify '--repeat 3 --verify --busy' '--threads --verify' '--conf like:pytorch --verify' \
+    '--conf stream_check:off --verify' '--allocator cudamalloc --verify'; do
+    # shellcheck disable=SC2086 # words
+    "$replay" --json $options "$work/many.csv" >"$work/out" 2>&1 && grep -q '"oom": 0, .*"findings": 0' "$work/out"
+    verdict $? "a log of 5000 streams: $options"
+done
+awk -v header=$header 'BEGIN { # 3000 streams, none of which has ended before all have begun
+    print header
+    for (i = 1; i <= 3000; i++) print "1,0.1,allocate,0x" i "00,1000," i ",1,"
+    for (i = 1; i <= 3000; i++) print "1,0.2,free,0x" i "00,1000," 3001 - i ",1,"
+}' >"$work/many.csv"
+"$replay" --json --verify "$work/many.csv" >"$work/out" 2>&1 && grep -q '"oom": 0, .*"findings": 0' "$work/out"
+verdict $? "3000 streams at once"
+"$replay" --what-if "$work/many.csv" >"$work/out" 2>&1 && grep -q '^Recommended' "$work/out"
+verdict $? "what if, with as many streams"
+
+# ---- resizes that are copies ----------------------------------------------------------------------------------------
+
+# 3, 8 and 16 MiB with room for 1 GiB. Where the room is memory, or there is none and the bytes are copied, more is held.
+cat >"$work/grow.csv" <<END
+$header
+1,0.1,allocate,0x400004000000,3145728,2,1,room=1073741824 tag=7
+1,0.2,free,0x400004000000,3145728,2,1,resize
+1,0.2,allocate,0x400004000000,8388608,2,1,resize
+1,0.3,free,0x400004000000,8388608,2,1,resize
+1,0.3,allocate,0x400004000000,16777216,2,1,resize
+1,0.4,free,0x400004000000,16777216,2,1,
+END
+holds() { # MiB, options
+    mib=$1
+    shift
+    "$replay" --json --verify "$@" "$work/grow.csv" >"$work/out" 2>&1 &&
+        grep -q "\"peak_reserved_bytes\": $((mib << 20)), .*\"oom\": 0, .*\"findings\": 0" "$work/out"
+    verdict $? "$mib MiB are held: $*"
+}
+holds 16
+holds 1024 --conf backend:cudaMalloc
+holds 24 --allocator cudamalloc
+holds 24 --conf backend:cudaMalloc --no-room
+
 # ---- damaged logs ---------------------------------------------------------------------------------------------------
 
 row=1,0.000100,allocate,0x100000,4096,2,1

@@ -116,6 +116,29 @@ timed 0 1e999 ''
 timed . 1 ''
 timed 1:2 2:3 ''
 
+# ---- room -----------------------------------------------------------------------------------------------------------
+
+# Others than galloc know no room: there it is no memory, and what grows is copied.
+cat >"$work/grow.csv" <<END
+$header,Pool,More
+1,0.1,allocate,0x400004000000,3145728,2,1,room=1073741824
+1,0.2,free,0x400004000000,3145728,2,1,resize
+1,0.2,allocate,0x400004000000,8388608,2,1,resize
+1,0.3,free,0x400004000000,8388608,2,1,
+END
+ends 0 --json "$work/grow.csv"
+cp "$work/out" "$work/lines"
+for settings in 'like:pytorch (PyTorch.s rules)' backend:cudaMalloc 'cudaMalloc, without galloc'; do
+    held=$(grep "\"settings\": \"$settings" "$work/lines" | sed -n 's/.*"peak_reserved_bytes": \([0-9]*\),.*/\1/p')
+    [ "$held" ] && [ "$held" -le $((20 << 20)) ]
+    verdict $? "no room with $settings: $held bytes"
+done
+[ "$(value peak_reserved_bytes 'expandable_segments:False')" -ge $((1 << 30)) ]
+verdict $? "room is memory in galloc's fixed segments"
+[ "$(value peak_reserved_bytes 'cudaMalloc, without galloc')" -eq $((12 << 20)) ]
+verdict $? 'a copy is made before the old block is freed'
+ends 2 --no-room "$work/grow.csv"
+
 # ---- out of memory, failures, what is no log ------------------------------------------------------------------------
 
 ends 0 --limit-mib 6500 "$small"

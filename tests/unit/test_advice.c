@@ -184,6 +184,12 @@ TEST(the_smallest_limit_and_its_price_are_told)
     advice a = given();
     EXPECT(says(&a, "Limit: memory_limit:918M is the smallest with which the log replays, 2.0 % more than is live; its "
                     "small pages take 4.1 times the driver time (41.0 ms, 0.41 % of the log's time)."));
+    one_log.fit = 900 * MIB;
+    a = given();
+    EXPECT(says(&a, "with which the log replays, as much as is live; its small pages take "));
+    one_log.fit_us = NAN;
+    a = given();
+    EXPECT(says(&a, "with which the log replays, as much as is live."));
 }
 
 TEST(figures_of_zero_give_words)

@@ -1511,6 +1511,66 @@ TEST(advice_fits_fixed_segments)
 }
 
 /* A device that has too little for a segment of the usual size may have enough for the request. */
+/* Where room is memory, a small block may be refused for it: the message and the report say so. */
+TEST(room_that_is_memory_is_named)
+{
+    for (int kind = 0; kind < 4; kind++) { /* pages, fixed segments, cudaMalloc, segments like PyTorch's */
+        galloc_config config = config_limit(MIB(100));
+        void *p = NULL;
+        begin();
+        config.expandable_segments = kind == 0;
+        if (kind == 2) config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+        if (kind == 3) config.like = GALLOC_LIKE_PYTORCH;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        galloc_request request = {.pool = pool, .bytes = 3520, .max_bytes = MIB(200), .stream = s};
+        EXPECT_EQ(galloc_alloc(&p, &request), kind ? cudaErrorMemoryAllocation : cudaSuccess);
+        if (kind) {
+            galloc_report r = report_of_failure();
+            EXPECT(r.room_is_memory && r.asked == 3520 && r.rounded == MIB(200));
+            EXPECT(strstr(galloc_last_message(), "asked for 3520 bytes, with its room 209715200 bytes of memory, on "));
+            EXPECT(says(&r, "out of memory: 3520 bytes (209715200 with its room, which is memory here) on stream"));
+            EXPECT(says(&r, "- the block takes 209715200 bytes since its room (max_bytes) is memory here; less room"));
+            EXPECT_EQ(says(&r, "expandable_segments:True"), kind != 2);
+        } else {
+            OK(galloc_free(p, s));
+        }
+        request.bytes = MIB(200); /* the room is not what is too large */
+        EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+        galloc_report r = report_of_failure();
+        EXPECT(!r.room_is_memory && !says(&r, "room"));
+        EXPECT(!strstr(galloc_last_message(), "room"));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* Also behind the longest name. */
+TEST(what_is_said_of_a_step_stands_apart_from_its_name)
+{
+    for (int like = 0; like < 2; like++) {
+        galloc_config config = config_limit(MIB(16));
+        begin();
+        config.wait_limit_ms = 0;
+        config.like = like;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *p = get(pool, MIB(10), s);
+        expect_refused(pool, MIB(10), s);
+        galloc_report r = report_of_failure();
+        for (int i = 0; r.steps[i].name; i++) {
+            char line[128];
+            snprintf(line, sizeof line, "\n  %s  ", r.steps[i].name);
+            if (!EXPECT(says(&r, line))) printf("    %s\n", r.steps[i].name);
+        }
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(a_small_rest_of_the_device_is_used)
 {
     for (int fixed = 0; fixed < 2; fixed++) {
