@@ -136,7 +136,7 @@ verdict $? "what if, with as many streams"
 
 # ---- resizes that are copies ----------------------------------------------------------------------------------------
 
-# 3, 8 and 16 MiB with room for 1 GiB. Where the room is memory, or there is none and the bytes are copied, more is held.
+# 3, 8 and 16 MiB with room for 1 GiB. Where the room is memory, or bytes are copied since there is none, more is held.
 cat >"$work/grow.csv" <<END
 $header
 1,0.1,allocate,0x400004000000,3145728,2,1,room=1073741824 tag=7
