@@ -18663,17 +18663,17 @@ static cudaError_t gai_snapshot_save(galloc_pool *pool, const char *path)
 /* ---- what is live ---- */
 
 /* Used blocks that have tag, size and stream in common, or the stack of their allocation. */
-typedef struct gai_live {
+typedef struct gai_live_group {
     size_t blocks, bytes, requested; /* their number; bytes of all of them, of each */
     unsigned long long stream_id;
     uint32_t tag, stack;
-} gai_live;
+} gai_live_group;
 
 /* Both, each with most bytes first. */
-typedef struct gai_lives {
-    gai_live *kinds, *stacks; /* of one allocation */
+typedef struct gai_live_groups {
+    gai_live_group *kinds, *stacks; /* of one allocation */
     size_t n_kinds, n_stacks; /* with stack 0, of blocks without one */
-} gai_lives;
+} gai_live_groups;
 
 #define GAI_LIVE_SHOWN 16 /* kinds that a text names */
 #define GAI_LIVE_STACKS 3 /* stacks, and frames of each; GALLOC_REPORT_TEXT suffices for them */
@@ -18681,7 +18681,7 @@ typedef struct gai_lives {
 
 static int gai_live_by_kind(const void *one, const void *other)
 {
-    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    const gai_live_group *a = (const gai_live_group *)one, *b = (const gai_live_group *)other;
     if (a->tag != b->tag) return a->tag < b->tag ? -1 : 1;
     if (a->requested != b->requested) return a->requested < b->requested ? -1 : 1;
     return a->stream_id == b->stream_id ? 0 : a->stream_id < b->stream_id ? -1 : 1;
@@ -18689,18 +18689,18 @@ static int gai_live_by_kind(const void *one, const void *other)
 
 static int gai_live_by_bytes(const void *one, const void *other)
 {
-    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    const gai_live_group *a = (const gai_live_group *)one, *b = (const gai_live_group *)other;
     return a->bytes == b->bytes ? gai_live_by_kind(one, other) : a->bytes > b->bytes ? -1 : 1;
 }
 
 static int gai_live_by_stack(const void *one, const void *other)
 {
-    const gai_live *a = (const gai_live *)one, *b = (const gai_live *)other;
+    const gai_live_group *a = (const gai_live_group *)one, *b = (const gai_live_group *)other;
     return a->stack == b->stack ? 0 : a->stack < b->stack ? -1 : 1;
 }
 
 /* Joins blocks that are equal, and puts those with most bytes first. Returns the number of what is left. */
-static size_t gai_live_join(gai_live *live, size_t n, int (*order)(const void *, const void *))
+static size_t gai_live_join(gai_live_group *live, size_t n, int (*order)(const void *, const void *))
 {
     size_t i, kinds = 0;
     qsort(live, n, sizeof *live, order);
@@ -18717,18 +18717,18 @@ static size_t gai_live_join(gai_live *live, size_t n, int (*order)(const void *,
 }
 
 /* What is used in the copies. live->kinds is NULL: no host memory. */
-static void gai_copies_live(const gai_snapshot_info *copies, gai_lives *live)
+static void gai_copies_live(const gai_snapshot_info *copies, gai_live_groups *live)
 {
     const gai_snapshot_info *copy;
     size_t i, most = 1, n = 0;
     for (copy = copies; copy; copy = copy->next) most += copy->blocks;
-    live->kinds = (gai_live *)GALLOC_MALLOC(2 * most * sizeof *live->kinds);
+    live->kinds = (gai_live_group *)GALLOC_MALLOC(2 * most * sizeof *live->kinds);
     if (!live->kinds) return;
     live->stacks = live->kinds + most;
     for (copy = copies; copy; copy = copy->next) {
         for (i = 0; i < copy->blocks; i++) {
             const gai_snapshot_item *item = &copy->items[i];
-            gai_live *at = &live->kinds[n];
+            gai_live_group *at = &live->kinds[n];
             if (item->state != 2) continue;
             at->blocks = 1;
             at->bytes = at->requested = item->requested;
@@ -18743,7 +18743,7 @@ static void gai_copies_live(const gai_snapshot_info *copies, gai_lives *live)
     live->n_stacks = gai_live_join(live->stacks, n, gai_live_by_stack);
 }
 
-static void gai_print_live(gai_string *string, const gai_live *live)
+static void gai_print_live(gai_string *string, const gai_live_group *live)
 {
     char name[GAI_NOTE_TEXT];
     gai_print(string, "%zu of %zu bytes", live->blocks, live->requested);
@@ -18752,7 +18752,7 @@ static void gai_print_live(gai_string *string, const gai_live *live)
     gai_print(string, ", stream %llu", live->stream_id);
 }
 
-static void gai_print_lives(gai_string *string, const gai_live *live, size_t kinds)
+static void gai_print_lives(gai_string *string, const gai_live_group *live, size_t kinds)
 {
     size_t i, blocks = 0, bytes = 0;
     for (i = 0; i < kinds; i++) {
@@ -18788,11 +18788,11 @@ static void gai_print_stack(gai_string *string, uint32_t stack)
 }
 
 /* Appends the stacks that hold most. */
-static void gai_print_stacks(gai_string *string, const gai_lives *live)
+static void gai_print_stacks(gai_string *string, const gai_live_groups *live)
 {
     size_t i, shown = 0;
     for (i = 0; i < live->n_stacks && shown < GAI_LIVE_STACKS; i++) {
-        const gai_live *at = &live->stacks[i];
+        const gai_live_group *at = &live->stacks[i];
         if (!at->stack) continue;
         if (!shown++) gai_print(string, "most by stack:\n");
         gai_print(string, "  %zu bytes in %zu blocks\n", at->bytes, at->blocks);
@@ -18801,7 +18801,7 @@ static void gai_print_stacks(gai_string *string, const gai_lives *live)
 }
 
 /* What is used of a pool, or of all (NULL). */
-static cudaError_t gai_live_take(galloc_pool *pool, gai_lives *live)
+static cudaError_t gai_live_take(galloc_pool *pool, gai_live_groups *live)
 {
     gai_snapshot_info *copies;
     cudaError_t error = gai_copies_take(&copies, pool);
@@ -18816,7 +18816,7 @@ static cudaError_t gai_live_take(galloc_pool *pool, gai_lives *live)
 static void gai_say_live(galloc_pool *pool)
 {
     gai_callback_frame saved;
-    gai_lives live;
+    gai_live_groups live;
     gai_string string;
     size_t length;
     int in = 0, taken;
@@ -20225,7 +20225,7 @@ GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
 GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size)
 {
     gai_string string;
-    gai_lives live;
+    gai_live_groups live;
     cudaError_t error;
     if (!text || !size) return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "text must not be NULL"));
     string.at = text;
