@@ -7351,13 +7351,15 @@ static void gai_segment_open(gai_segment *segment)
 /* The program is about to get the block. [no lock] */
 static void gai_block_tell(galloc_pool *pool, gai_block *block, int captured)
 {
+    uint32_t tag = 0;
     void *heap;
     gai_lock_on(&pool->lock);
     if (captured) gai_segment_open(block->segment);
     heap = block->segment->open ? NULL : block->segment->heap;
     if (heap) gai_set_relaxed(&block->tag, block->tag | GAI_REGION);
+    if (heap) tag = (uint32_t)block->tag; /* another thread may change its flags once the lock is free */
     gai_lock_off(&pool->lock);
-    if (heap) gai_region_begin(heap, block->addr, block->addr + (size_t)block->requested, (uint32_t)block->tag);
+    if (heap) gai_region_begin(heap, block->addr, block->addr + (size_t)block->requested, tag);
 }
 
 /* Waits for the work of a stream that the call was given, or that is a recorded use of the claimed block. A captured
