@@ -1000,6 +1000,23 @@ TEST(a_result_freed_elsewhere_is_used_up_to_now)
     }
 }
 
+/* Who follows the stream that allocated a result can have it after a free elsewhere: that stream need free nothing. */
+TEST(a_result_freed_elsewhere_is_had_behind_any_call)
+{
+    forked f = forked_begin(0, ANY_REUSE);
+    cudaStream_t other = stream_new();
+    void *p = get(f.pool, MIB(6), f.t);
+    (void)pass(f.pool, 512, f.t, 7);
+    put(f.t, p, MIB(6), 1);
+    OK(galloc_free(p, other));
+    sim_run(-1);
+    void *q = get(f.pool, 512, f.t);
+    order(f.t, f.u);
+    (void)pass(f.pool, MIB(5), f.u, 2);
+    OK(galloc_free(q, f.u));
+    forked_end(&f);
+}
+
 /* What another stream has cut off a result stays in its room, and the one that allocated it has used that until then.
    Who follows that stream up to an earlier point, and is given the result to free, knows nothing of it. */
 TEST(what_is_cut_off_a_result_was_used_until_then)

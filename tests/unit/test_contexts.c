@@ -988,6 +988,29 @@ TEST(addresses_that_come_back_may_be_reserved)
     }
 }
 
+/* A block whose address comes back counts as freed on the streams of galloc_record_stream, too. */
+TEST(recorded_streams_of_an_address_that_comes_back_are_forgotten)
+{
+    begin_devices(1, SIM_PACE_RANDOM);
+    galloc_pool *a = pool_of("expandable_segments:False", 0), *b = pool_of("expandable_segments:False", 0);
+    cudaStream_t s = stream_new(), t = stream_new();
+    unsigned long long id = stream_id(t);
+    char *lost = get(a, MIB(12), s);
+    OK(galloc_record_stream(lost, t));
+    OK(galloc_stream_retire(t));
+    EXPECT(inside_stream_of(a, id).known);
+    reset(0);
+    s = stream_new();
+    char *p = get(b, MIB(12), s);
+    EXPECT(p == lost);
+    OK(galloc_pool_trim(a, 0, NULL));
+    EXPECT(!inside_stream_of(a, id).known);
+    OK(galloc_free(p, s));
+    pool_end(a);
+    pool_end(b);
+    finish();
+}
+
 /* ---- a context that does not say whether it lives ---------------------------------------------------------------- */
 
 /* Only a context that says so lives: events of one that was reset are not touched, whatever error the driver gives

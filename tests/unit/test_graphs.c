@@ -664,4 +664,31 @@ TEST(free_blocks_meet_when_their_capture_joins_a_group)
     finish();
 }
 
+/* A capture stays in the group that it began in, though another group begins on its stream once the first has ended. */
+TEST(a_capture_of_one_group_goes_over_to_no_other)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_for(3);
+    galloc_graph *first = NULL, *second = NULL;
+    OK(galloc_graph_begin(&first, pool, s));
+    capture_begin(s);
+    (void)pass(pool, s, 1);
+    OK(galloc_graph_end(first));
+    EXPECT_EQ(galloc_graph_begin(&second, pool, s), cudaErrorNotPermitted);
+    EXPECT(second == NULL);
+    OK(galloc_graph_begin(&first, pool, s)); /* the group itself may go on */
+    (void)pass(pool, s, 2);
+    OK(galloc_graph_end(first));
+    cudaGraph_t graph = capture_end(s);
+    OK(galloc_graph_begin(&second, pool, s));
+    OK(galloc_graph_end(second));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_graph_release(first, s));
+    OK(galloc_graph_release(second, s));
+    expect_room(pool, 3);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -269,6 +269,26 @@ TEST(a_device_far_behind_has_few_events)
     finish();
 }
 
+/* Once nothing is live, each stream records what it has freed at its next call, however little that is. */
+TEST(streams_record_at_their_next_call_once_nothing_is_live)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get_used(pool, KIB(64), s, 1), *q = get_used(pool, KIB(64), t, 2);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 0);
+    OK(galloc_free(q, t));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 1);
+    p = get(pool, 512, s);
+    EXPECT_EQ(sim_calls("cuEventRecord"), 2);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Neither the record nor a wait for it can break a capture, so the thread's mode of capture stays as it is. */
 TEST(an_event_exchanges_no_mode_of_capture)
 {
@@ -1431,6 +1451,26 @@ TEST(legacy_is_never_made_to_wait)
     EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
     EXPECT_EQ(stats_of(pool).waits, 0);
     OK(galloc_free(p, 0));
+    pool_end(pool);
+    finish();
+}
+
+/* Once an allocation has needed an event of the legacy stream, it gets further ones like any other stream. */
+TEST(legacy_gets_events_once_they_were_needed)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = tight_pool(MIB(18), COMPLETED | FOLLOWED | WAIT);
+    void *kept = get(pool, MIB(2), s); /* once nothing is live all streams are asked for events */
+    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, MIB(4), 0, 1), 0));
+    EXPECT_EQ(sim_calls("cuEventRecord"), 0);
+    OK(galloc_free(get_used(pool, MIB(16), s, 2), s)); /* it asks legacy for an event */
+    sim_run(-1);
+    OK(galloc_free(get_used(pool, MIB(4), 0, 3), 0));
+    long records = sim_calls("cuEventRecord");
+    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, MIB(4), 0, 4), 0));
+    EXPECT_EQ(sim_calls("cuEventRecord"), records + 3);
+    OK(galloc_free(kept, s));
     pool_end(pool);
     finish();
 }
