@@ -992,6 +992,25 @@ TEST(a_forked_child_is_refused)
 
 /* ---- errors that stay -------------------------------------------------------------------------------------------- */
 
+/* A trim whose wait for the streams' work fails has given nothing back, and says so. */
+TEST(a_trim_that_cannot_wait_fails)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t given = 1;
+    OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+    sim_fail("cuMemHostAlloc", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_trim(pool, 0, &given), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(given, 0);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(4));
+    OK(galloc_pool_trim(pool, 0, &given));
+    EXPECT_EQ(given, MIB(4));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_sticky_error_closes_the_pool)
 {
     static const int codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorHardwareStackError,

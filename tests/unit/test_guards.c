@@ -1300,6 +1300,7 @@ TEST(checks_do_not_outlive_a_reset)
         EXPECT_EQ(stats_of(pool).damages, 0);
         EXPECT(stats_of(pool).unchecked >= 1);
         EXPECT(stats_of(pool).checks >= 1);
+        if (expandable) EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 3); /* one for each free */
         expect_healthy(pool, 1);
         pool_end(pool);
         stream_end(s);

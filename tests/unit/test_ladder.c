@@ -114,6 +114,29 @@ TEST(the_host_waits_for_no_event_that_keeps_no_memory)
     finish();
 }
 
+/* Of several streams the host waits first for that with the most free memory, though its work was queued later. */
+TEST(the_host_waits_for_the_stream_with_most_free_memory)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(16));
+    config.reuse = GALLOC_REUSE_COMPLETED;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s[3] = {stream_new(), stream_new(), stream_new()};
+    void *kept = get(pool, 512, s[2]), *little = get(pool, MIB(4), s[0]), *much = get(pool, MIB(10), s[1]);
+    put(s[0], little, MIB(4), 1);
+    put(s[1], much, MIB(10), 1);
+    OK(galloc_free(little, s[0]));
+    OK(galloc_free(much, s[1]));
+    long waits = sim_calls("cuEventSynchronize");
+    void *p = get(pool, MIB(10), s[2]);
+    EXPECT_EQ(sim_calls("cuEventSynchronize"), waits + 1);
+    EXPECT(!sim_stream_done(s[0]) && sim_stream_done(s[1]));
+    OK(galloc_free(p, s[2]));
+    OK(galloc_free(kept, s[2]));
+    pool_end(pool);
+    finish();
+}
+
 TEST(no_limit_waits_as_long_as_it_takes)
 {
     busy b = busy_pool(UINT64_MAX, MIB(4), 0);
@@ -385,6 +408,15 @@ TEST(what_the_program_frees_for_the_stream_itself_is_found)
     ask_end(&a);
 }
 
+/* The text has all rounds, the first one included; nothing if there was no other. */
+static void expect_rounds(const galloc_report *report, unsigned again)
+{
+    char text[GALLOC_REPORT_TEXT], rounds[32] = "gained\n";
+    if (again) snprintf(rounds, sizeof rounds, "gained in %u rounds\n", again + 1);
+    OK(galloc_report_text(report, text, sizeof text));
+    EXPECT(strstr(text, rounds) != NULL);
+}
+
 TEST(rounds_are_bounded)
 {
     for (unsigned most = 0; most < 4; most++) {
@@ -394,6 +426,7 @@ TEST(rounds_are_bounded)
         EXPECT_EQ(a.calls, most);
         galloc_report r = report_of_failure();
         EXPECT_EQ(r.rounds, most);
+        expect_rounds(&r, most);
         EXPECT_EQ(r.asked, MIB(20));
         EXPECT_EQ(r.live, MIB(32) - MIB(2) * most);
         EXPECT(strstr(log_text, "memory_limit") != NULL);
@@ -1487,6 +1520,27 @@ TEST(the_largest_possible_block_is_possible)
             finish();
         }
     }
+}
+
+/* On a device that others use, what is free there bounds it. */
+TEST(the_largest_possible_block_fits_the_device)
+{
+    sim_options options = sim_defaults();
+    options.memory = MIB(64);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *foreign = NULL, *p = NULL;
+    OK(cudaMalloc(&foreign, MIB(32)));
+    expect_refused(pool, MIB(48), s);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(r.room, MIB(64));
+    EXPECT_EQ(r.largest_possible, MIB(32));
+    OK(galloc_pool_malloc(pool, &p, r.largest_possible, s));
+    OK(galloc_free(p, s));
+    OK(cudaFree(foreign));
+    pool_end(pool);
+    finish();
 }
 
 TEST(advice_fits_fixed_segments)

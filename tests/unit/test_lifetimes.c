@@ -217,6 +217,29 @@ TEST(a_pool_whose_end_fails_has_its_caches_again)
     finish();
 }
 
+/* A pool that could give back only a part of its addresses counts the rest. */
+TEST(addresses_that_an_end_gave_back_are_not_counted)
+{
+    sim_options options = sim_defaults();
+    options.memory = MIB(256);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    void *p = NULL;
+    OK(galloc_alloc(&p, &(galloc_request){.bytes = MIB(2), .max_bytes = GIB(2), .stream = s, .pool = pool}));
+    OK(galloc_free(p, s)); /* it needed a range of its own */
+    EXPECT_EQ(sim_calls("cuMemAddressReserve"), 2);
+    EXPECT_EQ(stats_of(pool).addresses, sim_addresses());
+    sim_fail("cuMemAddressFree", 2, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(stats_of(pool).addresses, sim_addresses());
+    EXPECT(sim_addresses() > 0);
+    pool_end(pool);
+    finish();
+}
+
 /* A free that records an event has let go of the pool's lock. The pool's end waits for it: else the event would
    remain. */
 static struct {

@@ -272,6 +272,28 @@ TEST(pools_of_a_device_share_its_limit)
     }
 }
 
+/* What exceeds the device_limit is refused at once, whatever the pool's own limit allows. */
+TEST(nothing_is_tried_beyond_the_limit_of_the_device)
+{
+    FOR_BOTH_KINDS (kind) {
+        begin_small(GIB(1));
+        cudaStream_t s = stream_new();
+        galloc_config config = config_of_kind(*kind);
+        config.device_limit = MIB(64);
+        galloc_pool *pool = pool_new(&config);
+        galloc_report report;
+        OK(galloc_free(get(pool, MIB(20), s), s));
+        expect_no_memory(pool, MIB(66), s);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.limit, MIB(64));
+        EXPECT(report.rejected && !report.steps_taken);
+        EXPECT_EQ(stats_of(pool).rejections, 1);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(20));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A limit beneath what is held takes nothing away, and lets nobody have more. */
 TEST(a_limit_may_be_lower_than_what_is_held)
 {
@@ -631,6 +653,25 @@ TEST(own_idle_memory_goes_before_that_of_others)
     p = get(pool, MIB(60), s);
     EXPECT_EQ(stats_of(other).reserved.current, had);
     EXPECT_EQ(stats_of(pool).reserved.current, MIB(62));
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
+/* What fits below the limit of the device is not asked of others. */
+TEST(others_give_only_what_exceeds_the_limit)
+{
+    begin_small(GIB(1));
+    cudaStream_t s = stream_new();
+    galloc_config config = config_of_kind(1);
+    config.device_limit = MIB(100);
+    config.growth = MIB(2);
+    galloc_pool *other = pool_new(&config), *pool = pool_new(&config);
+    leave_idle(other, MIB(38));
+    EXPECT_EQ(stats_of(other).reserved.current, MIB(40));
+    void *p = get(pool, MIB(64), s); /* 4 MiB are lacking, and 2 more are asked for */
+    EXPECT(stats_of(other).reserved.current >= MIB(34));
     OK(galloc_free(p, s));
     pool_end(pool);
     pool_end(other);

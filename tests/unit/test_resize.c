@@ -203,6 +203,30 @@ TEST(max_bytes_of_no_more_than_the_request_is_room)
     }
 }
 
+/* Nor does a block get less than its bytes. */
+TEST(max_bytes_below_the_request_take_nothing_from_it)
+{
+    for (int expandable = 0; expandable < 2; expandable++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_expandable(expandable);
+        char *p = get_growable(pool, MIB(8), MIB(2), s), *q = get_growable(pool, MIB(8), MIB(2), s);
+        EXPECT(p + MIB(8) <= q || q + MIB(8) <= p);
+        EXPECT_EQ(info_of(p).requested, MIB(8));
+        EXPECT_EQ(info_of(p).usable, MIB(8));
+        EXPECT_EQ(info_of(p).room, MIB(8));
+        put(s, p, MIB(8), 1);
+        put(s, q, MIB(8), 2);
+        look(s, p, MIB(8), 1);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* In fixed segments the memory itself is kept. */
 TEST(growable_works_in_fixed_segments)
 {
