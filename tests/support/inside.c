@@ -327,6 +327,8 @@ int inside_leave_marks(galloc_pool *handle, size_t spare)
     return has;
 }
 
+void inside_promise_mark(galloc_pool *pool, int on) { inside_pool(pool)->marks.promised += on ? 1 : (size_t)-1; }
+
 inside_device *inside_device_of(galloc_pool *pool) { return (inside_device *)inside_pool(pool)->budget; }
 
 galloc_pool *inside_visit(inside_device *device, galloc_pool *pool)

@@ -116,6 +116,7 @@ void inside_drain_blocks(galloc_pool *pool);
 void inside_drain_marks(galloc_pool *pool);
 void inside_drain_all(galloc_pool *pool);
 int inside_leave_marks(galloc_pool *pool, size_t spare); /* after a drain: so many can be taken */
+void inside_promise_mark(galloc_pool *pool, int on);     /* one more than blocks and jobs need, or one less again */
 
 /* The pool behind `pool` in the list of its device's, or with NULL the first; the visit to `pool` ends. */
 typedef struct inside_device inside_device;

@@ -649,6 +649,22 @@ TEST(resize_counts_what_grew)
     finish();
 }
 
+/* Marks that are promised to nobody would be missing in the end. */
+TEST(the_check_counts_promised_marks)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, s);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    inside_promise_mark(pool, 1);
+    EXPECT_EQ(galloc_pool_check(pool), 1);
+    inside_promise_mark(pool, 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- what is known of an address --------------------------------------------------------------------------------- */
 
 TEST(pointer_info_of_every_kind_of_address)
@@ -688,6 +704,57 @@ TEST(pointer_info_of_every_kind_of_address)
         EXPECT_EQ(galloc_pointer_info(p, NULL), cudaErrorInvalidValue);
         pool_end(pool);
         finish();
+    }
+}
+
+/* The first of roundup_power2_divisions holds for all sizes below 2 MiB, also if the others round nothing. */
+TEST(the_first_division_rounds_small_sizes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.roundup_power2_divisions[0] = 4;
+    galloc_pool *pool = pool_new(&config);
+    static const size_t sizes[][2] = {
+        {700, 1024}, {2100, 2560}, {4100, 5120}, {KIB(513), KIB(640)}, {MIB(3) + 1, MIB(3) + 512}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int again = 0; again < 3; again++) { /* also by the shorter ways */
+            void *p = get(pool, sizes[i][0], s);
+            EXPECT_EQ(info_of(p).usable, sizes[i][1]);
+            OK(galloc_free(p, s));
+        }
+    }
+    pool_end(pool);
+    finish();
+}
+
+/* Free memory that merges is that of the stream that freed a part of it last. */
+TEST(free_memory_names_the_stream_of_the_last_free)
+{
+    FOR_BOTH_KINDS (kind) {
+        for (int right_last = 0; right_last < 2; right_last++) {
+            begin_still();
+            cudaStream_t s = stream_new(), t = stream_new();
+            galloc_config config = galloc_config_default();
+            config.expandable_segments = *kind;
+            config.stats_exact = 1;
+            galloc_pool *pool = pool_new(&config);
+            char *left = get(pool, MIB(2), s), *right = get(pool, MIB(2), s), *wall = get(pool, MIB(2), s);
+            EXPECT(right == left + MIB(2) && wall == right + MIB(2));
+            OK(galloc_free(right_last ? left : right, s));
+            OK(galloc_free(right_last ? right : left, t));
+            OK(galloc_pool_trim(pool, MIB(100), NULL));
+            sim_run(-1);
+            OK(galloc_stream_retire(s));
+            OK(galloc_stream_retire(t));
+            sim_run(-1);
+            OK(galloc_pool_trim(pool, MIB(100), NULL)); /* the work of both is done */
+            EXPECT(info_of(right).base == left);
+            EXPECT_EQ(info_of(left).stream_id, stream_id(t));
+            OK(galloc_free(wall, s));
+            pool_end(pool);
+            finish();
+        }
     }
 }
 

@@ -34,6 +34,43 @@ static void expect_counts(galloc_pool *pool, size_t live, size_t blocks)
     expect_healthy(pool, 0);
 }
 
+/* A pool whose settings the driver's pool does not take leaves nothing behind. */
+TEST(a_pool_of_the_driver_that_refuses_a_setting_is_destroyed)
+{
+    for (int nth = 1; nth <= 4; nth++) {
+        begin();
+        galloc_config config = config_of("backend:cudaMallocAsync");
+        galloc_pool *pool = NULL;
+        sim_fail("cuMemPoolSetAttribute", nth, 0, cudaErrorNotSupported);
+        EXPECT_EQ(galloc_pool_create(&pool, &config), cudaErrorNotSupported);
+        EXPECT(pool == NULL);
+        sim_fail_clear();
+        EXPECT_EQ(sim_calls("cuMemPoolCreate"), 1);
+        EXPECT_EQ(sim_calls("cuMemPoolDestroy"), 1);
+        finish();
+    }
+}
+
+/* A trim leaves what it is to keep. */
+TEST(a_trim_gives_back_no_more_blocks_than_asked)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_of("backend:cudaMalloc");
+    void *p[4];
+    size_t released = 0;
+    for (int i = 0; i < 4; i++) p[i] = get(pool, MIB(4), s);
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[i], s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_pool_trim(pool, MIB(12), &released));
+    EXPECT_EQ(released, MIB(4));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(12));
+    OK(galloc_pool_trim(pool, 0, &released));
+    EXPECT_EQ(released, MIB(12));
+    pool_end(pool);
+    finish();
+}
+
 /* Allocates, uses, frees; looks at what can be seen from outside. */
 static void use_pool(galloc_pool *pool)
 {

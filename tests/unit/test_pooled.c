@@ -326,6 +326,48 @@ TEST(resize_growable_and_aligned)
     finish();
 }
 
+/* However many divisions are asked for, a slot has at least the bytes that it is given out for. */
+TEST(many_divisions_make_no_slot_too_small)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = pooled(GIB(1));
+    for (int i = 0; i < GALLOC_DIVISIONS; i++) config.roundup_power2_divisions[i] = 256;
+    config.stats_exact = 1; /* each free files its slot */
+    galloc_pool *pool = pool_new(&config);
+    for (size_t bytes = KIB(16); bytes <= KIB(256); bytes += 512) {
+        void *p = get(pool, bytes, s);
+        EXPECT(info_of(p).usable >= bytes);
+        put(s, p, bytes, bytes);
+        OK(galloc_free(p, s));
+    }
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+/* The last slot of a run can grow. Its bytes are no class's then, and merge with others when it is freed. */
+TEST(a_slot_that_has_grown_is_none_any_more)
+{
+    enum { SLOTS = 16 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    char *p[SLOTS];
+    for (int i = 0; i < SLOTS; i++) p[i] = get(pool, KIB(64), s);
+    EXPECT(p[SLOTS - 1] == p[0] + (SLOTS - 1) * KIB(64));
+    OK(galloc_resize(p[SLOTS - 1], KIB(100), s));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    for (int i = 0; i < SLOTS; i++) OK(galloc_free(p[i], s));
+    expect_healthy(pool, 1);
+    void *whole_page = get(pool, MIB(2), s);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+    expect_healthy(pool, 1);
+    OK(galloc_free(whole_page, s));
+    pool_end(pool);
+    finish();
+}
+
 /* A graph's cells are nobody else's while it can be launched. */
 TEST(slots_of_a_graph_are_its_own)
 {

@@ -821,6 +821,26 @@ TEST(a_cache_is_bounded)
     finish();
 }
 
+/* Small blocks meet the bound on their number long before that on their bytes. */
+TEST(a_cache_of_small_blocks_is_bounded)
+{
+    begin();
+    enum { N = 600 };
+    void *p[N];
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t most = 0;
+    for (int i = 0; i < N; i++) p[i] = get(pool, 512, s);
+    for (int i = 0; i < N; i++) {
+        OK(galloc_free(p[i], s));
+        most = larger(most, kept_of(pool, s).blocks);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT_EQ(most, inside_most_blocks());
+    pool_end(pool);
+    finish();
+}
+
 /* lane_bytes is what the front of a pool's one stream holds at most, and no more than 2 MiB of it may be unvouched. A
    pair of blocks that it holds goes by no other lock. */
 TEST(lane_bytes_is_what_a_cache_holds)

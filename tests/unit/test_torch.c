@@ -845,6 +845,27 @@ TEST(an_oversize_block_is_not_cut_for_an_alignment)
     end(pool, s);
 }
 
+/* A new segment has room for an alignment that the driver's addresses do not have. */
+TEST(segments_have_room_for_their_alignment)
+{
+    for (size_t alignment = MIB(4); alignment <= MIB(64); alignment *= 4) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = torch_pool(SIZE_MAX);
+        void *p[3];
+        for (uint64_t i = 0; i < 3; i++) {
+            galloc_request request = {.bytes = MIB(12), .alignment = alignment, .stream = s, .pool = pool};
+            OK(galloc_alloc(&p[i], &request));
+            EXPECT_EQ((uintptr_t)p[i] % alignment, 0);
+            put(s, p[i], MIB(12), i);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+        for (uint64_t i = 0; i < 3; i++) look(s, p[i], MIB(12), i);
+        for (int i = 0; i < 3; i++) give(p[i], s);
+        end(pool, s);
+    }
+}
+
 TEST(max_non_split_rounding_says_how_much_larger)
 {
     for (int like = 0; like < 2; like++) {
