@@ -1802,6 +1802,65 @@ TEST(retiring_ends_what_others_do_with_the_stream)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *ptr;
+    pthread_t thread, retires;
+    int begun, freed, gone; /* freed: it has the lock of marks to wait for; gone: the stream has been destroyed */
+} late_free;
+
+static void *free_late(void *unused)
+{
+    OK(galloc_free(late_free.ptr, late_free.stream));
+    return unused;
+}
+
+/* While the event of a retirement is created, another thread frees a block that the stream was recorded for. What it
+   calls after that waits until the stream is gone. */
+static void free_beside(const char *function)
+{
+    if (!pthread_equal(pthread_self(), late_free.retires)) {
+        while (__atomic_load_n(&late_free.freed, __ATOMIC_ACQUIRE) && !__atomic_load_n(&late_free.gone, __ATOMIC_ACQUIRE))
+            sched_yield();
+        return;
+    }
+    if (strcmp(function, "cuEventCreate") || late_free.begun++) return;
+    uint64_t frees = stats_of(late_free.pool).frees;
+    pthread_create(&late_free.thread, NULL, free_late, NULL);
+    while (stats_of(late_free.pool).frees == frees) sched_yield();
+    __atomic_store_n(&late_free.freed, 1, __ATOMIC_RELEASE);
+}
+
+/* The last event of a stream stands for that free as well, which then has none to record: the stream may be gone. */
+TEST(a_free_during_the_retirement_records_nothing_after_it)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_STILL;
+    options.panic = 0;
+    begin_with(options);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get_used(pool, MIB(4), t, 1);
+    OK(galloc_record_stream(p, s));
+    order(t, s);
+    look(s, p, MIB(4), 1);
+    memset(&late_free, 0, sizeof late_free);
+    late_free.pool = pool;
+    late_free.stream = t;
+    late_free.ptr = p;
+    late_free.retires = pthread_self();
+    sim_hook(free_beside, NULL);
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    __atomic_store_n(&late_free.gone, 1, __ATOMIC_RELEASE);
+    if (EXPECT(late_free.begun > 0)) pthread_join(late_free.thread, NULL);
+    sim_hook(NULL, NULL);
+    OK(galloc_free(get_used(pool, MIB(4), t, 2), t));
+    pool_end(pool);
+    finish();
+}
+
 static struct first_call {
     galloc_pool *pool;
     cudaStream_t stream;
