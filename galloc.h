@@ -2619,7 +2619,7 @@ typedef struct gai_event {
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     uint64_t clock; /* when it was recorded, counted in frees */
-    uint64_t occasion; /* its number in pool->mark_predictor; 0: none */
+    uint64_t occasion; /* its number in pool->mark_predictor; 0: none, or judged already */
 } gai_event;
 
 /* "`stream` has a wait in its queue for all memory that `on` freed up to `epoch`" */
@@ -6729,11 +6729,13 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
     return 1;
 }
 
-/* Notes whether an event was useless. Called when the event is found complete or is waited for. [lock] */
-static void gai_event_judge(galloc_pool *pool, const gai_event *event, int useless)
+/* Notes whether an event was useless. Called when the event is found complete or is waited for. The first call counts:
+   an event that was waited for is of use, though it is found complete together with a later one afterwards. [lock] */
+static void gai_event_judge(galloc_pool *pool, gai_event *event, int useless)
 {
     if (gai_predictor_has(&pool->mark_predictor, event->occasion))
         pool->useless[event->occasion % GAI_MARK_KEYS] = (char)useless;
+    event->occasion = 0;
 }
 
 /* Is a mark due? */

@@ -362,6 +362,42 @@ TEST(marks_that_are_of_no_use_are_left_out)
     finish();
 }
 
+/* S runs ahead of the device, and in each turn T is made to wait for one event of S. That event is recorded again in
+   the next turn, although at the end of this one it is found complete together with later ones. */
+TEST(marks_that_were_waited_for_are_not_left_out)
+{
+    enum { TURNS = 40, LEARNT = 15 };
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = config_limit(MIB(1000)); /* 250 MiB may be left out */
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    come_into_play(pool, t);
+    void *wall = get(pool, MIB(900), s);
+    long blocking = 0, waits = 0, events = 0;
+    for (int i = 0; i < TURNS; i++) {
+        if (i == LEARNT) {
+            blocking = sim_blocking_calls();
+            waits = sim_calls("cuStreamWaitEvent");
+            events = sim_calls("cuEventRecord");
+        }
+        for (size_t k = 0; k < 20; k++) OK(galloc_free(get_used(pool, MIB(3) + 512 * k, s, 1), s));
+        OK(galloc_free(get_used(pool, MIB(90), s, 1), s));
+        void *p = get_used(pool, MIB(85), t, 2);
+        order(t, s);
+        OK(galloc_free(p, s));
+        for (size_t k = 0; k < 20; k++) OK(galloc_free(get_used(pool, MIB(5) + 512 * k, s, 1), s));
+        sim_run(-1);
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* looks how far both are */
+    }
+    EXPECT_EQ(sim_blocking_calls(), blocking);
+    EXPECT_EQ(sim_calls("cuStreamWaitEvent") - waits, TURNS - LEARNT);
+    EXPECT(sim_calls("cuEventRecord") - events < 4 * (TURNS - LEARNT));
+    OK(galloc_free(wall, s));
+    pool_end(pool);
+    finish();
+}
+
 /* However well the program is known, a stream that does not come again leaves no more than its share behind. */
 TEST(what_is_left_out_is_bounded)
 {
@@ -1821,8 +1857,8 @@ static void *free_late(void *unused)
 static void free_beside(const char *function)
 {
     if (!pthread_equal(pthread_self(), late_free.retires)) {
-        while (__atomic_load_n(&late_free.freed, __ATOMIC_ACQUIRE) && !__atomic_load_n(&late_free.gone, __ATOMIC_ACQUIRE))
-            sched_yield();
+        int waits = __atomic_load_n(&late_free.freed, __ATOMIC_ACQUIRE);
+        while (waits && !__atomic_load_n(&late_free.gone, __ATOMIC_ACQUIRE)) sched_yield();
         return;
     }
     if (strcmp(function, "cuEventCreate") || late_free.begun++) return;
