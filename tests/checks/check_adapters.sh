@@ -32,18 +32,22 @@ count() { # program, arguments
 
 # ---- examples/pytorch -----------------------------------------------------------------------------------------------
 
-# The same flags as the Makefile's, and all warnings are errors.
+# The same flags as the Makefile's, and all warnings are errors. The run path comes before LD_LIBRARY_PATH, which may
+# lead to a real PyTorch. -u: a C++ library that is linked statically has the function that throws, too.
+runs_here="-Wl,--disable-new-dtags -Wl,-rpath,$PWD/$work"
+# shellcheck disable=SC2086
 "$cc" -std=gnu11 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
     examples/pytorch/galloc_torch.c -o "$work/libgalloc_torch.so" -lpthread -ldl &&
     "$cxx" -std=c++11 -g -fPIC -shared -Wl,-soname,libc10_cuda.so tests/plugin/c10_cuda.cpp \
         -o "$work/libc10_cuda.so" &&
     "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_host.cpp "$device"/*.o \
-        -L"$work" -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_host" -lpthread -lm -ldl &&
-    "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include tests/plugin/torch_alone.cpp "$device"/*.o \
+        -L"$work" -lc10_cuda $runs_here -o "$work/torch_host" -lpthread -lm -ldl &&
+    "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic $include -Wl,-u,_ZSt17__throw_bad_allocv \
+        tests/plugin/torch_alone.cpp "$device"/*.o \
         -o "$work/torch_alone" -lpthread -lm -ldl &&
     "$cxx" -std=c++17 -g -Wall -Wextra -rdynamic -Itests/plugin -isystem tests/plugin/torch_include $include \
         examples/pytorch/galloc_torch.cpp tests/plugin/torch_full_host.cpp "$device"/*.o -L"$work" -lgalloc_torch \
-        -lc10_cuda -Wl,-rpath,"$PWD/$work" -o "$work/torch_full_host" -lpthread -lm -ldl || exit 1
+        -lc10_cuda $runs_here -o "$work/torch_full_host" -lpthread -lm -ldl || exit 1
 count "$work/torch_host" "$work/libgalloc_torch.so"
 count "$work/torch_alone" "$work/libgalloc_torch.so"
 count "$work/torch_full_host"

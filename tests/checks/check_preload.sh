@@ -12,14 +12,15 @@ flags="-std=gnu11 -g -I. -Itests/sim -Itests/support -isystem tests/sim/include"
 unset GALLOC_CONF GALLOC_PRELOAD_FREE GALLOC_PRELOAD_REPORT LD_PRELOAD
 
 # The same flags for the library as the Makefile's, all warnings are errors, and nothing may be missing: it needs no
-# library of CUDA. The driver binds its own calls to itself, as NVIDIA's does.
+# library of CUDA. The driver binds its own calls to itself, as NVIDIA's does. --disable-new-dtags: the run path comes
+# before LD_LIBRARY_PATH, which leads to NVIDIA's driver in its containers.
 # shellcheck disable=SC2086
 "$cc" $flags -Wall -Wextra -Wshadow -Werror -fPIC -shared -fvisibility=hidden -Wl,-z,defs \
     examples/preload/galloc_preload.c -o "$work/libgalloc_preload.so" -lpthread -ldl &&
     "$cc" $flags -std=c11 -w -fPIC -shared -Wl,-Bsymbolic -Wl,-soname,libcuda.so.1 tests/sim/*.c \
         tests/plugin/preload_driver.c -o "$work/libcuda.so.1" -lpthread -lm &&
-    "$cc" $flags -Wall -Wextra tests/plugin/preload_host.c "$work/libcuda.so.1" "-Wl,-rpath,$work" -o "$work/host" \
-        -lpthread -ldl &&
+    "$cc" $flags -Wall -Wextra tests/plugin/preload_host.c "$work/libcuda.so.1" -o "$work/host" -lpthread -ldl \
+        -Wl,--disable-new-dtags "-Wl,-rpath,$work" &&
     "$cc" -fPIC -shared tests/plugin/preload_next.c -o "$work/next_1.so" -ldl &&
     cp "$work/next_1.so" "$work/next_2.so" || exit 1
 preload="$work/libgalloc_preload.so $work/next_1.so $work/next_2.so"
