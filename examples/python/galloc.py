@@ -87,7 +87,7 @@ def handle(stream):
                 number = int(getattr(value, "value", value) or 0)
                 break
         else:
-            number = int(stream)
+            number = operator.index(stream)
     if not 0 <= number <= _MOST:
         raise ValueError(f"galloc: {number} is no stream")
     return number
@@ -100,6 +100,8 @@ class Pool:
         self.device = device = operator.index(device)
         if not 0 <= device < 1 << 31:  # galloc.h's -1, the current device, is not here: frees name a pool's device
             raise ValueError(f"galloc: there is no device {device}")
+        if conf is not None and "\0" in conf:
+            raise ValueError("galloc: the settings contain a NUL character")
         self._pool = ctypes.c_void_p()
         _check(_load().galloc_python_pool(ctypes.byref(self._pool), None if conf is None else conf.encode(), device))
 
@@ -120,7 +122,8 @@ class Pool:
 
     def free(self, ptr, stream=None, wait=False):
         """Frees memory on the stream that used it last. wait: the device has finished all work first (cudaFree)."""
-        if isinstance(ptr, int) and not 0 <= ptr <= _MOST:
+        ptr = 0 if ptr is None else operator.index(ptr)
+        if not 0 <= ptr <= _MOST:
             raise ValueError(f"galloc: {ptr:#x} is no address")
         _check(_load().galloc_python_free(ptr, handle(stream), self.device, wait))
 

@@ -96,7 +96,18 @@ def numbers_that_c_would_wrap_are_errors():
         raises(ValueError, "no stream", galloc.malloc, 10, stream)
         raises(ValueError, "no stream", galloc.free, p, stream)
         raises(ValueError, "no stream", galloc.Block, 10, stream)
+    for stream in (1.9, 0.0, "1"):
+        raises(TypeError, "integer", galloc.malloc, 10, stream)
+    for ptr in ("x", b"x", 512.0):
+        raises(TypeError, "integer", galloc.free, ptr)
+    galloc.free(None)
     galloc.free(p)
+
+
+@test
+def settings_are_read_to_their_end():
+    raises(ValueError, "NUL", galloc.Pool, "overhead:0\0,this is junk")
+    raises(RuntimeError, "this is junk", galloc.Pool, "overhead:0,this is junk")
 
 
 @test
