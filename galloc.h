@@ -465,11 +465,12 @@ typedef struct galloc_config {
     uint64_t history_stacks; /* frames of the stack of calls that each allocation and free in the history has, at most
                                 32; 0 (default): no stacks; see galloc_pool_history_stacks */
     int debug;               /* GALLOC_DEBUG_... or-ed together: what the pool does to find mistakes of the program; 0
-                                (default): nothing. While it is on, stream caches are closed; see docs/guards.md. In a
-                                text: debug:guards+poison */
+                                (default): nothing. With debug_sample below 64, stream caches are closed then; see
+                                docs/guards.md. In a text: debug:guards+poison */
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
-    uint64_t debug_sample;   /* that is done to one allocation in so many, at least 1 (default): to all */
+    uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
+                                to about one */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -836,10 +837,11 @@ GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t strea
 GALLOC_API cudaError_t galloc_record_stream(void *ptr, cudaStream_t stream);
 
 /* Announces cudaStreamDestroy: memory freed on the stream becomes available to other streams as soon as the stream's
-   work is complete, and galloc forgets the stream. Queue no work on it between this call and cudaStreamDestroy. Without
-   this call reuse is still safe, but the memory that the stream freed last is found only when memory runs out, or after
-   a thousand such streams: up to 2 MiB, or the stream's share of 1/128 of the heap if that is more (of half of the heap
-   in a program that repeats itself). A stream that is passed to galloc again counts as not retired.
+   work is complete, and galloc forgets the stream once that memory is used again or returned. Queue no work on it
+   between this call and cudaStreamDestroy. Without this call reuse is still safe, but the memory that the stream freed
+   last is found only when memory runs out, or after a thousand such streams: up to 2 MiB, or the stream's share of
+   1/128 of the heap if that is more (of half of the heap in a program that repeats itself). A stream that is passed to
+   galloc again counts as not retired.
      stream   not captured. It is retired in all pools, or after an error in none
      Returns  also cudaErrorStreamCaptureImplicit: the legacy stream, while a blocking stream is captured */
 GALLOC_API cudaError_t galloc_stream_retire(cudaStream_t stream);
@@ -952,7 +954,7 @@ GALLOC_API cudaError_t galloc_pool_reserve(galloc_pool *pool, size_t bytes);
 /* Returns free memory to the device until the pool holds at most `keep_bytes`, or nothing more can go. Single pages go,
    also from the middle of segments. Of the free blocks of one stream the least recently freed go first; there is no
    such order between streams.
-     keep_bytes  0: all that can go; SIZE_MAX: nothing, but galloc notices which work is complete
+     keep_bytes  0: all that can go; SIZE_MAX: nothing, but galloc notices which recorded events are complete
      released  receives the bytes returned, also after a failure; NULL if it is not wanted
      Device    waits for the device if the memory known to be unused does not suffice */
 GALLOC_API cudaError_t galloc_pool_trim(galloc_pool *pool, size_t keep_bytes, size_t *released);
@@ -1041,7 +1043,8 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
 
 /* Reads the state of each stream that has allocated or freed and is not forgotten. Work in captures is not included
    (see galloc_stats.graph_bytes). The driver is not asked: work whose end galloc has not noticed counts as unfinished
-   (galloc_pool_trim(pool, SIZE_MAX, NULL) notices it, and returns no memory). Streams that are ordered after a stream
+   (galloc_pool_trim(pool, SIZE_MAX, NULL) notices it where an event was recorded after it, which galloc does not do for
+   a pool's only stream; it returns no memory). Streams that are ordered after a stream
    may still have some of its stranded bytes. Takes time in proportion to the stranded free blocks, with the pool's lock
    held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
@@ -1518,6 +1521,16 @@ static void gai_count_max(uint64_t *p, uint64_t n)
 
 #ifndef GALLOC_CLOCK
 #define GALLOC_CLOCK() gai_clock()
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#define GAI_TICKS() gai_ticks()
+/* The processor's counter, at half the cost of the clock, for the entries of a history (gai_history_convert). */
+static GAI_INLINE uint64_t gai_ticks(void)
+{
+    uint32_t low, high;
+    __asm__ __volatile__("rdtsc" : "=a"(low), "=d"(high));
+    return (uint64_t)high << 32 | low;
+}
+#endif
 #if defined(_WIN32)
 static uint64_t gai_clock(void)
 {
@@ -1927,6 +1940,7 @@ static const char *gai_errno_words(int code)
         const char *words;
     } reasons[] = {
         {EACCES, "permission denied"},
+        {EEXIST, "it is no plain file"},
         {EPERM, "operation not permitted"},
         {ENOENT, "no such folder"},
         {ENOTDIR, "a part of the path is no folder"},
@@ -2554,7 +2568,7 @@ typedef struct gai_block {
 #define GAI_REGION ((uint64_t)1 << 38) /* GALLOC_NVTX: it has a region, and its segment is not open */
 #define GAI_STACK_SHIFT 40 /* the bits from here on: the stack that allocated it, see gai_depot; 0: not known */
 
-/* shown: all mappings with mapping->page == this, `mappings` of them mapped; current is one of them
+/* shown: all mappings with mapping->page == this, `mappings` of them mapped (addr != 0); current is NULL or one of them
    Each of them but current is a stale alias.  (current->block->kind == GAI_ALIAS) == the page is parked; its bytes are
    in no used or free block then.  Stale aliases stay, so that a page can return to them without a driver call. */
 typedef struct gai_page {
@@ -2694,7 +2708,8 @@ typedef struct gai_cache_bin {
 
 /* Guarded by the latch, which is taken after the pool's locks. `open`, `most`, `enough`, `alone` and `trusted` are
    changed only with the pool's lock held as well, so either suffices to read them.
-   bit i of filled == (bins[i].first != NULL);  blocks, bytes == number and bytes of the blocks in all bins
+   bit i of filled == 0: bins[i] is empty, whatever its members say;  else bins[i].first != NULL
+   blocks, bytes == number and bytes of the blocks in all bins
    unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
    blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes - large + unconfirmed_bytes <= most,  alone <= most
    large == 0 || a bin has one block, of `large` bytes
@@ -2744,6 +2759,7 @@ typedef struct gai_cache {
     size_t most;
     size_t bytes;
     size_t large;      /* bytes of the one block that came while it was empty and exceeds `most` */
+    size_t serves;     /* after so many mallocs since the last flush the next goes to the pool (debug_sample) */
     size_t enough;     /* while it holds more than this (lane_bytes), besides that, it takes no further block */
     gai_block *orphans;
     int trusted;
@@ -2912,7 +2928,7 @@ enum gai_action {
 
 /* One cache line. */
 typedef struct gai_history_entry {
-    uint64_t ns;
+    uint64_t time; /* ticks; of the first `converted` entries: ns of GALLOC_CLOCK */
     uint32_t action; /* enum gai_action */
     uint32_t tag;
     union {
@@ -2928,11 +2944,15 @@ typedef struct gai_history_entry {
 
 /* What a pool did lately: a ring of entries, the next of which is written at ring[next].
    (ring == NULL) == (size == 0);  next == noted % size
-   ring != NULL, or the pool writes a log: caches_off has bit 2, special has GAI_ROUTE_HISTORY;  else they do not */
+   ring != NULL, or the pool writes a log: caches_off has bit 2, else it does not
+   ring != NULL and entries have stacks, or the pool writes a log: special has GAI_ROUTE_HISTORY, else it does not */
 typedef struct gai_history {
     gai_history_entry *ring; /* NULL: nothing is noted */
     size_t size, next;
     uint64_t noted;          /* entries since it began, the overwritten ones among them */
+    uint64_t converted;      /* so many of them have the clock's time; the others have ticks */
+    uint64_t ticks, ns;      /* of the last conversion, or when it began */
+    uint64_t latest;         /* ticks of the last entry; none has less than the one before it */
 } gai_history;
 
 /* A range of addresses of the device. */
@@ -2957,7 +2977,6 @@ typedef struct gai_check {
    pending == checks in use;  host == NULL: there is none
    kept, kept_bytes, kept_live == number of blocks from `oldest` on, their bytes, and their requested bytes */
 typedef struct gai_guards {
-    uint64_t requests; /* allocations so far; atomic */
     uint64_t looks;    /* calls that looked at the checks; atomic */
     uint64_t pending;  /* also read without a lock */
     gai_check *checks; /* GAI_CHECKS of them; NULL: none was needed so far */
@@ -3079,10 +3098,10 @@ typedef struct gai_variant {
     void (*end)(galloc_pool *pool);
 } gai_variant;
 
-/* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine
+/* stats.reserved.current == bytes of pages in blocks + parked + bytes in quarantine + kept
    taken == the same + pages on their way in, which are charged to the budget before the driver call
    stats.leaving + parked == bytes of the mappings under GAI_ALIAS blocks;  stale == number of those that are not parked
-   cudaMallocAsync: stats.reserved.current includes `kept`, what the driver's pool holds beyond galloc's blocks
+   kept: with cudaMallocAsync, bytes that the driver's pool holds beyond galloc's blocks; else 0
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
 
@@ -3150,6 +3169,7 @@ struct galloc_pool {
     galloc_callbacks callbacks;
 
     /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
+    uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached */
     uint64_t special;    /* GAI_ROUTE_...: reasons why requests do not take the short path of a miss */
     uint64_t broken;     /* a sticky error: the pool refuses from then on; also read without a lock */
     int driver_gone;
@@ -3157,7 +3177,7 @@ struct galloc_pool {
     int lost;            /* segments that are lost */
     int caches_off;      /* no stream cache is used. Bit 0: by stats_exact, which other backends imply, or
                             variant.no_caches; bit 1: the pool is about to end; bit 2: it has a history or a log;
-                            bit 3: debug; bit 4: tool */
+                            bit 3: debug of most blocks (gai_pool_debugs_all); bit 4: tool */
     uint64_t clock;      /* frees so far */
     void *latest;        /* the block given last, if its stream cache may take it whatever its size; NULL once a free
                             block was filed or another stream came. Read with a latch alone */
@@ -3230,11 +3250,10 @@ struct galloc_pool {
 #define GAI_ENDED ((uint64_t)1 << 63) /* there is no pool here, or it is about to end: no call comes in */
 
 #define GAI_ROUTE_LONG 1    /* like:pytorch, oversize */
-#define GAI_ROUTE_HISTORY 2 /* none: each call is noted */
+#define GAI_ROUTE_HISTORY 2 /* none: each call is noted, with its stack or in a log */
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
-#define GAI_ROUTE_DEBUG 16  /* none: blocks get guards */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
-#define GAI_ROUTE_TOOL 32   /* none: a tool is told of each block */
+#define GAI_ROUTE_TOOL 16   /* none: a tool is told of each block */
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -3356,19 +3375,6 @@ static size_t gai_map_digit(int level, uintptr_t addr)
     return (size_t)(addr >> gai_map_shift[level]) & (((size_t)1 << gai_map_log2[level]) - 1);
 }
 
-/* The slot of an address in the last level, or NULL where the nodes are missing. */
-static void **gai_map_slot(gai_map *map, uintptr_t addr)
-{
-    void **children = map->root;
-    int level;
-    if (addr >> GAI_ADDRESS_BITS) return NULL;
-    for (level = 0; level < gai_map_levels(map) - 1; level++) {
-        children = (void **)gai_load_pointer(&children[gai_map_digit(level, addr)]);
-        if (!children) return NULL;
-    }
-    return &children[gai_map_digit(level, addr)];
-}
-
 /* An entry of the block map holds a block, or a leaf with the lowest bit set. */
 static int gai_is_leaf(const void *in) { return (int)((uintptr_t)in & 1); }
 
@@ -3376,8 +3382,7 @@ static void **gai_leaf(void *in) { return (void **)((uintptr_t)in - 1); }
 
 static size_t gai_leaf_digit(uintptr_t addr) { return (size_t)(addr >> GAI_UNIT_LOG2) & (GAI_LEAF_SLOTS - 1); }
 
-/* The slot of the 2 MiB around an address, or NULL: gai_map_slot with constant shifts, because most calls come through
-   here. */
+/* The slot of the 2 MiB around an address, or NULL where the nodes are missing. */
 static GAI_INLINE void **gai_map_entry_at(gai_map *map, uintptr_t addr)
 {
     void **children;
@@ -3419,7 +3424,7 @@ static int gai_map_need(gai_map *map, uintptr_t addr)
     void **children = map->root;
     int level;
     if (addr >> GAI_ADDRESS_BITS) return 0;
-    if (gai_map_slot(map, addr)) return 1;
+    if (map == &gai_process.block_map ? gai_block_entry(addr) : gai_map_entry_at(map, addr)) return 1;
     gai_lock_on(&gai_locks.map);
     for (level = 0; level < gai_map_levels(map) - 1 && children; level++) {
         void **child = &children[gai_map_digit(level, addr)];
@@ -3806,36 +3811,27 @@ static size_t gai_marks_count(const gai_mark *mark)
     return n;
 }
 
-/* Drops the complete marks of a list. */
-static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
-{
-    while (*list) {
-        gai_mark *mark = *list;
-        if (gai_mark_is_complete(mark)) {
-            *list = mark->next;
-            gai_mark_end(pool, mark);
-        } else {
-            list = &mark->next;
-        }
-    }
-}
-
-/* Drops all marks of a list. */
-static void gai_marks_end(galloc_pool *pool, gai_mark **list)
-{
-    while (*list) {
-        gai_mark *mark = *list;
-        *list = mark->next;
-        gai_mark_end(pool, mark);
-    }
-}
-
 /* Removes a mark from its list and releases it. */
 static void gai_mark_drop(galloc_pool *pool, gai_mark **at)
 {
     gai_mark *mark = *at;
     *at = mark->next;
     gai_mark_end(pool, mark);
+}
+
+/* Drops the complete marks of a list. */
+static void gai_marks_prune(galloc_pool *pool, gai_mark **list)
+{
+    while (*list) {
+        if (gai_mark_is_complete(*list)) gai_mark_drop(pool, list);
+        else list = &(*list)->next;
+    }
+}
+
+/* Drops all marks of a list. */
+static void gai_marks_end(galloc_pool *pool, gai_mark **list)
+{
+    while (*list) gai_mark_drop(pool, list);
 }
 
 /* Resolves the overlap of two marks of one stream state: there the later one counts. Returns the mark that has become
@@ -4452,26 +4448,16 @@ static void gai_budget_join(galloc_pool *pool)
     gai_lock_off(&gai_locks.budget);
 }
 
-/* Moves a visit from `pool` (NULL: from none) to the next pool of the device. A pool that is visited does not leave. */
-static galloc_pool *gai_budget_visit(gai_budget *budget, galloc_pool *pool)
+/* Moves a visit from `pool` (NULL: from none) to the next pool, of the device, or (budget == NULL) of all devices. A
+   pool that is visited does not leave. */
+static galloc_pool *gai_pool_visit(galloc_pool *pool, const gai_budget *budget)
 {
+    const gai_budget *at = budget ? budget : gai_process.budgets, *end = budget ? at : at + GAI_DEVICES - 1;
     galloc_pool *next;
-    gai_lock_on(&gai_locks.budget);
-    next = pool ? pool->next_sharing : budget->pools;
-    if (pool) pool->visitors--;
-    if (next) next->visitors++;
-    gai_lock_off(&gai_locks.budget);
-    return next;
-}
-
-/* The same over the pools of all devices. */
-static galloc_pool *gai_pool_visit(galloc_pool *pool)
-{
-    gai_budget *budget = pool ? pool->budget + 1 : gai_process.budgets;
-    galloc_pool *next;
+    if (pool) at = pool->budget + 1;
     gai_lock_on(&gai_locks.budget);
     next = pool ? pool->next_sharing : NULL;
-    for (; !next && budget < gai_process.budgets + GAI_DEVICES; budget++) next = budget->pools;
+    for (; !next && at <= end; at++) next = at->pools;
     if (pool) pool->visitors--;
     if (next) next->visitors++;
     gai_lock_off(&gai_locks.budget);
@@ -4872,6 +4858,27 @@ static GAI_INLINE void gai_stack_note(const galloc_pool *pool)
 
 /* ---- entries ---- */
 
+#if !defined(GAI_TICKS)
+#define GAI_TICKS() GALLOC_CLOCK()
+static void gai_history_convert(gai_history *history) { (void)history; }
+#else
+/* Converts the times of the entries since the last conversion to those of the clock: both were read then and are read
+   now. [lock] */
+static void gai_history_convert(gai_history *history)
+{
+    uint64_t ticks = gai_max(history->latest, GAI_TICKS()), ns = GALLOC_CLOCK(), i;
+    uint64_t n = gai_min(history->noted - history->converted, history->size);
+    double scale = ticks > history->ticks ? (double)(ns - history->ns) / (double)(ticks - history->ticks) : 0;
+    for (i = 1; i <= n; i++) {
+        gai_history_entry *entry = &history->ring[(history->next + history->size - i) % history->size];
+        entry->time = history->ns + (uint64_t)((double)(entry->time - history->ticks) * scale);
+    }
+    history->converted = history->noted;
+    history->ticks = ticks;
+    history->ns = ns;
+}
+#endif
+
 /* Replaces the ring, and begins with no entry. Returns the ring before. [lock] */
 static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry *ring, size_t entries)
 {
@@ -4879,17 +4886,20 @@ static gai_history_entry *gai_history_begin(galloc_pool *pool, gai_history_entry
     memset(&pool->history, 0, sizeof pool->history);
     pool->history.ring = ring;
     pool->history.size = entries;
+    pool->history.latest = pool->history.ticks = GAI_TICKS();
+    pool->history.ns = GALLOC_CLOCK();
     if (ring) (void)gai_swap(&gai_process.epoch_us, 0, (uint64_t)time(NULL) * 1000000 - GALLOC_CLOCK() / 1000);
     return before;
 }
 
-/* While there is a history or a log, every call takes the full path, which notes it. [lock] */
+/* While there is a history or a log, no call is served by a stream cache. Logs and entries with stacks need the full
+   path. [lock] */
 static void gai_pool_route_history(galloc_pool *pool)
 {
-    int ring = pool->history.ring != NULL, on = ring || pool->trace;
-    pool->caches_off = (pool->caches_off & ~4) | on << 2;
-    pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_HISTORY) | (on ? GAI_ROUTE_HISTORY : 0);
-    gai_set_relaxed(&pool->frames_taken, ring ? pool->frames : 0);
+    uint64_t frames = pool->history.ring ? pool->frames : 0;
+    pool->caches_off = (pool->caches_off & ~4) | (pool->history.ring || pool->trace) << 2;
+    pool->special = (pool->special & ~(uint64_t)GAI_ROUTE_HISTORY) | (frames || pool->trace ? GAI_ROUTE_HISTORY : 0);
+    gai_set_relaxed(&pool->frames_taken, frames);
 }
 
 /* The next entry of the ring, the oldest one once it is full. */
@@ -4898,7 +4908,7 @@ static gai_history_entry *gai_history_next(gai_history *history, enum gai_action
     gai_history_entry *entry = &history->ring[history->next++];
     if (history->next == history->size) history->next = 0;
     history->noted++;
-    entry->ns = GALLOC_CLOCK();
+    entry->time = history->latest = gai_max(history->latest, GAI_TICKS());
     entry->action = (uint32_t)action;
     entry->tag = 0;
     return entry;
@@ -5324,8 +5334,7 @@ static void gai_block_renew_captured(galloc_pool *pool, gai_block *block)
             if (mark->stream == block->stream) own = mark;
             at = &mark->next;
         } else {
-            *at = mark->next;
-            gai_mark_end(pool, mark);
+            gai_mark_drop(pool, at);
         }
     }
     if (!own) return;
@@ -5489,11 +5498,24 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
 #define GAI_CACHE_BYTES GAI_MIB /* default of lane_bytes */
 #define GAI_CACHE_MOST (64 * GAI_MIB) /* its maximum */
 #define GAI_UNCONFIRMED_BLOCKS 64
+#define GAI_SPARSE 64 /* debug_sample from which on stream caches serve the other requests */
 #define GAI_CACHE_BIN_PROBES 4      /* adjacent cache bins that may hold a size */
 
 static int gai_pool_has_one_stream(const galloc_pool *pool) { return !pool->streams || !pool->streams->next; }
 
 static int gai_stream_is_unknown(const gai_stream *stream) { return stream->capture_id == GAI_UNKNOWN_STREAMS; }
+
+/* With debug, do too many blocks get a guard for stream caches? */
+static int gai_pool_debugs_all(const galloc_pool *pool)
+{
+    return pool->config.debug && pool->config.debug_sample < GAI_SPARSE;
+}
+
+/* Does the next allocation get a guard? Reset statistics make the difference wrap, hence the sign. */
+static GAI_INLINE int gai_pool_is_to_watch(const galloc_pool *pool)
+{
+    return (int64_t)(pool->stats.mallocs - pool->watch_at) >= 0;
+}
 
 /* ---- without the pool's lock ---- */
 
@@ -5616,7 +5638,9 @@ static GAI_INLINE gai_block *gai_cache_pop(gai_cache *cache, size_t bytes, size_
                                            enum gai_outcome *outcome)
 {
     gai_block *block = NULL;
-    if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
+    if (cache->mallocs >= cache->serves) {
+        /* The pool counts these now, and sees whether an allocation is to be watched. */
+    } else if (cache->unconfirmed && cache->unconfirmed->bytes == bytes) {
         block = gai_unconfirmed_pop(cache, &cache->unconfirmed);
         cache->live_out += (size_t)block->requested;
     } else if (cache->unconfirmed_blocks > 1 || cache->filled) { /* blocks besides the one just compared */
@@ -5738,14 +5762,11 @@ static void gai_block_inherit(galloc_pool *pool, gai_block *block, const gai_str
 {
     gai_mark **at = &block->marks;
     while (*at) {
-        gai_mark *mark = *at;
+        const gai_mark *mark = *at;
         if (gai_mark_is_complete(mark) || mark->stream == stream ||
-            gai_stream_waited(stream, mark->stream) >= mark->epoch) {
-            *at = mark->next;
-            gai_mark_end(pool, mark);
-        } else {
-            at = &mark->next;
-        }
+            gai_stream_waited(stream, mark->stream) >= mark->epoch)
+            gai_mark_drop(pool, at);
+        else at = &(*at)->next;
     }
 }
 
@@ -5876,6 +5897,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     cache->open = open;
     cache->most = gai_max(most, gai_cache_held(cache));
     cache->enough = pool->config.lane_bytes;
+    cache->serves = pool->config.debug ? (size_t)pool->config.debug_sample / 2 : SIZE_MAX;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
     cache->alone = cache->trusted ? most : gai_min(most, GAI_MARK_BYTES);
     gai_latch_off(&cache->latch);
@@ -6344,7 +6366,8 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     if (gai_pool_is_crowded(pool)) pool->collector.look = 0;
     if (!stream->next || stream->next->next) return;
     stream = stream->next; /* the first stream state is no longer alone */
-    gai_store_pointer(&pool->latest, NULL); /* before the look: a free under way has put its block there, or will not */
+    /* Before the look at the cache: a free under way has already put its block there, or will see NULL. */
+    gai_store_pointer(&pool->latest, NULL);
     if (stream->cache.most > GAI_MARK_BYTES || gai_cache_has_large(&stream->cache)) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
@@ -7593,7 +7616,7 @@ static void gai_addresses_are_new(uintptr_t addr, size_t bytes)
 {
     galloc_pool *pool = NULL;
     enum gai_health health;
-    while ((pool = gai_pool_visit(pool)) != NULL)
+    while ((pool = gai_pool_visit(pool, NULL)) != NULL)
         if (pool->lost_on_reset && gai_pool_may_have_lost(pool, &health))
             gai_pool_leave_range(pool, health, addr, bytes);
 }
@@ -8530,8 +8553,8 @@ static void gai_donors_restore(galloc_pool *pool, gai_batch *donors)
     }
 }
 
-/* Puts back donors' pages of up to `surplus` bytes. Returns the bytes put back. A page kept behind one that goes
-   back becomes the first of its run, so it needs map nodes in case it is put back too. */
+/* Puts back donors' pages of up to `surplus` bytes. Returns the bytes put back. If the page behind one that goes back
+   is kept, a block may begin at it later, which needs map nodes. */
 static size_t gai_donors_trim(galloc_pool *pool, gai_batch *donors, size_t surplus)
 {
     gai_batch kept, back;
@@ -9200,7 +9223,12 @@ static void gai_pool_tend(galloc_pool *pool)
 /* Is this allocation one of those that get a guard? [no lock] */
 static int gai_pool_samples(galloc_pool *pool)
 {
-    return (gai_next(&pool->guards.requests) - 1) % pool->config.debug_sample == 0;
+    int due;
+    gai_lock_on(&pool->lock);
+    due = gai_pool_is_to_watch(pool);
+    if (due) pool->watch_at = pool->stats.mallocs + pool->config.debug_sample;
+    gai_lock_off(&pool->lock);
+    return due;
 }
 
 static size_t gai_pool_guard(const galloc_pool *pool)
@@ -9279,7 +9307,7 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
     }
     gai_lock_on(&pool->lock);
     if (guards && may) gai_block_used_until_now(block, block->stream);
-    if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
+    if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK | GAI_SPECIAL);
     else pool->stats.unchecked += (uint64_t)guards;
     gai_lock_off(&pool->lock);
     if (result) gai_pool_note(pool, result);
@@ -9622,7 +9650,7 @@ static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *
     gai_lock_on(&pool->lock);
     block = gai_block_claim(pool, ptr);
     if (block && (failed || !gai_pool_guard(pool)))
-        gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK);
+        gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK | GAI_SPECIAL);
     gai_lock_off(&pool->lock);
     if (!block) return;
     if (!failed && guard) gai_block_watch(pool, block, site);
@@ -9750,24 +9778,16 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
 {
     gai_bin bin = gai_bin_of(bytes);
     gai_block *best = stream ? gai_set_find_plain(&stream->free, bin, bytes) : NULL, *block;
-    const gai_stream *other;
     if (best && best->bytes == bytes) return best; /* an exact fit */
     block = gai_set_find_plain(&pool->common, bin, bytes);
-    if (block && gai_is_better(block, best)) best = block;
-    if (!stream || !stream->capture) return best;
-    for (other = pool->streams; other; other = other->next) {
-        if (other == stream || !gai_stream_is_ordered(stream, other)) continue;
-        block = gai_set_find_plain(&other->free, bin, bytes);
-        if (block && gai_is_better(block, best)) best = block;
-    }
-    return best;
+    return block && gai_is_better(block, best) ? block : best;
 }
 
-/* Searches the sets of GAI_REACH_OWN. No mark needs to be looked at: all blocks there may be used at once. */
+/* Searches the sets of GAI_REACH_OWN (gai_find has searched those of a captured stream). No mark needs to be looked at:
+   all blocks there may be used at once. */
 static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
 {
     gai_found best = {NULL, 0};
-    gai_stream *stream;
     if (params->alignment <= GAI_UNIT) {
         best.block = gai_find_plain(pool, params->stream, params->bytes);
         if (best.block) best.at = gai_place(best.block->addr, best.block->addr + best.block->bytes, params);
@@ -9776,10 +9796,6 @@ static gai_found gai_find_own(galloc_pool *pool, const gai_params *params)
     if (params->stream) gai_found_in_set(&best, &params->stream->free, params);
     if (best.block && best.block->bytes == params->bytes) return best;
     gai_found_in_set(&best, &pool->common, params);
-    if (!params->stream || !params->stream->capture) return best;
-    for (stream = pool->streams; stream; stream = stream->next)
-        if (stream != params->stream && gai_stream_is_ordered(params->stream, stream))
-            gai_found_in_set(&best, &stream->free, params);
     return best;
 }
 
@@ -10144,8 +10160,9 @@ static gai_wait *gai_stream_wait_on(galloc_pool *pool, gai_stream *stream, gai_s
     return wait;
 }
 
-/* Returns the error of a wait that ends the job. A sticky error that the pool's context does not have does not: only
-   what was freed on `stream` (NULL: on some streams) is out of reach, as if no event were recorded for it. */
+/* A wait has failed: returns the error with which the job ends, or CUDA_SUCCESS. A sticky error of another context than
+   the pool's does not end the job: it only makes the memory freed on `stream` (NULL: on some streams) unusable, as if
+   no event were recorded for it. */
 static CUresult gai_job_wait_failed(gai_job *job, gai_stream *stream, CUresult result)
 {
     if (!gai_is_sticky(result) || gai_is_sticky(gai_context_error(job->pool->context))) return result;
@@ -11477,8 +11494,7 @@ static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
     return GAI_CALL(job->pool, event_synchronize, EventSynchronize, (event->event));
 }
 
-/* Waits on the host for one event after another until something fits. An event waited for counts as complete, even
-   if a query says otherwise later: so each turn leaves one event less. */
+/* Waits on the host for one event after another until something fits. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
@@ -11790,7 +11806,7 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 {
     galloc_pool *other = NULL;
     size_t given = 0;
-    while ((other = gai_budget_visit(pool->budget, other)) != NULL) {
+    while ((other = gai_pool_visit(other, pool->budget)) != NULL) {
         gai_scope scope;
         if (other == pool || given >= wanted) continue;
         if (last) {
@@ -12274,6 +12290,13 @@ static void gai_block_count(galloc_pool *pool, gai_block *block, int hit)
     gai_block_let_go(block);
 }
 
+/* The same for a block that the short path of a miss has found. */
+static GAI_INLINE void gai_block_count_near(galloc_pool *pool, gai_block *block)
+{
+    gai_history_block(pool, GAI_ALLOCATED, block, 0);
+    gai_block_count(pool, block, 1);
+}
+
 static void gai_job_count(gai_job *job)
 {
     if (!job->got || job->params.just_ready || job->grows) return;
@@ -12573,13 +12596,15 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
     size_t wanted = gai_rounded(pool, bytes);
     gai_block *block = NULL;
     int changed;
-    if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life) return NULL;
+    if (pool->broken || pool->special & ~(uint64_t)GAI_ROUTE_ROUNDED || stream->life != site->life ||
+        gai_pool_is_to_watch(pool))
+        return NULL;
     if (pool->variant.take_near && wanted <= GAI_SLOT_MOST)
         return pool->variant.take_near(pool, site, wanted, bytes, tag);
     changed = gai_stream_see(pool, stream, site);
     block = gai_find_plain(pool, stream, wanted);
     if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
-    if (block) gai_block_count(pool, block, 1);
+    if (block) gai_block_count_near(pool, block);
     gai_stream_release_near(pool, stream, site, changed);
     return block;
 }
@@ -12593,11 +12618,11 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     gai_stream *stream = site->stream;
     size_t wanted = gai_up(bytes, GAI_UNIT);
     gai_lock_on(&pool->lock);
-    if (stream->life == site->life && !(pool->broken | pool->special)) {
+    if (stream->life == site->life && !(pool->broken | pool->special) && !gai_pool_is_to_watch(pool)) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
         block = gai_find_plain(pool, stream, wanted);
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
-        if (block) gai_block_count(pool, block, 1);
+        if (block) gai_block_count_near(pool, block);
         gai_stream_release_near(pool, stream, site, changed);
         if (block) gai_block_note_latest(pool, block, stream);
     } else if (pool->special & GAI_ROUTE_ROUNDED) {
@@ -13523,6 +13548,9 @@ typedef struct gai_key {
 } gai_key;
 
 #define GAI_MEMBER(member) offsetof(galloc_config, member)
+/* The same for GAI_NUMBER and GAI_TIME; does not compile unless the member has 64 bits. */
+#define GAI_MEMBER64(member)                                                                                           \
+    (offsetof(galloc_config, member) * sizeof(char[sizeof(((galloc_config *)0)->member) == sizeof(uint64_t) ? 1 : -1]))
 #define GAI_SWITCHED "False|True", 0, 0, 1, "True or False"
 #define GAI_BYTES_LIKE "bytes, or a number with K, M or G"
 #define GAI_LOG_LEVELS "off|error|info|debug"
@@ -13572,22 +13600,22 @@ static const gai_key gai_keys[] = {
     {"gc_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1, "a fraction from 0 to below 1"},
     {"garbage_collection_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1,
      "a fraction from 0 to below 1"},
-    {"gc_age", GAI_TIME, GAI_MEMBER(gc_age), "none", UINT64_MAX, 0, UINT64_MAX,
+    {"gc_age", GAI_TIME, GAI_MEMBER64(gc_age), "none", UINT64_MAX, 0, UINT64_MAX,
      "a whole number with ms, s, m or h, or none"},
     {"release_threshold", GAI_BYTES, GAI_MEMBER(release_threshold), "none", SIZE_MAX, 0, SIZE_MAX,
      GAI_BYTES_LIKE ", or none"},
-    {"wait_limit_ms", GAI_NUMBER, GAI_MEMBER(wait_limit_ms), "none", UINT64_MAX, 0, 1000000000,
+    {"wait_limit_ms", GAI_NUMBER, GAI_MEMBER64(wait_limit_ms), "none", UINT64_MAX, 0, 1000000000,
      "milliseconds, at most 1000000000, or none"},
-    {"max_retries", GAI_NUMBER, GAI_MEMBER(max_retries), "", 0, 0, 1000, "a number from 0 to 1000"},
+    {"max_retries", GAI_NUMBER, GAI_MEMBER64(max_retries), "", 0, 0, 1000, "a number from 0 to 1000"},
     {"throw_on_cudamalloc_oom", GAI_WORDS, GAI_MEMBER(throw_on_cudamalloc_oom), GAI_SWITCHED},
-    {"history", GAI_NUMBER, GAI_MEMBER(history), "off", 0, 0, GAI_HISTORY_MOST,
+    {"history", GAI_NUMBER, GAI_MEMBER64(history), "off", 0, 0, GAI_HISTORY_MOST,
      "a number of entries up to 16777216, or off"},
-    {"history_stacks", GAI_NUMBER, GAI_MEMBER(history_stacks), "off", 0, 0, GAI_STACK_MOST,
+    {"history_stacks", GAI_NUMBER, GAI_MEMBER64(history_stacks), "off", 0, 0, GAI_STACK_MOST,
      "a number of frames up to 32, or off"},
     {"debug", GAI_FLAGS, GAI_MEMBER(debug), "off|guards|poison|quarantine", 0, 0, 7,
      "off, or guards, poison, quarantine joined by '+'"},
     {"quarantine_bytes", GAI_BYTES, GAI_MEMBER(quarantine_bytes), "auto", 0, 0, SIZE_MAX, GAI_BYTES_LIKE ", or auto"},
-    {"debug_sample", GAI_NUMBER, GAI_MEMBER(debug_sample), "", 0, 1, 1000000000, "a number from 1 to 1000000000"},
+    {"debug_sample", GAI_NUMBER, GAI_MEMBER64(debug_sample), "", 0, 1, 1000000000, "a number from 1 to 1000000000"},
     {"gpu_direct_rdma", GAI_WORDS, GAI_MEMBER(gpu_direct_rdma), GAI_SWITCHED},
     {"release_lock_on_cudamalloc", GAI_NO_SETTING, 0, GAI_SWITCHED},
     {"log", GAI_OF_PROCESS, 0, GAI_LOG_LEVELS, 0, 0, 3, "off, error, info or debug"},
@@ -14367,18 +14395,24 @@ static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char
 
 #define GAI_REPEAT_REST 1000000000 /* ns after which a repeated message is shown again */
 
-/* Returns the log level in GALLOC_CONF, even if the rest of the text is invalid, because its errors are logged too. */
+/* Finds the value of a key of GALLOC_CONF, even if the rest of the text (NULL: none) is invalid: the log level is that
+   of its errors too, and pools of the program's own do not read the text. 0: there is none. */
+static int gai_conf_value(const char *text, const char *key, gai_text *value)
+{
+    gai_text rest = gai_text_of(text ? text : ""), name;
+    int more = 1;
+    while (more) {
+        more = gai_text_cut(&rest, ',', value);
+        if (gai_text_cut(value, ':', &name) && gai_text_is(name, key)) return 1;
+    }
+    return 0;
+}
+
 static int gai_log_level_of(const char *text)
 {
-    gai_text rest = gai_text_of(text ? text : ""), pair, name;
-    int more = 1, level = GALLOC_LOG_INFO;
-    while (more) {
-        more = gai_text_cut(&rest, ',', &pair);
-        if (!gai_text_cut(&pair, ':', &name) || !gai_text_is(name, "log")) continue;
-        level = gai_word_number(GAI_LOG_LEVELS, pair);
-        if (level < 0) level = GALLOC_LOG_INFO;
-    }
-    return level;
+    gai_text value;
+    int level = gai_conf_value(text, "log", &value) ? gai_word_number(GAI_LOG_LEVELS, value) : -1;
+    return level < 0 ? GALLOC_LOG_INFO : level;
 }
 
 /* Returns a hash that is equal for texts that differ in numbers or addresses only. */
@@ -14597,22 +14631,14 @@ static cudaError_t gai_end_giving(const char *function, cudaError_t error)
     return cudaSuccess;
 }
 
-/* Writes the file name that a key has in GALLOC_CONF. 0: there is none. Like the log level it is also read from a text
-   with other errors, since pools of the program's own do not read that text. */
+/* Writes the file name that a key has in GALLOC_CONF. 0: there is none. */
 static int gai_conf_path(const char *key, int device, char *buffer, size_t size)
 {
-    const char *text = getenv("GALLOC_CONF");
-    gai_text rest = gai_text_of(text ? text : ""), pair, name;
+    gai_text value;
     gai_string path;
-    int more = 1;
-    while (more) {
-        more = gai_text_cut(&rest, ',', &pair);
-        if (!gai_text_cut(&pair, ':', &name) || !gai_text_is(name, key)) continue;
-        path.at = buffer;
-        path.left = size;
-        return gai_path_expand(pair, device, &path);
-    }
-    return 0;
+    path.at = buffer;
+    path.left = size;
+    return gai_conf_value(getenv("GALLOC_CONF"), key, &value) && gai_path_expand(value, device, &path);
 }
 
 /* ==== REPORT ==================================================================================================== */
@@ -14905,6 +14931,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     gai_census unconfirmed, cached;
     size_t i;
     int large = 0, broken = cache->blocks + cache->unconfirmed_blocks > GAI_CACHE_BLOCKS ||
+                            cache->unconfirmed_blocks > GAI_UNCONFIRMED_BLOCKS ||
                             (cache->open && cache->open != stream->life);
     memset(&unconfirmed, 0, sizeof unconfirmed);
     memset(&cached, 0, sizeof cached);
@@ -15037,18 +15064,36 @@ static int gai_check_block(galloc_pool *pool, const gai_block *block)
     return broken + gai_check_marks(block) + gai_check_given(block) + gai_check_pages(block);
 }
 
-/* Counts the pages that begin in a block. */
-static void gai_check_mapped(const gai_block *block, gai_census *census)
+/* Checks the equations above gai_page and gai_mapping. */
+static int gai_check_page(const gai_page *page)
+{
+    const gai_mapping *mapping;
+    int mapped = 0, broken = page->current != NULL;
+    for (mapping = page->shown; mapping; mapping = mapping->next_shown) {
+        mapped += mapping->addr != 0;
+        broken -= mapping == page->current;
+        broken += mapping->page != page || mapping->bytes != page->bytes;
+    }
+    return broken + (mapped != page->mappings);
+}
+
+/* Checks and counts the pages that begin in a block. */
+static int gai_check_mapped(const gai_block *block, gai_census *census)
 {
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
     const gai_segment *segment = block->segment;
+    int broken = 0;
     if (segment->given && block == segment->first && gai_block_is_mapped(block))
         gai_census_page(census, segment->whole->page, segment->bytes, 1);
     while (at < end && gai_block_is_mapped(block) && !segment->given) {
         const gai_mapping *mapping = gai_page_at(at);
-        if (mapping && mapping->addr >= block->addr) gai_census_page(census, mapping->page, mapping->bytes, 1);
+        if (mapping && mapping->addr >= block->addr) {
+            gai_census_page(census, mapping->page, mapping->bytes, 1);
+            broken += gai_check_page(mapping->page);
+        }
         at = mapping ? mapping->addr + mapping->bytes : end;
     }
+    return broken;
 }
 
 static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_census *census)
@@ -15059,7 +15104,7 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     if (segment->lost && segment->whole->page->current) gai_census_page(census, segment->whole->page, 0, 1);
     for (block = segment->first; block; block = block->next) {
         if (!segment->lost) broken += gai_check_block(pool, block);
-        if (!segment->lost) gai_check_mapped(block, census);
+        if (!segment->lost) broken += gai_check_mapped(block, census);
         bytes += block->bytes;
         broken += segment->lost && gai_block_is_free(block);
         census->holes += block->kind == GAI_HOLE;
@@ -15109,7 +15154,7 @@ static int gai_check_budget(const galloc_pool *pool)
     gai_lock_on(&gai_locks.budget);
     for (other = budget->pools; other; other = other->next_sharing) held += other->taken;
     broken = held != budget->held;
-    broken += budget->held > budget->most;
+    broken += budget->held > budget->most || budget->limit > budget->most || budget->limit > pool->config.device_limit;
     broken += pool->taken != pool->stats.reserved.current;
     gai_lock_off(&gai_locks.budget);
     return broken;
@@ -15123,7 +15168,7 @@ static int gai_check_history(const galloc_pool *pool)
     return (on != (history->size != 0)) + (on && history->next != history->noted % history->size) +
            (gai_counted(&pool->frames_taken) != (on ? pool->frames : 0)) +
            ((on || pool->trace) != (pool->caches_off >> 2 & 1)) +
-           ((on || pool->trace) != !!(pool->special & GAI_ROUTE_HISTORY));
+           (((on && pool->frames) || pool->trace) != !!(pool->special & GAI_ROUTE_HISTORY));
 }
 
 /* Checks the quarantine, and moves its blocks from used to free in the census. */
@@ -15164,7 +15209,7 @@ static int gai_check_guards(const galloc_pool *pool)
         if (check->stream->life == check->life && check->epoch != UINT64_MAX)
             broken += check->epoch > check->stream->handed;
     }
-    return broken + (used != guards->pending) + ((pool->config.debug != 0) != (pool->caches_off >> 3 & 1)) +
+    return broken + (used != guards->pending) + (gai_pool_debugs_all(pool) != (pool->caches_off >> 3 & 1)) +
            (pool->tool != (pool->caches_off >> 4 & 1));
 }
 
@@ -15212,6 +15257,7 @@ static int gai_check_pool(galloc_pool *pool)
                   mapping->block->alias != mapping || mapping->page->taken;
     }
     broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale;
+    broken += pool->tuning.decided > GALLOC_DECISIONS;
     for (hole = pool->holes; hole; hole = hole->next_bin) {
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
@@ -16134,8 +16180,8 @@ static CUresult gai_driver_pool_new(galloc_pool *pool)
     return result;
 }
 
-/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way. What exceeds
-   that block and the others is kept. */
+/* cudaMallocAsync: the driver's pool holds `held` bytes, of which `coming` are for a block under way.
+   kept = held - bytes of all blocks. */
 static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
 {
     galloc_stat *reserved = &pool->stats.reserved;
@@ -16673,7 +16719,7 @@ static gai_block *gai_slot_take_near(galloc_pool *pool, const gai_site *site, si
     gai_stream_note(stream, site);
     block = gai_find_slot(pool, stream, bytes);
     if (block) block = gai_block_take_first(pool, block, bytes, stream, requested, tag);
-    if (block) gai_block_count(pool, block, 1);
+    if (block) gai_block_count_near(pool, block);
     gai_stream_release_near(pool, stream, site, 0);
     return block;
 }
@@ -16985,8 +17031,8 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     pool->oversize = !config->expandable_segments && !config->backend && config->max_split_size != SIZE_MAX;
     pool->lost_on_reset = !config->expandable_segments;
     gai_pool_choose_rounding(pool);
-    pool->caches_off = (pool->variant.no_caches || config->stats_exact) | (config->debug ? 8 : 0);
-    pool->special |= config->debug ? GAI_ROUTE_DEBUG : 0;
+    pool->caches_off = (pool->variant.no_caches || config->stats_exact) | gai_pool_debugs_all(pool) << 3;
+    pool->watch_at = config->debug ? pool->stats.mallocs : pool->stats.mallocs + INT64_MAX;
     pool->caches_off |= pool->tool << 4;
     pool->special |= pool->tool ? GAI_ROUTE_TOOL : 0;
     gai_pool_route_history(pool);
@@ -17949,6 +17995,7 @@ static void gai_copy_history(gai_snapshot_info *copy, galloc_pool *pool, gai_his
         return;
     }
     gai_history_event(pool, GAI_SNAPSHOT_TAKEN, 0, 0, 0, 0);
+    gai_history_convert(history);
     copy->history = *history;
     n = gai_min((size_t)history->noted, history->size);
     last = n < history->size ? 0 : history->size - history->next; /* entries from `next` to the end of a full ring */
@@ -18432,7 +18479,7 @@ static void gai_emit_event(gai_emitter *e, const gai_history_entry *entry, int c
     else gai_emit_number(e, "addr", said.is.at.addr);
     gai_emit_number(e, "size", said.is.at.bytes);
     gai_emit_number(e, "stream", said.is.at.stream_id);
-    gai_emit_number(e, "time_us", gai_load(&gai_process.epoch_us) + entry->ns / 1000);
+    gai_emit_number(e, "time_us", gai_load(&gai_process.epoch_us) + entry->time / 1000);
     if (entry->tag) gai_emit_number(e, "tag", entry->tag);
     if (entry->action == GAI_WAITED) gai_emit_number(e, "on_stream", said.is.at.other);
     if (entry->action < GAI_SEGMENT_MADE && said.is.at.other) gai_emit_switch(e, "moved", 1);
@@ -18447,7 +18494,7 @@ static gai_snapshot_info *gai_copies_oldest(gai_snapshot_info *copies, int devic
     gai_snapshot_info *copy, *oldest = NULL;
     for (copy = copies; copy; copy = copy->next) {
         if (copy->config.device != device || copy->told == copy->history.size) continue;
-        if (!oldest || copy->history.ring[copy->told].ns < oldest->history.ring[oldest->told].ns) oldest = copy;
+        if (!oldest || copy->history.ring[copy->told].time < oldest->history.ring[oldest->told].time) oldest = copy;
     }
     return oldest;
 }
@@ -20204,6 +20251,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     gai_stat_reset(&stats->cached, &now.cached);
     gai_stat_reset(&stats->blocks, &now.blocks);
     stats->mallocs -= now.mallocs;
+    pool->watch_at -= now.mallocs;
     stats->frees -= now.frees;
     stats->hits -= now.hits;
     stats->failures = stats->rejections = stats->grows = 0;

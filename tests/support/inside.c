@@ -333,7 +333,7 @@ inside_device *inside_device_of(galloc_pool *pool) { return (inside_device *)ins
 
 galloc_pool *inside_visit(inside_device *device, galloc_pool *pool)
 {
-    galloc_pool *next = gai_budget_visit((gai_budget *)device, pool ? inside_pool(pool) : NULL);
+    galloc_pool *next = gai_pool_visit(pool ? inside_pool(pool) : NULL, (gai_budget *)device);
     return next ? next->handle : NULL;
 }
 

@@ -969,6 +969,38 @@ TEST(one_block_in_so_many_is_guarded)
     finish();
 }
 
+/* Of many allocations few get a guard. Stream caches and short paths serve the others, and these cost what they cost
+   without debug. */
+TEST(few_guarded_blocks_leave_the_others_to_the_caches)
+{
+    enum { SAMPLE = 100, PAIRS = 100 * SAMPLE };
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    OK(galloc_config_parse(&config, "debug:guards+poison,debug_sample:100", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < 3; round++) {
+        galloc_stats before = stats_of(pool);
+        size_t kinds = round == 2 ? 40 : 1, served = 0;
+        for (int i = 0; i < PAIRS; i++) {
+            void *p = get(pool, 1000 * (1 + (size_t)i % kinds), s);
+            if (round != 1) write_at(p, (ptrdiff_t)(1000 * (1 + (size_t)i % kinds)), 0, 1, s);
+            OK(galloc_free(p, s));
+            served += inside_stream_of(pool, stream_id(s)).open;
+        }
+        look_now(pool);
+        galloc_stats after = stats_of(pool);
+        uint64_t checks = after.checks - before.checks, damages = after.damages - before.damages;
+        EXPECT(checks >= PAIRS / SAMPLE / 2 && checks <= 2 * PAIRS / SAMPLE);
+        EXPECT_EQ(damages, round == 1 ? 0 : checks);
+        EXPECT(served > PAIRS - 2 * checks - 1);
+        OK(galloc_pool_stats_reset(pool));
+    }
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(without_debug_nothing_is_queued)
 {
     begin_backed(SIM_PACE_RANDOM);
