@@ -107,13 +107,18 @@ def rounds_of(text, key):
     return found
 
 
-def with_mean(found):
-    """Adds the geometric means over the traces, round by round."""
+def marks(found):
+    """{trace: {allocator: (the mark, the least, the most)}}. The mark of a trace is the median of its rounds. A row of
+    means is added: its mark is the geometric mean of the traces' marks, as in the tables (bench/compare.sh), its ends
+    are the means of a round."""
+    rows = {trace: {name: (statistics.median(values), min(values), max(values)) for name, values in by_name.items()}
+            for trace, by_name in found.items()}
     means = {}
     for name in next(iter(found.values())):
-        rounds = zip(*(found[trace][name] for trace in found))
-        means[name] = [statistics.geometric_mean(values) for values in rounds]
-    return {**found, "geometric mean": means}
+        mark = statistics.geometric_mean(rows[trace][name][0] for trace in found)
+        rounds = [statistics.geometric_mean(values) for values in zip(*(found[trace][name] for trace in found))]
+        means[name] = (mark, min(mark, *rounds), max(mark, *rounds))
+    return {**rows, "geometric mean": means}
 
 
 # ---- parts of a chart ------------------------------------------------------------------------------------------------------
@@ -130,16 +135,16 @@ def head(figure, title, *lines):
 
 
 def dots(axes, found, names):
-    """A row for each trace, a mark for each allocator: the median of the rounds, with a line from least to most."""
+    """A row for each trace, a mark for each allocator, with a line from least to most."""
     for y, trace in enumerate(reversed(found)):
         for i, name in enumerate(names):
-            values = found[trace].get(name)
-            if not values:
+            if name not in found[trace]:
                 continue
+            middle, least, most = found[trace][name]
             colour, shape = STYLE[name]
-            at, middle = y + (len(names) / 2 - 0.5 - i) * 0.13, statistics.median(values)
-            axes.errorbar(middle, at, xerr=[[middle - min(values)], [max(values) - middle]], fmt=shape, color=colour,
-                          markersize=5 if name == GALLOC else 4, capsize=2, linewidth=1, zorder=3 + (name == GALLOC))
+            axes.errorbar(middle, y + (len(names) / 2 - 0.5 - i) * 0.13, xerr=[[middle - least], [most - middle]],
+                          fmt=shape, color=colour, markersize=5 if name == GALLOC else 4, capsize=2, linewidth=1,
+                          zorder=3 + (name == GALLOC))
     axes.set_yticks(range(len(found)), list(reversed(found)))
     for label in axes.get_yticklabels()[:1]:  # of the means; panels on the right have none
         label.set_fontweight("bold")
@@ -199,10 +204,13 @@ def timeline(data):
         ends.append((middle[-1], name.replace(" ", "\n").replace("cudaMalloc", "cudaMalloc\n"), max(middle) / peak, colour))
     top = max(max(values) for by_call in held.values() for values in by_call.values()) * 1.1
 
-    for (_, name, ratio, colour), at in zip(ends, apart([end[0] for end in ends], 0.105 * top)):
-        axes.annotate(f"{name} {ratio:.2f}", (calls[-1], at), xytext=(5, 0), textcoords="offset points", color=colour,
-                      fontsize=8.5, va="center", fontweight="bold" if name == GALLOC else "normal",
-                      annotation_clip=False, linespacing=0.95)
+    for (end, name, ratio, colour), at in zip(ends, apart([end[0] for end in ends], 0.12 * top)):
+        axes.annotate("", (1, end / top), xytext=(1.035, at / top), xycoords="axes fraction",
+                      textcoords="axes fraction", annotation_clip=False,
+                      arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0})
+        axes.annotate(f"{name} {ratio:.2f}", (1.035, at / top), xytext=(3, 0), xycoords="axes fraction",
+                      textcoords="offset points", color=colour, fontsize=8.5, va="center",
+                      fontweight="bold" if name == GALLOC else "normal", annotation_clip=False, linespacing=0.95)
     axes.annotate("live", (calls[len(calls) // 2], peak * 0.3), fontsize=9, ha="center")
 
     length = len(calls) // 3
@@ -220,7 +228,8 @@ def timeline(data):
     counts = {len(values) for by_call in held.values() for values in by_call.values()}
     head(figure, "Memory held for one program, by allocator",
          f"{trace}, three times in one process; beside a name: held / live, peaks",
-         machine(text), f"lines: median of {max(counts)} rounds; shaded: from least to most")
+         machine(text),
+         f"grey: live; line: median of {max(counts)} rounds; coloured band, where they differ: least to most")
     return figure
 
 
@@ -231,17 +240,17 @@ def replay_of(data):
 def held(data):
     """Peak of held over peak of live bytes, by trace and allocator."""
     text, where = replay_of(data)
-    found, names = with_mean(rounds_of(text, "reserved_ratio")), [GALLOC, EXPANDABLE, ASYNC, NATIVE]
+    found, names = marks(rounds_of(text, "reserved_ratio")), [GALLOC, EXPANDABLE, ASYNC, NATIVE, CUB]
     figure, axes = pyplot.subplots(figsize=(WIDTH, 5.4))
     dots(axes, found, names)
     axes.set_xscale("log")
     axes.set_xlim(0.98, 4)
     axes.set_xticks([1, 1.2, 1.5, 2, 3, 4], ["1", "1.2", "1.5", "2", "3", "4"])
     axes.minorticks_off()
-    axes.set_xlabel("held / live, at their peaks (1 is the least possible)")
+    axes.set_xlabel("held / live, at their peaks; 1 is the least; logarithmic")
     keys(figure, names)
-    head(figure, "Memory held on ten real programs", 
-         "three passes of each program; mark: median of three rounds, line: least to most", where)
+    head(figure, "Memory held on ten real programs",
+         "three passes of each program; mark: median of three rounds; line, where rounds differ: least to most", where)
     return figure
 
 
@@ -251,16 +260,16 @@ def cost(data):
     names = [GALLOC, NATIVE, EXPANDABLE, CUB, ASYNC]
     figure, panels = pyplot.subplots(1, 2, figsize=(WIDTH, 5.4), sharey=True)
     for axes, key, title in zip(panels, ("ns_per_op_warm", "ns_per_op"), ("third pass", "first pass, from nothing")):
-        dots(axes, with_mean(rounds_of(text, key)), names)
+        dots(axes, marks(rounds_of(text, key)), names)
         axes.set_xscale("log")
         axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("ns per call")
+        axes.set_xlabel("ns per call, logarithmic")
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if key == "ns_per_op_warm" else (1, 3)))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:.0f}" if x < 1000 else f"{x/1000:.0f}k"))
         axes.minorticks_off()
     keys(figure, names)
     head(figure, "Host time of an allocation or a free",
-         "on ten real programs; mark: median of three rounds, line: least to most",
+         "on ten real programs; mark: median of three rounds, line: least to most; the two panels differ in scale",
          where)
     return figure
 

@@ -52,8 +52,25 @@ function value(line, column, json,   n, f, operator, by, key) {
     return operator == "/" ? line / by : operator == "*" ? line * by : line
 }
 
+# Does a line have all the parts of a row, each after a "~"?
+function has_all(line, row,   part, n, i) {
+    n = split(substr(row, 2), part, " ~")
+    for (i = 1; i <= n; i++) if (!index(line, part[i])) return 0
+    return 1
+}
+
+# The geometric means of the rounds of a measurement, whose lines stand round by round: the least, or the most of them.
+function mean_of_rounds(kind, i, rounds, rounds_n,   r, best, v) {
+    for (r = 1; rounds_n[i, r]; r++) {
+        v = exp(rounds[i, r] / rounds_n[i, r])
+        if (rounds_n[i, r] != rounds_n[i, 1]) return "missing"
+        if (best == "" || (kind == "minround" ? v < best : v > best)) best = v
+    }
+    return best
+}
+
 # Adds the values that a line of the list names: file: section; row; columns
-function source(spec, where,   file, section, row, columns, part, line, joined, inside, n, i, c, found, v, kind, json) {
+function source(spec, where,   file, section, row, columns, part, line, joined, inside, n, i, c, found, v, kind, json, seen, rounds, rounds_n, round) {
     file = "bench/results/" substr(spec, 1, index(spec, ": ") - 1)
     n = split(substr(spec, index(spec, ": ") + 2), part, / *; */)
     if (n != 3) { complain(where ": not three parts: " spec); return }
@@ -61,6 +78,9 @@ function source(spec, where,   file, section, row, columns, part, line, joined, 
     json = file ~ /\.jsonl$/
     separator = file ~ /\.csv$/ ? "," : " "
     c = split(part[3], columns, " ")
+    split("", rounds)
+    split("", rounds_n)
+    split("", seen)
     for (i = 1; i <= c; i++) { sum[i] = 0; logs[i] = 0; most[i] = least[i] = last[i] = "" }
     inside = section == ""
     while ((getline line < file) > 0) {
@@ -70,9 +90,11 @@ function source(spec, where,   file, section, row, columns, part, line, joined, 
         joined = line
         gsub(/[ ,]+/, " ", joined)
         sub(/^ /, "", joined)
-        if (row ~ /^~/ ? !index(line, substr(row, 2)) : row != "" && index(joined " ", row " ") != 1) continue
+        if (row ~ /^~/ ? !has_all(line, row) : row != "" && index(joined " ", row " ") != 1) continue
         if (row == "" && (json ? line !~ /^\{/ : line ~ /^(geometric mean|worst|trace)/)) continue
         found++
+        match(line, /"trace": "[^"]*"/)
+        round = ++seen[substr(line, RSTART, RLENGTH)]
         for (i = 1; i <= c; i++) {
             kind = columns[i]
             sub(/\(.*/, "", kind)
@@ -84,7 +106,7 @@ function source(spec, where,   file, section, row, columns, part, line, joined, 
             if (v == "missing") { complain(where ": no " columns[i] " in " file); continue }
             last[i] = v
             sum[i] += v
-            if (v > 0) logs[i] += log(v)
+            if (v > 0) { logs[i] += log(v); rounds[i, round] += log(v); rounds_n[i, round]++ }
             if (most[i] == "" || v > most[i]) most[i] = v
             if (least[i] == "" || v < least[i]) least[i] = v
         }
@@ -93,6 +115,7 @@ function source(spec, where,   file, section, row, columns, part, line, joined, 
     if (!found) { complain(where ": no such row in " file ": " section "; " row); return }
     for (i = 1; i <= c; i++) {
         if (columns[i] ~ /^geomean\(/) v = exp(logs[i] / found)
+        else if (columns[i] ~ /^(min|max)round\(/) v = mean_of_rounds(substr(columns[i], 1, 8), i, rounds, rounds_n)
         else if (columns[i] ~ /^max\(/) v = most[i]
         else if (columns[i] ~ /^min\(/) v = least[i]
         else if (columns[i] ~ /^sum\(/) v = sum[i]
