@@ -11837,13 +11837,18 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
 static int gai_job_have_others_give(gai_job *job, size_t wanted, int last)
 {
     galloc_pool *pool = job->pool;
-    size_t own;
+    size_t headroom = gai_pool_headroom(pool), share, own;
+    int alone;
+    gai_lock_on(&gai_locks.budget);
+    share = gai_pool_share(pool);
+    own = gai_left(share, pool->taken);
+    alone = pool->budget->pools == pool && !pool->next_sharing;
+    gai_lock_off(&gai_locks.budget);
+    if (alone) return gai_job_leave_out(job, "there is no other pool");
     if (!job->refusal) {
-        size_t headroom = gai_pool_headroom(pool);
-        gai_lock_on(&gai_locks.budget);
-        own = gai_left(gai_pool_share(pool), pool->taken);
-        gai_lock_off(&gai_locks.budget);
-        if (own <= headroom) return gai_job_leave_out(job, "the pool's own limit is the cause");
+        if (own <= headroom)
+            return gai_job_leave_out(job, share < pool->device_bytes ? "the pool's own limit is the cause"
+                                                                     : "the device's memory is the cause");
         wanted = gai_left(wanted, headroom);
     }
     return wanted && gai_pool_borrow(pool, wanted, last);
@@ -14547,20 +14552,26 @@ static void gai_trace_tend(void)
 
 #define GAI_DAMAGE_FRAMES 3
 
-/* Appends "; allocated by f+0x12 < g+0x34": the first frames of a stack, without galloc's functions. */
-static void gai_print_callers(gai_string *string, const char *what, uint32_t stack)
+/* Appends the first frames of a stack, but for public functions of galloc's at its beginning: function+0x12, or
+   program(+0x1234) where the function has no name. `first` stands before the first one, `next` before the others. With
+   `files` also the name of the function's program is appended. */
+static void gai_print_frames(gai_string *string, uint32_t stack, uint32_t most, const char *first, const char *next,
+                             int files)
 {
     const gai_depot *depot = (const gai_depot *)gai_load_pointer(&gai_process.depot);
     uint32_t i, shown = 0;
     if (!stack || !depot) return;
-    for (i = depot->begins[stack]; i < depot->begins[stack + 1] && shown < GAI_DAMAGE_FRAMES; i++) {
+    for (i = depot->begins[stack]; i < depot->begins[stack + 1] && shown < most; i++) {
         gai_symbol symbol;
+        const char *slash;
         gai_symbol_find(&symbol, depot->addresses[i]);
         if (!shown && !strncmp(symbol.name, "galloc_", 7)) continue;
-        if (shown++) gai_print(string, " < ");
-        else gai_print(string, "; %s by ", what);
-        if (symbol.into) gai_print(string, "%.40s+0x%zx", symbol.name, symbol.into);
-        else gai_print(string, "+0x%zx", symbol.position);
+        slash = strrchr(symbol.file, '/');
+        slash = slash ? slash + 1 : symbol.file;
+        gai_print(string, "%s", shown++ ? next : first);
+        if (!symbol.into) gai_print(string, "%.60s(+0x%zx)", slash, symbol.position);
+        else gai_print(string, "%.*s+0x%zx", files ? 100 : 40, symbol.name, symbol.into);
+        if (symbol.into && files) gai_print(string, " (%.60s)", slash);
     }
 }
 
@@ -14578,8 +14589,8 @@ static void gai_damage_print(gai_string *string, const gai_damage *damage)
     if (damage->next && !damage->poison)
         gai_print(string, " and %zu before the block at %p", damage->next - damage->first, (void *)damage->next);
     gai_print(string, ", 0x%02x", damage->value);
-    gai_print_callers(string, "allocated", (uint32_t)(damage->tag >> GAI_STACK_SHIFT));
-    gai_print_callers(string, "freed", damage->freed);
+    gai_print_frames(string, (uint32_t)(damage->tag >> GAI_STACK_SHIFT), GAI_DAMAGE_FRAMES, "; allocated by ", " < ", 0);
+    gai_print_frames(string, damage->freed, GAI_DAMAGE_FRAMES, "; freed by ", " < ", 0);
 }
 
 /* Logs the damages that this call has found, one line each: each is a mistake of its own, so no line is folded. The
@@ -18819,25 +18830,6 @@ static void gai_print_lives(gai_string *string, const gai_live_group *live, size
     if (i < kinds) gai_print(string, "  and others, of %zu kinds\n", kinds - i);
 }
 
-/* Appends the first frames of a stack, but for public functions of galloc's: function+0x12 (program), or
-   program(+0x1234) where the function has no name. */
-static void gai_print_stack(gai_string *string, uint32_t stack)
-{
-    const gai_depot *depot = (const gai_depot *)gai_load_pointer(&gai_process.depot);
-    uint32_t i, shown = 0;
-    for (i = depot->begins[stack]; i < depot->begins[stack + 1] && shown < GAI_LIVE_FRAMES; i++) {
-        gai_symbol symbol;
-        const char *slash;
-        gai_symbol_find(&symbol, depot->addresses[i]);
-        if (!shown && !strncmp(symbol.name, "galloc_", 7)) continue;
-        slash = strrchr(symbol.file, '/');
-        slash = slash ? slash + 1 : symbol.file;
-        if (symbol.into) gai_print(string, "      %.100s+0x%zx (%.60s)\n", symbol.name, symbol.into, slash);
-        else gai_print(string, "      %.60s(+0x%zx)\n", slash, symbol.position);
-        shown++;
-    }
-}
-
 /* Appends the stacks that hold most. */
 static void gai_print_stacks(gai_string *string, const gai_live_groups *live)
 {
@@ -18846,8 +18838,9 @@ static void gai_print_stacks(gai_string *string, const gai_live_groups *live)
         const gai_live_group *at = &live->stacks[i];
         if (!at->stack) continue;
         if (!shown++) gai_print(string, "most by stack:\n");
-        gai_print(string, "  %zu bytes in %zu blocks\n", at->bytes, at->blocks);
-        gai_print_stack(string, at->stack);
+        gai_print(string, "  %zu bytes in %zu blocks", at->bytes, at->blocks);
+        gai_print_frames(string, at->stack, GAI_LIVE_FRAMES, "\n      ", "\n      ", 1);
+        gai_print(string, "\n");
     }
 }
 

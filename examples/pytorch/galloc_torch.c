@@ -447,7 +447,7 @@ HOOK void galloc_hook_reset(void)
 HOOK void galloc_hook_memory_fraction(double fraction, int device)
 {
     static struct { int known; size_t bytes; } settings[MAX_DEVICES]; /* memory_limit */
-    galloc_config config;
+    galloc_config config = galloc_config_default();
     size_t left, total;
     cudaError_t err;
     int before;

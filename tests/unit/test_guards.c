@@ -186,6 +186,32 @@ TEST(a_damaged_block_has_its_tag_its_name_and_its_callers)
     finish();
 }
 
+/* A static function has no name at run time: its program and the place in it are named, as addr2line takes them. */
+static __attribute__((noinline)) void free_without_a_name(void *p, cudaStream_t s)
+{
+    OK(galloc_free(p, s));
+    __asm__ volatile(""); /* the call is no tail call */
+}
+
+TEST(a_caller_without_a_name_is_a_place_in_its_program)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS;
+    config.history = 100;
+    config.history_stacks = 8;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 64, s);
+    write_at(p, 64, 9, 3, s);
+    free_without_a_name(p, s);
+    look_now(pool);
+    expect_said("; freed by test_guards(+0x");
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* What the end of the process's last pool finds has its stacks, too. */
 TEST(a_shutdown_tells_damage_with_its_callers)
 {

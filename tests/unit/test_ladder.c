@@ -1179,7 +1179,14 @@ TEST(steps_that_do_not_apply_are_left_out)
     EXPECT(left_out(&r, "use memory freed earlier in the capture", "not captured"));
     EXPECT(left_out(&r, "collect idle memory", "neither gc_threshold nor gc_age"));
     EXPECT(left_out(&r, "find addresses behind the block", "the request does not grow a block"));
+    EXPECT(left_out(&r, "use idle memory of other pools", "there is no other pool"));
+    EXPECT(left_out(&r, "use idle memory of other pools, with a wait", "there is no other pool"));
     EXPECT(!step_of(&r, "use memory whose work is complete")->left_out);
+    galloc_pool *other = pool_new(NULL);
+    expect_refused(pool, MIB(8), s);
+    r = report_of_failure();
+    EXPECT(left_out(&r, "use idle memory of other pools", "the pool's own limit"));
+    pool_end(other);
     EXPECT_EQ(galloc_resize(p, MIB(16), s), cudaErrorMemoryAllocation);
     r = report_of_failure();
     EXPECT(r.grows && !step_of(&r, "find addresses behind the block")->left_out);
@@ -1334,6 +1341,30 @@ TEST(the_report_knows_the_device_and_other_pools)
     OK(galloc_free(p[0], s));
     OK(galloc_free(p[1], s));
     OK(cudaFree(foreign));
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    finish();
+}
+
+/* Without a limit, a pool that holds all of the device's memory is refused by its own count, before the driver is asked. */
+TEST(a_full_device_is_no_limit_of_the_pool)
+{
+    sim_options options = sim_defaults();
+    options.memory = MIB(64);
+    begin_with(options);
+    galloc_pool *pool = pool_new(NULL);
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(64), s);
+    expect_refused(pool, MIB(4), s);
+    galloc_report r = report_of_failure();
+    EXPECT(left_out(&r, "use idle memory of other pools", "there is no other pool"));
+    galloc_pool *other = pool_new(NULL);
+    expect_refused(pool, MIB(4), s);
+    r = report_of_failure();
+    EXPECT(left_out(&r, "use idle memory of other pools", "the device's memory is the cause"));
+    EXPECT(left_out(&r, "use idle memory of other pools, with a wait", "the device's memory is the cause"));
+    OK(galloc_free(p, s));
     pool_end(pool);
     pool_end(other);
     stream_end(s);
