@@ -13562,7 +13562,7 @@ typedef struct gai_key {
 
 /* To add a setting:
      galloc_config        the member, and its comment
-     gai_keys             a row here (at most 64, the bits of gai_parsing.seen): parsing, printing, the check of the
+     gai_keys             a row here (at most 64, the bits of gai_seen): parsing, printing, the check of the
                           range and snapshots follow from it. A size that may be absent:
                           {"foo", GAI_BYTES, GAI_MEMBER(foo), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"}
      gai_config_default   the default, unless it is 0; gai_config_like, if like:pytorch has another
@@ -14109,10 +14109,25 @@ static void gai_say_unknown(gai_text key, size_t place, char *message, size_t si
                        "memory_limit, overhead, gc_threshold", place, shown, key.at);
 }
 
+/* The keys of a text. Bit i: gai_keys[i], as it is, or with _mb. */
+typedef struct gai_seen {
+    uint64_t plain, in_mib;
+} gai_seen;
+
+/* Returns the key by which a text gave this key's setting, or NULL. *in_mib: with _mb. */
+static const gai_key *gai_key_seen(const gai_seen *seen, const gai_key *key, int *in_mib)
+{
+    uint64_t any = seen->plain | seen->in_mib;
+    int i = 0;
+    while (i < GAI_KEYS && (!(any >> i & 1) || gai_key_index(&gai_keys[i]) != gai_key_index(key))) i++;
+    *in_mib = i < GAI_KEYS && !(seen->plain >> i & 1);
+    return i < GAI_KEYS ? &gai_keys[i] : NULL;
+}
+
 /* The state of the parser. */
 typedef struct gai_parsing {
     galloc_config config;
-    uint64_t seen; /* bit i: gai_keys[i], or another key of the same setting */
+    gai_seen seen;
     size_t places[GAI_KEYS]; /* their positions in the text, counted from 1 */
     char *message;
     size_t size;
@@ -14144,13 +14159,11 @@ static void gai_say_range(const gai_key *key, gai_text name, gai_text value, con
                    (int)gai_min(value.length, 40), value.at, (int)name.length, name.at, most, values);
 }
 
-static uint64_t gai_key_bit(const gai_key *key) { return (uint64_t)1 << gai_key_index(key); }
-
 /* Parses one key:value pair. On an error writes the message and returns 0. */
 static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
 {
     gai_text name;
-    int mib, has_value = gai_text_cut(&pair, ':', &name), shown = (int)gai_min(pair.length, 40);
+    int mib, before, has_value = gai_text_cut(&pair, ':', &name), shown = (int)gai_min(pair.length, 40);
     const gai_key *key = gai_key_find(name, &mib);
     const char *values = mib ? "a whole number of MiB" : key ? key->values : "";
     if (!name.length)
@@ -14161,9 +14174,9 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     else if (!has_value)
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%.*s' needs ':' and a value: %s", place,
                        (int)name.length, name.at, values);
-    else if (parsing->seen & gai_key_bit(key))
+    else if (gai_key_seen(&parsing->seen, key, &before))
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
-    else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && parsing->seen)
+    else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && (parsing->seen.plain | parsing->seen.in_mib))
         (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
     else if (!gai_parse_value(&parsing->config, key, pair, mib) && gai_value_is_too_large(key, pair, mib))
         gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
@@ -14173,7 +14186,7 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
     else if (!gai_key_is_right(&parsing->config, key))
         gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
     else {
-        parsing->seen |= gai_key_bit(key);
+        *(mib ? &parsing->seen.in_mib : &parsing->seen.plain) |= (uint64_t)1 << (key - gai_keys);
         parsing->places[gai_key_index(key)] = place;
         return 1;
     }
@@ -14189,7 +14202,7 @@ static void gai_make_one_line(char *message)
 
 /* Parses a text; changes `config` only if the whole text is valid. `stood` maps each character and the end of the text
    to its position in what the user wrote; NULL: the positions are the same. */
-static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, uint64_t *seen, char *message,
+static int gai_parse(galloc_config *config, const char *text, const uint32_t *stood, gai_seen *seen, char *message,
                      size_t size)
 {
     gai_parsing parsing;
@@ -14290,7 +14303,7 @@ static int gai_config_print(const galloc_config *config, char *text, size_t size
     string.left = size;
     for (i = 0; i < GAI_KEYS; i++) {
         const gai_key *key = &gai_keys[i];
-        if (key->form >= GAI_NO_SETTING || gai_key_bit(key) != (uint64_t)1 << i) continue;
+        if (key->form >= GAI_NO_SETTING || gai_key_index(key) != i) continue;
         gai_print(&string, "%s%s:", i ? "," : "", key->name);
         gai_print_value(&string, config, key);
     }
@@ -14335,25 +14348,27 @@ static unsigned gai_config_circumstances(const galloc_config *config)
            (config->debug ? GAI_IF_DEBUG : 0) | (config->debug & GALLOC_DEBUG_QUARANTINE ? GAI_IF_KEEPS : 0);
 }
 
-/* Appends "a, b: no effect ..." to the message, of the settings named "a,b" those that the text gave. */
-static void gai_say_idle(uint64_t seen, const char *names, const char *because, char *message, size_t size)
+/* Appends "a, b: no effect ..." to the message, of the settings named "a,b" those that the text gave, by its keys. */
+static void gai_say_idle(const gai_seen *seen, const char *names, const char *because, char *message, size_t size)
 {
     gai_text rest = gai_text_of(names), name;
     int more = 1, mib, said = 0;
     size_t length;
     while (more) {
+        const gai_key *key;
         more = gai_text_cut(&rest, ',', &name);
-        if (!(seen & gai_key_bit(gai_key_find(name, &mib)))) continue;
+        key = gai_key_seen(seen, gai_key_find(name, &mib), &mib);
+        if (!key) continue;
         length = strlen(message);
-        (void)snprintf(message + length, size - length, "%s%.*s", said++ ? ", " : length ? "; " : "",
-                       (int)name.length, name.at);
+        (void)snprintf(message + length, size - length, "%s%s%s", said++ ? ", " : length ? "; " : "", key->name,
+                       mib ? "_mb" : "");
     }
     length = strlen(message);
     if (said) (void)snprintf(message + length, size - length, ": no effect %s", because);
 }
 
 /* Lists the settings of a text that have no effect in combination with others. */
-static void gai_config_say_idle(const galloc_config *config, uint64_t seen, char *message, size_t size)
+static void gai_config_say_idle(const galloc_config *config, const gai_seen *seen, char *message, size_t size)
 {
     static const struct {
         unsigned with, without; /* all of these circumstances, none of those */
@@ -14589,7 +14604,8 @@ static void gai_damage_print(gai_string *string, const gai_damage *damage)
     if (damage->next && !damage->poison)
         gai_print(string, " and %zu before the block at %p", damage->next - damage->first, (void *)damage->next);
     gai_print(string, ", 0x%02x", damage->value);
-    gai_print_frames(string, (uint32_t)(damage->tag >> GAI_STACK_SHIFT), GAI_DAMAGE_FRAMES, "; allocated by ", " < ", 0);
+    gai_print_frames(string, (uint32_t)(damage->tag >> GAI_STACK_SHIFT), GAI_DAMAGE_FRAMES, "; allocated by ", " < ",
+                     0);
     gai_print_frames(string, damage->freed, GAI_DAMAGE_FRAMES, "; freed by ", " < ", 0);
 }
 
@@ -18943,7 +18959,7 @@ static int gai_text_of_torch(const char *from, char *text, uint32_t *stood, size
 }
 
 /* Applies PyTorch's variable, which GALLOC_CONF overrides. *name: which variable it is; *seen: the settings in it. */
-static cudaError_t gai_config_of_torch(galloc_config *config, const char **name, uint64_t *seen)
+static cudaError_t gai_config_of_torch(galloc_config *config, const char **name, gai_seen *seen)
 {
     char message[GAI_MESSAGE], text[1024] = "";
     uint32_t stood[sizeof text];
@@ -18960,7 +18976,7 @@ static cudaError_t gai_config_of_torch(galloc_config *config, const char **name,
 static cudaError_t gai_config_of_environment(galloc_config *config)
 {
     char message[GAI_MESSAGE];
-    uint64_t seen = 0, seen_there = 0;
+    gai_seen seen = {0, 0}, seen_there = {0, 0};
     cudaError_t error = cudaSuccess;
     const char *text = getenv("GALLOC_CONF"), *there = "";
     int right;
@@ -18978,8 +18994,11 @@ static cudaError_t gai_config_of_environment(galloc_config *config)
         gai_log_failures();
         return error;
     }
-    gai_config_say_idle(config, seen | seen_there, message, sizeof message);
-    if (message[0]) gai_note("GALLOC_CONF%s%s: %s", seen_there ? " and " : "", seen_there ? there : "", message);
+    right = (seen_there.plain | seen_there.in_mib) != 0;
+    seen.plain |= seen_there.plain;
+    seen.in_mib |= seen_there.in_mib;
+    gai_config_say_idle(config, &seen, message, sizeof message);
+    if (message[0]) gai_note("GALLOC_CONF%s%s: %s", right ? " and " : "", right ? there : "", message);
     return cudaSuccess;
 }
 
@@ -19747,15 +19766,15 @@ static void gai_copy_text(char *to, size_t size, const char *from)
 GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *text, char *message, size_t size)
 {
     char answer[GAI_MESSAGE];
-    uint64_t seen = 0;
+    gai_seen seen = {0, 0};
     int right;
     if (message && size) message[0] = 0;
     if (!config || !text)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
     right = gai_parse(config, text, NULL, &seen, answer, sizeof answer);
-    if (right) gai_config_say_idle(config, seen, answer, sizeof answer);
+    if (right) gai_config_say_idle(config, &seen, answer, sizeof answer);
     if (right)
-        gai_say_idle(seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer, sizeof answer);
+        gai_say_idle(&seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer, sizeof answer);
     if (message && size) gai_copy_text(message, size, answer);
     return right ? cudaSuccess : gai_end(__func__, gai_fail(cudaErrorInvalidValue, "configuration: %s", answer));
 }

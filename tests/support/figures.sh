@@ -70,7 +70,8 @@ function mean_of_rounds(kind, i, rounds, rounds_n,   r, best, v) {
 }
 
 # Adds the values that a line of the list names: file: section; row; columns
-function source(spec, where,   file, section, row, columns, part, line, joined, inside, n, i, c, found, v, kind, json, seen, rounds, rounds_n, round) {
+function source(spec, where,   file, section, row, columns, part, line, joined, inside, n, i, c, found, v, kind, json,
+    seen, rounds, rounds_n, round) {
     file = "bench/results/" substr(spec, 1, index(spec, ": ") - 1)
     n = split(substr(spec, index(spec, ": ") + 2), part, / *; */)
     if (n != 3) { complain(where ": not three parts: " spec); return }

@@ -472,9 +472,9 @@ TEST(settings_without_effect_are_named)
         {"", ""},
         {"expandable_segments:True,overhead:0.1,growth:4M", ""},
         {"expandable_segments:False,large_segment_size:40M,max_split_size:80M,max_non_split_rounding:80M", ""},
-        {"max_split_size_mb:128", "max_split_size: no effect unless expandable_segments is False"},
+        {"max_split_size_mb:128", "max_split_size_mb: no effect unless expandable_segments is False"},
         {"expandable_segments:True,large_segment_size_mb:40,max_split_size:64M",
-         "large_segment_size, max_split_size: no effect unless expandable_segments is False"},
+         "large_segment_size_mb, max_split_size: no effect unless expandable_segments is False"},
         {"expandable_segments:False,overhead:0.1,gc_age:5s",
          "overhead, gc_age: no effect unless expandable_segments is True"},
         {"expandable_segments:False,gc_threshold:0.5",
@@ -509,6 +509,8 @@ TEST(settings_without_effect_are_named)
          "reuse, stats, stream_check: no effect with like:pytorch unless expandable_segments is True"},
         {"like:pytorch,expandable_segments:True,reuse:wait,stream_check:off", ""},
         {"like:pytorch,gc_threshold:0.5", "gc_threshold: no effect with like:pytorch unless there is a limit"},
+        {"like:pytorch,garbage_collection_threshold:0.5",
+         "garbage_collection_threshold: no effect with like:pytorch unless there is a limit"},
         {"like:pytorch,gc_threshold:0.5,memory_limit:1G", ""},
         {"like:pytorch,gc_threshold:0.5,per_process_memory_fraction:0.5", ""},
         {"stats:exact,stream_check:off", "stream_check: no effect with stats:exact, since every call looks then"},
@@ -622,7 +624,7 @@ TEST(the_environment_says_what_has_no_effect)
     galloc_config config = config_in_effect();
     EXPECT_EQ(config.max_split_size, MIB(128));
     EXPECT_EQ(log_lines, 1);
-    EXPECT(strstr(log_text, "GALLOC_CONF: max_split_size: no effect") != NULL);
+    EXPECT(strstr(log_text, "GALLOC_CONF: max_split_size_mb: no effect") != NULL);
     unsetenv("GALLOC_CONF");
     finish();
 }
@@ -670,12 +672,13 @@ TEST(settings_of_pytorchs_variable_without_effect_are_named)
         const char *ours, *variable, *theirs, *says; /* NULL: no line */
     } cases[] = {
         {"like:pytorch", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6",
-         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: gc_threshold: no effect with like:pytorch unless there is a limit"},
+         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold: no effect with like:pytorch "
+         "unless there is a limit"},
         {"like:pytorch", "PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512",
-         "GALLOC_CONF and PYTORCH_ALLOC_CONF: max_split_size: no effect unless expandable_segments is False"},
+         "GALLOC_CONF and PYTORCH_ALLOC_CONF: max_split_size_mb: no effect unless expandable_segments is False"},
         {"like:pytorch,strategy:pooled", "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.6",
-         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: strategy: no effect with like:pytorch; gc_threshold: no effect "
-         "with like:pytorch unless there is a limit"},
+         "GALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF: strategy: no effect with like:pytorch; "
+         "garbage_collection_threshold: no effect with like:pytorch unless there is a limit"},
         {"like:pytorch,strategy:pooled", "PYTORCH_CUDA_ALLOC_CONF", "pinned_num_register_threads:8",
          "GALLOC_CONF: strategy: no effect with like:pytorch"},
         {"like:pytorch,expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF",

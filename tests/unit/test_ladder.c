@@ -1347,7 +1347,7 @@ TEST(the_report_knows_the_device_and_other_pools)
     finish();
 }
 
-/* Without a limit, a pool that holds all of the device's memory is refused by its own count, before the driver is asked. */
+/* Without a limit, a pool that holds all of the device's memory is refused by its own count; no driver call is made. */
 TEST(a_full_device_is_no_limit_of_the_pool)
 {
     sim_options options = sim_defaults();
