@@ -75,7 +75,7 @@ static const advice_row *best(const advice_log *log, const advice_row *base)
 /* ---- words ------------------------------------------------------------------------------------------------------- */
 
 typedef struct words {
-    char text[160];
+    char text[240];
 } words;
 
 /* "4.0 % less", "12.3 % more", "as much". */
@@ -115,6 +115,10 @@ static words the_rule(const advice_log *log)
     if (log->seconds > 0)
         snprintf(w.text, sizeof w.text, "1 %% of memory counts as much as %.1f %% of the log's %.1f s", 1 / ADVICE_RATE,
                  log->seconds);
+    else if (log->too_short)
+        snprintf(w.text, sizeof w.text, "the log is too short, its times tell nothing: the driver time of a replay "
+                 "exceeds them; 1 %% of memory counts as much as %.0f %% of the driver time",
+                 1 / ADVICE_RATE / ADVICE_SHARE);
     else
         snprintf(w.text, sizeof w.text, "the log tells no time: 1 %% of memory counts as much as %.0f %% of the driver "
                  "time", 1 / ADVICE_RATE / ADVICE_SHARE);
@@ -182,11 +186,18 @@ static void say_fit(const advice_log *log, const advice_row *base, advice *a)
             log->fit >> 20, above.text, than, beyond);
 }
 
-void advice_give(const advice_log *log, advice *a)
+void advice_give(const advice_log *given, advice *a)
 {
+    const advice_log *log = given;
     const advice_row *base = defaults(log), *chosen = NULL;
+    advice_log without_times = *given;
     *a = (advice){.recommended = -1};
     if (!base || !base->fits) base = least_held(log);
+    if (base && log->seconds > 0 && base->driver_us > log->seconds * 1e6) {
+        without_times.seconds = 0;
+        without_times.too_short = true;
+        log = &without_times;
+    }
     if (base) {
         chosen = best(log, base);
         a->recommended = (int)(chosen - log->row);

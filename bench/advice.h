@@ -34,6 +34,7 @@ typedef struct advice_log {
     const advice_row *row;
     int rows;
     double seconds;   /* of the program, by its log; 0: not told */
+    bool too_short;   /* seconds were less than the driver time of a replay, and are 0 now; set by advice_give */
     size_t live;      /* bytes, at most */
     size_t limit;     /* that all rows had; SIZE_MAX: none */
     size_t fit;       /* the smallest limit that the log replays with; 0: none was found */

@@ -1,8 +1,7 @@
 #!/bin/sh
 # galloc-trace.sh SNAPSHOT.json >TRACE - the history in a snapshot (JSON, perhaps with gzip) as a trace in RMM's format,
 # which build/replay replays: with other settings, on the simulated device. A history does not know of threads. Only
-# blocks that it has from their allocation on are in the trace. Their addresses stand there in decimal digits: all that
-# counts is which are equal.
+# blocks that it has from their allocation on are in the trace.
 
 [ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
     echo "usage: galloc-trace.sh SNAPSHOT.json >TRACE; the snapshot of a pool with a history" >&2
@@ -15,9 +14,14 @@ gzip -cdf <"$1" | awk '
         sub(/.*:/, "", text)
         return text
     }
+    # A decimal number below 2^53 in hexadecimal digits. (%x of mawk ends at 2^32.)
+    function hex(n,   text) {
+        for (text = ""; n >= 16; n = int(n / 16)) text = substr("0123456789abcdef", n % 16 + 1, 1) text
+        return "0x" substr("0123456789abcdef", n + 1, 1) text
+    }
     function row(action, addr, size) {
         if (begun == "") begun = number("time_us")
-        printf "0,%.6f,%s,0x%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, addr, size, number("stream")
+        printf "0,%.6f,%s,%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, hex(addr), size, number("stream")
     }
     BEGIN { RS = "{"; print "Thread,Time,Action,Pointer,Size,Stream" }
     /^"action":"alloc",/ {

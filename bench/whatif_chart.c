@@ -122,7 +122,19 @@ static void part(FILE *svg, const whatif_log *log, double y)
             rows + log->rows * STEP);
 }
 
-static void head(FILE *svg, double height)
+/* Is a bar of it cut off? */
+static bool is_cut(const whatif_log *log)
+{
+    double held_most = most_held(log), time_most = most_time(log);
+    for (int i = 0; i < log->rows; i++) {
+        const run_result *r = &log->row[i].r;
+        if (!whatif_fits(&log->row[i])) continue;
+        if ((double)r->peak_reserved > held_most || (isfinite(r->driver_us) && r->driver_us > time_most)) return true;
+    }
+    return false;
+}
+
+static void head(FILE *svg, double height, bool cut)
 {
     static const char *const key[][2] = {{"live", "live bytes"}, {"galloc", "galloc"}, {"limit", "the smallest limit"},
                                          {"pytorch", "PyTorch's rules"}, {"cudamalloc", "cudaMalloc"}};
@@ -131,8 +143,10 @@ static void head(FILE *svg, double height)
             WIDTH, height, WIDTH, height);
     fputs(style, svg);
     text(svg, 16, 26, "font-size=\"18\" font-weight=\"bold\"", "What if? The log with other settings");
-    text(svg, 16, 46, "class=\"faint\"", "SIMULATED device, no GPU: driver calls are counted, their time is a model; "
-         "bold: recommended; arrow: the bar is longer");
+    text(svg, 16, 46, "class=\"faint\"",
+         cut ? "SIMULATED device, no GPU: driver calls are counted, their time is a model; bold: recommended; "
+               "arrow: the bar is longer"
+             : "SIMULATED device, no GPU: driver calls are counted, their time is a model; bold: recommended");
     for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
         fprintf(svg, "<rect class=\"%s\" x=\"%.1f\" y=\"58\" width=\"11\" height=\"11\"/>\n", key[i][0], x);
         text(svg, x + 16, 68, "", key[i][1]);
@@ -143,8 +157,12 @@ static void head(FILE *svg, double height)
 void whatif_chart(FILE *svg, const whatif_log *log, int logs)
 {
     double y = HEAD, height = HEAD;
-    for (int i = 0; i < logs; i++) height += LOG_HEAD + log[i].rows * STEP + LOG_GAP;
-    head(svg, height);
+    bool cut = false;
+    for (int i = 0; i < logs; i++) {
+        height += LOG_HEAD + log[i].rows * STEP + LOG_GAP;
+        cut = cut || is_cut(&log[i]);
+    }
+    head(svg, height, cut);
     for (int i = 0; i < logs; i++) {
         part(svg, &log[i], y);
         y += LOG_HEAD + log[i].rows * STEP + LOG_GAP;

@@ -63,6 +63,10 @@ awk -F, -v allocations="$allocations" -v frees=$((frees - older)) '
     $3 == "free" { if (size[$4] != $5) wrong = 1; delete size[$4]; frees-- }
     END { exit wrong || allocations || frees }' "$work/trace"
 verdict $? "galloc-trace.sh: the trace is not the history" "$work/trace"
+tr '{' '\n' <"$work/past.json" | sed -n 's/^"action":"alloc",.*"addr":\([0-9]*\).*/\1/p' |
+    while read -r addr; do printf '0x%x\n' "$addr"; done >"$work/addresses"
+awk -F, '$3 == "allocate" { print $4 }' "$work/trace" | diff "$work/addresses" - >"$work/out"
+verdict $? "galloc-trace.sh: addresses are not those of the history" "$work/out"
 bench/galloc-trace.sh "$work/many.json" >"$work/out" 2>&1
 [ $? -eq 1 ]
 verdict $? "galloc-trace.sh takes a snapshot without a history"

@@ -111,6 +111,10 @@ timed 1e1 1.5e1 ' in 5.0 s'
 timed 10:11:12.5 10:12:13.0 ' in 60.5 s'
 timed 10:11:12:500000 10:11:13:750000 ' in 1.2 s'
 timed 23:59:58.0 0:00:01.0 ' in 3.0 s'
+timed 0.5 0.50001 ' in 0.0 s'
+says 'the log is too short, its times tell nothing' 'a log shorter than its driver time'
+! grep -q "% of the log" "$work/out"
+verdict $? 'a log shorter than its driver time has no parts of its time'
 timed 5.0 1.0 ''
 timed 0 1e999 ''
 timed . 1 ''
@@ -189,6 +193,10 @@ verdict $? 'the chart is a picture, whatever the name of the log'
 says '>SIMULATED device, no GPU' 'the chart says that it is simulated'
 says 'prefers-color-scheme: dark' 'the chart shows in light and dark'
 says '>overhead:0.3</text>' 'the chart has the settings of the user'
+! grep -q 'the bar is longer' docs/what-if.svg && ! grep -q '→' docs/what-if.svg
+verdict $? 'a chart without an arrow says nothing of arrows'
+grep -q '→' "$work/chart.svg" && grep -q 'arrow: the bar is longer' "$work/chart.svg"
+verdict $? 'a chart with an arrow explains it'
 [ "$(grep -c '^<rect' "$work/chart.svg")" -eq $((5 + 2 * (18 + 17))) ]
 verdict $? 'a key of five, and for each of two logs a bar for 18 settings, all but one with driver time'
 ends 1 --svg "$work/no such folder/chart.svg" "$small"

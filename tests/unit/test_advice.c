@@ -88,6 +88,23 @@ TEST(a_log_without_times_counts_by_the_driver_time_of_the_defaults)
                     "memory is short."));
 }
 
+/* Where the driver calls take longer than all of the log, its times are no program's. */
+TEST(a_log_shorter_than_its_driver_time_counts_as_one_without_times)
+{
+    EXPECT_EQ(choice(0.009, 960, 21), 0);
+    EXPECT_EQ(choice(0.009, 960, 11), 1);
+    begin_log(0.009);
+    row(1, "overhead:0", ADVICE_SETTING, 960, 21);
+    advice a = given();
+    EXPECT(says(&a, "(the log is too short, its times tell nothing: the driver time of a replay exceeds them; 1 % of "
+                    "memory counts as much as 20 % of the driver time)."));
+    EXPECT(says(&a, "for 2.1 times the driver time (21.0 ms): not worth it"));
+    begin_log(0.011);
+    row(1, "overhead:0", ADVICE_SETTING, 960, 21);
+    a = given();
+    EXPECT(says(&a, "of the log's 0.0 s)."));
+}
+
 /* ---- among several ----------------------------------------------------------------------------------------------- */
 
 TEST(the_best_of_several_is_recommended_and_the_ends_are_named)
