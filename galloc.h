@@ -131,7 +131,7 @@
      like:pytorch collects fixed segments, since cudaFree waits. docs/tuning.md says which setting helps when.
 
    LIKE PYTORCH
-     like:pytorch makes a pool hold what PyTorch's caching allocator holds for the same calls: the same segments,
+     like:pytorch makes a pool hold about what PyTorch's caching allocator holds for the same calls: its segments,
      splitting, best fit, settings, collection and order when memory runs out. Its defaults are
      expandable_segments:False and reuse:none. galloc_pool_torch_stats has PyTorch's counters.
      garbage_collection_threshold needs a limit. Any wait_limit_ms disables all steps that wait. Differences:
@@ -883,7 +883,7 @@ GALLOC_API galloc_config galloc_config_default(void);
 
 /* Changes settings by a text of key:value pairs, separated by commas; GALLOC_CONF has the same syntax. The keys are the
    members of galloc_config; PyTorch's garbage_collection_threshold and any size's key with _mb appended (in MiB) are
-   accepted too.
+   accepted too. Values, by their kind or key:
      bytes       a number, or one with K, M or G; `none` for a limit that may be absent (SIZE_MAX); `auto` where galloc
                  chooses (0)
      fractions   such as 0.02; digits after the sixth behind the point do not count
@@ -897,7 +897,8 @@ GALLOC_API galloc_config galloc_config_default(void);
                  %% for %; no comma, at most 200 bytes; only in GALLOC_CONF
      trace       a file, named likewise, for a log of all allocations and frees; pools with equal names share it; only
                  in GALLOC_CONF
-   release_lock_on_cudamalloc is accepted without effect. Anything else is an error, and then no setting changes.
+   release_lock_on_cudamalloc is accepted without effect. Anything else is an error, and then no setting changes. The
+   arguments:
      config   the settings to change, from galloc_config_default, say
      text     terminated by 0
      message  receives what is wrong, where, and what would be right; on success the settings of the text that have no
@@ -1141,8 +1142,9 @@ GALLOC_API cudaError_t galloc_shutdown(void);
    The text is valid until the thread's next error. */
 GALLOC_API const char *galloc_last_message(void);
 
-/* Sends all log lines of the process to a function of the program, in place of GALLOC_LOG. GALLOC_CONF=log:... sets how
-   much is logged; it is read with the first line.
+/* Sends all log lines of the process to a function of the program, in place of GALLOC_LOG: a macro that the file with
+   the implementation can define, and that otherwise writes to stderr. GALLOC_CONF=log:... sets how much is logged; it
+   is read with the first line.
      call   called by the thread whose call logs, with no lock held; level is GALLOC_LOG_ERROR or GALLOC_LOG_INFO, text
             is valid during the call. It may call galloc: calls that fail there return their errors and are not logged.
             Another thread may still be in a function that has just been replaced. NULL: GALLOC_LOG again

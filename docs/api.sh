@@ -119,6 +119,7 @@ function describe(name, prototype,   i, n, p, parameters, argument, declared, te
             if (kinds[about] == "argument" && tags[about] == argument) text = texts[about]
         if (text == "" && (declared in usual)) text = usual[declared]
         if (text == "" && (argument in usual)) text = usual[argument]
+        if (argument == "n") sub(/`streams` or `array`/, prototype ~ /streams/ ? "`streams`" : "`array`", text)
         if (text == "") fail(name ": nothing on the argument " argument)
         out = out flow(text, "* `" argument "`: ", "  ")
     }
