@@ -107,7 +107,9 @@ static void note_block_gone(uint64_t address)
     X(cuMemPoolGetAttribute, (CUmemoryPool m, CUmemPool_attribute name, void *value), (m, name, value), (void)0)       \
     X(cuMemPoolTrimTo, (CUmemoryPool m, size_t n), (m, n), (void)0)                                                    \
     X(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, CUmemoryPool m, CUstream s), (p, n, m, s), (void)0)          \
-    X(cuMemFreeAsync, (CUdeviceptr p, CUstream s), (p, s), (void)0)
+    X(cuMemFreeAsync, (CUdeviceptr p, CUstream s), (p, s), (void)0)                                                    \
+    X(cuMemsetD8Async, (CUdeviceptr p, unsigned char value, size_t n, CUstream s), (p, value, n, s), (void)0)          \
+    X(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t n, CUstream s), (to, from, n, s), (void)0)
 
 enum {
 #define NUMBER(name, parameters, arguments, note) N_##name,
