@@ -1,6 +1,6 @@
 #!/bin/bash
 # gpu.sh - measures galloc on a GPU beside its peers: the cost of an alloc/free pair, the ten traces, the driver's calls
-# (calls.sh), and examples/02_reuse.cu. Writes what the programs say into a folder and ends in tables. A part that fails
+# (calls.sh), the trace that came later, and examples/02_reuse.cu. Writes what the programs say into a folder and ends in tables. A part that fails
 # or takes too long is told at the end and keeps none of the others from being measured.
 #
 # Environment
@@ -17,6 +17,7 @@ cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda}
 [ "$backend" = sim ] && out=${OUT:-build/bench-sim} || out=${OUT:-bench/results}
 traces=$(ls bench/traces/*.csv.gz)
+later=$(ls bench/traces/later/*.csv.gz)
 small="bench/traces/moe_multistream.csv.gz bench/traces/rnn_speech_varlen.csv.gz"
 if [ "$backend" = sim ]; then
     export BACKEND
@@ -35,6 +36,7 @@ else
     [ -n "$device" ] || { echo "no GPU: nothing was measured"; exit 2; }
 fi
 replay_file=$out/$device-replay.jsonl
+later_file=$out/$device-replay-later.jsonl
 hotpath_file=$out/$device-hotpath.jsonl
 reuse_file=$out/$device-reuse.txt
 summary_file=$out/$device-summary.txt
@@ -96,7 +98,7 @@ measure_reuse() {
 replay() { # what it is, options...
     what=$1
     shift
-    limited 60 "replay of $what" build/replay --json --backend "$backend" "$@" >>"$replay_file"
+    limited 60 "replay of $what" build/replay --json --backend "$backend" "$@"
 }
 
 has_peer() {
@@ -108,29 +110,32 @@ has_peer() {
 # some of them.
 replay_all() {
     : >"$replay_file"
-    for round in $(seq "$rounds"); do replay_round; done
+    : >"$later_file"
+    for round in $(seq "$rounds"); do
+        for trace in $traces; do replay_beside_peers "$trace"; done >>"$replay_file"
+        for trace in $later; do replay_beside_peers "$trace"; done >>"$later_file"
+    done
     for trace in $small; do
-        replay "$(basename "$trace" .csv.gz), cudamalloc" --repeat 2 --allocator cudamalloc "$trace"
+        replay "$(basename "$trace" .csv.gz), cudamalloc" --repeat 2 --allocator cudamalloc "$trace" >>"$replay_file"
     done
     [ -n "$VERIFY" ] || return 0
     for trace in $traces; do
-        replay "$(basename "$trace" .csv.gz), verified" --busy --verify "$trace"
+        replay "$(basename "$trace" .csv.gz), verified" --busy --verify "$trace" >>"$replay_file"
     done
 }
 
-replay_round() {
-    for trace in $traces; do
-        name=$(basename "$trace" .csv.gz)
-        replay "$name" --repeat 3 "$trace"
-        for peer in $present; do
-            case $peer in
-            torch) replay "$name, torch" --repeat 3 --allocator torch --conf "" "$trace" ;;
-            expandable)
-                replay "$name, torch expandable" --repeat 3 --allocator torch --conf expandable_segments:True "$trace"
-                ;;
-            *) replay "$name, $peer" --repeat 3 --allocator "$peer" "$trace" ;;
-            esac
-        done
+replay_beside_peers() { # trace
+    trace=$1
+    name=$(basename "$trace" .csv.gz)
+    replay "$name" --repeat 3 "$trace"
+    for peer in $present; do
+        case $peer in
+        torch) replay "$name, torch" --repeat 3 --allocator torch --conf "" "$trace" ;;
+        expandable)
+            replay "$name, torch expandable" --repeat 3 --allocator torch --conf expandable_segments:True "$trace"
+            ;;
+        *) replay "$name, $peer" --repeat 3 --allocator "$peer" "$trace" ;;
+        esac
     done
 }
 
@@ -142,6 +147,9 @@ summary() {
     if [ "$backend" = sim ]; then build/hotpath --list; else build/hotpath-cuda --list; fi
     echo
     bench/compare.sh "$hotpath_file" "$replay_file"
+    echo "== a trace that came later: no rule and no setting was chosen by it"
+    bench/compare.sh /dev/null "$later_file"
+    echo
     if [ -s "$reuse_file" ]; then
         cat "$reuse_file"
         echo
@@ -154,7 +162,7 @@ summary() {
 
 started=$(date +%s)
 tests/gpu/describe.sh
-mkdir -p "$out" && rm -f "$reuse_file" "$replay_file" "$hotpath_file" || exit 1
+mkdir -p "$out" && rm -f "$reuse_file" "$replay_file" "$later_file" "$hotpath_file" || exit 1
 exec 2> >(tee "$complaints" >&2)
 echo
 build

@@ -81,6 +81,14 @@ done
 # The profile of PyTorch holds what PyTorch held, also while blocks are used by work that is far behind.
 BUILD=${BUILD:-build} bench/like_pytorch.sh "$work/like_pytorch.csv" >"$work/out" 2>&1
 verdict $? 'like:pytorch holds what PyTorch held'
+# The trace that came after all rules were chosen.
+for options in '' '--busy --verify'; do
+    ends 0 --json $options bench/traces/later/*.csv.gz
+    [ "$(grep -c '"oom": 0, .*"findings": 0, ' "$work/out")" -eq 1 ] &&
+        awk -F'"reserved_ratio": ' '$2 + 0 > 1.15 { exit 1 }' "$work/out"
+    verdict $? "the later trace: $options"
+done
+
 ends 0 --json --conf like:pytorch,expandable_segments:False --busy --verify bench/traces/*.csv.gz
 [ "$(grep -c '"oom": 0, .*"findings": 0, ' "$work/out")" -eq 10 ]
 verdict $? 'no out-of-memory and nothing wrong: like:pytorch'
