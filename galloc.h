@@ -2487,9 +2487,9 @@ static CUresult gai_context_error(CUcontext context)
    to stamp          to give a mark the current epoch of its stream, at a free
    to file           to put a free block into its free set, merged with its neighbours where they allow it
    to claim          to take a used block from the program: `lent` becomes NULL
-   to mark a stream  to record an event on it. So gai_stream_mark, mark_predictor, `asked`, `wanted`, GAI_MARK_BYTES and
-                     galloc_stats.marks are about events, not about the byte ranges above
-   occasion          a moment at which an event is due on a stream; the mark predictor may skip it
+   to record         to record an event on a stream. The public galloc_stats.marks counts events, and `unmarked` bytes
+                     are those freed since the last one
+   occasion          a moment at which an event is due on a stream; the event predictor may skip it
    site              (gai_site) the stream of one call, as the driver describes it: id, context, capture
    job, ladder       (gai_job) one request that no short path served, and the steps that it takes until it has memory
    variant           (gai_variant) what like:pytorch, the other backends and the strategies do in their own way */
@@ -2635,7 +2635,7 @@ typedef struct gai_event {
     CUevent event;
     uint64_t epoch; /* it stands for all frees stamped so or less */
     uint64_t clock; /* when it was recorded, counted in frees */
-    uint64_t occasion; /* its number in pool->mark_predictor; 0: none, or judged already */
+    uint64_t occasion; /* its number in pool->event_predictor; 0: none, or judged already */
 } gai_event;
 
 /* "`stream` has a wait in its queue for all memory that `on` freed up to `epoch`" */
@@ -2715,7 +2715,7 @@ typedef struct gai_cache_bin {
    unconfirmed_blocks, unconfirmed_bytes == number and bytes of the blocks in `unconfirmed` and `orphans`
    blocks + unconfirmed_blocks <= GAI_CACHE_BLOCKS,  bytes - large + unconfirmed_bytes <= most,  alone <= most
    large == 0 || a bin has one block, of `large` bytes
-   unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_MARK_BYTES
+   unconfirmed_blocks <= GAI_UNCONFIRMED_BLOCKS;  !trusted: unconfirmed_bytes <= GAI_EVENT_BYTES
    open == 0 || open == the stream state's life;  the stream state is asked or retired: open == 0
    Counters since the last flush, which adds them to the pool's counters: mallocs and allocated_in, number and bytes of
    the blocks that the cache has served; live_in, the bytes requested for them. The blocks freed into the cache since
@@ -2731,7 +2731,7 @@ typedef struct gai_cache_bin {
      - only a call that has asked for the id takes blocks out, or hands unconfirmed blocks to the pool
      - a flush for the sake of others leaves unconfirmed blocks where they are
      - a free that finds no room here asks for the id; so a stream that ends without galloc_stream_retire leaves no more
-       behind than GAI_MARK_BYTES and GAI_UNCONFIRMED_BLOCKS
+       behind than GAI_EVENT_BYTES and GAI_UNCONFIRMED_BLOCKS
      - once all known contexts have been waited for, any stream may have the unconfirmed blocks from before that wait;
        during it they are `orphans`
      - the cache of a retired stream is closed
@@ -2739,7 +2739,7 @@ typedef struct gai_cache_bin {
 
    busy_frees plus the stream state's busy_frees: frees since the stream state last held no block. The part here may be
    below 0 (it wraps). The stream state holds stream->blocks - blocks - unconfirmed_blocks blocks, apart from blocks
-   that were given to another stream state and freed here. After GAI_MARK_FREES frees or more the free that leaves it
+   that were given to another stream state and freed here. After GAI_EVENT_FREES frees or more the free that leaves it
    nothing goes to the pool, because it may be the last for long.
 
    Where threads share a stream cache, a pair transfers two cache lines between processors; both begin here. Counters
@@ -2816,7 +2816,7 @@ struct gai_stream {
     int asked;           /* the next call on the stream shall record an event */
     int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
                             a request only after that */
-    int due;             /* gai_pool_mark_due has to record an event (docs/design.md, Streams, rule 6) */
+    int due;             /* gai_pool_record_due has to record an event (docs/design.md, Streams, rule 6) */
     short retired;       /* its stream is, or is about to be, destroyed */
     short silent;        /* its context did not answer whether it exists, or has an error: no call is made on it */
     short ended;         /* its context has ended, but perhaps not its work: a wait for all devices completes that */
@@ -2858,7 +2858,7 @@ typedef struct gai_slab {
 } gai_slab;
 
 #define GAI_PLAN_KEYS 2048 /* powers of two: a program that has more plans, or occasions for marks, before it repeats */
-#define GAI_MARK_KEYS 8192 /* itself, meets none again */
+#define GAI_EVENT_KEYS 8192 /* itself, meets none again */
 
 /* What a program that repeats itself did the last time: a ring of `size` keys, numbered from 1 on.
    latest[key % size]: the number under which such a key was noted last
@@ -3115,9 +3115,9 @@ typedef struct gai_variant {
    while the blocks concerned are busy. A stream state enters the pool's list under `lock` and leaves it under both, so
    either suffices to walk along the list. Under `lock` alone, a free parks pages and ends the segment of a block that
    cudaMallocAsync has freed, and memory lost in a reset leaves the sets.
-   `marking` is held while events are recorded on streams that the call was not given (docs/design.md, Streams, rule 6),
-   and while groups of graphs begin, end, and are asked for their streams; it is taken before `lock`, never together
-   with `paging`. The latches of the stream caches come after these three.
+   `recording` is held while events are recorded on streams that the call was not given (docs/design.md, Streams,
+   rule 6), and while groups of graphs begin, end, and are asked for their streams; it is taken before `lock`, never
+   together with `paging`. The latches of the stream caches come after these three.
 
    Handles. The program may name a pool that has ended, in a call or by an address, while another thread ends it. So
    what is read without a lock goes back to the host at galloc_shutdown only and is never used for another type: the
@@ -3136,7 +3136,7 @@ struct galloc_pool {
                         that come late */
     char apart[GAI_CACHE_LINE];
 
-    gai_lock lock, paging, marking;
+    gai_lock lock, paging, recording;
     galloc_pool *next; /* guarded by the global lock */
 
     /* From here to `users` gai_pool_init clears everything. Set when the pool begins, and not changed any more: */
@@ -3210,11 +3210,11 @@ struct galloc_pool {
 
     /* Plans, parking, collection, strategy:heuristic, and when events are recorded. */
     uint64_t plans, numbers; /* ranges planned and mappings made so far */
-    gai_predictor plan_predictor, mark_predictor;
-    uint64_t plan_keys[2 * GAI_PLAN_KEYS], mark_keys[2 * GAI_MARK_KEYS]; /* their `keys` and `latest` */
+    gai_predictor plan_predictor, event_predictor;
+    uint64_t plan_keys[2 * GAI_PLAN_KEYS], event_keys[2 * GAI_EVENT_KEYS]; /* their `keys` and `latest` */
     gai_memo memos[GAI_PLAN_KEYS]; /* the plans of plan_predictor's keys */
-    char useless[GAI_MARK_KEYS];   /* mark_predictor: when the event was looked at, a later one was complete as well */
-    uint64_t occasion_clock;       /* when a mark was due last, counted in frees */
+    char useless[GAI_EVENT_KEYS];  /* event_predictor: when the event was looked at, a later one was complete, too */
+    uint64_t occasion_clock;       /* when an event was due last, counted in frees */
     uint64_t looks;                /* at the progress of streams, since then */
     struct { /* when pages are parked; see gai_pool_should_park */
         uint64_t mapped;   /* times that pages were mapped since the last parking */
@@ -4027,7 +4027,7 @@ static void gai_stream_ask(gai_stream *stream)
 }
 
 /* The same for an event that an allocation needs. */
-static void gai_stream_want_mark(gai_stream *stream)
+static void gai_stream_want_event(gai_stream *stream)
 {
     gai_stream_ask(stream);
     stream->wanted = 1;
@@ -4042,7 +4042,7 @@ static const gai_mark *gai_marks_forbid(const galloc_pool *pool, const gai_mark 
         if (mark->end <= at || mark->begin >= at + params->bytes) continue;
         if (gai_mark_allows(pool, mark, params->stream)) continue;
         if (may_wait && gai_mark_event(mark)) continue;
-        if (!gai_mark_event(mark)) gai_stream_want_mark(mark->stream);
+        if (!gai_mark_event(mark)) gai_stream_want_event(mark->stream);
         return mark;
     }
     return NULL;
@@ -5484,12 +5484,12 @@ static void gai_block_set_requested(galloc_pool *pool, gai_block *block, size_t 
    blocks to the free sets. gai_cache explains unconfirmed and trusted blocks.
    Calls slabs, the maps, marks, blocks, statistics and take. */
 
-/* A stream gets a mark (an event) once this many bytes, and at least its share of 1/GAI_MARK_PART of the heap, were
+/* An event is recorded on a stream once this many bytes, and at least its share of 1/GAI_EVENT_PART of the heap, were
    freed on it. This bounds both the memory that a stream destroyed without notice leaves unmarked and the number of
-   events. Finer marks saved no memory (docs/design.md). */
-#define GAI_MARK_BYTES (2 * GAI_MIB)
-#define GAI_MARK_PART 128 /* 1/128 of the heap may stay unmarked, over all streams */
-#define GAI_MARK_FREES 64 /* frees after which a stream that holds nothing more gets a mark */
+   events. More events saved no memory (docs/design.md). */
+#define GAI_EVENT_BYTES (2 * GAI_MIB)
+#define GAI_EVENT_PART 128 /* 1/128 of the heap may stay without an event, over all streams */
+#define GAI_EVENT_FREES 64 /* frees after which a stream that holds nothing more gets an event */
 #define GAI_EVENTS 128    /* pending events of a stream before its threshold doubles */
 
 /* Blocks in a stream cache do not merge, so large blocks stay out of it unless lane_bytes allows them: on the ten
@@ -5689,7 +5689,7 @@ static enum gai_outcome gai_cache_put_more(gai_cache *cache, gai_block *block, i
     if (block->bytes > cache->most - held || held > cache->enough || blocks >= GAI_CACHE_BLOCKS)
         return gai_cache_is_empty(cache) ? GAI_TAKEN_EMPTY : GAI_TAKEN;
     if (cache->unconfirmed_blocks < GAI_UNCONFIRMED_BLOCKS &&
-        (cache->trusted || cache->unconfirmed_bytes + block->bytes <= GAI_MARK_BYTES)) {
+        (cache->trusted || cache->unconfirmed_bytes + block->bytes <= GAI_EVENT_BYTES)) {
         gai_unconfirmed_push(cache, block);
         return GAI_DONE;
     }
@@ -5704,7 +5704,7 @@ static GAI_INLINE int gai_cache_shows(gai_cache *cache, const gai_stream *stream
 {
     if (cache->blocks + cache->unconfirmed_blocks + 1 != gai_counted(&stream->blocks) || block->stream != stream)
         return 0;
-    if (cache->busy_frees + gai_counted(&stream->busy_frees) >= GAI_MARK_FREES) return 1;
+    if (cache->busy_frees + gai_counted(&stream->busy_frees) >= GAI_EVENT_FREES) return 1;
     cache->busy_frees = 0 - gai_counted(&stream->busy_frees); /* the sum of both becomes 0 */
     return 0;
 }
@@ -5880,7 +5880,7 @@ static GAI_INLINE size_t gai_cache_bound(const galloc_pool *pool, const gai_stre
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted))
         return gai_min(pool->device_bytes / 256, pool->config.lane_bytes);
     if (!pool->config.lane_bytes) return 0;
-    return GAI_MARK_BYTES - gai_min(stream->unmarked + 1, GAI_MARK_BYTES);
+    return GAI_EVENT_BYTES - gai_min(stream->unmarked + 1, GAI_EVENT_BYTES);
 }
 
 /* The last step of an allocation: may the stream cache take this block though it exceeds the bound? Not with several
@@ -5901,7 +5901,7 @@ static void gai_cache_change(const galloc_pool *pool, gai_stream *stream, uint64
     cache->enough = pool->config.lane_bytes;
     cache->serves = pool->config.debug ? (size_t)pool->config.debug_sample / 2 : SIZE_MAX;
     cache->trusted = !pool->config.stream_check || gai_is_default_stream(stream->handle);
-    cache->alone = cache->trusted ? most : gai_min(most, GAI_MARK_BYTES);
+    cache->alone = cache->trusted ? most : gai_min(most, GAI_EVENT_BYTES);
     gai_latch_off(&cache->latch);
 }
 
@@ -6049,8 +6049,8 @@ static void gai_pool_shut_caches(galloc_pool *pool)
 /* >>capture */
 
 /* Captures: the order of work within a captured graph, and the lifetime of the graphs that use memory of a pool. Owns
-   pool->captures, guarded by the pool's lock. The driver is asked about a graph without that lock, with `marking` held
-   at most. Calls the driver table, slabs, bins, marks and blocks. */
+   pool->captures, guarded by the pool's lock. The driver is asked about a graph without that lock, with `recording`
+   held at most. Calls the driver table, slabs, bins, marks and blocks. */
 
 /* ---- the order that is captured ---- */
 
@@ -6214,7 +6214,7 @@ static int gai_graph_has(const galloc_graph *graph, const gai_site *site)
 }
 
 /* Records a capture that is new to the pool, and its group. Two threads may record the same one; both records end with
-   its graph. `marking` keeps groups and their streams alive. A capture cannot wait for the device, so streams that
+   its graph. `recording` keeps groups and their streams alive. A capture cannot wait for the device, so streams that
    skipped marks are requested to record one. */
 static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
 {
@@ -6223,7 +6223,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     gai_stream *stream;
     size_t n = 0;
     if (!capture) return;
-    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->recording);
     while ((graph = gai_graph_begun(pool, n)) != NULL && !gai_graph_has(graph, site)) n++;
     gai_lock_on(&pool->lock);
     capture->graph = graph;
@@ -6232,7 +6232,7 @@ static void gai_pool_note_capture(galloc_pool *pool, gai_site *site)
     for (stream = pool->streams; stream; stream = stream->next)
         if (stream->skipped) gai_stream_ask(stream);
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->marking);
+    gai_lock_off(&pool->recording);
 }
 
 static void gai_stream_forget_positions(galloc_pool *pool, gai_stream *stream)
@@ -6370,7 +6370,7 @@ static void gai_stream_link(galloc_pool *pool, gai_stream *stream)
     stream = stream->next; /* the first stream state is no longer alone */
     /* Before the look at the cache: a free under way has already put its block there, or will see NULL. */
     gai_store_pointer(&pool->latest, NULL);
-    if (stream->cache.most > GAI_MARK_BYTES || gai_cache_has_large(&stream->cache)) {
+    if (stream->cache.most > GAI_EVENT_BYTES || gai_cache_has_large(&stream->cache)) {
         gai_cache_shut(&stream->cache);
         (void)gai_stream_flush(pool, stream, 0);
     }
@@ -6655,11 +6655,11 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
 /* >>events */
 
 /* When an event is recorded on a stream, and what completed events prove. Owns the events of stream states and the
-   mark predictor, guarded by the pool's lock; events are recorded and queried with at most `paging` or `marking` held.
-   Calls the driver table, slabs, marks, blocks, stream caches and streams. */
+   event predictor, guarded by the pool's lock; events are recorded and queried with at most `paging` or `recording`
+   held. Calls the driver table, slabs, marks, blocks, stream caches and streams. */
 
 /* A call records events only on streams that it was given. The exceptions are streams of galloc_record_stream
-   (gai_pool_mark_due; docs/design.md, Streams, rule 6). An event is recorded when one was requested (gai_stream_ask),
+   (gai_pool_record_due; docs/design.md, Streams, rule 6). An event is recorded when one was requested (gai_stream_ask),
    when the stream is retired, and with other backends at every free. If several streams are in use, a stream also gets
    an event when many bytes were freed on it, and when it has freed everything, since its next call may be long in
    coming. The legacy stream gets none without a request, since an event there makes all blocking streams wait for each
@@ -6669,9 +6669,9 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
    their number stays bounded however far the device is behind. */
 static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
 {
-    size_t bytes = gai_max(GAI_MARK_BYTES, pool->stats.reserved.current / GAI_MARK_PART / pool->stream_count);
+    size_t bytes = gai_max(GAI_EVENT_BYTES, pool->stats.reserved.current / GAI_EVENT_PART / pool->stream_count);
     int scarce = (int)gai_min(stream->events / GAI_EVENTS, 24);
-    return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_MARK_FREES);
+    return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_EVENT_FREES);
 }
 
 /* ---- predictors ---- */
@@ -6715,7 +6715,7 @@ static uint64_t gai_predictor_note(gai_predictor *predictor, uint64_t key)
 /* Mixes a number into a key. */
 static uint64_t gai_key_mix(uint64_t key, uint64_t number) { return (key + number) * 0x9e3779b97f4a7c15u; }
 
-/* The mark predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
+/* The event predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
    complete as well. A program that repeats itself repeats its occasions for marks, so an occasion that was useless
    last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
    skipped. */
@@ -6736,17 +6736,17 @@ static int gai_pool_needs_marks(const galloc_pool *pool)
 GAI_APART
 static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
 {
-    gai_predictor *predictor = &pool->mark_predictor;
+    gai_predictor *predictor = &pool->event_predictor;
     uint64_t since = gai_key_mix(0, pool->clock - pool->occasion_clock) + pool->looks;
     uint64_t key = gai_key_mix(gai_key_mix(gai_key_mix(0, stream->life), since), stream->unmarked);
     uint64_t before = gai_predictor_note(predictor, key ^ key >> 32);
     size_t most = pool->stats.reserved.current / GAI_SKIPPED_PART / pool->stream_count;
-    char *useless = &pool->useless[predictor->noted % GAI_MARK_KEYS];
+    char *useless = &pool->useless[predictor->noted % GAI_EVENT_KEYS];
     pool->occasion_clock = pool->clock;
     pool->looks = 0;
     stream->occasion = predictor->noted;
     *useless = 0;
-    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_MARK_KEYS]) return 0;
+    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_EVENT_KEYS]) return 0;
     if (gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
     *useless = 1;
     stream->skipped += stream->unmarked;
@@ -6758,13 +6758,13 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
    an event that was waited for is of use, though it is found complete together with a later one afterwards. [lock] */
 static void gai_event_judge(galloc_pool *pool, gai_event *event, int useless)
 {
-    if (gai_predictor_has(&pool->mark_predictor, event->occasion))
-        pool->useless[event->occasion % GAI_MARK_KEYS] = (char)useless;
+    if (gai_predictor_has(&pool->event_predictor, event->occasion))
+        pool->useless[event->occasion % GAI_EVENT_KEYS] = (char)useless;
     event->occasion = 0;
 }
 
 /* Is a mark due? */
-static int gai_stream_wants_mark(galloc_pool *pool, gai_stream *stream, const gai_site *site)
+static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
     if (site->capture_forbids || stream->retired) return 0;
     if ((stream->asked || pool->variant.one_each) && gai_stream_unmarked(stream)) return 1;
@@ -6868,7 +6868,7 @@ static CUresult gai_event_record(galloc_pool *pool, gai_stream *stream, gai_even
 /* Records an event that covers all frees on the stream so far. The order matters: the epoch advances first, so that
    concurrent frees are not covered; then the event is recorded; then it is published. After a failure the next call
    tries again. [lock], released meanwhile. */
-static CUresult gai_stream_mark(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
+static CUresult gai_stream_record(galloc_pool *pool, gai_stream *stream, CUstream handle, int retire)
 {
     CUresult result;
     gai_event *event;
@@ -6962,7 +6962,7 @@ static void gai_stream_position(galloc_pool *pool, gai_stream *stream, const gai
    lets go of the state. [lock], released while the event is recorded. */
 static void gai_stream_release(galloc_pool *pool, gai_stream *stream, const gai_site *site)
 {
-    if (gai_stream_wants_mark(pool, stream, site)) (void)gai_stream_mark(pool, stream, site->handle, 0);
+    if (gai_stream_wants_event(pool, stream, site)) (void)gai_stream_record(pool, stream, site->handle, 0);
     else if (stream->capture && stream->unmarked) gai_stream_position(pool, stream, site);
     stream->busy--;
     gai_cache_set(pool, stream);
@@ -9970,7 +9970,7 @@ static const gai_mark *gai_job_obstacle(const gai_job *job, const gai_mark *mark
         if (mark->end <= begin || mark->begin >= end || mark->stream == holder) continue;
         if (gai_mark_allows(job->pool, mark, job->params.stream)) continue;
         if (job->waited && gai_stream_waited(job->params.stream, mark->stream) >= mark->epoch) continue;
-        if (!gai_mark_event(mark)) gai_stream_want_mark(mark->stream);
+        if (!gai_mark_event(mark)) gai_stream_want_event(mark->stream);
         return mark;
     }
     return NULL;
@@ -12644,7 +12644,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
 
 /* Free: from a claimed block and the marks of its users to a free block with stamped marks, for one stream or several;
    the calls on one stream; their error messages. Everything runs under the pool's lock unless a comment says otherwise;
-   recording events for recorded uses takes `marking` first. May call alloc and all sections before it. */
+   recording events for recorded uses takes `recording` first. May call alloc and all sections before it. */
 
 /* Blocks of some variants are not in the page map, so an address inside one is looked up in all of their pools. */
 static galloc_pool *gai_pool_of_given(const void *ptr)
@@ -12800,12 +12800,12 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
 /* Records the events that are due on streams of recorded uses. A stream that cannot record one now does so in its next
    call. On return no other thread still records on these streams, so the program may destroy them. [lock], released
    meanwhile. */
-static void gai_pool_mark_due(galloc_pool *pool)
+static void gai_pool_record_due(galloc_pool *pool)
 {
     gai_stream *stream;
     if (!pool->due) return;
     gai_lock_off(&pool->lock);
-    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->recording);
     gai_lock_on(&pool->lock);
     while (pool->due) {
         gai_scope scope;
@@ -12822,10 +12822,10 @@ static void gai_pool_mark_due(galloc_pool *pool)
             gai_scope_leave(&scope);
         }
         gai_lock_on(&pool->lock);
-        if (reachable && stream->asked) (void)gai_stream_mark(pool, stream, stream->handle, 0);
+        if (reachable && stream->asked) (void)gai_stream_record(pool, stream, stream->handle, 0);
         stream->busy--;
     }
-    gai_lock_off(&pool->marking);
+    gai_lock_off(&pool->recording);
 }
 
 /* When host memory for a new stream state is missing, waits for the stream instead: a free must not fail, and completed
@@ -12847,7 +12847,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
     if (block && block->tag & GAI_WATCHED_BLOCK) pool->stats.unchecked += gai_pool_guard(pool) != 0;
     if (block) GAI_TELL(pool, gai_block_untell(pool, block, NULL, NULL));
     if (block) gai_block_free(pool, block, NULL);
-    if (block) gai_pool_mark_due(pool);
+    if (block) gai_pool_record_due(pool);
     gai_lock_off(&pool->lock);
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
@@ -12910,7 +12910,7 @@ static int gai_block_free_on(galloc_pool *pool, gai_block *block, gai_stream *st
         return 0;
     }
     gai_block_free(pool, block, mark);
-    gai_pool_mark_due(pool);
+    gai_pool_record_due(pool);
     return 1;
 }
 
@@ -12957,7 +12957,7 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 /* >>several */
 
 /* Calls that name streams besides the one that a block was allocated on: galloc_free_after, galloc_record_stream and
-   galloc_stream_retire. Marks are added under the pool's lock; retiring also takes `marking`, and the global lock to
+   galloc_stream_retire. Marks are added under the pool's lock; retiring also takes `recording`, and the global lock to
    visit all pools. May call free and all sections before it. */
 
 /* Adds a mark of the stream to a list. The stream state stays held until gai_stream_release. */
@@ -13030,7 +13030,7 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
         gai_block_check(pool, block, gai_sites_first(sites, named, block), named == 1);
     if (block) GAI_TELL(pool, gai_block_untell(pool, block, NULL, marks));
     if (block) gai_block_free(pool, block, marks);
-    if (block) gai_pool_mark_due(pool);
+    if (block) gai_pool_record_due(pool);
     if (block && pool->guards.kept) gai_pool_limit_kept(pool, &sites[0]);
     while (!block && marks) {
         gai_mark *mark = marks;
@@ -13101,13 +13101,13 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
 }
 
 /* Records the stream's last event in this pool. It also covers later frees of blocks with recorded uses by this stream,
-   and with cudaMallocAsync of blocks that were allocated on it (gai_block_stamp_first). `marking` excludes a concurrent
-   record on the stream. */
+   and with cudaMallocAsync of blocks that were allocated on it (gai_block_stamp_first). `recording` excludes a
+   concurrent record on the stream. */
 static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
 {
     CUresult result = CUDA_SUCCESS;
     gai_stream *stream;
-    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->recording);
     gai_lock_on(&pool->lock);
     stream = gai_stream_find(pool, site);
     pool->retires = stream && !stream->retired;
@@ -13120,7 +13120,7 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
                 (pool->variant.freed && stream->blocks);
         stream->busy++;
         if (named && site->capture_forbids) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        else if (named) result = gai_stream_mark(pool, stream, site->handle, 1);
+        else if (named) result = gai_stream_record(pool, stream, site->handle, 1);
         else stream->retired = 1;
         stream->due = 0; /* last: a free may have set it while the lock was released */
         stream->busy--;
@@ -13128,8 +13128,8 @@ static cudaError_t gai_pool_retire(galloc_pool *pool, const gai_site *site)
         gai_cache_set(pool, stream);
     }
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->marking);
-    return result ? gai_driver_failed(result, "marking the stream before it goes") : cudaSuccess;
+    gai_lock_off(&pool->recording);
+    return result ? gai_driver_failed(result, "recording an event on the stream before it goes") : cudaSuccess;
 }
 
 /* Undoes gai_pool_retire after another pool has failed. The extra event is harmless: the program submits no work to a
@@ -13259,7 +13259,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
         job->got = block;
     }
     gai_block_let_go(block);
-    if (job->got) gai_pool_mark_due(pool);
+    if (job->got) gai_pool_record_due(pool);
     if (grows && !job->error && !gai_load(&pool->broken)) gai_job_search_locked(job, GAI_REACH_OWN);
 }
 
@@ -13306,7 +13306,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 /* ==== GRAPHS ====================================================================================================== */
 /* >>graphs */
 
-/* galloc_graph_begin, _end and _release: groups, which are captures that share memory. `marking` guards the beginning
+/* galloc_graph_begin, _end and _release: groups, which are captures that share memory. `recording` guards the beginning
    and the end of a group, and the pool's lock guards its list. A handle is a number that is never reused, and is not a
    pointer. May call capture, free and all sections before them. */
 
@@ -13369,7 +13369,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
     gai_capture *capture;
     unsigned long long key = gai_stream_key(site->handle);
     int taken;
-    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->recording);
     gai_lock_on(&pool->lock);
     if (!made) graph = gai_graph_at(pool, handle);
     taken = !graph || graph->captured;
@@ -13385,7 +13385,7 @@ static cudaError_t gai_graph_begin(galloc_pool *pool, const galloc_graph *handle
         if (made) pool->graphs = made;
     }
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->marking);
+    gai_lock_off(&pool->recording);
     if (!taken) return cudaSuccess;
     if (!graph) return gai_graph_is_gone(handle);
     return gai_fail(cudaErrorNotPermitted, "the group has begun already, or the stream with another group");
@@ -13413,13 +13413,13 @@ static cudaError_t gai_graph_end(galloc_pool *pool, const galloc_graph *handle)
 {
     galloc_graph *graph;
     int begun;
-    gai_lock_on(&pool->marking);
+    gai_lock_on(&pool->recording);
     gai_lock_on(&pool->lock);
     graph = gai_graph_at(pool, handle);
     begun = graph && graph->captured;
     if (graph) graph->captured = NULL;
     gai_lock_off(&pool->lock);
-    gai_lock_off(&pool->marking);
+    gai_lock_off(&pool->recording);
     if (!graph) return gai_graph_is_gone(handle);
     return begun ? cudaSuccess : gai_fail(cudaErrorNotPermitted, "the graph has not begun");
 }
@@ -14978,7 +14978,7 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     broken += cached.blocks != cache->blocks || cached.used != cache->bytes;
     broken += gai_cache_held(cache) > cache->most || cache->alone > cache->most;
     broken += cache->large && !large;
-    broken += !cache->trusted && cache->unconfirmed_bytes > GAI_MARK_BYTES;
+    broken += !cache->trusted && cache->unconfirmed_bytes > GAI_EVENT_BYTES;
     census->blocks -= unconfirmed.blocks + cached.blocks;
     census->used -= unconfirmed.used + cached.used;
     census->requested -= unconfirmed.requested + cached.requested;
@@ -17124,7 +17124,7 @@ static galloc_pool *gai_pool_memory(void)
     pool->users = GAI_ENDED;
     gai_lock_init(&pool->lock);
     gai_lock_init(&pool->paging);
-    gai_lock_init(&pool->marking);
+    gai_lock_init(&pool->recording);
     gai_lock_on(&gai_locks.global);
     pool->known = gai_process.known_pools;
     gai_store_pointer(&gai_process.known_pools, pool);
@@ -17146,7 +17146,7 @@ static void gai_pool_init(galloc_pool *pool, const galloc_config *config)
     if (config->backend) pool->config.stats_exact = 1; /* closes all stream caches */
     if (config->backend) pool->config.debug = 0;
     gai_predictor_begin(&pool->plan_predictor, pool->plan_keys, GAI_PLAN_KEYS);
-    gai_predictor_begin(&pool->mark_predictor, pool->mark_keys, GAI_MARK_KEYS);
+    gai_predictor_begin(&pool->event_predictor, pool->event_keys, GAI_EVENT_KEYS);
     pool->common.next = &pool->mixed;
     pool->parking.calm_most = 8;
     pool->collector.look = UINT64_MAX;
@@ -17263,7 +17263,7 @@ static void gai_pools_free(void)
         gai_slab_end(&pool->mappings);
         gai_lock_end(&pool->lock);
         gai_lock_end(&pool->paging);
-        gai_lock_end(&pool->marking);
+        gai_lock_end(&pool->recording);
         GALLOC_FREE(pool);
         pool = next;
     }

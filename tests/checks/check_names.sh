@@ -126,7 +126,7 @@ empty "blanks at the end of lines" "$work/blank"
 # Comments name the locks that a function's caller holds in one way.
 {
     sed '1,/==== IMPLEMENTATION/d' $header | tr -s '\n ' '  ' >"$work/line"
-    held='[^a-z](locks?|latch|latches|paging|marking)\b.?'
+    held='[^a-z](locks?|latch|latches|paging|recording)\b.?'
     grep -oE "[Cc]allers? (holds?|has) [^.;:]{0,40}$held|(With|Called with(out)?) [^.;:]{0,40}$held( held|[.,;])" \
         "$work/line"
     grep -oE ".{40}$held held[.,;]" "$work/line" | grep -vE '(no lock|at most .*) held'

@@ -127,7 +127,7 @@ void inside_latch(int on)
 void inside_hold_locks(galloc_pool *handle, int on)
 {
     galloc_pool *pool = inside_pool(handle);
-    gai_lock *locks[5] = {&gai_locks.global, &pool->paging, &pool->marking, &pool->lock, &gai_locks.map};
+    gai_lock *locks[5] = {&gai_locks.global, &pool->paging, &pool->recording, &pool->lock, &gai_locks.map};
     for (int i = 0; i < 5; i++) inside_hold(locks[on ? i : 4 - i], on);
 }
 
@@ -136,7 +136,7 @@ void inside_hold_paging(galloc_pool *pool, int on) { inside_hold(&inside_pool(po
 int inside_unlocked(galloc_pool *handle)
 {
     galloc_pool *pool = inside_pool(handle);
-    gai_lock *locks[4] = {&gai_locks.global, &pool->paging, &pool->marking, &pool->lock};
+    gai_lock *locks[4] = {&gai_locks.global, &pool->paging, &pool->recording, &pool->lock};
     int n = 0;
     for (int i = 0; i < 4; i++) {
         if (!gai_lock_try(locks[i])) continue;
