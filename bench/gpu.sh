@@ -1,7 +1,8 @@
 #!/bin/bash
-# gpu.sh - measures galloc on a GPU beside its peers: the cost of an alloc/free pair, the ten traces, the driver's calls
-# (calls.sh), the trace that came later, and examples/02_reuse.cu. Writes what the programs say into a folder and ends in tables. A part that fails
-# or takes too long is told at the end and keeps none of the others from being measured.
+# gpu.sh - measures galloc on a GPU beside its peers: the cost of an alloc/free pair, the ten traces, the trace that
+# came later, the driver's calls (calls.sh), and examples/02_reuse.cu. Writes what the programs say into a folder and
+# ends in tables. A part that fails or takes too long is told at the end and keeps none of the others from being
+# measured.
 #
 # Environment
 #   OUT          the folder (bench/results); files begin with the name of the GPU
