@@ -72,7 +72,7 @@ help:
 	@echo 'make plots          draw the charts of docs/ anew from bench/results/; pip gets what it needs'
 	@echo 'make check-compile-all  compile galloc.h with each compiler, level, and standard, with all warnings'
 	@echo 'make test-bare      demo and test on a machine that has but gcc, libc6-dev, make and gzip; as root'
-	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang'
+	@echo 'make fuzz           each fuzzer for FUZZ_SECONDS=60; needs clang, and node for the one of the page'
 	@echo 'make test-gpu       tests and examples on a GPU; needs nvcc'
 	@echo 'make soak-gpu       SECONDS=480: pages move while every byte is checked, on a GPU; needs nvcc'
 	@echo 'make soak-graphs-gpu  the same while graphs are captured, launched and destroyed beside 16 threads'
@@ -214,10 +214,16 @@ build/fuzz/%: tests/fuzz/%.c tests/support/inside.c $(SIM) galloc.h tests/suppor
 	$(step)$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-I. -Itests/support -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ $(LIBS)
 
-fuzz: $(FUZZERS)
-	@for fuzzer in $^; do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
+# The page's reader of snapshots, where node has what it needs.
+build/fuzz/snapshots: tests/checks/snapshots.c galloc.h $(SIM_OBJECTS)
+	$(folder)
+	$(step)$(CC) -std=c11 $(CFLAGS) -I. -Itests/sim -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
+
+fuzz: $(FUZZERS) build/fuzz/snapshots
+	@for fuzzer in $(FUZZERS); do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
 		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 -artifact_prefix=$$fuzzer. \
 			$$fuzzer.corpus || exit 1; done
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/fuzz_viewer.sh
 
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
 
