@@ -208,11 +208,17 @@ plots: $(VENV)/ready
 FUZZ_SECONDS ?= 60
 FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
-build/fuzz/%: tests/fuzz/%.c tests/support/inside.c $(SIM) galloc.h tests/support/inside.h tests/support/setup.h
+define build_fuzzer
 	$(call need,$(CLANG),clang)
 	@mkdir -p $@.corpus
 	$(step)$(CLANG) -std=c11 -w -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-I. -Itests/support -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ $(LIBS)
+endef
+build/fuzz/fuzz_trace: tests/fuzz/fuzz_trace.c bench/trace.c bench/trace.h bench/map.h
+	$(build_fuzzer)
+build/fuzz/fuzz_snapshot: bench/trace.c bench/trace.h bench/map.h
+build/fuzz/%: tests/fuzz/%.c tests/support/inside.c $(SIM) galloc.h $(wildcard tests/fuzz/*.h tests/support/*.h)
+	$(build_fuzzer)
 
 # The page's reader of snapshots, where node has what it needs.
 build/fuzz/snapshots: tests/checks/snapshots.c galloc.h $(SIM_OBJECTS)

@@ -189,7 +189,9 @@ static value *pickle_text(const char *text, size_t n)
     return v;
 }
 
-enum { MEMO = 1 << 17 };
+#ifndef MEMO
+#define MEMO (1 << 17)
+#endif
 
 /* Remembers a text, which is copied, or a list, which is filled later. Numbers follow one another. */
 static int pickle_put(value **memo, uint64_t number, value *v)
