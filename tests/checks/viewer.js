@@ -208,6 +208,9 @@ async function hostileJson() {
     await refused(text({ segments: [{ ...segment, blocks: [{ ...block, state: "</script>" }] }] }), /state/, "a state");
     await refused(text({ segments: [segment], galloc: { pools: 7 } }), /no list/, "pools");
     await refused(text({ segments: [segment], galloc: { pools: [{ pages: [[1]] }] } }), /pair/, "pages");
+    const named = text(JSON.stringify({ segments: [{ ...segment, stream: 7 }] }).replace("7", "1e999"));
+    const { heap } = await calm(named, "a stream without end");
+    expect(heap && heap.streams.labels.join() === "stream ?", "a stream that is no number has a number's name");
     await prototypes(segment, block);
 }
 

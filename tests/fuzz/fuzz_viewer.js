@@ -20,13 +20,13 @@ function watch() {
     const end = words => {
         const single = !fs.statSync(folder).isDirectory(), kept = path.join(folder, "finding");
         if (!single) fs.writeFileSync(kept, Buffer.from(shared, 8, state[1]));
-        console.log("fuzz_viewer: " + words + (single ? "" : ": " + kept));
+        console.log("fuzz_viewer: " + words + (single ? "" : ": " + kept + ", after " + state[0] + " files"));
         process.exit(1);
     };
     let before = -1, since = Date.now();
     setInterval(() => {
         if (state[0] !== before) { before = state[0]; since = Date.now(); }
-        else if (Date.now() - since > MOST_MS) end("a file that does not end soon, after " + before);
+        else if (Date.now() - since > MOST_MS) end("a file that does not end soon");
     }, 500);
     worker.on("message", ({ found, said }) => {
         if (found) end(found);
