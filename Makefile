@@ -205,6 +205,7 @@ plots: $(VENV)/ready
 
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
+ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
 FUZZ_SECONDS ?= 60
 FUZZERS := $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -225,10 +226,17 @@ build/fuzz/snapshots: tests/checks/snapshots.c galloc.h $(SIM_OBJECTS)
 	$(folder)
 	$(step)$(CC) -std=c11 $(CFLAGS) -I. -Itests/sim -isystem $(BUNDLED) $(filter %.c %.o,$^) -o $@ $(LIBS)
 
-fuzz: $(FUZZERS) build/fuzz/snapshots
+build/fuzz/replay: $(patsubst %,bench/%.c,replay allocator cli calls crew run trace advice whatif whatif_chart device_sim) \
+		$(SIM) $(wildcard bench/*.h) galloc.h
+	$(folder)
+	$(step)$(CC) -std=c11 -w $(ASAN) -I. -Itests/sim -isystem $(BUNDLED) $(filter %.c,$^) -o $@ \
+		$(ENTRY_POINTS:%=-Wl,--wrap=%) $(LIBS)
+
+fuzz: $(FUZZERS) build/fuzz/snapshots build/fuzz/replay
 	@for fuzzer in $(FUZZERS); do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
 		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 -artifact_prefix=$$fuzzer. \
 			$$fuzzer.corpus || exit 1; done
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/fuzz_replay.sh
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/fuzz_viewer.sh
 
 # ---- measuring: PROGRAM on the simulated device, and PROGRAM-cuda beside it where nvcc is found ---------------------
@@ -236,7 +244,6 @@ fuzz: $(FUZZERS) build/fuzz/snapshots
 HOTPATH := allocator cli
 REPLAY := $(HOTPATH) calls crew run trace
 WHATIF := advice whatif whatif_chart
-ENTRY_POINTS := cudaGetDriverEntryPoint cudaGetDriverEntryPointByVersion
 WRAPPED := cudaMalloc cudaFree $(ENTRY_POINTS)
 PAIRS := pairs floor
 PEERS := peer_async peer_cub
