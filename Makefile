@@ -234,8 +234,8 @@ build/fuzz/replay: $(patsubst %,bench/%.c,replay allocator cli calls crew run tr
 
 fuzz: $(FUZZERS) build/fuzz/snapshots build/fuzz/replay
 	@for fuzzer in $(FUZZERS); do echo "$$fuzzer, $(FUZZ_SECONDS) s"; \
-		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 -artifact_prefix=$$fuzzer. \
-			$$fuzzer.corpus || exit 1; done
+		$$fuzzer -max_total_time=$(FUZZ_SECONDS) -len_control=1 -max_len=1024 -print_final_stats=1 -verbosity=0 \
+			-artifact_prefix=$$fuzzer. $$fuzzer.corpus || exit 1; done
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/fuzz_replay.sh
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/fuzz_viewer.sh
 

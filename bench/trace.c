@@ -438,6 +438,8 @@ static void name_after(trace *t, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     snprintf(t->name, sizeof t->name, "%s", name);
+    for (char *c = t->name; *c; c++)
+        if (*c < ' ' || *c > '~') *c = '?'; /* it comes into charts and JSON */
     for (const char *ending = ".gz"; ending; ending = !strcmp(ending, ".gz") ? ".csv" : NULL) {
         size_t n = strlen(t->name), m = strlen(ending);
         if (n > m && !strcmp(t->name + n - m, ending)) t->name[n - m] = '\0';

@@ -36,7 +36,7 @@ typedef struct trace_more {
 } trace_more;
 
 typedef struct trace {
-    char name[256]; /* of the file, without folders and endings */
+    char name[256]; /* of the file, without folders and endings; '?' for all but printable ASCII */
     trace_op *op;
     size_t n;
     uint32_t slots, streams, threads;

@@ -199,6 +199,13 @@ grep -q '→' "$work/chart.svg" && grep -q 'arrow: the bar is longer' "$work/cha
 verdict $? 'a chart with an arrow explains it'
 [ "$(grep -c '^<rect' "$work/chart.svg")" -eq $((5 + 2 * (18 + 17))) ]
 verdict $? 'a key of five, and for each of two logs a bar for 18 settings, all but one with driver time'
+odd=$(printf '%s/a\001b\377.csv' "$work")
+cp "$small" "$odd"
+ends 0 --svg "$work/odd.svg" "$odd"
+LC_ALL=C grep '[^ -~]' "$work/odd.svg" >"$work/out"
+[ ! -s "$work/out" ] && grep -q 'a?b?' "$work/odd.svg"
+verdict $? 'the chart has printable letters only, whatever the name of the log'
+rm "$odd"
 ends 1 --svg "$work/no such folder/chart.svg" "$small"
 says 'cannot be written' 'a chart that cannot be written is told'
 [ ! -e /dev/full ] || ends 1 --svg /dev/full "$work/timed.csv"

@@ -181,10 +181,10 @@ function gzip(bytes) {
     return next(2) ? packed : changeBytes(packed, [packed]);
 }
 
-/* What is small is soon opened: of a history the end, of many segments the first ones. */
+/* What is small is soon opened: of a history the first events and the last, of many segments the first. */
 function cut(text, events, segments) {
     const dict = JSON.parse(text);
-    dict.device_traces = dict.device_traces.map(trace => trace.slice(-events));
+    dict.device_traces = dict.device_traces.map(trace => [...trace.slice(0, events), ...trace.slice(-3)]);
     dict.segments = dict.segments.slice(0, segments);
     return JSON.stringify(dict);
 }

@@ -44,12 +44,13 @@ static int choice(const char *name, const char *const *list, int normally, const
 /* With K, M, G or T behind it. */
 static unsigned long long number(const char *name, unsigned long long normally, unsigned long long least,
                                  unsigned long long most, const char *may) {
+    static const char units[] = "KMGT";
     const char *value = getenv(name), *unit;
     if (!value || !*value) return normally;
     char *end;
     errno = 0;
     unsigned long long n = strtoull(value, &end, 10);
-    int shift = *end && (unit = strchr("KMGT", *end)) ? (int)(unit - "KMGT" + 1) * 10 : 0;
+    int shift = *end && (unit = strchr(units, *end)) ? (int)(unit - units + 1) * 10 : 0;
     if (shift) end++;
     if (*value < '0' || *value > '9' || *end) wrong(name, value, may);
     if (errno || n > most >> shift || n << shift < least) out_of_range(name, value, may);
