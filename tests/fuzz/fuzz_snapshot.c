@@ -1,7 +1,7 @@
 /* fuzz_snapshot.c - a fuzzer for what galloc writes: after some operations (fuzz_machine.h), with a history, stacks,
    tags, annotations and names of any bytes, snapshots are written in both formats and read back. They say the same, add
    up to the counters, and undo to nothing where the history is whole. Reports end inside their buffers; the trace is
-   one that bench/replay reads. With FUZZ_MAIN defined: a program that runs the files it is given. */
+   one that bench/trace.c reads. With FUZZ_MAIN defined: a program that runs the files it is given. */
 
 #include "fuzz_machine.h"
 #define MEMO 4096 /* values that a pickle remembers: few keys, and stacks */

@@ -1,5 +1,6 @@
 #!/bin/sh
-# fuzz_viewer.sh - writes snapshots with build/fuzz/snapshots and opens changed ones in docs/viewer.html for FUZZ_SECONDS.
+# fuzz_viewer.sh - writes snapshots with build/fuzz/snapshots, and opens changed ones in docs/viewer.html for
+# FUZZ_SECONDS.
 # Environment: FUZZ_SECONDS, FUZZ_FROM (the seed; the time without it), NODE, BUILD.
 
 cd "$(dirname "$0")/../.." || exit 1
