@@ -18173,10 +18173,10 @@ static void gai_emit_bytes(gai_emitter *e, const void *data, size_t n)
     }
 }
 
-static void gai_emit_byte(gai_emitter *e, int byte)
+static GAI_INLINE void gai_emit_byte(gai_emitter *e, int byte)
 {
-    unsigned char c = (unsigned char)byte;
-    gai_emit_bytes(e, &c, 1);
+    e->buffer[e->used++] = (unsigned char)byte;
+    if (e->used == sizeof e->buffer) gai_emit_flush(e);
 }
 
 /* The low bytes of a number, the lowest first. */
@@ -18264,7 +18264,7 @@ static void gai_emit_key(gai_emitter *e, const char *key)
         gai_emit_byte(e, ':');
         return;
     }
-    while (i < e->n_keys && strcmp(e->keys[i], key)) i++;
+    while (i < e->n_keys && e->keys[i] != key && strcmp(e->keys[i], key)) i++;
     if (i < e->n_keys) {
         gai_emit_get(e, e->key_memos[i]);
         return;
@@ -18286,11 +18286,14 @@ static void gai_emit_string(gai_emitter *e, const char *key, const char *text)
 /* BININT1, BININT2, BININT, or LONG1 of 9 bytes. */
 static void gai_emit_number(gai_emitter *e, const char *key, uint64_t n)
 {
-    char text[24];
+    char digits[20];
+    size_t at = sizeof digits;
     if (key) gai_emit_key(e, key);
     gai_emit_value(e);
-    if (!e->pickle) {
-        gai_emit_bytes(e, text, (size_t)snprintf(text, sizeof text, "%llu", (unsigned long long)n));
+    if (!e->pickle) { /* printf takes three times as long */
+        do digits[--at] = (char)('0' + n % 10);
+        while (n /= 10);
+        gai_emit_bytes(e, digits + at, sizeof digits - at);
     } else if (n < 256) {
         gai_emit_byte(e, 'K');
         gai_emit_little(e, n, 1);
