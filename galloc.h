@@ -3002,6 +3002,7 @@ typedef struct gai_params {
     int room_is_memory; /* of `bytes` a part is room */
     int far;        /* place it at the far end of a free block */
     int slot;       /* it has a class */
+    int own_only;   /* move only pages that no other stream may use, and create none */
     gai_stream *stream; /* NULL: for no stream in particular, so only memory that any stream may have */
 } gai_params;
 
@@ -3169,6 +3170,7 @@ struct galloc_pool {
     /* Guarded by `paging` and `lock`: either suffices to read them. */
     unsigned long long context_id; /* of `context`; another one after a reset */
     galloc_callbacks callbacks;
+    int separate;        /* streams reuse their own memory before common memory: gai_pool_note_separate */
 
     /* `lock` guards all groups from here to `users`. Its state, which decides the way that requests take: */
     uint64_t watch_at;   /* debug: once stats.mallocs is so large, the next allocation gets a guard; else not reached */
@@ -4008,6 +4010,19 @@ static int gai_mark_allows(const galloc_pool *pool, const gai_mark *mark, const 
     if (!stream) return 0;
     if (gai_stream_is_ordered(stream, mark->stream)) return 1;
     return (pool->config.reuse & GALLOC_REUSE_FOLLOWED) && gai_stream_waited(stream, mark->stream) >= mark->epoch;
+}
+
+/* The bytes of [begin, end) that only `stream` may use: it has unfinished work there, and no other stream has any. 0 if
+   another one has. */
+static size_t gai_marks_own(const gai_mark *mark, uintptr_t begin, uintptr_t end, const gai_stream *stream)
+{
+    size_t own = 0;
+    for (; mark; mark = mark->next) {
+        if (mark->end <= begin || mark->begin >= end || gai_mark_is_complete(mark)) continue;
+        if (mark->stream != stream) return 0;
+        own += gai_min(mark->end, end) - gai_max(mark->begin, begin);
+    }
+    return own;
 }
 
 /* Shuts a stream cache: later calls go to the pool. [lock] */
@@ -8242,6 +8257,12 @@ static int gai_page_is_quiet(const gai_page *page)
     return 1;
 }
 
+/* Returns whether all of a mapping's bytes are memory that only the stream may use. */
+static int gai_mapping_is_own(const gai_mapping *mapping, const gai_mark *mark, const gai_stream *stream)
+{
+    return gai_marks_own(mark, mapping->addr, mapping->addr + mapping->bytes, stream) == mapping->bytes;
+}
+
 /* Returns whether a mapping's page passes the filter. `mark`: the marks of the block that it lies in. In a native heap
    this keeps a free page in place while work may use it. To be given back, every mark on it must be complete, at its
    stale aliases as well. To be moved, every mark on it here must be complete, or the request's stream must be ordered
@@ -8250,6 +8271,7 @@ static int gai_mapping_is_spare(const galloc_pool *pool, const gai_mapping *mapp
                                 const gai_page_filter *filter)
 {
     if (mapping->bytes < filter->least) return 0;
+    if (filter->params && filter->params->own_only) return gai_mapping_is_own(mapping, mark, filter->params->stream);
     if (!filter->params && (mapping->page->used > filter->before || !gai_page_is_quiet(mapping->page))) return 0;
     for (; mark; mark = mark->next) {
         if (mark->end <= mapping->addr || mark->begin >= mapping->addr + mapping->bytes) continue;
@@ -9741,6 +9763,7 @@ typedef struct gai_job {
     int waited;         /* how many waits for other streams' events were queued for it */
     size_t lacks;       /* bytes of a room beyond the overhead for which no spare page is small enough */
     int grown;          /* how often pages were created or moved for it */
+    int own_tried;      /* its stream's own pages do not serve it: from then on it takes what a search finds */
     int searched;       /* like:pytorch: its searches were counted (as one) */
     int asked;          /* like:pytorch: events were queried for it */
     cudaError_t error;  /* set: the job ends, whatever steps remain */
@@ -9780,7 +9803,7 @@ static GAI_INLINE gai_block *gai_find_plain(const galloc_pool *pool, const gai_s
 {
     gai_bin bin = gai_bin_of(bytes);
     gai_block *best = stream ? gai_set_find_plain(&stream->free, bin, bytes) : NULL, *block;
-    if (best && best->bytes == bytes) return best; /* an exact fit */
+    if (best && (best->bytes == bytes || pool->separate)) return best; /* an exact fit, or the stream's own memory */
     block = gai_set_find_plain(&pool->common, bin, bytes);
     return block && gai_is_better(block, best) ? block : best;
 }
@@ -9844,13 +9867,68 @@ static gai_found gai_find_captured(galloc_pool *pool, const gai_params *params)
     return best;
 }
 
+/* Streams are kept apart while their work is far behind the host. Then no other stream can use what a stream has freed
+   until a step of the program ends. Common memory that it takes in its place is lost to the others for as long, and
+   pages are created for them. So each stream reuses its own memory first, and a large request moves the stream's own
+   pages before it takes common memory. */
+
+#define GAI_SEPARATE_HELD 1.25 /* times the peak of live bytes; where streams keep up, heaps hold less */
+#define GAI_SEPARATE_PART 32   /* requests below this part of the heap are not worth moves */
+
+/* Pages were created for `stream`: notes whether streams are to be kept apart from now on. They are if the heap is much
+   larger than what was ever live, and another stream has an event that is not complete. [paging, lock] */
+static void gai_pool_note_separate(galloc_pool *pool, const gai_stream *stream)
+{
+    const gai_stream *other = pool->streams;
+    while (other && (other == stream || !other->recorded)) other = other->next;
+    pool->separate = other && (double)pool->stats.reserved.current > GAI_SEPARATE_HELD * (double)pool->live_peak;
+}
+
+/* Returns whether free blocks of the stream's own set have `bytes` of pages that only the stream may use. */
+static int gai_stream_has_pages(const gai_stream *stream, size_t bytes)
+{
+    gai_bin bin = gai_bin_of(GAI_FIXED_SMALL);
+    size_t own = 0;
+    do {
+        const gai_block *block = stream->free.bins[bin.row][bin.column];
+        for (; block && own < bytes; block = block->next_bin) {
+            uintptr_t at, end;
+            for (end = gai_block_whole_pages(block, &at), end += at; at < end; at += gai_page_at(at)->bytes)
+                if (gai_mapping_is_own(gai_page_at(at), block->marks, stream)) own += gai_page_at(at)->bytes;
+        }
+    } while (own < bytes && gai_bin_next(&stream->free, &bin));
+    return own >= bytes;
+}
+
+/* Returns whether a request of this size is to move the stream's own pages rather than take common memory. */
+static int gai_stream_keeps(const galloc_pool *pool, const gai_stream *stream, size_t bytes)
+{
+    return pool->separate && bytes >= GAI_FIXED_SMALL && bytes >= pool->stats.reserved.current / GAI_SEPARATE_PART &&
+           stream && gai_stream_is_plain(stream) && stream->free.bytes >= bytes && gai_stream_has_pages(stream, bytes);
+}
+
+/* Returns whether [at, at + bytes) of a block that a search found is to be left to other streams: most of it is
+   common memory, and the stream has pages of its own. */
+GAI_APART
+static int gai_stream_leaves(const galloc_pool *pool, const gai_stream *stream, const gai_block *block, uintptr_t at,
+                             size_t bytes)
+{
+    return gai_marks_own(block->marks, at, at + bytes, stream) < bytes / 2 && gai_stream_keeps(pool, stream, bytes);
+}
+
 static gai_found gai_find(const gai_job *job, enum gai_reach reach)
 {
+    gai_found none = {NULL, 0};
     if (job->params.stream && job->params.stream->capture) {
         gai_found found = gai_find_captured(job->pool, &job->params);
         if (found.block) return found;
     }
-    if (reach == GAI_REACH_OWN) return gai_find_own(job->pool, &job->params);
+    if (reach == GAI_REACH_OWN) {
+        const gai_params *params = &job->params;
+        gai_found found = gai_find_own(job->pool, params);
+        if (!found.block || job->own_tried || params->just_ready) return found;
+        return gai_stream_leaves(job->pool, params->stream, found.block, found.at, params->bytes) ? none : found;
+    }
     return gai_find_all(job->pool, &job->params, 0);
 }
 
@@ -10304,6 +10382,8 @@ static size_t gai_plan_created(const gai_plan *plan) { return plan->end - plan->
 static int gai_block_is_own(const galloc_pool *pool, const gai_block *block, const gai_params *params)
 {
     if (!block || block->kind != GAI_FREE) return 0;
+    if (params->own_only)
+        return gai_marks_own(block->marks, block->addr, block->addr + block->bytes, params->stream) == block->bytes;
     return block->set == &pool->common || (params->stream && block->set == &params->stream->free);
 }
 
@@ -10951,6 +11031,7 @@ static int gai_job_choose(gai_job *job, gai_plan *plan, gai_supply *supply, int 
     int room = job->params.room || (plan->hole && plan->hole->kind == GAI_ROOM), open = gai_plan_ends_in_hole(plan);
     supply->page_bytes = gai_page_size(pool, bytes, allowance);
     if (!bytes) return 1;
+    if (job->params.own_only) allowance = headroom = 0;
     filter.wanted = bytes;
     /* New pages come first, as far as the overhead allows; moved pages cover the rest. */
     if (!exact) filter.wanted -= gai_min(bytes, gai_down(allowance, pool->granularity));
@@ -11094,6 +11175,7 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     } else {
         gai_block *block = gai_batch_publish(pool, &batch);
         pool->stats.grows += supply.new_bytes != 0;
+        if (supply.new_bytes) gai_pool_note_separate(pool, job->params.stream);
         pool->parking.mapped += supply.new_bytes || supply.moved;
         if (!job->grows) job->grown += supply.new_bytes || supply.moved || supply.returning_blocks.first;
         gai_donors_leave(pool, &supply.returning_blocks);
@@ -11257,6 +11339,23 @@ static int gai_step_supply_within(gai_job *job)
     } while (!done && gai_job_return_larger(job));
     job->frugal = job->thrifty = 0;
     return done;
+}
+
+/* Where streams are kept apart: moves pages that only the job's stream may use. Returns whether the job is done. */
+static int gai_job_move_own(gai_job *job)
+{
+    galloc_pool *pool = job->pool;
+    int keeps;
+    if (job->grows || job->params.room || job->params.just_ready) return 0;
+    gai_lock_on(&pool->lock);
+    keeps = gai_stream_keeps(pool, job->params.stream, job->params.bytes);
+    gai_lock_off(&pool->lock);
+    job->own_tried = 1;
+    if (!keeps) return 0;
+    job->params.own_only = job->frugal = 1;
+    (void)gai_step_supply(job);
+    job->params.own_only = job->frugal = job->thrifty = 0;
+    return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_OWN);
 }
 
 /* Returns whether the job's stream is captured. Captured work runs later, perhaps elsewhere and more than once, so
@@ -12366,7 +12465,7 @@ static void gai_job_climb(gai_job *job, galloc_report *report)
         (void)gai_stream_flush(pool, job->params.stream, 1);
         gai_lock_off(&pool->lock);
     }
-    if (!gai_job_search(job, GAI_REACH_OWN)) {
+    if (!gai_job_search(job, GAI_REACH_OWN) && !gai_job_move_own(job)) {
         gai_job_take_steps(job, report);
         if (!gai_job_is_done(job)) gai_report_fill(report, job);
     }
@@ -12610,6 +12709,7 @@ static gai_block *gai_pool_take_rounded(galloc_pool *pool, const gai_site *site,
         return pool->variant.take_near(pool, site, wanted, bytes, tag);
     changed = gai_stream_see(pool, stream, site);
     block = gai_find_plain(pool, stream, wanted);
+    if (block && pool->separate && gai_stream_leaves(pool, stream, block, block->addr, wanted)) block = NULL;
     if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
     if (block) gai_block_count_near(pool, block);
     gai_stream_release_near(pool, stream, site, changed);
@@ -12628,6 +12728,7 @@ static GAI_INLINE gai_block *gai_pool_take_near(galloc_pool *pool, const gai_sit
     if (stream->life == site->life && !(pool->broken | pool->special) && !gai_pool_is_to_watch(pool)) {
         int changed = (!empty || stream->retired) && gai_stream_see(pool, stream, site);
         block = gai_find_plain(pool, stream, wanted);
+        if (block && pool->separate && gai_stream_leaves(pool, stream, block, block->addr, wanted)) block = NULL;
         if (block) block = gai_block_take_first(pool, block, wanted, stream, bytes, tag);
         if (block) gai_block_count_near(pool, block);
         gai_stream_release_near(pool, stream, site, changed);

@@ -1697,6 +1697,128 @@ TEST(many_moves_on_many_streams)
     EXPECT(refused < ops / 10);
 }
 
+/* ---- streams that are kept apart --------------------------------------------------------------------------------- */
+
+/* A program whose host runs a whole step ahead of the device. Each layer uses on one stream what was fetched for it on
+   another one, and nothing is complete before the end of the step. */
+typedef struct ahead {
+    galloc_pool *pool;
+    cudaStream_t computes, fetches;
+    size_t live, most; /* of the stream that computes, in all steps so far */
+    uint64_t tag;
+} ahead;
+
+static void *ahead_get(ahead *a, size_t bytes)
+{
+    a->live += bytes;
+    a->most = larger(a->most, a->live);
+    return get_used(a->pool, bytes, a->computes, ++a->tag);
+}
+
+static void ahead_free(ahead *a, void *ptr, size_t bytes)
+{
+    a->live -= bytes;
+    OK(galloc_free(ptr, a->computes));
+}
+
+#define AHEAD_LAYERS 12
+#define AHEAD_FETCHED MIB(72)
+
+static void ahead_step(ahead *a, size_t bytes)
+{
+    size_t part = bytes / 4;
+    void *fetched, *next = get_used(a->pool, AHEAD_FETCHED, a->fetches, ++a->tag), *x = ahead_get(a, part);
+    for (int layer = 0; layer < AHEAD_LAYERS; layer++) {
+        void *p, *q, *y, *z;
+        fetched = next;
+        if (layer + 1 < AHEAD_LAYERS) next = get_used(a->pool, AHEAD_FETCHED, a->fetches, ++a->tag);
+        order(a->fetches, a->computes);
+        p = ahead_get(a, bytes);
+        q = ahead_get(a, bytes);
+        ahead_free(a, p, bytes);
+        y = ahead_get(a, part);
+        ahead_free(a, q, bytes);
+        z = ahead_get(a, part);
+        ahead_free(a, y, part);
+        ahead_free(a, x, part);
+        x = z;
+        put(a->computes, fetched, AHEAD_FETCHED, ++a->tag);
+        OK(galloc_record_stream(fetched, a->computes));
+        OK(galloc_free(fetched, a->fetches));
+    }
+    ahead_free(a, x, part);
+    OK(cudaDeviceSynchronize());
+}
+
+/* Runs such a program and adds up what its two streams need each, and what is held. */
+static void run_ahead(uint64_t seed, size_t *need, size_t *held)
+{
+    enum { STEPS = 40, KEPT = 12 };
+    galloc_config config = galloc_config_default();
+    dice d = {seed};
+    ahead a;
+    void *kept[KEPT];
+    memset(&a, 0, sizeof a);
+    begin_still();
+    config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
+    a.pool = pool_new(&config);
+    a.computes = stream_new();
+    a.fetches = stream_new();
+    for (int i = 0; i < KEPT; i++) kept[i] = ahead_get(&a, MIB(9));
+    for (int i = 0; i < STEPS; i++) ahead_step(&a, MIB(5) + roll_below(&d, 85) * MIB(1));
+    expect_healthy(a.pool, 1);
+    *need += a.most + AHEAD_LAYERS * AHEAD_FETCHED;
+    *held += stats_of(a.pool).reserved.peak;
+    for (int i = 0; i < KEPT; i++) ahead_free(&a, kept[i], MIB(9));
+    pool_end(a.pool);
+    finish();
+}
+
+/* The heap is hardly larger than what the two streams need each. */
+TEST(streams_that_run_ahead_leave_memory_to_each_other)
+{
+    size_t need = 0, held = 0;
+    for (uint64_t seed = 1; seed <= 6; seed++) run_ahead(seed, &need, &held);
+    printf("    %.3f times what is needed\n", (double)held / (double)need);
+    EXPECT(held <= need + need / 12);
+}
+
+/* A large request gets the stream's own pages, which lie in pieces, and leaves complete memory to the other stream. */
+TEST(own_pages_move_before_complete_memory_is_taken)
+{
+    enum { FETCHED = 16, PENDING = 4, PIECES = 12, LARGE = 5 };
+    begin_still();
+    galloc_config config = galloc_config_default();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *piece[PIECES], *large, *rest;
+    config.reuse = COMPLETED | FOLLOWED; /* no stream is made to wait */
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < PENDING; i++) {
+        void *fetched = get_used(pool, FETCHED * PAGE, t, 1);
+        OK(galloc_record_stream(fetched, s));
+        OK(galloc_free(fetched, t));
+    }
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < PIECES; i++) piece[i] = get_used(pool, PAGE, s, 2);
+    for (int i = 0; i < PIECES; i += 2) OK(galloc_free(piece[i], s));
+    galloc_stats before = stats_of(pool);
+    EXPECT_EQ(before.reserved.current, PENDING * FETCHED * PAGE);
+    large = get_used(pool, LARGE * PAGE, s, 3);
+    EXPECT_EQ(stats_of(pool).moves - before.moves, LARGE);
+    rest = get_used(pool, (PENDING * FETCHED - PIECES) * PAGE, t, 4);
+    EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
+    expect_healthy(pool, 1);
+    look(s, large, LARGE * PAGE, 3);
+    look(t, rest, (PENDING * FETCHED - PIECES) * PAGE, 4);
+    for (int i = 1; i < PIECES; i += 2) look(s, piece[i], PAGE, 2);
+    for (int i = 1; i < PIECES; i += 2) OK(galloc_free(piece[i], s));
+    OK(galloc_free(large, s));
+    OK(galloc_free(rest, t));
+    pool_end(pool);
+    finish();
+}
+
 /* A churn of sizes, now small ones, now large ones, moves pages from place to place. The addresses that this takes are
    used again: no more than a dozen times the memory is kept, however long it goes on. */
 static void churn(play *p, long operations)
