@@ -26,6 +26,7 @@ extern char **environ;
 #define TRACE_STREAMS_MAX ((uint32_t)1 << 24)
 #define TRACE_THREADS_MAX ((uint32_t)1 << 24)
 #define TRACE_ROOM_MAX ((uint64_t)1 << 55)
+#define TRACE_SECONDS_MAX 1e12               /* a difference of what the column may have is infinite */
 #define TRACE_NAMED_MAX ((uint32_t)1 << 30)
 
 /* ---- lines of a file that may be compressed ---------------------------------------------------------------------- */
@@ -376,7 +377,7 @@ static void note_time(loader *l, const char *text)
     l->timed = true;
     l->t->seconds = now - l->began;
     if (l->t->seconds < 0 && strchr(text, ':')) l->t->seconds += 24 * 3600;
-    if (!(l->t->seconds > 0)) l->t->seconds = 0;
+    if (!(l->t->seconds > 0 && l->t->seconds < TRACE_SECONDS_MAX)) l->t->seconds = 0;
 }
 
 static int add_call(loader *l, bool frees, uint64_t pointer, uint64_t bytes, uint32_t stream, uint32_t more)

@@ -115,6 +115,8 @@ timed 0.5 0.50001 ' in 0.0 s'
 says 'the log is too short, its times tell nothing' 'a log shorter than its driver time'
 ! grep -q "% of the log" "$work/out"
 verdict $? 'a log shorter than its driver time has no parts of its time'
+timed -1e308 1e308 ''
+timed 0 1e300 ''
 timed 5.0 1.0 ''
 timed 0 1e999 ''
 timed . 1 ''
