@@ -148,9 +148,6 @@ summary() {
     if [ "$backend" = sim ]; then build/hotpath --list; else build/hotpath-cuda --list; fi
     echo
     bench/compare.sh "$hotpath_file" "$replay_file"
-    echo "== a trace that came later: no rule and no setting was chosen by it"
-    bench/compare.sh /dev/null "$later_file"
-    echo
     if [ -s "$reuse_file" ]; then
         cat "$reuse_file"
         echo
@@ -178,6 +175,12 @@ limited 120 calls env OUT="$out" bench/calls.sh >/dev/null
 echo
 sleep 1 # until the last complaint is in its file
 summary >"$summary_file"
+{
+    tests/gpu/describe.sh
+    printf '\na trace that came later: no rule and no setting was chosen by it\n\n'
+    bench/compare.sh /dev/null "$later_file"
+} >"$out/$device-later.txt"
+sed 1,7d "$out/$device-later.txt"
 cat "$summary_file"
 rm -f "$complaints"
 [ -z "$problems" ]
