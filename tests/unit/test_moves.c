@@ -1495,7 +1495,9 @@ TEST(a_pair_alone_is_served_without_a_plan)
 {
     begin();
     cudaStream_t s = stream_new();
-    galloc_pool *pool = pool_new(NULL);
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1; /* no stream cache serves the pair */
+    galloc_pool *pool = pool_new(&config);
     for (int i = 0; i < 64; i++) OK(galloc_free(get_used(pool, MIB(3), s, 1), s));
     uint64_t plans = inside_plans(pool);
     for (int i = 0; i < 64; i++) OK(galloc_free(get_used(pool, MIB(3), s, 1), s));
