@@ -15,7 +15,7 @@ static galloc_pool *tight_pool(size_t limit, int reuse)
     return pool;
 }
 
-/* The same without fronts: what is freed merges at once. */
+/* The same without stream caches: what is freed merges at once. */
 static galloc_pool *tight_pool_that_merges(size_t limit, int reuse)
 {
     galloc_config config = config_limit(limit);
@@ -913,7 +913,7 @@ TEST(memory_that_a_stream_got_again_has_an_event_when_it_is_gone)
 {
     begin_still();
     cudaStream_t s = stream_new();
-    galloc_pool *pool = tight_pool(MIB(8), COMPLETED | FOLLOWED | WAIT);
+    galloc_pool *pool = tight_pool_that_merges(MIB(8), COMPLETED | FOLLOWED | WAIT); /* no cache keeps the block */
     OK(galloc_free(get_used(pool, MIB(8), s, 1), s));
     void *p = get(pool, MIB(8), s);
     OK(galloc_stream_retire(s));
