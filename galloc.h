@@ -1045,9 +1045,8 @@ GALLOC_API cudaError_t galloc_pool_torch_stats(galloc_pool *pool, galloc_torch_s
 /* Reads the state of each stream that has allocated or freed and is not forgotten. Work in captures is not included
    (see galloc_stats.graph_bytes). The driver is not asked: work whose end galloc has not noticed counts as unfinished
    (galloc_pool_trim(pool, SIZE_MAX, NULL) notices it where an event was recorded after it, which galloc does not do for
-   a pool's only stream; it returns no memory). Streams that are ordered after a stream
-   may still have some of its stranded bytes. Takes time in proportion to the stranded free blocks, with the pool's lock
-   held.
+   a pool's only stream; it returns no memory). Streams that are ordered after a stream may still have some of its
+   stranded bytes. Takes time in proportion to the stranded free blocks, with the pool's lock held.
      array    receives the first `n` streams, in no particular order; may be NULL when n is 0
      count    receives the number of streams, which may exceed n; NULL if it is not wanted */
 GALLOC_API cudaError_t galloc_pool_streams(galloc_pool *pool, galloc_stream_stats *array, int n, int *count);
@@ -4886,9 +4885,10 @@ static void gai_history_convert(gai_history *history)
     uint64_t ticks = gai_max(history->latest, GAI_TICKS()), ns = GALLOC_CLOCK(), i;
     uint64_t n = gai_min(history->noted - history->converted, history->size);
     double scale = ticks > history->ticks ? (double)(ns - history->ns) / (double)(ticks - history->ticks) : 0;
-    for (i = 1; i <= n; i++) {
-        gai_history_entry *entry = &history->ring[(history->next + history->size - i) % history->size];
-        entry->time = history->ns + (uint64_t)((double)(entry->time - history->ticks) * scale);
+    size_t at = history->next;
+    for (i = 0; i < n; i++) {
+        at = (at ? at : history->size) - 1;
+        history->ring[at].time = history->ns + (uint64_t)((double)(history->ring[at].time - history->ticks) * scale);
     }
     history->converted = history->noted;
     history->ticks = ticks;
