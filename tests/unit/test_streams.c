@@ -1897,6 +1897,37 @@ TEST(a_free_during_the_retirement_records_nothing_after_it)
     finish();
 }
 
+static cudaStream_t retired_within;
+
+static void retire_within(const char *function)
+{
+    cudaStream_t stream = retired_within;
+    if (strcmp(function, "cuStreamGetId") || !stream) return;
+    retired_within = NULL;
+    OK(galloc_stream_retire(stream));
+}
+
+/* A free has found that the stream cache takes no block of this size, and asks for the stream's id; another thread
+   retires the stream meanwhile. There was nothing to record for; the free is later than that. */
+TEST(a_free_that_a_retirement_overtakes_is_waited_for)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = tight_pool(MIB(18), COMPLETED | FOLLOWED | WAIT);
+    come_into_play(pool, t);
+    void *rest = get(pool, KIB(4), s), *p = get_used(pool, MIB(16), s, 1);
+    retired_within = s;
+    sim_hook(retire_within, NULL);
+    OK(galloc_free(p, s));
+    sim_hook(NULL, NULL);
+    EXPECT(!retired_within);
+    p = get_used(pool, MIB(16), t, 2);
+    OK(galloc_free(p, t));
+    OK(galloc_free(rest, s));
+    pool_end(pool);
+    finish();
+}
+
 static struct first_call {
     galloc_pool *pool;
     cudaStream_t stream;
