@@ -1061,10 +1061,11 @@ GALLOC_API cudaError_t galloc_pool_history(galloc_pool *pool, size_t entries);
 
 /* Sets how many frames of the calling stack the history keeps of each allocation and free, from now on. Snapshots have
    them as PyTorch's "frames", also of blocks that are in use; galloc_live_text names the stacks that hold most. The
-   process keeps each distinct stack once, in at most 9 MiB of host memory until galloc_shutdown: 65535 stacks, of 2^20
-   frames together. Allocations and frees beyond that have no stack, and are counted. An allocation or a free takes as
-   much longer as the C library's backtrace() needs. Without a history it has no effect. The setting `history_stacks`
-   does the same from the pool's beginning. docs/history.md says how to get lines of source.
+   process keeps each distinct stack once, in at most 10 MiB of host memory until galloc_shutdown: 65535 stacks, of 2^20
+   frames together. Allocations and frees beyond that have no stack, and are counted. A stack costs tens of nanoseconds
+   if galloc knows it (x86-64 with glibc), otherwise as much as the C library's backtrace(), microseconds. Without a
+   history it has no effect. The setting `history_stacks` does the same from the pool's beginning. docs/history.md says
+   how to get lines of source, and when a stack is known.
      frames   at most 32; 0: no stacks from now on
      Returns  also cudaErrorNotSupported: the system gives no stacks; cudaErrorMemoryAllocation (host); it is as before
               then */
@@ -1440,11 +1441,13 @@ extern "C++" {
 #define GAI_THREAD_LOCAL __thread
 #define GAI_INLINE inline __attribute__((always_inline))
 #define GAI_APART __attribute__((noinline))
+#define GAI_FRAME() ((uintptr_t)__builtin_frame_address(0))
 #define GAI_MOSTLY(condition) __builtin_expect((condition), 1)
 #else
 #define GAI_THREAD_LOCAL __declspec(thread)
 #define GAI_INLINE __forceinline
 #define GAI_APART __declspec(noinline)
+#define GAI_FRAME() ((uintptr_t)_AddressOfReturnAddress())
 #define GAI_MOSTLY(condition) (condition)
 #endif
 
@@ -1673,11 +1676,26 @@ typedef struct gai_code {
     void *name_begin;
 } gai_code;
 
-/* gai_backtrace writes up to `most` return addresses, the innermost first, and returns their number. It allocates
-   nothing, but for its first call, which may load a library. */
+/* The unwinder that the C library's backtrace() calls. Only it says where a return address lies on the stack; `walk` is
+   NULL where that is not known. */
+typedef struct gai_unwinder {
+    int (*walk)(int (*see)(void *frame, void *user), void *user); /* _Unwind_Backtrace; `see` returns 0 to go on */
+    uintptr_t (*address)(void *frame);                            /* _Unwind_GetIP */
+    uintptr_t (*base)(void *frame);                               /* _Unwind_GetCFA, of the next inner frame */
+} gai_unwinder;
+
+/* gai_backtrace writes up to `most` return addresses, the innermost first, and returns their number. places: where each
+   lies; 0: not known. It allocates nothing, but for its first call, which may load a library. */
 #if defined(_WIN32)
 #define GAI_RETURN_ADDRESS() _ReturnAddress()
-static int gai_backtrace(void **at, int most) { return CaptureStackBackTrace(0, (DWORD)most, at, NULL); }
+static void gai_unwinder_load(gai_unwinder *unwinder) { memset(unwinder, 0, sizeof *unwinder); }
+static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
+{
+    (void)unwinder;
+    memset(places, 0, (size_t)most * sizeof *places);
+    return CaptureStackBackTrace(0, (DWORD)most, at, NULL);
+}
+static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end) { *begin = *end = 1; }
 static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 {
     HMODULE module = NULL;
@@ -1689,13 +1707,84 @@ static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 }
 #else
 #define GAI_RETURN_ADDRESS() __builtin_return_address(0)
-#if defined(__GLIBC__)
-static int gai_backtrace(void **at, int most) { return backtrace(at, most); }
-#else
-static int gai_backtrace(void **at, int most) { return (void)at, (void)most, 0; } /* CUDA needs glibc */
-#endif
-/* <dlfcn.h> hides dladdr under strict C. With a glibc older than 2.34 it is in libdl, which programs need not link. */
+/* <dlfcn.h> and <pthread.h> hide some of these under strict C. With a glibc older than 2.34 they are in libdl, which
+   programs need not link. */
 extern int gai_dladdr(const void *at, gai_code *place) __asm__("dladdr") __attribute__((weak));
+#if defined(__GLIBC__) && defined(__x86_64__)
+extern void *gai_dlopen(const char *file, int flags) __asm__("dlopen") __attribute__((weak));
+extern void *gai_dlsym(void *library, const char *name) __asm__("dlsym") __attribute__((weak));
+extern int gai_attr_of(pthread_t thread, pthread_attr_t *attr) __asm__("pthread_getattr_np") __attribute__((weak));
+extern int gai_attr_stack(const pthread_attr_t *attr, void **lowest, size_t *bytes) __asm__("pthread_attr_getstack")
+    __attribute__((weak));
+
+static void gai_unwinder_load(gai_unwinder *unwinder)
+{
+    void *library = NULL; /* RTLD_DEFAULT */
+    memset(unwinder, 0, sizeof *unwinder);
+    if (!gai_dlopen || !gai_dlsym) return;
+    if (!gai_dlsym(NULL, "_Unwind_Backtrace")) library = gai_dlopen("libgcc_s.so.1", 1 /* RTLD_LAZY */);
+    *(void **)(void *)&unwinder->address = gai_dlsym(library, "_Unwind_GetIP");
+    *(void **)(void *)&unwinder->base = gai_dlsym(library, "_Unwind_GetCFA");
+    if (!unwinder->address || !unwinder->base) return;
+    *(void **)(void *)&unwinder->walk = gai_dlsym(library, "_Unwind_Backtrace");
+}
+
+typedef struct gai_unwinding {
+    const gai_unwinder *unwinder;
+    void **at;
+    uintptr_t *places;
+    int n, most;
+} gai_unwinding;
+
+static int gai_unwind_see(void *frame, void *user)
+{
+    gai_unwinding *walk = (gai_unwinding *)user;
+    uintptr_t at = walk->unwinder->address(frame);
+    if (!at || walk->n == walk->most) return 5; /* _URC_END_OF_STACK */
+    walk->at[walk->n] = (void *)at;
+    walk->places[walk->n++] = walk->unwinder->base(frame) - sizeof(void *);
+    return 0;
+}
+
+static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
+{
+    gai_unwinding walk = {unwinder, at, places, 0, most};
+    if (!unwinder->walk) {
+        memset(places, 0, (size_t)most * sizeof *places);
+        return backtrace(at, most);
+    }
+    (void)unwinder->walk(gai_unwind_see, &walk);
+    return walk.n;
+}
+
+/* The bounds of this thread's stack; both 1: not known. The C library may allocate for it. */
+static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end)
+{
+    pthread_attr_t attr;
+    void *lowest = NULL;
+    size_t bytes = 0;
+    *begin = *end = 1;
+    if (!gai_attr_of || !gai_attr_stack || gai_attr_of(pthread_self(), &attr)) return;
+    if (!gai_attr_stack(&attr, &lowest, &bytes)) {
+        *begin = (uintptr_t)lowest;
+        *end = *begin + bytes;
+    }
+    (void)pthread_attr_destroy(&attr);
+}
+#else
+static void gai_unwinder_load(gai_unwinder *unwinder) { memset(unwinder, 0, sizeof *unwinder); }
+static int gai_backtrace(const gai_unwinder *unwinder, void **at, uintptr_t *places, int most)
+{
+    (void)unwinder;
+    memset(places, 0, (size_t)most * sizeof *places);
+#if defined(__GLIBC__)
+    return backtrace(at, most);
+#else
+    return (void)at, 0; /* CUDA needs glibc */
+#endif
+}
+static void gai_stack_bounds(uintptr_t *begin, uintptr_t *end) { *begin = *end = 1; }
+#endif
 static void gai_code_look(gai_code *place, void *at, char *room, size_t size)
 {
     (void)room, (void)size;
@@ -1902,6 +1991,7 @@ static GAI_THREAD_LOCAL struct {
     uint64_t call_began;     /* when its present driver call began */
     void *caller;            /* the full call under way returns there: to its public function, or to the program */
     uint32_t stack;          /* its number in the depot; 0: none */
+    uintptr_t stack_begin, stack_end; /* the bounds of the thread's stack; 0: not asked for so far */
     galloc_report report;    /* the last one */
     gai_damage damages[GAI_DAMAGES]; /* the first of those found in this call */
     uint64_t damaged;        /* their number */
@@ -4785,15 +4875,35 @@ static void gai_stat_reset(galloc_stat *stat, const galloc_stat *now)
 
 /* ---- stacks ---- */
 
+/* Other frames of the stack are read, which AddressSanitizer would take for an overrun. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__clang__)
+#define GAI_READS_STACK GAI_APART __attribute__((no_sanitize_address))
+#else
+#define GAI_READS_STACK
+#endif
+
 #define GAI_STACK_MOST 32 /* frames of a stack */
 #define GAI_STACKS_LOG2 16
 #define GAI_STACKS (1 << GAI_STACKS_LOG2)
 #define GAI_STACK_ADDRESSES (1 << 20)
+#define GAI_KNOWN_LOG2 12
+
+/* A stack that was taken, and where its return addresses lay. It is the stack of a later call as well if that call has
+   the same `here` and `caller` and finds each address in its place: the size of a function's frame at a return address
+   is fixed, so the place of one address determines that of the next. */
+typedef struct gai_known_stack {
+    uintptr_t here; /* the frame of gai_stack_take; 0: unused */
+    void *caller;   /* gai_thread.caller */
+    uint32_t number, frames; /* of the stack; that were asked for */
+    uint32_t offsets[GAI_STACK_MOST + 1]; /* of each address, from `here` */
+} gai_known_stack;
 
 /* Each distinct stack once, for all pools; nothing leaves it before galloc_shutdown. Stacks have numbers from 1 on.
    Who has got a number from a pool, under its lock, reads that stack without a lock.
    stack i: addresses[begins[i] .. begins[i + 1]);  n: of stacks;  table: an open hash of their numbers, 0: free */
 typedef struct gai_depot {
+    gai_unwinder unwinder;
+    gai_known_stack known[1 << GAI_KNOWN_LOG2];
     uint32_t table[2 * GAI_STACKS];
     uint32_t begins[GAI_STACKS + 1];
     uint32_t n;
@@ -4805,13 +4915,17 @@ typedef struct gai_depot {
 static cudaError_t gai_depot_begin(void)
 {
     void *at[4];
+    uintptr_t places[4];
+    gai_unwinder unwinder;
     gai_depot *depot;
-    if (gai_backtrace(at, 4) < 2)
+    memset(&unwinder, 0, sizeof unwinder);
+    if (gai_backtrace(&unwinder, at, places, 4) < 2)
         return gai_fail(cudaErrorNotSupported, "history_stacks: this system gives no stacks of calls");
     if (gai_load_pointer(&gai_process.depot)) return cudaSuccess;
     depot = (gai_depot *)GALLOC_MALLOC(sizeof *depot);
     if (!depot) return gai_fail(cudaErrorMemoryAllocation, "no host memory for stacks: %zu bytes", sizeof *depot);
     memset(depot, 0, offsetof(gai_depot, addresses));
+    gai_unwinder_load(&depot->unwinder);
     gai_lock_on(&gai_locks.depot);
     if (!gai_process.depot) {
         gai_store_pointer(&gai_process.depot, depot);
@@ -4844,25 +4958,84 @@ static uint32_t gai_depot_number(gai_depot *depot, void *const *at, uint32_t n)
 #define GAI_STACK_OWN 4       /* frames of galloc's, mostly */
 #define GAI_STACK_OWN_MOST 24 /* without optimisation */
 
+/* The entry of a call in the table of known stacks. With the lock of the depot. */
+static gai_known_stack *gai_depot_known(gai_depot *depot, uintptr_t here)
+{
+    uint64_t key = (here ^ (uintptr_t)gai_thread.caller) * (uint64_t)0x9e3779b97f4a7c15u;
+    return &depot->known[key >> (64 - GAI_KNOWN_LOG2)];
+}
+
+/* The number of this call's stack if it is a known one, otherwise 0. It reads the thread's own stack only, which a
+   stack of the program's own need not be. With the lock of the depot. */
+GAI_READS_STACK
+static uint32_t gai_depot_recall(gai_depot *depot, uintptr_t here, uint32_t frames)
+{
+    const gai_known_stack *known = gai_depot_known(depot, here);
+    void *const *stack = &depot->addresses[depot->begins[known->number]];
+    uint32_t n = depot->begins[known->number + 1] - depot->begins[known->number], i;
+    if (known->here != here || known->caller != gai_thread.caller || known->frames != frames ||
+        here < gai_thread.stack_begin || here + known->offsets[n - 1] >= gai_thread.stack_end) return 0;
+    for (i = 0; i < n; i++)
+        if (*(void *const volatile *)(here + known->offsets[i]) != stack[i]) return 0;
+    return known->number;
+}
+
+/* Makes a stack a known one if all its places are. With the lock of the depot. */
+GAI_READS_STACK
+static void gai_depot_remember(gai_depot *depot, uintptr_t here, uint32_t frames, uint32_t number, void *const *at,
+                               const uintptr_t *places, uint32_t n)
+{
+    gai_known_stack *known = gai_depot_known(depot, here);
+    uintptr_t last = here;
+    uint32_t i;
+    known->here = 0;
+    for (i = 0; i < n; last = places[i++]) {
+        if (places[i] <= last || places[i] >= gai_thread.stack_end || places[i] - here > UINT32_MAX ||
+            *(void *const volatile *)places[i] != at[i]) return;
+        known->offsets[i] = (uint32_t)(places[i] - here);
+    }
+    known->here = here;
+    known->caller = gai_thread.caller;
+    known->number = number;
+    known->frames = frames;
+}
+
 /* Takes the stack of this call, without galloc's own frames but perhaps the outermost. Returns its number. [no lock] */
 GAI_APART
-static uint32_t gai_stack_take(int frames)
+static uint32_t gai_stack_unwind(gai_depot *depot, uintptr_t here, int frames)
 {
     void *at[GAI_STACK_OWN_MOST + GAI_STACK_MOST + 1];
-    gai_depot *depot = (gai_depot *)gai_load_pointer(&gai_process.depot);
-    int own = GAI_STACK_OWN, wanted = frames + 1, n, first;
+    uintptr_t places[GAI_STACK_OWN_MOST + GAI_STACK_MOST + 1];
+    int own = GAI_STACK_OWN, wanted = frames + 1, n, first, found;
     uint32_t number = 0;
     for (;; own = GAI_STACK_OWN_MOST) {
-        n = gai_backtrace(at, own + wanted);
+        n = gai_backtrace(&depot->unwinder, at, places, own + wanted);
         for (first = 0; first < n && at[first] != gai_thread.caller; first++) continue;
         if (first <= own || n < own + wanted || own == GAI_STACK_OWN_MOST) break;
     }
-    if (first == n) first = 0;
+    found = first < n;
+    if (!found) first = 0;
     n = (int)gai_min((size_t)(n - first), (size_t)wanted);
+    if (!gai_thread.stack_end) gai_stack_bounds(&gai_thread.stack_begin, &gai_thread.stack_end);
     gai_lock_on(&gai_locks.depot);
-    if (depot && n > 0) number = gai_depot_number(depot, at + first, (uint32_t)n);
+    if (n > 0) number = gai_depot_number(depot, at + first, (uint32_t)n);
+    if (number && found && here >= gai_thread.stack_begin)
+        gai_depot_remember(depot, here, (uint32_t)frames, number, at + first, places + first, (uint32_t)n);
     gai_lock_off(&gai_locks.depot);
     return number;
+}
+
+/* The same; the unwinder is called only if the stack is not a known one. [no lock] */
+GAI_APART
+static uint32_t gai_stack_take(int frames)
+{
+    gai_depot *depot = (gai_depot *)gai_load_pointer(&gai_process.depot);
+    uint32_t number = 0;
+    if (!depot) return 0;
+    gai_lock_on(&gai_locks.depot);
+    if (gai_thread.stack_end) number = gai_depot_recall(depot, GAI_FRAME(), (uint32_t)frames);
+    gai_lock_off(&gai_locks.depot);
+    return number ? number : gai_stack_unwind(depot, GAI_FRAME(), frames);
 }
 
 /* Begins a call that allocates or frees: takes its stack, if the history keeps stacks. [no lock] */

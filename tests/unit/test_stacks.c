@@ -5,12 +5,15 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unwind.h>
 
 #include "setup.h"
 
 #include "events.h"
 
-/* ---- the C library's function ------------------------------------------------------------------------------------ */
+/* ---- the unwinder ------------------------------------------------------------------------------------------------ */
 
 static struct {
     galloc_pool *pool; /* whose locks are looked at; NULL: nobody's */
@@ -18,15 +21,30 @@ static struct {
     long calls, locked;
 } backtraces;
 
+static void count_backtrace(void)
+{
+    if (!backtraces.pool) return;
+    backtraces.calls++;
+    backtraces.locked += !inside_unlocked(backtraces.pool);
+}
+
 int backtrace(void **at, int n)
 {
     int (*next)(void **, int) = NULL;
     *(void **)(void *)&next = dlsym(RTLD_NEXT, "backtrace");
-    if (backtraces.pool) {
-        backtraces.calls++;
-        backtraces.locked += !inside_unlocked(backtraces.pool);
-    }
+    count_backtrace();
     return backtraces.missing ? 0 : next(at, n);
+}
+
+/* The unwinder, where galloc calls it itself: this one, if the others of its functions are there for all. */
+__attribute__((constructor)) static void show_unwinder(void) { (void)dlopen("libgcc_s.so.1", RTLD_LAZY | RTLD_GLOBAL); }
+
+_Unwind_Reason_Code _Unwind_Backtrace(_Unwind_Trace_Fn see, void *user)
+{
+    _Unwind_Reason_Code (*next)(_Unwind_Trace_Fn, void *) = NULL;
+    *(void **)(void *)&next = dlsym(dlopen("libgcc_s.so.1", RTLD_LAZY), "_Unwind_Backtrace");
+    count_backtrace();
+    return next(see, user);
 }
 
 /* ---- calls with names -------------------------------------------------------------------------------------------- */
@@ -258,19 +276,148 @@ TEST(so_many_frames)
     }
 }
 
-/* ---- all calls, in all kinds of pools ---------------------------------------------------------------------------- */
-
-static const char *const settings[] = {
-    "memory_limit:2G", "strategy:pooled", "strategy:heuristic", "expandable_segments:False", "like:pytorch",
-    "like:pytorch,expandable_segments:True", "backend:cudaMalloc", "backend:cudaMallocAsync", "stats:exact",
-    "stream_check:off"};
-
 static void expect_first(galloc_pool *pool, const char *action, const char *name)
 {
     value *v = snapshot(pool, GALLOC_SNAPSHOT_PICKLE);
     EXPECT(first_is(event_named(v, action), name));
     value_free(v);
 }
+
+/* ---- stacks that are known --------------------------------------------------------------------------------------- */
+
+enum { TURNS = 300, WINDINGS = 6 };
+
+static struct {
+    void *at[WINDINGS + 4]; /* what the C library says: two frames of the test's, then the callers */
+    int n;
+} truth[TURNS];
+
+SITE void *site_checked(galloc_pool *pool, int turn);
+SITE void *site_winding(galloc_pool *pool, int turn, unsigned path, int depth);
+
+SITE void *site_checked(galloc_pool *pool, int turn)
+{
+    void *ptr = NULL;
+    truth[turn].n = backtrace(truth[turn].at, WINDINGS + 4);
+    OK(galloc_pool_malloc(pool, &ptr, 5000, NULL));
+    STAYS();
+    return ptr;
+}
+
+/* Its frame has one of three sizes, and one of two places calls on. */
+SITE void *site_winding(galloc_pool *pool, int turn, unsigned path, int depth)
+{
+    volatile char room[16 + 48 * (path % 3)];
+    void *ptr;
+    room[0] = room[sizeof room - 1] = 1;
+    if (depth == 0) return site_checked(pool, turn);
+    if (path / 3 % 2) {
+        ptr = site_winding(pool, turn, path / 6, depth - 1);
+        __asm__ volatile("# 0");
+    } else {
+        ptr = site_winding(pool, turn, path / 6, depth - 1);
+        __asm__ volatile("# 1");
+    }
+    room[0] = 0;
+    return ptr;
+}
+
+/* The place in its file of a return address, as a frame has it. */
+static size_t line_of(const void *at)
+{
+    Dl_info place;
+    size_t line = (size_t)at - 1;
+    if (!EXPECT(dladdr(at, &place))) return 0;
+    return ((const char *)place.dli_fbase)[16] == 2 ? line : line - (size_t)place.dli_fbase;
+}
+
+static void expect_truth(const value *event, int turn)
+{
+    const value *frame = frames_of(event)->first;
+    int i;
+    EXPECT(first_is(event, "site_checked"));
+    for (i = 2, frame = frame->next; frame && i < truth[turn].n; i++, frame = frame->next)
+        EXPECT_EQ(number_of(frame, "line"), line_of(truth[turn].at[i]));
+    EXPECT(i >= 3);
+}
+
+/* Calls come back from the same places and from others, with the frames between them larger and smaller, so that the
+   same part of the stack belongs to one function now and to another then. */
+TEST(a_stack_that_was_taken_before_is_that_of_the_call)
+{
+    dice d = {test_seed()};
+    for (int round = 0; round < 60; round++) {
+        galloc_config config = config_stacks("memory_limit:1G", round % 3 ? WINDINGS : 2);
+        galloc_pool *pool;
+        const value *e;
+        value *v;
+        int turn = 0;
+        begin();
+        pool = pool_new(&config);
+        for (int i = 0; i < TURNS; i++) {
+            int depth = (int)roll_below(&d, WINDINGS);
+            void *p = site_winding(pool, i, roll_below(&d, round % 2 ? 6 : 1296), depth);
+            if (i == TURNS / 2) OK(galloc_pool_history_stacks(pool, round % 3 ? 2 : WINDINGS));
+            OK(galloc_free(p, NULL));
+        }
+        v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        for (e = events_of(v)->first; e; e = e->next)
+            if (!strcmp(text_of(e, "action"), "alloc")) expect_truth(e, turn++);
+        EXPECT_EQ(turn, TURNS);
+        value_free(v);
+        pool_end(pool);
+        finish();
+    }
+}
+
+static struct {
+    ucontext_t back, there;
+    galloc_pool *pool;
+    size_t room;
+} fiber;
+
+enum { FIBER = 1 << 17 };
+
+static void run_fiber(void)
+{
+    volatile char room[fiber.room];
+    room[0] = room[fiber.room - 1] = 1;
+    OK(galloc_free(site_malloc(fiber.pool, 5000, NULL), NULL));
+    EXPECT_EQ(room[0], 1);
+}
+
+/* A call comes from a stack of the program's own; then from one that ends below the places of that stack, where nothing
+   is mapped any more. */
+TEST(stacks_of_the_programs_own_are_not_read_again)
+{
+    char *stack = mmap(NULL, FIBER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    begin();
+    fiber.pool = pool_new(&config);
+    for (int half = 0; half < 2; half++) {
+        size_t bytes = half ? FIBER / 2 : FIBER;
+        for (int i = 0; i < 3; i++) {
+            fiber.room = FIBER / 4 + (half ? 0 : FIBER / 2);
+            OK((cudaError_t)getcontext(&fiber.there));
+            fiber.there.uc_stack.ss_sp = stack;
+            fiber.there.uc_stack.ss_size = bytes;
+            fiber.there.uc_link = &fiber.back;
+            makecontext(&fiber.there, run_fiber, 0);
+            OK((cudaError_t)swapcontext(&fiber.back, &fiber.there));
+        }
+        OK((cudaError_t)munmap(stack + (half ? 0 : FIBER / 2), FIBER / 2));
+        expect_first(fiber.pool, "alloc", "site_malloc");
+    }
+    pool_end(fiber.pool);
+    finish();
+}
+
+/* ---- all calls, in all kinds of pools ---------------------------------------------------------------------------- */
+
+static const char *const settings[] = {
+    "memory_limit:2G", "strategy:pooled", "strategy:heuristic", "expandable_segments:False", "like:pytorch",
+    "like:pytorch,expandable_segments:True", "backend:cudaMalloc", "backend:cudaMallocAsync", "stats:exact",
+    "stream_check:off"};
 
 /* The first call on a stream, and one that finds its state; a block that is new, and one that was freed. */
 static void each_call(galloc_pool *pool, void *(*site)(galloc_pool *, size_t, cudaStream_t), const char *name)
