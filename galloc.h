@@ -470,7 +470,7 @@ typedef struct galloc_config {
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
     uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
-                                to about one */
+                                to about one, and to none above 1 MiB */
     int gpu_direct_rdma;     /* 1: pages support GPUDirect RDMA, if the device does (then galloc_pool_config gives 1); 0
                                 (default): only pages that are created while on_map is set. Memory of cudaMalloc always
                                 does */
@@ -9415,17 +9415,20 @@ static void gai_pool_tend(galloc_pool *pool)
 #define GAI_CHECK_BYTES (GAI_GUARD_FIRST + GAI_GUARD_LAST)
 #define GAI_CHECKS 1024
 #define GAI_QUARANTINE_MOST (256 * GAI_MIB)
+#define GAI_SAMPLE_MOST GAI_MIB /* a larger request gets no guard from debug_sample >= GAI_SPARSE: of another size it would
+                                   need other pages, and moves of pages */
 #define GAI_POLLS 8 /* every so many calls ask how far the streams are */
 
-/* Is this allocation one of those that get a guard? [no lock] */
-static int gai_pool_samples(galloc_pool *pool)
+/* Is this allocation one of those that get a guard? If it is too large for that, a later one gets it. [no lock] */
+static int gai_pool_samples(galloc_pool *pool, size_t bytes)
 {
-    int due;
+    uint64_t sample = pool->config.debug_sample;
+    int due, large = sample >= GAI_SPARSE && bytes > GAI_SAMPLE_MOST;
     gai_lock_on(&pool->lock);
     due = gai_pool_is_to_watch(pool);
-    if (due) pool->watch_at = pool->stats.mallocs + pool->config.debug_sample;
+    if (due) pool->watch_at = pool->stats.mallocs + (large ? GAI_SPARSE : sample);
     gai_lock_off(&pool->lock);
-    return due;
+    return due && !large;
 }
 
 static size_t gai_pool_guard(const galloc_pool *pool)
@@ -12831,7 +12834,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
 {
     gai_job job;
     galloc_request guarded;
-    int watched = pool->config.debug && gai_pool_samples(pool);
+    int watched = pool->config.debug && gai_pool_samples(pool, request->bytes);
     cudaError_t error = cudaSuccess;
     memset((char *)&job + offsetof(gai_job, got), 0, sizeof job - offsetof(gai_job, got));
     job.pool = pool;

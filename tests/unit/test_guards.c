@@ -1027,6 +1027,31 @@ TEST(few_guarded_blocks_leave_the_others_to_the_caches)
     finish();
 }
 
+/* Where few blocks are guarded, those of more than 1 MiB are not: their pages would have to move. The guard is that of
+   a smaller one soon. Where each block is guarded, large ones are, too. */
+TEST(few_guards_are_those_of_small_blocks)
+{
+    enum { PAIRS = 20000 };
+    static const char *const settings[] = {"debug:guards,debug_sample:100", "debug:guards,debug_sample:1"};
+    for (int each = 0; each < 2; each++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[each], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        for (int i = 0; i < (each ? 20 : 1000); i++) OK(galloc_free(get(pool, MIB(1) + 1, s), s));
+        EXPECT_EQ(stats_of(pool).driver.memset, each ? 20 : 0);
+        galloc_stats before = stats_of(pool);
+        for (int i = 0; i < PAIRS && !each; i++) OK(galloc_free(get(pool, i % 7 ? MIB(2) : MIB(1), s), s));
+        look_now(pool);
+        uint64_t checks = stats_of(pool).checks - before.checks;
+        if (!each) EXPECT(checks >= PAIRS / 100 / 8 && checks <= PAIRS / 100);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(without_debug_nothing_is_queued)
 {
     begin_backed(SIM_PACE_RANDOM);
