@@ -9415,8 +9415,8 @@ static void gai_pool_tend(galloc_pool *pool)
 #define GAI_CHECK_BYTES (GAI_GUARD_FIRST + GAI_GUARD_LAST)
 #define GAI_CHECKS 1024
 #define GAI_QUARANTINE_MOST (256 * GAI_MIB)
-#define GAI_SAMPLE_MOST GAI_MIB /* larger requests get no guard if debug_sample >= GAI_SPARSE: of another size they would
-                                   need other pages, and pages would move */
+#define GAI_SAMPLE_MOST GAI_MIB /* larger requests get no guard if debug_sample >= GAI_SPARSE: of another size, they
+                                   would need other pages, and pages would move */
 #define GAI_POLLS 8 /* every so many calls ask how far the streams are */
 
 /* Is this allocation one of those that get a guard? If it is too large for that, a later one gets it. [no lock] */
