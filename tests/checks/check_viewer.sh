@@ -1,7 +1,8 @@
 #!/bin/sh
 # check_viewer.sh - docs/viewer.html: what it reads and adds up is what the counters say, in each format; hostile files
 # end in words; in a browser the page shows the same, runs nothing of a file and asks no host for anything.
-# Environment: CC, BUILD (a folder to work in), NODE, CHROMIUM (a headless browser; without one that part is skipped).
+# Environment: CC, BUILD (a folder to work in), NODE, CHROMIUM (a headless browser; unset: one of that name; where it shows
+# no page, that part is skipped).
 
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} node=${NODE:-node}
@@ -92,7 +93,9 @@ dumped() { # page, file
 }
 value() { sed -n "s/.*id=\"sum-$1\" data-value=\"\([0-9]*\)\".*/\1/p" "$work/dom"; }
 
-if [ "$CHROMIUM" ] && [ -x "$CHROMIUM" ]; then
+CHROMIUM=${CHROMIUM-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}
+echo '<p>shown</p>' >"$work/plain.html"
+if [ "$CHROMIUM" ] && dumped "$work/plain.html" "$work/dom" && grep -q '<p>shown</p>' "$work/dom"; then
     for name in many hostile name past; do
         read -r _ live reserved blocks graphs <<END
 $(grep "^$([ $name = past ] && echo past || echo many) " "$work/counters")
@@ -130,7 +133,7 @@ END
         verdict $? "in the browser $name does not end in words"
     done
 else
-    echo "skipped: in a browser: CHROMIUM names none"
+    echo "skipped: in a browser: no headless Chromium shows a page; CHROMIUM names one"
 fi
 
 count_verdicts
