@@ -1,8 +1,8 @@
 #!/bin/sh
 # check_viewer.sh - docs/viewer.html: what it reads and adds up is what the counters say, in each format; hostile files
 # end in words; in a browser the page shows the same, runs nothing of a file and asks no host for anything.
-# Environment: CC, BUILD (a folder to work in), NODE, CHROMIUM (a headless browser; unset: one of that name; where it shows
-# no page, that part is skipped).
+# Environment: CC, BUILD (a folder to work in), NODE, CHROMIUM (a headless browser; unset: one of that name; where it
+# shows no page, that part is skipped).
 
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} node=${NODE:-node}
