@@ -110,6 +110,22 @@ inline void check_cuda(cudaError_t code)
     throw error(code, "");
 }
 
+namespace detail {
+
+/* For owners that end, which can report nothing: a call that failed changed nothing, so it is made again. After a second
+   failure the block stays used, and the log has named the cause twice. */
+template <class Call> void twice(Call call) noexcept
+{
+    if (call() != cudaSuccess) (void)call();
+}
+
+inline void give(void *p, cudaStream_t stream) noexcept
+{
+    twice([=] { return galloc_free(p, stream); });
+}
+
+} // namespace detail
+
 /* ---- pools and streams ------------------------------------------------------------------------------------------- */
 
 /* A pool of your own. Destroy it after its blocks: while blocks are used the pool stays, and galloc logs that. */
@@ -134,7 +150,7 @@ public:
     }
     ~pool()
     {
-        if (pool_) (void)galloc_pool_destroy(pool_);
+        if (pool_) detail::twice([this] { return galloc_pool_destroy(pool_); });
     }
 
     galloc_pool *get() const noexcept { return pool_; }
@@ -156,8 +172,8 @@ public:
     ~stream()
     {
         if (!stream_) return;
-        (void)galloc_stream_retire(stream_);
-        (void)cudaStreamDestroy(stream_);
+        detail::twice([this] { return galloc_stream_retire(stream_); });
+        if (cudaStreamDestroy(stream_) != cudaSuccess) (void)cudaGetLastError();
     }
 
     cudaStream_t get() const noexcept { return stream_; }
@@ -174,7 +190,7 @@ private:
    block, order that work before this stream's, or call galloc_record_stream. */
 struct deleter {
     cudaStream_t stream;
-    void operator()(void *p) const noexcept { (void)galloc_free(p, stream); }
+    void operator()(void *p) const noexcept { detail::give(p, stream); }
 };
 
 /* get_deleter().stream = other; changes the stream that the block is freed on. */
@@ -223,7 +239,7 @@ public:
         std::swap(max_, other.max_);
         return *this;
     }
-    ~growable() { (void)galloc_free(data_, stream_); }
+    ~growable() { detail::give(data_, stream_); }
 
     /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
     void resize(std::size_t n)
@@ -359,7 +375,7 @@ inline void *allocate_sync(galloc_pool *pool, int device, std::size_t bytes, std
     void *p = allocate(pool, bytes, alignment, stream);
     cudaError_t code = cudaStreamSynchronize(stream);
     if (code != cudaSuccess) {
-        (void)galloc_free(p, stream);
+        give(p, stream);
         check_cuda(code);
     }
     return p;
@@ -398,7 +414,7 @@ public:
     }
     void deallocate(::cuda::stream_ref stream, void *p, std::size_t, std::size_t = 256) noexcept
     {
-        (void)galloc_free(p, stream.get());
+        detail::give(p, stream.get());
     }
     void *allocate_sync(std::size_t bytes, std::size_t alignment = 256)
     {
@@ -436,10 +452,15 @@ private:
     /* The private stream exists, unless the device was reset after the allocation. */
     void free_sync(void *p) noexcept
     {
-        try {
-            (void)galloc_free(p, detail::private_stream(device_));
-        } catch (...) { /* a block without a stream stays used */
-        }
+        detail::twice([=] {
+            try {
+                return galloc_free(p, detail::private_stream(device_));
+            } catch (const error &e) {
+                return e.code();
+            } catch (...) { /* a block without a stream stays used */
+                return cudaErrorMemoryAllocation;
+            }
+        });
     }
 
     galloc_pool *pool_ = nullptr;
@@ -465,7 +486,7 @@ private:
     /* noexcept where RMM demands it (since 25.10), which any release accepts. */
     void do_deallocate(void *p, std::size_t, rmm::cuda_stream_view stream) noexcept override
     {
-        (void)galloc_free(p, stream.value());
+        detail::give(p, stream.value());
     }
     bool do_is_equal(const rmm::mr::device_memory_resource &other) const noexcept override
     {
@@ -488,7 +509,7 @@ public:
         if (bytes < 0) throw std::bad_alloc();
         return static_cast<char *>(detail::allocate(pool_, std::size_t(bytes), 0, stream_));
     }
-    void deallocate(char *p, std::size_t) noexcept { (void)galloc_free(p, stream_); }
+    void deallocate(char *p, std::size_t) noexcept { detail::give(p, stream_); }
 
 private:
     cudaStream_t stream_;
@@ -545,11 +566,9 @@ public:
             remember(*p, block{active_stream, detail::device_of(pool), pool});
             return cudaSuccess;
         } catch (const error &e) {
-            return e.code();
+            return withdraw(p, active_stream, e.code());
         } catch (...) { /* no host memory */
-            if (*p) (void)galloc_free(*p, active_stream);
-            *p = nullptr;
-            return cudaErrorMemoryAllocation;
+            return withdraw(p, active_stream, cudaErrorMemoryAllocation);
         }
     }
     cudaError_t DeviceAllocate(void **p, std::size_t bytes, cudaStream_t active_stream = nullptr)
@@ -575,7 +594,8 @@ public:
         } catch (const error &e) {
             return e.code();
         }
-        return trim(b.pool, most);
+        (void)trim(b.pool, most); /* the block is free in any case; the next free tries again */
+        return cudaSuccess;
     }
 
     /* Returns unused memory of all devices that this object has used. Waits for the device. */
@@ -597,6 +617,13 @@ private:
         int device;
         galloc_pool *pool;
     };
+
+    static cudaError_t withdraw(void **p, cudaStream_t stream, cudaError_t code)
+    {
+        if (*p) detail::give(*p, stream);
+        *p = nullptr;
+        return code;
+    }
 
     void remember(void *p, block b)
     {

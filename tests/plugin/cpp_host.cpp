@@ -390,4 +390,74 @@ TEST(each_device_keeps_its_private_stream_while_it_is_not_reset)
 }
 #endif
 
+/* One use of each class on its own. Those that throw leave nothing behind. */
+static const std::size_t kinds = 7;
+static void use(std::size_t kind, const galloc::stream &stream)
+{
+    if (kind == 0) galloc::make_unique<char>(MiB(40), stream);
+    if (kind == 1) galloc::growable<char>(MiB(64), stream).resize(MiB(5));
+    if (kind == 2) {
+        galloc::thrust_allocator allocator(stream);
+        char *p = allocator.allocate(MiB(3));
+        allocator.deallocate(p, MiB(3));
+    }
+    if (kind == 3) {
+        galloc::CachingDeviceAllocator cub;
+        void *p = nullptr;
+        cudaError_t code = cub.DeviceAllocate(0, &p, MiB(6), stream);
+        if (code != cudaSuccess) throw galloc::error(code, "DeviceAllocate");
+        for (int turn = 0; code = cub.DeviceFree(p), code != cudaSuccess && turn < 2; turn++) continue;
+        EXPECT_EQ(code, cudaSuccess); /* a free that failed may be tried again */
+    }
+    if (kind == 4) {
+        galloc::pool pool("memory_limit:64M");
+        galloc::make_unique<char>(MiB(9), stream, pool.get());
+    }
+#if defined(GALLOC_HPP_CUDA_MR)
+    galloc::resource resource;
+    if (kind == 5) resource.deallocate_sync(resource.allocate_sync(MiB(7), 256), MiB(7), 256);
+    if (kind == 6) {
+        void *p = resource.allocate(::cuda::stream_ref(stream.get()), MiB(4), 256);
+        resource.deallocate(::cuda::stream_ref(stream.get()), p, MiB(4), 256);
+    }
+#endif
+}
+
+/* Each call of the runtime and of the driver fails in turn: a class works or throws, the next use works, and no block is
+   lost. */
+TEST(every_failing_call_is_an_exception_or_nothing)
+{
+    long exceptions = 0, calls = 0;
+    for (std::size_t kind = 0; kind < kinds; kind++) {
+        long n, failed = 1;
+        for (n = 1; failed && n < 400; n++) {
+            begin();
+            {
+                galloc::stream stream;
+                if (n % 2) use(kind, stream); /* what is there already, and from nothing */
+                sim_fail(nullptr, n, 0, cudaErrorUnknown);
+                try {
+                    use(kind, stream);
+                } catch (const std::exception &) {
+                    exceptions++;
+                }
+                failed = sim_failed();
+                sim_fail_clear();
+                (void)cudaGetLastError(); /* of a function of the program's: cudaGetDevice, say */
+                use(kind, stream);
+                galloc_pool *pool = nullptr;
+                galloc_stats stats;
+                OK(galloc_pool_default(&pool, 0));
+                OK(galloc_pool_stats(pool, &stats));
+                if (!EXPECT_EQ(stats.live.current, 0)) printf("    kind %zu, call %ld\n", kind, n);
+            }
+            finish();
+        }
+        EXPECT(n < 400);
+        calls += n;
+    }
+    printf("%ld calls failed in turn, %ld exceptions\n", calls, exceptions);
+    EXPECT(calls > 60 && exceptions > 30);
+}
+
 TEST_MAIN()
