@@ -216,6 +216,59 @@ TEST(blocks_belong_to_the_pool_of_their_graph)
     OK(cudaStreamDestroy(other));
 }
 
+/* Each call of the driver and the runtime fails in turn: PyTorch gets its memory or an exception, and goes on. */
+TEST(every_failing_call_is_an_exception_or_nothing)
+{
+    const MempoolId_t id = {0, 9};
+    long n, failed = 1, exceptions = 0;
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (n = 1; failed && n < 600; n++) {
+        void *blocks[4] = {};
+        if (n % 2) static_cast<Pluggable &>(*current).emptyCache();
+        sim_fail(nullptr, n, 0, n % 3 ? cudaErrorUnknown : cudaErrorMemoryAllocation);
+        for (int i = 0; i < 4; i++) {
+            try {
+                if (i == 2) current->beginAllocateToPool(0, id, [=](cudaStream_t s) { return s == stream; });
+                blocks[i] = get(MiB(size_t(1 + 30 * i)), i % 2 ? stream : nullptr);
+                if (i == 3) current->endAllocateToPool(0, id);
+            } catch (const c10::Error &) {
+                exceptions++;
+            }
+        }
+        try {
+            (void)current->getDeviceStats(0);
+            (void)current->snapshot({0, 0}, true);
+        } catch (const c10::Error &) {
+            exceptions++;
+        }
+        for (void *block : blocks) {
+            try {
+                if (block) give(block);
+            } catch (const c10::Error &) {
+                give(block);
+            }
+        }
+        failed = sim_failed();
+        sim_fail_clear();
+        try {
+            current->endAllocateToPool(0, id);
+        } catch (const c10::Error &) { /* it had ended */
+        }
+        try {
+            current->releasePool(0, id);
+        } catch (const c10::Error &) { /* it had not begun */
+        }
+        (void)cudaGetLastError();
+        void *p = get(MiB(8), stream);
+        give(p);
+        if (!EXPECT_EQ(current->getDeviceStats(0).allocated_bytes[0].current, 0)) printf("    call %ld\n", n);
+    }
+    EXPECT(n > 40 && n < 600);
+    EXPECT(exceptions > 0);
+    OK(cudaStreamDestroy(stream));
+}
+
 TEST(nothing_is_left)
 {
     sim_run(-1);
