@@ -185,7 +185,7 @@ def _blocks_on(stream):
         del streams[key]
         while blocks:
             ptr, device = blocks.popitem()
-            free(ptr, number, device, 0)
+            free(ptr, number, device, 0) and free(ptr, number, device, 0)  # a free that failed may be tried again
 
     try:
         reference = weakref.ref(stream, gone)
@@ -209,8 +209,7 @@ class Block:
         self._blocks = _blocks_on(stream)
         ptr = self.pool.malloc(nbytes, stream)
         if ptr:
-            self._blocks[ptr] = stream if self._blocks is _kept else self.pool.device
-        self._ptr = ptr
+            self._give(ptr)
 
     @property
     def ptr(self):
@@ -220,17 +219,27 @@ class Block:
     def stream(self):
         return self._stream
 
+    def _give(self, ptr):
+        """Makes the block the owner of an address."""
+        self._blocks[ptr] = self._stream if self._blocks is _kept else self.pool.device
+        self._ptr = ptr
+
     def _take(self):
         """The address, which the caller frees; 0 if that has been done."""
         ptr, self._ptr = getattr(self, "_ptr", 0), 0
         return ptr if ptr and self._blocks.pop(ptr, self) is not self else 0
 
     def free(self, stream=None):
-        """Frees the memory now; on another stream than the one it was allocated for if one is given."""
+        """Frees the memory now; on another stream than the one it was allocated for if one is given. After an error the
+        block still has its memory."""
         number = handle(self._stream if stream is None else stream)
         ptr = self._take()
         if ptr:
-            self.pool.free(ptr, number)
+            try:
+                self.pool.free(ptr, number)
+            except BaseException:
+                self._give(ptr)
+                raise
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
@@ -239,7 +248,8 @@ class Block:
     def __del__(self):
         ptr = self._take()
         if ptr:
-            self._free(ptr, handle(self._stream), self.pool.device, 0)  # galloc logs an error
+            number, device = handle(self._stream), self.pool.device
+            self._free(ptr, number, device, 0) and self._free(ptr, number, device, 0)  # galloc logs an error
 
 
 _default_pools = {}

@@ -364,6 +364,55 @@ def a_snapshot_is_a_dictionary():
     block.free()
 
 
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+@test
+def every_failing_call_is_an_error_or_nothing():
+    """Each call of the runtime and of the driver fails in turn: Python gets its memory or an exception, and goes on."""
+    sim.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    stream = new_stream()
+
+    def again(call, *arguments):
+        """A call that failed may be made again."""
+        try:
+            call(*arguments)
+        except (RuntimeError, MemoryError):
+            call(*arguments)
+
+    def program():
+        for n in range(3):
+            block = galloc.Block((1 + 30 * n) * MIB, stream if n % 2 else 0)
+            block.record_stream(stream)
+            block.free()
+        pool = galloc.Pool("memory_limit:64M")
+        try:
+            pool.block(5 * MIB, stream)  # goes with its object
+        finally:
+            again(pool.close)
+        p = galloc.malloc(9 * MIB, stream)
+        again(galloc.free, p, stream)
+        galloc.default_pool().memory()
+        galloc.snapshot()
+
+    errors, n, did_fail = 0, 0, True
+    while did_fail:
+        n += 1
+        if n % 2:
+            galloc.default_pool().trim()
+        sim.sim_fail(None, n, 0, 999)  # cudaErrorUnknown
+        try:
+            program()
+        except (RuntimeError, MemoryError):
+            errors += 1
+        gc.collect()
+        did_fail = sim.sim_failed() != 0
+        sim.sim_fail_clear()
+        sim.cudaGetLastError()
+        assert galloc.default_pool().memory()["live"] == 0, n
+        program()
+    assert 40 < n < 2000 and errors > 20, (n, errors)
+
+
 # ---- the packages ----------------------------------------------------------------------------------------------------
 
 @test
