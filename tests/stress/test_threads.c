@@ -696,4 +696,54 @@ TEST(threads_bring_contexts_of_their_own)
     finish();
 }
 
+static void *set_limits(void *pool)
+{
+    for (size_t i = 0; i < 20000; i++) OK(galloc_pool_set_limit((galloc_pool *)pool, MIB(64) + i % 1000 * MIB(1)));
+    return NULL;
+}
+
+/* Settings are read while others change them. */
+TEST(settings_are_read_while_the_limit_changes)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_config config;
+    pthread_t thread;
+    pthread_create(&thread, NULL, set_limits, pool);
+    for (int i = 0; i < 20000; i++) OK(galloc_pool_config(pool, &config));
+    pthread_join(thread, NULL);
+    pool_end(pool);
+    finish();
+}
+
+static struct {
+    uint64_t most;
+    int round, done;
+} raised;
+
+enum { RAISES = 200000 };
+
+static void *raise_most(void *odd)
+{
+    for (int i = 0; i < RAISES; i++) {
+        while (__atomic_load_n(&raised.round, __ATOMIC_ACQUIRE) != i) continue;
+        inside_count_max(&raised.most, 2 * (uint64_t)i + (odd != NULL) + 1);
+        if (__atomic_add_fetch(&raised.done, 1, __ATOMIC_ACQ_REL) == 2) {
+            EXPECT_EQ(raised.most, 2 * (uint64_t)i + 2);
+            raised.done = 0;
+            __atomic_store_n(&raised.round, i + 1, __ATOMIC_RELEASE);
+        }
+    }
+    return NULL;
+}
+
+/* Of two that are noted at once the larger one stays. */
+TEST(the_longest_call_is_kept)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, raise_most, &raised);
+    raise_most(NULL);
+    pthread_join(thread, NULL);
+}
+
 TEST_MAIN()

@@ -25,7 +25,7 @@ __attribute__((weak)) uint64_t inside_clock(void)
 
 /* `slab` is at hand by that name wherever galloc asks for the size. */
 #define GAI_CHUNK_BYTES (inside_chunk_bytes ? inside_chunk_bytes : sizeof(void *) + GAI_CACHE_LINE + slab->size)
-#ifndef GALLOC_CLOCK
+#if !defined(GALLOC_CLOCK) && !defined(INSIDE_COUNTER)
 #define GALLOC_CLOCK() inside_clock()
 #endif
 void (*inside_on_malloc)(size_t bytes);
@@ -275,6 +275,8 @@ static const gai_memo *inside_next_memo(galloc_pool *handle)
 
 uintptr_t inside_memo_first(galloc_pool *pool) { return inside_next_memo(pool)->first->addr; }
 uintptr_t inside_memo_at(galloc_pool *pool) { return inside_next_memo(pool)->at; }
+
+void inside_count_max(uint64_t *p, uint64_t n) { gai_count_max(p, n); }
 
 void *inside_live_block(galloc_pool *pool)
 {

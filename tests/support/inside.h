@@ -59,6 +59,7 @@ extern void (*inside_on_free)(void);           /* and before each end of one */
 
 /* ---- a pool's locks ---------------------------------------------------------------------------------------------- */
 
+void inside_count_max(uint64_t *p, uint64_t n);
 void inside_hold_locks(galloc_pool *pool, int on);  /* all that there are, by this thread */
 void inside_hold_paging(galloc_pool *pool, int on); /* only the one around everything that changes pages */
 void inside_hold_cache(galloc_pool *pool, unsigned long long id, int on); /* only the latch of a stream's cache */

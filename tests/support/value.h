@@ -47,7 +47,7 @@ static void value_add(value *to, value *v)
     to->last = v;
 }
 
-static size_t value_count(const value *v)
+static UNUSED size_t value_count(const value *v)
 {
     size_t n = 0;
     for (v = v ? v->first : NULL; v; v = v->next) n++;
@@ -73,7 +73,7 @@ static const char *text_of(const value *v, const char *key)
     return v && v->type == 's' ? v->text : "";
 }
 
-static int values_equal(const value *a, const value *b)
+static UNUSED int values_equal(const value *a, const value *b)
 {
     for (; a && b; a = a->next, b = b->next) {
         if (a->type != b->type || a->number != b->number || !a->key != !b->key) return 0;

@@ -1769,4 +1769,73 @@ TEST(pools_do_not_share_memory)
     finish();
 }
 
+/* More blocks, but fewer bytes than before. */
+TEST(the_peak_of_blocks_is_their_own)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1;
+    galloc_pool *pool = pool_new(&config);
+    void *p[100];
+    OK(galloc_free(get(pool, MIB(1), s), s));
+    for (int i = 0; i < 100; i++) p[i] = get(pool, 512, s);
+    for (int i = 0; i < 100; i++) OK(galloc_free(p[i], s));
+    EXPECT_EQ(stats_of(pool).blocks.peak, 100);
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_trim_that_fails_says_what_it_returned)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    size_t released = 0;
+    void *p = get_used(pool, MIB(20), s, 1), *q = get_used(pool, MIB(20), t, 2);
+    OK(galloc_free(p, s));
+    sim_hold(t, 1);
+    OK(galloc_free(q, t));
+    OK(cudaStreamSynchronize(s));
+    size_t before = sim_physical(0);
+    sim_fail("cuMemHostAlloc", 1, 0, 0); /* a wait for the device needs some */
+    EXPECT(galloc_pool_trim(pool, 0, &released) != cudaSuccess);
+    sim_fail_clear();
+    sim_hold(t, 0);
+    EXPECT(before > sim_physical(0));
+    EXPECT_EQ(released, before - sim_physical(0));
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
+TEST(a_text_without_room_is_not_written)
+{
+    galloc_config config = galloc_config_default();
+    char text[2] = "x";
+    EXPECT_EQ(galloc_config_print(&config, text, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(text[0], 'x');
+}
+
+/* A stream whose block another stream has freed holds nothing when it is retired. */
+TEST(an_idle_stream_that_is_retired_is_forgotten)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    int n = -1;
+    OK(galloc_free(get(pool, 512, s), t));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(galloc_pool_streams(pool, NULL, 0, &n));
+    EXPECT(n <= 1);
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -1090,4 +1090,38 @@ TEST(an_address_comes_to_another_pool_while_its_block_goes)
     finish();
 }
 
+/* cudaMallocAsync: a capture allocates, and another one has the free. The node of the free is not in the graph that
+   allocates, and it never runs: galloc frees the memory itself. */
+TEST(a_free_in_another_capture_is_no_node_there)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    cudaGraph_t one, two;
+    cudaGraphExec_t exec;
+    void *p = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_pool_malloc(pool, &p, MIB(2), s));
+    put(s, p, MIB(2), 1);
+    OK(cudaStreamEndCapture(s, &one));
+    OK(cudaGraphInstantiate(&exec, one, 0));
+    OK(cudaGraphLaunch(exec, s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeGlobal));
+    OK(galloc_free(p, t));
+    put(t, p, 512, 2);
+    OK(cudaStreamEndCapture(t, &two));
+    EXPECT(stats_of(pool).reserved.current >= MIB(2));
+    OK(cudaGraphDestroy(two));
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(one));
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -1525,4 +1525,79 @@ TEST(galloc_may_come_first)
     finish();
 }
 
+static size_t host_bytes;
+static void count_host_bytes(size_t bytes) { host_bytes += bytes; }
+
+/* An event that the driver refuses costs no host memory that stays. */
+TEST(refused_events_cost_nothing)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    OK(galloc_free(get(pool, MIB(4), t), t));
+    for (int i = 0; i < 20000; i++) {
+        if (i == 100) {
+            host_bytes = 0;
+            inside_on_malloc = count_host_bytes;
+            sim_fail("cuEventCreate", 1, 1, 0);
+        }
+        OK(galloc_free(get(pool, MIB(4), s), s));
+    }
+    inside_on_malloc = NULL;
+    EXPECT(sim_failed() > 100);
+    sim_fail_clear();
+    EXPECT(host_bytes < KIB(100));
+    stream_end(s);
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
+static struct {
+    pthread_barrier_t meets;
+    pid_t child;
+} forking;
+
+static void *fork_and_end(void *unused)
+{
+    void *p = NULL;
+    OK(galloc_malloc(&p, 512, cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+    pthread_barrier_wait(&forking.meets);
+    pthread_barrier_wait(&forking.meets); /* the locks are held now */
+    pid_t child = fork();
+    if (child) __atomic_store_n(&forking.child, child, __ATOMIC_RELEASE);
+    return unused; /* in the child, this ends its only thread */
+}
+
+/* A thread forks while another one holds all locks. The copy of the thread ends in the child. */
+TEST(a_thread_of_a_child_ends)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    pthread_t thread;
+    pid_t child = 0, ended = 0;
+    int status = 0;
+    forking.child = 0;
+    pthread_barrier_init(&forking.meets, NULL, 2);
+    pthread_create(&thread, NULL, fork_and_end, NULL);
+    pthread_barrier_wait(&forking.meets);
+    inside_hold_locks(pool, 1);
+    pthread_barrier_wait(&forking.meets);
+    while (!(child = __atomic_load_n(&forking.child, __ATOMIC_ACQUIRE))) usleep(1000);
+    for (int i = 0; i < 2000 && !ended; i++) {
+        ended = waitpid(child, &status, WNOHANG);
+        if (!ended) usleep(10000);
+    }
+    inside_hold_locks(pool, 0);
+    pthread_join(thread, NULL);
+    EXPECT_EQ(ended, child);
+    if (!ended) {
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

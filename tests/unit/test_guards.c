@@ -1451,4 +1451,24 @@ TEST(several_threads_find_what_each_has_done)
     finish();
 }
 
+/* Without a size of its own the quarantine has 1/16 of the limit, but no more than 256 MiB. */
+TEST(the_quarantine_has_its_most)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.debug = GUARDS | POISON | QUARANTINE;
+    galloc_pool *pool = pool_new(&config);
+    void *p[300];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 300; i++) p[i] = get(pool, MIB(2) - 256, s);
+        for (int i = 0; i < 300; i++) OK(galloc_free(p[i], s));
+        OK(cudaStreamSynchronize(s));
+    }
+    EXPECT(stats_of(pool).reserved.current < MIB(1000)); /* the second round reuses what left the quarantine */
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

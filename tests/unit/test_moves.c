@@ -1875,4 +1875,37 @@ TEST(addresses_are_used_again)
     }
 }
 
+/* Pages go back to an address where they were before, by no call of the driver. The allocation is no hit: it needed
+   more than free blocks. */
+TEST(a_page_that_goes_back_is_no_hit)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.overhead = 0;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *a[8], *kept, *r;
+    for (int i = 0; i < 8; i++) a[i] = get(pool, MIB(2), s);
+    kept = get(pool, MIB(2), s);
+    for (int i = 1; i < 8; i += 2) OK(galloc_free(a[i], s));
+    OK(galloc_free(get(pool, MIB(8), s), s)); /* of four pages, which move */
+    EXPECT(stats_of(pool).moves > 0);
+    r = get(pool, MIB(4), s);
+    for (int i = 0; i < 8; i += 2) OK(galloc_free(a[i], s));
+    galloc_stats before = stats_of(pool);
+    long calls = memory_calls();
+    void *x = get(pool, MIB(6), s);
+    galloc_stats after = stats_of(pool);
+    EXPECT(after.moves > before.moves);
+    EXPECT_EQ(memory_calls(), calls);
+    EXPECT_EQ(after.hits, before.hits);
+    OK(galloc_free(x, s));
+    OK(galloc_free(r, s));
+    OK(galloc_free(kept, s));
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

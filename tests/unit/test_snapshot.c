@@ -915,4 +915,27 @@ TEST(snapshots_beside_threads_are_of_one_time)
     finish();
 }
 
+static int write_nothing(void *user, const void *data, size_t bytes)
+{
+    (void)user, (void)data, (void)bytes;
+    return 0;
+}
+
+/* A snapshot of all pools that finds no host memory for one of them holds none of the others. */
+TEST(a_snapshot_that_fails_lets_all_pools_go)
+{
+    begin();
+    galloc_pool *pools[3];
+    for (int i = 0; i < 3; i++) pools[i] = pool_new(NULL);
+    for (int nth = 1; nth < 8; nth++) {
+        sim_fail_malloc(nth, 0);
+        (void)galloc_snapshot(NULL, GALLOC_SNAPSHOT_JSON, write_nothing, NULL);
+        sim_fail_malloc(0, 0);
+    }
+    alarm(20); /* the end of a pool waits for calls that are in it */
+    for (int i = 0; i < 3; i++) pool_end(pools[i]);
+    alarm(0);
+    finish();
+}
+
 TEST_MAIN()

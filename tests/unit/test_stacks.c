@@ -991,4 +991,28 @@ TEST(stacks_beside_threads)
     finish();
 }
 
+static galloc_pool *asks_too;
+
+static void ask_too(size_t bytes)
+{
+    galloc_pool *pool = asks_too;
+    if (bytes < MIB(8) || !pool) return;
+    asks_too = NULL;
+    OK(galloc_pool_history_stacks(pool, 8));
+}
+
+/* While a pool allocates what keeps the stacks, another one is faster. */
+TEST(two_pools_that_first_ask_for_stacks_share_them)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL), *other = asks_too = pool_new(NULL);
+    inside_on_malloc = ask_too;
+    OK(galloc_pool_history_stacks(pool, 8));
+    inside_on_malloc = NULL;
+    EXPECT(!asks_too);
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
 TEST_MAIN()

@@ -1594,4 +1594,36 @@ TEST(threads_share_a_pool_like_pytorch)
     end(shared_pool, shared_stream);
 }
 
+/* Free memory that was a stream's which has been retired and forgotten is no graph's. */
+TEST(memory_of_a_stream_that_is_gone_is_no_graphs)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.like = GALLOC_LIKE_PYTORCH;
+    config.expandable_segments = 0;
+    config.reuse = 0;
+    config.memory_limit = MIB(64);
+    config.throw_on_cudamalloc_oom = 1;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_report report;
+    void *p = NULL, *a = get(pool, MIB(12), s), *b = get(pool, MIB(12), s);
+    OK(galloc_free(a, s));
+    OK(galloc_free(b, s));
+    a = get(pool, MIB(1) + 512, s);
+    b = get(pool, 512, t);
+    OK(galloc_free(a, t));
+    OK(galloc_stream_retire(s));
+    stream_end(s);
+    for (int i = 0; i < 4; i++) (void)galloc_pool_trim(pool, SIZE_MAX, NULL);
+    EXPECT(galloc_pool_malloc(pool, &p, MIB(63), t) != cudaSuccess);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.graph_bytes, 0);
+    OK(galloc_free(b, t));
+    OK(galloc_stream_retire(t));
+    stream_end(t);
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

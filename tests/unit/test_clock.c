@@ -1,0 +1,39 @@
+/* test_clock.c - the times of a history by the processor's counter, as programs have them. The other tests have a clock
+   of their own, and this program a galloc of its own. */
+
+#define INSIDE_COUNTER
+#include "inside.c"
+
+#include "setup.h"
+
+#include "events.h"
+
+/* The times of entries that a snapshot has shown are the same in the next one, and those between lie between. */
+TEST(a_second_snapshot_has_the_same_times)
+{
+    galloc_config config = config_limit(GIB(1));
+    double before[3] = {0}, times[3];
+    begin();
+    config.history = 100;
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < 3; round++) {
+        OK(galloc_pool_history(pool, 100)); /* begins with no entry */
+        for (int part = 0; part < 3; part++) {
+            int n = 0;
+            OK(galloc_free(get(pool, 1000, NULL), NULL));
+            usleep(2000);
+            value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+            for (const value *e = events_of(v)->first; e; e = e->next)
+                if (!strcmp(text_of(e, "action"), "alloc") && n < 3) times[n++] = (double)number_of(e, "time_us");
+            EXPECT_EQ(n, part + 1);
+            for (int i = 0; i < part; i++) EXPECT(times[i] >= before[i] - 1 && times[i] <= before[i] + 1);
+            for (int i = 1; i < n; i++) EXPECT(times[i] - times[i - 1] >= 1000 && times[i] - times[i - 1] < 5e6);
+            memcpy(before, times, sizeof before);
+            value_free(v);
+        }
+    }
+    pool_end(pool);
+    finish();
+}
+
+TEST_MAIN()
