@@ -561,8 +561,8 @@ typedef struct galloc_pages {
    and while no call is under way:
      free_bytes + quarantined == cached
    With stats:exact the peaks of live, allocated, cached and blocks are exact. With stats:fast they are exact while one
-   stream is in use, except for the rounding of blocks that its cache reuses; with several streams they can miss blocks
-   that the stream caches reused between two updates.
+   stream is in use, except for the rounding of blocks that its cache reuses; with several streams, or strategy:pooled,
+   they can miss blocks that the stream caches reused between two updates.
    Each driver counter is exact by itself. A call that is under way in another thread may be in one counter and not yet
    in the next. Measuring a driver call takes two reads of the system's clock, about 50 ns; the cheapest of these calls
    takes 0.2 us, a call that makes a page 50 us. */
@@ -9860,7 +9860,7 @@ static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *
 }
 
 /* Queues a check of the poison on a stream that may use the block. `waits`: waits for it; if the wait fails, the check
-   stays in use until the pool ends. Returns whether the stream may still use the block. [lock], released meanwhile. */
+   stays in use until the pool ends. Returns whether the copies may still read the block. [lock], released meanwhile. */
 static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *site, int waits)
 {
     gai_stream *stream = waits ? block->stream : site->stream;
@@ -9887,7 +9887,7 @@ static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *s
         gai_stream_ask(stream);
     }
     pool->stats.unchecked += result != CUDA_SUCCESS;
-    return check && !waits;
+    return check && (!waits || result);
 }
 
 /* While the quarantine has too many bytes, frees the oldest block, and checks it if the stream of this call may use it.
@@ -17844,18 +17844,34 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
+/* The copies from a block could not be waited for: waits for the device instead. After a failure the block is in the
+   quarantine again. [paging, lock], lock released meanwhile. */
+static CUresult gai_pool_keep_again(galloc_pool *pool, gai_block *block)
+{
+    uint64_t freed = block->age;
+    CUresult result;
+    gai_lock_off(&pool->lock);
+    result = gai_device_wait(pool);
+    gai_lock_on(&pool->lock);
+    if (result) gai_block_keep(pool, block);
+    if (result) block->age = freed;
+    return result;
+}
+
 /* Checks what is in quarantine, and frees it. Waits for the device, and then for a copy from each block, on the
-   thread's own default stream. In the pool's context. [paging] */
-static void gai_pool_end_quarantine(galloc_pool *pool)
+   thread's own default stream. Fails if there is no telling when those copies end; they keep their blocks. In the pool's
+   context. [paging] */
+static CUresult gai_pool_end_quarantine(galloc_pool *pool)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = CUDA_SUCCESS;
     gai_site site;
     size_t n;
     int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
     gai_lock_off(&pool->lock);
-    if (!n) return;
+    if (!n) return CUDA_SUCCESS;
     may = !gai_pool_wait(pool) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
     memset(&site, 0, sizeof site);
     site.handle = CU_STREAM_PER_THREAD;
@@ -17863,16 +17879,19 @@ static void gai_pool_end_quarantine(galloc_pool *pool)
     site.own_context = 1;
     gai_lock_on(&pool->lock);
     for (; n && pool->guards.kept; n--) {
-        int can;
+        int can, checks;
         gai_block *block = gai_kept_pop(pool, &can);
         gai_mark *mark = block->marks;
         while (mark && gai_mark_is_complete(mark)) mark = mark->next;
-        if (may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE) gai_kept_check(pool, block, &site, 1);
-        else pool->stats.unchecked++;
+        checks = may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE;
+        pool->stats.unchecked += !checks;
+        if (checks && gai_kept_check(pool, block, &site, 1)) result = gai_pool_keep_again(pool, block);
+        if (result) break;
         gai_kept_free(pool, block);
     }
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
+    return result;
 }
 
 /* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
@@ -17880,7 +17899,7 @@ static void gai_pool_end_quarantine(galloc_pool *pool)
    meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
-    CUresult result = CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS, checked = CUDA_SUCCESS;
     size_t before, held;
     int round;
     if (pool->variant.refresh) pool->variant.refresh(pool);
@@ -17888,7 +17907,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
-    if (held >= keep && !synchronised) gai_pool_end_quarantine(pool);
+    if (held >= keep && !synchronised) checked = gai_pool_end_quarantine(pool);
     gai_pool_poll(pool);
     gai_pool_limit_stale(pool);
     for (round = 0; round < 2; round++) {
@@ -17902,6 +17921,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
         gai_pool_count(pool, GAI_COUNT_WAIT);
     }
     gai_guards_look(pool);
+    if (!result) result = checked;
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");
@@ -20538,6 +20558,7 @@ GALLOC_API cudaError_t galloc_pool_stats_reset(galloc_pool *pool)
     if (error) return gai_end(__func__, error);
     stats = &pool->stats;
     gai_lock_on(&pool->lock);
+    gai_pool_shut_caches(pool); /* the pool would not see the blocks that they reuse, though these count as new now */
     gai_stats_now(pool, &now);
     gai_stat_reset(&stats->live, &now.live);
     gai_stat_reset(&stats->allocated, &now.allocated);

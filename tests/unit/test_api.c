@@ -1769,6 +1769,32 @@ TEST(pools_do_not_share_memory)
     finish();
 }
 
+/* Steps that each use again what the one before has freed. The caches are open again at once. */
+TEST(the_peaks_after_a_reset_are_those_since)
+{
+    static const size_t sizes[] = {512, KIB(64), MIB(1), MIB(20), GIB(1)};
+    for (int check = 0; check < 2; check++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.stream_check = check;
+        galloc_pool *pool = pool_new(&config);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            for (int step = 0; step < 4; step++) {
+                OK(galloc_pool_stats_reset(pool));
+                for (int pair = 0; pair < 3; pair++) OK(galloc_free(get(pool, sizes[i], s), s));
+                EXPECT_EQ(stats_of(pool).live.peak, sizes[i]);
+                EXPECT_EQ(stats_of(pool).allocated.peak, sizes[i]);
+                EXPECT_EQ(stats_of(pool).blocks.peak, 1);
+                EXPECT(inside_stream_of(pool, stream_id(s)).open);
+            }
+        }
+        stream_end(s);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* More blocks, but fewer bytes than before. */
 TEST(the_peak_of_blocks_is_their_own)
 {

@@ -1471,4 +1471,31 @@ TEST(the_quarantine_has_its_most)
     finish();
 }
 
+/* The end of the quarantine copies from each block, and a wait for the copy fails. Their pages stay until the device has
+   been waited for; where that fails, too, the pool does. */
+TEST(pages_stay_while_the_last_checks_read_them)
+{
+    for (int trims = 0; trims < 2; trims++) {
+        for (int lasts = 0; lasts < 2; lasts++) {
+            begin_backed(SIM_PACE_STILL);
+            cudaStream_t s = stream_new();
+            galloc_pool *pool = pool_debug(QUARANTINE);
+            void *p = get(pool, MIB(3), s);
+            write_at(p, 0, 0, 64, s);
+            OK(galloc_free(p, s));
+            OK(cudaStreamSynchronize(s));
+            OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that the work is complete */
+            sim_fail("cuStreamSynchronize", 1, lasts, 0);
+            if (lasts) sim_fail("cuMemFreeHost", 1, 1, 0);
+            cudaError_t error = trims ? galloc_pool_trim(pool, 0, NULL) : galloc_pool_destroy(pool);
+            EXPECT(sim_failed() > 0);
+            EXPECT_EQ(error != cudaSuccess, lasts);
+            sim_fail_clear();
+            if (trims || lasts) pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
 TEST_MAIN()
