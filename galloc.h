@@ -465,7 +465,8 @@ typedef struct galloc_config {
     uint64_t history_stacks; /* frames of the stack of calls that each allocation and free in the history has, at most
                                 32; 0 (default): no stacks; see galloc_pool_history_stacks */
     int debug;               /* GALLOC_DEBUG_... or-ed together: what the pool does to find mistakes of the program; 0
-                                (default): nothing. With debug_sample below 64, stream caches are closed then; see
+                                (default): nothing. With debug_sample below 64, stream caches are closed then.
+                                Allocations on a default stream wait for what earlier frees have queued there; see
                                 docs/guards.md. In a text: debug:guards+poison */
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
@@ -2903,6 +2904,8 @@ struct gai_stream {
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
     int asked;           /* the next call on the stream shall record an event */
+    uint64_t debug_queued, debug_settled; /* pieces of work that debug has queued on a default stream; and so many of them
+                            an allocation has waited for */
     int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
                             a request only after that */
     int due;             /* gai_pool_record_due has to record an event (docs/design.md, Streams, rule 6) */
@@ -3347,6 +3350,7 @@ struct galloc_pool {
 #define GAI_ROUTE_ROUNDED 4 /* some sizes are rounded further than to 512 bytes */
 #define GAI_ROUTE_ENDS 8    /* none: the pool is about to end */
 #define GAI_ROUTE_TOOL 16   /* none: a tool is told of each block */
+#define GAI_ROUTE_SETTLE 32 /* none: debug has queued work on a default stream */
 
 /* ==== SLAB ====================================================================================================== */
 /* >>slab */
@@ -9765,6 +9769,40 @@ static CUresult gai_block_look_at(galloc_pool *pool, const gai_block *block, con
     return result;
 }
 
+/* Programs let all streams use memory of a default stream once the device has been waited for: galloc_free on stream 0
+   after cudaDeviceSynchronize, cudaMalloc of GALLOC_OVERRIDE_CUDA. What debug queues at the free comes after that wait.
+   So the next allocation on the default stream waits for it (gai_stream_settle), and takes no short path. [lock] */
+static void gai_stream_unsettle(galloc_pool *pool, gai_stream *stream)
+{
+    if (!gai_is_default_stream(stream->handle)) return;
+    stream->debug_queued++;
+    pool->special |= GAI_ROUTE_SETTLE;
+}
+
+/* After an allocation or a growth. A captured stream is not waited for. [no lock] */
+static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_site *site)
+{
+    CUresult result = CUDA_SUCCESS;
+    gai_scope scope;
+    uint64_t queued;
+    gai_lock_on(&pool->lock);
+    queued = stream->life == site->life && stream->debug_settled < stream->debug_queued ? stream->debug_queued : 0;
+    gai_lock_off(&pool->lock);
+    if (!queued || !gai_site_may_act(site)) return;
+    result = gai_pool_reach(pool, site, &scope);
+    if (!result) {
+        result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
+        gai_scope_leave(&scope);
+    }
+    if (result) gai_pool_note(pool, result);
+    gai_lock_on(&pool->lock);
+    if (!result && stream->life == site->life) stream->debug_settled = gai_max(stream->debug_settled, queued);
+    pool->special &= ~(uint64_t)GAI_ROUTE_SETTLE;
+    for (stream = pool->streams; stream; stream = stream->next)
+        if (stream->debug_settled < stream->debug_queued) pool->special |= GAI_ROUTE_SETTLE;
+    gai_lock_off(&pool->lock);
+}
+
 /* What to say of a block that turns out to be damaged. */
 static gai_damage gai_block_describe(const gai_block *block)
 {
@@ -9821,6 +9859,7 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
         gai_lock_on(&pool->lock);
         stream->handed = stream->epoch;
         gai_stream_ask(stream);
+        gai_stream_unsettle(pool, stream);
         if (poison && !result && gai_block_is_to_keep(pool, block))
             gai_set_relaxed(&block->tag, block->tag | GAI_TO_KEEP);
     }
@@ -9885,6 +9924,7 @@ static int gai_kept_check(galloc_pool *pool, gai_block *block, const gai_site *s
     } else if (check && !waits) {
         check->epoch = stream->handed = stream->epoch;
         gai_stream_ask(stream);
+        gai_stream_unsettle(pool, stream);
     }
     pool->stats.unchecked += result != CUDA_SUCCESS;
     return check && (!waits || result);
@@ -12847,6 +12887,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
     if (!error) error = gai_job_do(&job);
     if (!error) GAI_TELL(pool, gai_block_tell(pool, job.got, job.site.capture != 0));
     if (!error && watched) gai_block_watch(pool, job.got, &job.site);
+    if (!error && pool->config.debug) gai_stream_settle(pool, job.params.stream, &job.site);
     if (pool->config.debug) gai_guards_tend(pool);
     if (job.site.life != site->life) *site = job.site;
     if (!error) {
@@ -13572,6 +13613,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     }
     *reported = job.reported;
     if (watched) gai_block_watch_again(pool, ptr, &job.site, job.guard, job.error != cudaSuccess);
+    if (pool->config.debug && !job.error) gai_stream_settle(pool, job.params.stream, &job.site);
     gai_lock_on(&pool->lock);
     if (block) GAI_TELL(pool, gai_block_tell_size(pool, ptr));
     gai_stream_release(pool, job.params.stream, &job.site);

@@ -112,8 +112,8 @@ inline void check_cuda(cudaError_t code)
 
 namespace detail {
 
-/* For owners that end, which can report nothing: a call that failed changed nothing, so it is made again. After a second
-   failure the block stays used, and the log has named the cause twice. */
+/* For owners that end, which can report nothing: a call that failed changed nothing, so it is made again. After a
+   second failure the block stays used, and the log has named the cause twice. */
 template <class Call> void twice(Call call) noexcept
 {
     if (call() != cudaSuccess) (void)call();

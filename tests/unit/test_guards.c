@@ -1471,8 +1471,8 @@ TEST(the_quarantine_has_its_most)
     finish();
 }
 
-/* The end of the quarantine copies from each block, and a wait for the copy fails. Their pages stay until the device has
-   been waited for; where that fails, too, the pool does. */
+/* The end of the quarantine copies from each block, and a wait for the copy fails. Their pages stay until the device
+   has been waited for; where that fails, too, the pool does. */
 TEST(pages_stay_while_the_last_checks_read_them)
 {
     for (int trims = 0; trims < 2; trims++) {
@@ -1492,6 +1492,43 @@ TEST(pages_stay_while_the_last_checks_read_them)
             EXPECT_EQ(error != cudaSuccess, lasts);
             sim_fail_clear();
             if (trims || lasts) pool_end(pool);
+            stream_end(s);
+            finish();
+        }
+    }
+}
+
+/* Memory of stream 0 is used on another stream, and freed on stream 0 after a wait for the device. The next allocation
+   there may have it: what debug has queued at the free must be done. */
+TEST(a_default_stream_has_no_work_of_debug_left)
+{
+    static const char *const settings[] = {"debug:guards",
+                                           "debug:poison",
+                                           "debug:quarantine,quarantine_bytes:512K",
+                                           "debug:guards+poison",
+                                           "debug:guards+poison,debug_sample:64",
+                                           "debug:guards+poison,debug_sample:64,lane_bytes:0"};
+    for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
+        for (int own = 0; own < 2; own++) {
+            cudaStream_t zero = own ? cudaStreamPerThread : cudaStreamLegacy;
+            begin_backed(SIM_PACE_STILL);
+            cudaStream_t s = stream_new();
+            galloc_config config = galloc_config_default();
+            OK(galloc_config_parse(&config, settings[k], NULL, 0));
+            galloc_pool *pool = pool_new(&config);
+            for (int i = 0; i < 200; i++) {
+                size_t bytes = i % 2 ? KIB(512) : KIB(513); /* a guard's place belongs to the next block */
+                void *p = get(pool, bytes, zero);
+                sim_hold(zero, 1); /* the device may run s first */
+                put(s, p, bytes, (uint64_t)i + 1);
+                OK(cudaStreamSynchronize(s));
+                sim_hold(zero, 0);
+                OK(cudaDeviceSynchronize());
+                OK(galloc_free(p, zero));
+            }
+            look_now(pool);
+            EXPECT_EQ(stats_of(pool).damages, 0);
+            pool_end(pool);
             stream_end(s);
             finish();
         }
