@@ -2904,8 +2904,8 @@ struct gai_stream {
     unsigned long long key;       /* by which it is found: the id; captured: what stands for the handle */
     CUstream handle;     /* only good during a call that was given it, and for recorded uses (see ON STREAMS) */
     int asked;           /* the next call on the stream shall record an event */
-    uint64_t debug_queued, debug_settled; /* pieces of work that debug has queued on a default stream; and so many of them
-                            an allocation has waited for */
+    uint64_t debug_queued;  /* pieces of work that debug has queued, if this is a default stream */
+    uint64_t debug_settled; /* so many of them an allocation has waited for */
     int wanted;          /* an allocation has needed an event of this stream once; the legacy stream gets events without
                             a request only after that */
     int due;             /* gai_pool_record_due has to record an event (docs/design.md, Streams, rule 6) */
@@ -17901,8 +17901,8 @@ static CUresult gai_pool_keep_again(galloc_pool *pool, gai_block *block)
 }
 
 /* Checks what is in quarantine, and frees it. Waits for the device, and then for a copy from each block, on the
-   thread's own default stream. Fails if there is no telling when those copies end; they keep their blocks. In the pool's
-   context. [paging] */
+   thread's own default stream. Fails if there is no telling when those copies end; they keep their blocks. In the
+   pool's context. [paging] */
 static CUresult gai_pool_end_quarantine(galloc_pool *pool)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
