@@ -746,4 +746,76 @@ TEST(the_longest_call_is_kept)
     pthread_join(thread, NULL);
 }
 
+static struct {
+    galloc_pool *pool;
+    int stop;
+} busy;
+
+static int write_nothing(void *user, const void *data, size_t bytes)
+{
+    (void)user, (void)data, (void)bytes;
+    return 0;
+}
+
+/* Requests that fail and requests that make the heap grow. */
+static void *run_out(void *turn)
+{
+    cudaStream_t stream = stream_new();
+    while (!__atomic_load_n(&busy.stop, __ATOMIC_RELAXED)) {
+        void *p = NULL, *q = get(busy.pool, MIB(2 + 3 * (size_t)(turn != NULL)), stream);
+        EXPECT(galloc_pool_malloc(busy.pool, &p, MIB(100), stream) != cudaSuccess);
+        OK(galloc_free(q, stream));
+        (void)galloc_pool_trim(busy.pool, MIB(1), NULL);
+    }
+    sim_run(-1);
+    stream_end(stream);
+    return NULL;
+}
+
+/* Everything that can be asked, while requests fail in two threads and pools come and go in this one. */
+static void *ask_all(void *unused)
+{
+    char text[200];
+    while (!__atomic_load_n(&busy.stop, __ATOMIC_RELAXED)) {
+        galloc_decision decisions[2];
+        galloc_torch_stats torch;
+        galloc_config config;
+        galloc_stats stats;
+        int n;
+        OK(galloc_annotate("between"));
+        OK(galloc_pool_decisions(busy.pool, decisions, 2, &n));
+        (void)galloc_pool_torch_stats(busy.pool, &torch); /* like:pytorch only */
+        OK(galloc_pool_config(busy.pool, &config));
+        OK(galloc_pool_stats(busy.pool, &stats));
+        OK(galloc_live_text(busy.pool, text, sizeof text));
+        OK(galloc_snapshot(NULL, GALLOC_SNAPSHOT_JSON, write_nothing, NULL));
+    }
+    return unused;
+}
+
+TEST(all_is_asked_while_pools_come_and_go_and_run_out)
+{
+    static const char *const settings[] = {"memory_limit:64M,history:100", "like:pytorch,memory_limit:64M,history:100"};
+    for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
+        pthread_t threads[3];
+        galloc_config config = galloc_config_default();
+        begin();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        busy.pool = pool_new(&config);
+        busy.stop = 0;
+        pthread_create(&threads[0], NULL, run_out, NULL);
+        pthread_create(&threads[1], NULL, run_out, &busy);
+        pthread_create(&threads[2], NULL, ask_all, NULL);
+        for (int i = 0; i < 200; i++) {
+            galloc_pool *other = pool_new(&config);
+            OK(galloc_free(get(other, MIB(1), NULL), NULL));
+            pool_end(other);
+        }
+        __atomic_store_n(&busy.stop, 1, __ATOMIC_RELAXED);
+        for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+        pool_end(busy.pool);
+        finish();
+    }
+}
+
 TEST_MAIN()

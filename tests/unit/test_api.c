@@ -1864,4 +1864,73 @@ TEST(an_idle_stream_that_is_retired_is_forgotten)
     finish();
 }
 
+/* The totals and peaks that a program reads have what the stream caches have done. */
+TEST(totals_have_what_caches_serve)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stats stats = stats_of(pool);
+    size_t peak = 0;
+    for (int i = 0; i < 100; i++) {
+        OK(galloc_free(get(pool, 5120, s), s));
+        galloc_stats before = stats;
+        stats = stats_of(pool);
+        EXPECT_EQ(stats.blocks.total, (uint64_t)i + 1);
+        EXPECT_EQ(stats.live.total, 5120 * ((uint64_t)i + 1));
+        EXPECT_EQ(stats.allocated.total, 5120 * ((uint64_t)i + 1));
+        if (i) EXPECT_EQ(stats.cached.total - before.cached.total, 5120); /* what a free gives back */
+        EXPECT(stats.cached.peak >= peak);
+        EXPECT(stats.cached.peak >= stats.cached.current);
+        peak = stats.cached.peak;
+    }
+    void *p = get(pool, MIB(1), s);
+    EXPECT(stats_of(pool).cached.peak >= peak);
+    OK(galloc_free(p, s));
+    stream_end(s);
+    pool_end(pool);
+    finish();
+}
+
+static size_t marks_bytes;
+static void count_marks(size_t bytes) { marks_bytes += bytes; }
+
+/* A free that is refused costs no host memory that stays. */
+TEST(refused_frees_after_several_streams_cost_nothing)
+{
+    begin();
+    cudaStream_t both[2] = {stream_new(), stream_new()};
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, MIB(1), both[0]), *kept = get(pool, MIB(1), both[1]);
+    OK(galloc_free_after(p, both, 2));
+    inside_on_malloc = count_marks;
+    marks_bytes = 0;
+    for (int i = 0; i < 20000; i++) EXPECT(galloc_free_after(p, both, 2) != cudaSuccess);
+    inside_on_malloc = NULL;
+    EXPECT(marks_bytes < KIB(64));
+    OK(galloc_free(kept, both[1]));
+    for (int i = 0; i < 2; i++) stream_end(both[i]);
+    pool_end(pool);
+    finish();
+}
+
+/* A group is not given a pool that is not its own, which may end afterwards. */
+TEST(a_group_of_another_pool_holds_neither)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL), *other = pool_new(NULL);
+    galloc_graph *graph = NULL;
+    OK(galloc_graph_begin(&graph, pool, s));
+    OK(galloc_graph_end(graph));
+    EXPECT_EQ(galloc_graph_begin(&graph, other, s), cudaErrorInvalidValue);
+    alarm(20); /* the end of a pool waits for calls that are in it */
+    pool_end(other);
+    alarm(0);
+    OK(galloc_graph_release(graph, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
