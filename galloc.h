@@ -9788,8 +9788,8 @@ static void gai_stream_settle(galloc_pool *pool, gai_stream *stream, const gai_s
     gai_lock_on(&pool->lock);
     queued = stream->life == site->life && stream->debug_settled < stream->debug_queued ? stream->debug_queued : 0;
     gai_lock_off(&pool->lock);
-    if (!queued || !gai_site_may_act(site)) return;
-    result = gai_pool_reach(pool, site, &scope);
+    if (!queued || !gai_site_may_act(site) || gai_context_health(pool->context, pool->context_id) != GAI_ALIVE) return;
+    result = gai_scope_enter(&scope, site->context); /* other threads may capture */
     if (!result) {
         result = GAI_CALL(pool, stream_synchronize, StreamSynchronize, (site->handle));
         gai_scope_leave(&scope);
