@@ -821,12 +821,13 @@ GALLOC_API cudaError_t galloc_malloc_growable(void **ptr, size_t bytes, size_t m
      bytes    the new size, at least 1
      stream   shrinking: as for galloc_free; growing: as for galloc_malloc; it must not be captured
      Returns  also cudaErrorInvalidDevicePointer; cudaErrorNotSupported: the block cannot grow at these addresses, or
-              the stream is being captured; cudaErrorMemoryAllocation: the addresses are free, but device memory or
-              host memory has run out. After an error the block and its room are as before, but the room may have got
-              some of its memory already
+              not before another stream's work is complete, or the stream is being captured;
+              cudaErrorMemoryAllocation: the addresses are free, but device memory or host memory has run out. After an
+              error the block and its room are as before, but the room may have got some of its memory already
      Threads  one call at a time for each block
-     Device   waits only when memory has run out, or when the block was shrunk on another stream whose work is not
-              complete and reuse:wait is off */
+     Device   waits only when memory has run out, or for a block with room of which another stream may still use what
+              it grows into, if `stream` cannot be made to wait: with reuse:wait off, or if one of the two is the legacy
+              stream. wait_limit_ms and throw_on_cudamalloc_oom limit and forbid these waits too */
 GALLOC_API cudaError_t galloc_resize(void *ptr, size_t bytes, cudaStream_t stream);
 
 /* Notes that `stream` uses a block too. When the block is freed, all work queued on `stream` until then counts as use:
@@ -6855,7 +6856,8 @@ static void gai_stream_detach(galloc_pool *pool, gai_stream *gone)
    when the stream is retired, and with other backends at every free. If several streams are in use, a stream also gets
    an event when many bytes were freed on it, and when it has freed everything, since its next call may be long in
    coming. The legacy stream gets none without a request, since an event there makes all blocking streams wait for each
-   other. A lone stream gets requests from collection, moved pages and freed blocks with room. */
+   other. A lone stream gets requests from collection, moved pages, freed blocks with room, and blocks with room that
+   have memory which it may still use beyond what was requested. */
 
 /* Were enough bytes or blocks freed for an event? The threshold doubles with every GAI_EVENTS pending events, so that
    their number stays bounded however far the device is behind. */
@@ -6864,6 +6866,29 @@ static int gai_stream_is_ripe(const galloc_pool *pool, const gai_stream *stream)
     size_t bytes = gai_max(GAI_EVENT_BYTES, pool->stats.reserved.current / GAI_EVENT_PART / pool->stream_count);
     int scarce = (int)gai_min(stream->events / GAI_EVENTS, 24);
     return stream->unmarked >> scarce >= bytes || (!stream->blocks && stream->busy_frees >> scarce >= GAI_EVENT_FREES);
+}
+
+/* Has the stream that the block was given to used it before, with no mark that tells of it (gai_block_leave_cache adds
+   one for another stream) and no event that stands for it? */
+static int gai_block_lacks_event(const gai_block *block, const gai_stream *stream)
+{
+    if (!(block->tag & GAI_DROPPED) || block->age <= stream->done) return 0;
+    return !stream->newest || stream->newest->epoch < block->age;
+}
+
+/* The next call may grow a block with room within its memory on another stream, for which no page and no place is
+   needed. So an event must stand for the work of this call's stream on the bytes that the block has beyond the
+   requested ones. Requests one if there is none, since no call on another stream could record it. Not on the legacy
+   stream, whose events other streams would wait for. [lock] */
+static void gai_block_ask_rest(const galloc_pool *pool, const gai_block *block, gai_stream *stream)
+{
+    const gai_mark *mark;
+    if (!block->room || !gai_stream_is_plain(stream)) return;
+    if (stream->handle == CU_STREAM_LEGACY && !gai_pool_has_one_stream(pool)) return;
+    if (block->life == stream->life && gai_block_lacks_event(block, stream)) gai_stream_ask(stream);
+    for (mark = block->marks; mark; mark = mark->next)
+        if (mark->stream == stream && mark->end > block->addr + block->requested && !gai_mark_is_complete(mark) &&
+            !gai_mark_event(mark)) gai_stream_ask(stream);
 }
 
 /* ---- predictors ---- */
@@ -9175,6 +9200,20 @@ static cudaError_t gai_pool_enter_locked(galloc_pool *pool, gai_scope *scope)
     return cudaSuccess;
 }
 
+/* Asks how far the streams are, unless another thread changes pages now. [no lock] */
+static void gai_pool_try_poll(galloc_pool *pool)
+{
+    int is_new = gai_thread.message_is_new;
+    gai_scope scope;
+    if (gai_load(&pool->broken) || !gai_lock_try(&pool->paging)) return;
+    if (!gai_pool_enter_locked(pool, &scope)) {
+        gai_pool_poll(pool);
+        gai_scope_leave(&scope);
+        gai_lock_off(&pool->paging);
+    }
+    gai_thread.message_is_new = is_new;
+}
+
 static cudaError_t gai_pool_enter(galloc_pool *pool, gai_scope *scope)
 {
     gai_lock_on(&pool->paging);
@@ -9494,6 +9533,18 @@ static void gai_block_used_until_now(gai_block *block, gai_stream *stream)
     gai_set_relaxed(&block->tag, block->tag | GAI_CACHED | GAI_DROPPED);
 }
 
+/* Records an event that stands for the guard of a block with room, which may grow over it on another stream. In a call
+   on the stream that the block was given to. [lock], released meanwhile. */
+static void gai_block_record_guard(galloc_pool *pool, const gai_block *block, const gai_site *site)
+{
+    gai_stream *stream = block->stream;
+    if (!block->room || block->life != site->life || stream->retired || !gai_block_lacks_event(block, stream)) return;
+    if (site->capture_forbids || (site->handle == CU_STREAM_LEGACY && !gai_pool_has_one_stream(pool))) return;
+    stream->busy++;
+    (void)gai_stream_record(pool, stream, site->handle, 0);
+    stream->busy--;
+}
+
 /* Sets the guard of a block on the stream that it was given to, in a call on that stream. Nobody else has the block
    now. [no lock] */
 static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site *site)
@@ -9513,6 +9564,7 @@ static void gai_block_watch(galloc_pool *pool, gai_block *block, const gai_site 
     if (guards && may) gai_block_used_until_now(block, block->stream);
     if (may && !result) gai_set_relaxed(&block->tag, block->tag | GAI_WATCHED_BLOCK | GAI_SPECIAL);
     else pool->stats.unchecked += (uint64_t)guards;
+    gai_block_record_guard(pool, block, site);
     gai_lock_off(&pool->lock);
     if (result) gai_pool_note(pool, result);
 }
@@ -9713,15 +9765,9 @@ static void gai_guards_look(galloc_pool *pool)
 static void gai_guards_tend(galloc_pool *pool)
 {
     int is_new = gai_thread.message_is_new;
-    gai_scope scope;
     if (!gai_pool_pin(pool)) return;
     if (gai_counted(&pool->guards.pending) && !gai_load(&pool->broken)) {
-        if (gai_next(&pool->guards.looks) % GAI_POLLS == 0 && gai_lock_try(&pool->paging) &&
-            !gai_pool_enter_locked(pool, &scope)) {
-            gai_pool_poll(pool);
-            gai_scope_leave(&scope);
-            gai_lock_off(&pool->paging);
-        }
+        if (gai_next(&pool->guards.looks) % GAI_POLLS == 0) gai_pool_try_poll(pool);
         gai_guards_look(pool);
     }
     gai_thread.message_is_new = is_new;
@@ -9894,6 +9940,7 @@ static void gai_block_watch_again(galloc_pool *pool, void *ptr, const gai_site *
     if (!block) return;
     if (!failed && guard) gai_block_watch(pool, block, site);
     gai_lock_on(&pool->lock);
+    gai_block_record_guard(pool, block, site); /* the copy of the old guard, too, may still be under way */
     gai_block_let_go(block);
     gai_lock_off(&pool->lock);
 }
@@ -10252,6 +10299,7 @@ typedef struct gai_growth_range {
                          first, so that a failure leaves the room alone */
     gai_mark mark;    /* the first mark that is an obstacle */
     int foreign;        /* an obstacle lies outside the block and its room */
+    int plain;          /* the block has no room */
 } gai_growth_range;
 
 /* Returns the first mark over [begin, end) that the job's stream must wait for, and asks its stream for an event.
@@ -10343,6 +10391,7 @@ static enum gai_obstacle gai_job_look(gai_job *job, gai_growth_range *range)
     if (!block) return GAI_OBSTACLE_SHUT;
     range->block = block;
     range->end = block->addr + bytes;
+    range->plain = !block->room;
     job->params.bytes = 0;
     job->params.requested = job->grow_to - gai_min(job->grow_to, (size_t)block->requested);
     /* The bytes beyond the requested ones were free memory before, and may have marks. */
@@ -10394,6 +10443,7 @@ static void gai_job_take_growth_range(gai_job *job, const gai_growth_range *rang
     gai_block_renew_captured(pool, block);
     gai_block_set_requested(pool, block, job->grow_to, job->params.stream);
     if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
+    gai_block_ask_rest(pool, block, job->params.stream);
     gai_block_let_go(block);
     job->got = block;
 }
@@ -11690,7 +11740,8 @@ static int gai_job_can_wait(const gai_job *job)
 }
 
 /* Ends a growth whose addresses are taken: no page helps there. The stream is made to wait for work on the block's own
-   bytes or its room, but not for memory beyond these. */
+   bytes or its room, but not for memory beyond these. Where that is not possible the host may wait for a block with
+   room, which is to grow in any case. Any other block can be copied. */
 static int gai_step_addresses(gai_job *job)
 {
     gai_growth_range range;
@@ -11704,6 +11755,9 @@ static int gai_step_addresses(gai_job *job)
                               "behind the block at %p", job->grows);
     else if (obstacle == GAI_OBSTACLE_MARKED && gai_job_can_wait(job))
         gai_job_wait_behind(job);
+    if (obstacle == GAI_OBSTACLE_MARKED && range.plain && !gai_job_is_done(job))
+        job->error = gai_fail(cudaErrorNotSupported, "the block at %p cannot grow in place on this stream yet: work of "
+                              "another stream may still use its bytes", job->grows);
     return gai_job_is_done(job);
 }
 
@@ -12758,6 +12812,16 @@ static int gai_job_ends_quarantine(gai_job *job)
     return 1;
 }
 
+/* After a failed ladder: ends a growth that lacks no memory, but a wait that no step was allowed. [no lock] */
+static int gai_job_is_kept_waiting(gai_job *job)
+{
+    gai_growth_range range;
+    if (!job->grows || gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_MARKED || range.foreign) return 0;
+    job->error = gai_fail(cudaErrorNotSupported, "the block at %p cannot grow on this stream yet: work of another "
+                          "stream may still use its bytes, and no wait for that is allowed", job->grows);
+    return 1;
+}
+
 /* Climbs the ladder again as long as the quarantine or on_oom gives reason to. [no lock] */
 static void gai_job_run(gai_job *job)
 {
@@ -12767,7 +12831,8 @@ static void gai_job_run(gai_job *job)
     for (i = 0; i < GALLOC_REPORT_STEPS; i++) report.steps[i].name = gai_job_ladder(job)[i].name;
     report.rounds = 0;
     do gai_job_climb(job, &report);
-    while (!gai_job_is_done(job) && (gai_job_ends_quarantine(job) || gai_job_asks(job, &report)));
+    while (!gai_job_is_done(job) && !gai_job_is_kept_waiting(job) &&
+           (gai_job_ends_quarantine(job) || gai_job_asks(job, &report)));
     if (!gai_job_is_done(job)) gai_job_refuse(job, &report);
 }
 
@@ -12852,6 +12917,7 @@ static cudaError_t gai_job_do(gai_job *job)
         if (!job->error) gai_job_search_locked(job, GAI_REACH_OWN);
         if (!job->error) gai_job_count(job);
         done = gai_job_is_done(job);
+        if (job->got && job->params.growable) gai_block_ask_rest(pool, job->got, job->params.stream);
         if (done) gai_stream_release(pool, job->params.stream, &job->site);
         if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
     }
@@ -12862,6 +12928,7 @@ static cudaError_t gai_job_do(gai_job *job)
     if (!done) {
         gai_job_run(job);
         gai_lock_on(&pool->lock);
+        if (job->got && job->params.growable) gai_block_ask_rest(pool, job->got, job->params.stream);
         gai_stream_release(pool, job->params.stream, &job->site);
         if (job->got) gai_block_note_latest(pool, job->got, job->params.stream);
         gai_lock_off(&pool->lock);
@@ -13574,6 +13641,7 @@ static void gai_job_resize(gai_job *job, gai_block *block)
     } else if (!grows) {
         gai_block_set_requested(pool, block, job->grow_to, job->params.stream);
         if (pool->variant.resized) pool->variant.resized(pool, block, before, requested);
+        gai_block_ask_rest(pool, block, stream);
         job->got = block;
     }
     gai_block_let_go(block);
@@ -13588,7 +13656,7 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
 {
     gai_job job;
     gai_block *block;
-    int watched;
+    int watched, recorded;
     gai_thread.caller = GAI_RETURN_ADDRESS();
     gai_stack_note(pool);
     memset(&job, 0, sizeof job);
@@ -13616,8 +13684,12 @@ static cudaError_t gai_pool_resize(galloc_pool *pool, void *ptr, size_t bytes, g
     if (pool->config.debug && !job.error) gai_stream_settle(pool, job.params.stream, &job.site);
     gai_lock_on(&pool->lock);
     if (block) GAI_TELL(pool, gai_block_tell_size(pool, ptr));
+    recorded = job.params.stream->asked;
     gai_stream_release(pool, job.params.stream, &job.site);
+    /* A block that shrinks and grows again and again has an event recorded each time, and no call that polls. */
+    recorded = recorded && job.params.stream->events && job.params.stream->events % GAI_EVENTS == 0;
     gai_lock_off(&pool->lock);
+    if (recorded) gai_pool_try_poll(pool);
     if (pool->config.debug) gai_guards_tend(pool);
     return block ? job.error : gai_pointer_refused(pool, ptr);
 }

@@ -861,27 +861,150 @@ TEST(a_room_is_had_in_order_and_to_the_end)
     }
 }
 
-/* The same stream has its own back at once, with nothing recorded. */
-TEST(a_block_with_room_shrinks_and_grows_for_nothing)
+/* The same stream has its own back at once. One event for each shrink, since the next stream may be another one; they
+   are asked for now and then, so there are no more than a few. */
+TEST(a_block_with_room_shrinks_and_grows_with_no_memory_call)
 {
     begin_still();
     cudaStream_t s = stream_new();
     galloc_pool *pool = pool_new(NULL);
     char *p = get_growable(pool, MIB(1), MIB(32), s);
     OK(galloc_resize(p, MIB(32), s));
-    long calls = memory_calls() + event_calls();
-    for (size_t i = 1; i < 100; i++) {
-        OK(galloc_resize(p, MIB(32) - KIB(300) * i, s));
-        put(s, p, MIB(32) - KIB(300) * i, i);
+    long calls = memory_calls();
+    for (size_t i = 1; i < 1000; i++) {
+        OK(galloc_resize(p, MIB(32) - KIB(30) * i, s));
+        put(s, p, MIB(32) - KIB(30) * i, i);
         OK(galloc_resize(p, MIB(32), s));
         put(s, p, MIB(32), i);
+        if (i % 50 == 0) sim_run(-1);
     }
-    EXPECT_EQ(memory_calls() + event_calls(), calls);
+    EXPECT_EQ(memory_calls(), calls);
+    EXPECT(sim_calls("cuEventRecord") <= 999);
+    EXPECT(sim_calls("cuEventCreate") <= 256);
+    EXPECT_EQ(sim_calls("cuStreamWaitEvent"), 0);
     EXPECT_EQ(sim_blocking_calls(), 0);
     expect_healthy(pool, 1);
     OK(galloc_free(p, s));
     pool_end(pool);
     finish();
+}
+
+/* A stream that the pool has never seen grows a block of S's within its memory: after S has shrunk it, or has had it
+   longer than it asked for from pages that S used before, or has set or checked a guard behind it. That is a wait of
+   the stream and none of the host, whatever else forbids those. */
+TEST(a_block_with_room_grows_on_a_new_stream_without_the_host)
+{
+    static const char *const settings[] = {"", "wait_limit_ms:0", "throw_on_cudamalloc_oom:True"};
+    for (int i = 0; i < 3; i++) {
+        for (int how = 0; how < 6; how++) { /* shrunk; grown, given over used pages; guards: new, shrunk, not grown */
+            begin_still();
+            galloc_config config = frugal(GIB(1), ALL);
+            if (how == 2) config.expandable_segments = 0;
+            config.debug = how > 2 ? GALLOC_DEBUG_GUARDS : 0;
+            OK(galloc_config_parse(&config, settings[i], NULL, 0));
+            galloc_pool *pool = pool_new(&config);
+            cudaStream_t s = stream_new(), t = stream_new();
+            if (how == 2) OK(galloc_free(get_used(pool, 4 * PAGE, s, 1), s));
+            char *p = get_growable(pool, how == 2 ? PAGE + KIB(8) : PAGE, how == 1 ? PAGE : 8 * PAGE, s);
+            if (how == 1) OK(galloc_free(get_used(pool, PAGE, s, 1), s)); /* is behind it */
+            put(s, p, PAGE, 2);
+            if (how == 0 || how == 4) OK(galloc_resize(p, KIB(8), s));
+            if (how == 1) OK(galloc_resize(p, PAGE + 1000, s));
+            if (how == 5) EXPECT_EQ(galloc_resize(p, GIB(800), s), cudaErrorNotSupported);
+            order(s, t);
+            size_t bytes = how == 0 ? KIB(64) : how == 1 ? PAGE + KIB(1) : PAGE + KIB(64);
+            EXPECT(OK(galloc_resize(p, bytes, t)));
+            EXPECT_EQ(sim_blocking_calls(), 0);
+            put(t, p, bytes, 3);
+            expect_healthy(pool, 1);
+            OK(galloc_free(p, t));
+            sim_run(-1);
+            pool_end(pool);
+            stream_end(s);
+            stream_end(t);
+            finish();
+        }
+    }
+}
+
+/* Where no wait is allowed, such a growth is refused, but not as if memory had run out: on_oom is not called, and there
+   is no report. */
+TEST(a_growth_that_nobody_may_wait_for_lacks_no_memory)
+{
+    static const char *const settings[] = {"wait_limit_ms:0", "wait_limit_ms:1", "throw_on_cudamalloc_oom:True"};
+    for (int i = 0; i < 3; i++) {
+        begin_still();
+        row r;
+        galloc_config config = frugal(GIB(1), COMPLETED);
+        OK(galloc_config_parse(&config, settings[i], NULL, 0));
+        row_open(&r, &config, 1);
+        OK(galloc_resize(r.p, KIB(8), r.s));
+        order(r.s, r.t);
+        note(&r);
+        galloc_pointer info = info_of(r.p);
+        EXPECT_EQ(galloc_resize(r.p, PAGE, r.t), cudaErrorNotSupported);
+        EXPECT(strstr(galloc_last_message(), "no wait for that is allowed") != NULL);
+        galloc_report report;
+        EXPECT_EQ(galloc_oom_report(&report), cudaErrorNotReady);
+        EXPECT_EQ(blocked(&r), 0);
+        expect_as_it_was(&r, info);
+        sim_run(-1);
+        OK(galloc_resize(r.p, PAGE, r.t));
+        put(r.t, r.p, PAGE, 3);
+        EXPECT_EQ(blocked(&r), 0);
+        order(r.t, r.s);
+        row_close(&r);
+    }
+}
+
+/* A block without room that another stream may still use within its last unit is refused. It can be copied: the host
+   waits for no place. */
+TEST(a_plain_block_grows_on_a_new_stream_or_not_at_once)
+{
+    for (int reuse = 0; reuse <= ALL; reuse++) {
+        begin_still();
+        galloc_config config = frugal(GIB(1), reuse);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new(), t = stream_new();
+        char *p = get_used(pool, KIB(1), s, 1);
+        OK(galloc_free(p, s));
+        EXPECT(get_used(pool, 1000, s, 2) == p);
+        order(s, t);
+        EXPECT_EQ(galloc_resize(p, KIB(1), t), cudaErrorNotSupported);
+        EXPECT_EQ(sim_blocking_calls(), 0);
+        OK(galloc_resize(p, KIB(1), s));
+        OK(galloc_free(p, s));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* An event on the legacy stream would have all blocking streams wait for each other: so the host waits. */
+TEST(a_block_that_shrinks_on_legacy_asks_for_no_event)
+{
+    for (int guards = 0; guards < 2; guards++) {
+        begin_still();
+        galloc_config config = galloc_config_default();
+        config.debug = guards ? GALLOC_DEBUG_GUARDS : 0;
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        void *own = get(pool, PAGE, s);
+        long records = sim_calls("cuEventRecord");
+        void *p = get_growable(pool, PAGE, 4 * PAGE, cudaStreamLegacy);
+        put(cudaStreamLegacy, p, PAGE, 1);
+        if (!guards) OK(galloc_resize(p, PAGE - KIB(8), cudaStreamLegacy));
+        EXPECT_EQ(sim_calls("cuEventRecord"), records);
+        OK(galloc_resize(p, PAGE + KIB(8) * guards, s));
+        EXPECT_EQ(sim_blocking_calls(), 1);
+        OK(galloc_free(p, s));
+        OK(galloc_free(own, s));
+        sim_run(-1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
 }
 
 /* ---- rooms where others were ------------------------------------------------------------------------------------- */
