@@ -4476,6 +4476,17 @@ static size_t gai_pool_capacity(const galloc_pool *pool)
     return most;
 }
 
+/* The most that one request can get: as much, or what the pool holds if a limit was lowered below that, since it keeps
+   that and serves requests from it. With other backends only the driver could. */
+static size_t gai_pool_most(const galloc_pool *pool)
+{
+    size_t most = gai_pool_capacity(pool);
+    gai_lock_on(&gai_locks.budget);
+    if (!pool->variant.one_each) most = gai_max(most, pool->taken);
+    gai_lock_off(&gai_locks.budget);
+    return most;
+}
+
 static size_t gai_left(size_t most, size_t held) { return most > held ? most - held : 0; }
 
 /* What the pool may take now. [budget lock] */
@@ -11536,7 +11547,7 @@ static int gai_step_supply(gai_job *job)
     int grown;
     job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
-    if (job->params.bytes > gai_pool_capacity(pool)) return 0;
+    if (job->params.bytes > gai_pool_most(pool)) return 0;
     if (pool->variant.supply && !job->grows) pool->variant.supply(job);
     else if (!pool->config.expandable_segments && !job->grows) gai_job_supply_fixed(job);
     if (!pool->config.expandable_segments) return gai_job_is_done(job);
@@ -12311,11 +12322,11 @@ static int gai_job_is_misaligned(const gai_job *job)
     return (config->backend || !config->expandable_segments) && job->params.alignment > job->pool->device_bytes;
 }
 
-/* Returns whether no step can help, because the request exceeds the capacity or its alignment exceeds the device. */
+/* Returns whether no step can help: the request exceeds all that there can be, or its alignment exceeds the device. */
 static int gai_job_is_hopeless(const gai_job *job)
 {
     if (job->grows) return 0;
-    return job->params.bytes > gai_pool_capacity(job->pool) || gai_job_is_misaligned(job);
+    return job->params.bytes > gai_pool_most(job->pool) || gai_job_is_misaligned(job);
 }
 
 /* Returns what a step of the ladder gained, and updates two counts that it may change.

@@ -201,6 +201,55 @@ TEST(a_lowered_limit_returns_nothing_by_force)
     }
 }
 
+/* Also a request that exceeds the lowered limit: from a free block, from pages that a block with room has left, and from
+   pages that move together. What exceeds all that is held is refused at once. */
+TEST(what_is_held_above_a_lowered_limit_serves_any_request)
+{
+    for (int how = 0; how < 3; how++) {
+        begin_small(GIB(1));
+        galloc_pool *pool = pool_new(NULL);
+        cudaStream_t s = stream_new();
+        void *p = how == 1 ? get_growable(pool, MIB(64), MIB(256), s) : get(pool, MIB(how ? 32 : 64), s);
+        void *wall = how == 2 ? get(pool, MIB(2), s) : NULL, *q = how == 2 ? get(pool, MIB(32), s) : NULL;
+        galloc_report report;
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, s));
+        size_t held = stats_of(pool).reserved.current;
+        OK(galloc_pool_set_limit(pool, MIB(16)));
+        p = get_used(pool, MIB(48), s, 1);
+        EXPECT_EQ(stats_of(pool).reserved.current, held);
+        EXPECT_EQ(stats_of(pool).moves > 0, how == 2);
+        OK(galloc_free(p, s));
+        expect_no_memory(pool, MIB(70), s);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.steps_taken, 0);
+        EXPECT_EQ(stats_of(pool).reserved.current, held);
+        expect_healthy(pool, 1);
+        OK(galloc_free(wall, s));
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* With another backend only the driver could serve it: it is refused at once. */
+TEST(another_backend_keeps_to_a_lowered_limit)
+{
+    begin_small(GIB(1));
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    galloc_report report;
+    void *p = get(pool, MIB(64), s);
+    OK(galloc_pool_set_limit(pool, MIB(16)));
+    expect_no_memory(pool, MIB(48), s);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.steps_taken, 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* What is idle above a lowered limit goes when a request needs new memory. */
 TEST(growth_returns_what_is_idle_above_a_lowered_limit)
 {
