@@ -946,9 +946,10 @@ GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
 GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Makes sure that `bytes` bytes, in one piece or in several, can be allocated on any stream without a driver call for
-   memory; events may still be recorded. Pieces count with their rounding (ON MEMORY), so reserve more with
-   strategy:pooled or roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one
-   of its kind.
+   memory; events may still be recorded. One exception, where the host has run far ahead of the device: a request of
+   2 MiB or more may leave this memory to other streams and get what its own stream has freed, by moving pages, which
+   creates none. Pieces count with their rounding (ON MEMORY), so reserve more with strategy:pooled or
+   roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one of its kind.
      bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */

@@ -201,7 +201,7 @@ TEST(a_lowered_limit_returns_nothing_by_force)
     }
 }
 
-/* Also a request that exceeds the lowered limit: from a free block, from pages that a block with room has left, and from
+/* Also a request that exceeds the lowered limit: from a free block, from pages that a block with room has left, or from
    pages that move together. What exceeds all that is held is refused at once. */
 TEST(what_is_held_above_a_lowered_limit_serves_any_request)
 {
