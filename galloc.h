@@ -12886,7 +12886,7 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
                         gai_max(request->bytes, room));
     if (!room) params->bytes = gai_rounded(pool, request->bytes);
     if (room && !pool->config.expandable_segments) {
-        params->room_is_memory = params->room > params->bytes;
+        params->room_is_memory = params->room > (pool->variant.one_each ? request->bytes : params->bytes);
         params->bytes = params->room;
         params->room = 0;
     }
@@ -16796,7 +16796,8 @@ static void gai_job_supply_given(gai_job *job)
     gai_block *block = NULL;
     CUresult result = GAI_NO_HOST_MEMORY;
     size_t slack = job->params.alignment - GAI_UNIT, bytes = job->params.bytes + slack;
-    size_t given = job->params.bytes - job->params.requested >= GAI_UNIT ? job->params.bytes : job->params.requested;
+    int whole = job->params.room_is_memory || job->params.bytes - job->params.requested >= GAI_UNIT; /* or a guard */
+    size_t given = whole ? job->params.bytes : job->params.requested;
     int promised, asked = 0;
     gai_lock_on(&pool->lock);
     promised = gai_pool_promise_mark(pool);
