@@ -1218,40 +1218,70 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GAI_OVERRIDE_ZERO_IS_LEGACY 1
 #endif
 
+#define GAI_OVERRIDE_HEAPS 8
+
 /* The pools of cudaMalloc. All of their memory is freed on the legacy stream after its work, so that what is free
-   there is free for all streams. The files of a program share them, unless their heaps are their own. */
+   there is free for all streams. The files of a program share them, unless their heaps are their own. Two libraries can
+   share this table and yet have a heap each (-Wl,-Bsymbolic-functions binds functions only). So an entry names its heap
+   by the default pool of the device, which stays as long as the entry's pool. */
+typedef struct gai_override_entry {
+    galloc_pool *heap, *pool;
+} gai_override_entry;
 #ifdef GALLOC_STATIC
-static galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
+static gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
 #else
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
-__attribute__((weak)) galloc_pool *gai_override_pools[GAI_OVERRIDE_DEVICES];
+extern gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
+__attribute__((weak)) gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
 #ifdef __cplusplus
 }
 #endif
 #endif
 
+/* The place of this heap's pool; a heap takes the first free entry. NULL: there are too many heaps. */
+static __attribute__((unused)) galloc_pool **gai_override_place(galloc_pool *heap, int device)
+{
+    gai_override_entry *entry = gai_override_pools[device], *end = entry + GAI_OVERRIDE_HEAPS;
+    for (; entry < end; entry++) {
+        galloc_pool *owner = __atomic_load_n(&entry->heap, __ATOMIC_ACQUIRE);
+        if (!owner && __atomic_compare_exchange_n(&entry->heap, &owner, heap, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            owner = heap;
+        if (owner == heap) return &entry->pool;
+    }
+    return NULL;
+}
+
 /* The pool of the current device; of two threads that make it one succeeds. */
 GAI_OVERRIDE gai_override_pool(galloc_pool **pool)
 {
     galloc_config config;
-    galloc_pool *made = NULL;
+    galloc_pool *made = NULL, **place;
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (!error && (device < 0 || device >= GAI_OVERRIDE_DEVICES)) error = cudaErrorInvalidDevice;
+    if (!error) error = galloc_pool_default(&made, device);
     if (error) return error;
-    *pool = __atomic_load_n(&gai_override_pools[device], __ATOMIC_ACQUIRE);
+    place = gai_override_place(made, device);
+    if (!place) return cudaErrorNotSupported;
+    *pool = __atomic_load_n(place, __ATOMIC_ACQUIRE);
     if (*pool) return cudaSuccess;
-    error = galloc_pool_default(&made, device);
-    if (!error) error = galloc_pool_config(made, &config);
+    error = galloc_pool_config(made, &config);
     if (!error) error = galloc_pool_create(&made, &config);
     if (error) return error;
-    if (__atomic_compare_exchange_n(&gai_override_pools[device], pool, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        *pool = made;
+    if (__atomic_compare_exchange_n(place, pool, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) *pool = made;
     else (void)galloc_pool_destroy(made);
     return cudaSuccess;
+}
+
+/* Is this pool one of cudaMalloc? */
+static __attribute__((unused)) int gai_override_has(const galloc_pool *pool, int device)
+{
+    int i;
+    for (i = 0; i < GAI_OVERRIDE_HEAPS && device >= 0 && device < GAI_OVERRIDE_DEVICES; i++)
+        if (pool == __atomic_load_n(&gai_override_pools[device][i].pool, __ATOMIC_ACQUIRE)) return 1;
+    return 0;
 }
 
 GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)
@@ -1306,9 +1336,7 @@ GAI_OVERRIDE gai_override_free_async(void *ptr, cudaStream_t stream)
     cudaError_t error;
     if (!ptr) return cudaSuccess; /* of 0 bytes */
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFreeAsync(ptr, stream);
-    if (info.device < GAI_OVERRIDE_DEVICES &&
-        info.pool == __atomic_load_n(&gai_override_pools[info.device], __ATOMIC_ACQUIRE))
-        return gai_override_return(&info, ptr, &stream);
+    if (gai_override_has(info.pool, info.device)) return gai_override_return(&info, ptr, &stream);
     error = gai_override_order(stream);
     return error ? error : galloc_free(ptr, stream);
 }

@@ -119,6 +119,7 @@ override() { # header set, include folder, objects of the device
     check "$1-override-c" "$cc" -std=c99 $strict_c $flags "$log" -c $parts/override.c -o "$dir/c.main"
     check "$1-override-c-link" "$cc" "$device"/*.o "$dir"/*.o "$dir/c.main" -o "$dir/c" -lpthread -lm
     check "$1-override-c-run" "$dir/c"
+    [ "$1" != bundled ] || override_libraries
     check "$1-override-per-thread" "$cc" -std=c99 $strict_c $flags -DCUDA_API_PER_THREAD_DEFAULT_STREAM -fsyntax-only \
         $parts/override_use.c
     check "$1-override-static" "$cc" -std=c99 $strict_c $flags -DGALLOC_STATIC -DGALLOC_IMPLEMENTATION -fsyntax-only \
@@ -128,6 +129,17 @@ override() { # header set, include folder, objects of the device
     check "$1-override-cpp" "$cxx" -std=c++11 $strict_cpp $flags "$log" -x c++ -c $parts/override.c -o "$dir/cpp.main"
     check "$1-override-cpp-link" "$cxx" "$device"/*.o "$dir"/*.o "$dir/cpp.main" -o "$dir/cpp" -lpthread -lm
     check "$1-override-cpp-run" "$dir/cpp"
+}
+
+# Two shared libraries with a heap each, whose functions are bound within the library and whose data are not.
+override_libraries() {
+    for name in first second; do
+        check "override-$name-library" "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -Wl,-Bsymbolic-functions \
+            "-DNAME=override_$name" $parts/override_library.c -o "$dir/lib$name.so" -lpthread
+    done
+    check override-libraries-program "$cc" -std=c99 $strict_c -Wl,--export-dynamic $parts/override_libraries.c \
+        "$device"/*.o "$dir/libfirst.so" "$dir/libsecond.so" "-Wl,-rpath,$PWD/$dir" -o "$dir/libraries" -lpthread -lm
+    check override-libraries-run "$dir/libraries"
 }
 
 # The opposite: the compiler refuses, and its first message has the text.
