@@ -323,7 +323,7 @@ TEST(requests_under_other_backends)
         put(s, r, MIB(4), 5);
         EXPECT_EQ(galloc_resize(r, MIB(4) + 1, s), cudaErrorNotSupported);
         OK(galloc_free(r, s));
-        request = (galloc_request){.bytes = 1000, .max_bytes = 1010, .stream = s, .pool = pool}; /* both round to 1024 */
+        request = (galloc_request){.bytes = 1000, .max_bytes = 1010, .stream = s, .pool = pool}; /* both are 1024 */
         OK(galloc_alloc(&r, &request));
         EXPECT_EQ(info_of(r).room, 1024);
         OK(galloc_resize(r, 1010, s));
