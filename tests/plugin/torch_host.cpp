@@ -326,6 +326,8 @@ TEST(a_limit_of_the_settings_counts_beside_the_memory_fraction)
     torch_free(torch_malloc(MiB(40), 0, nullptr), MiB(40), 0, nullptr);
     EXPECT(failure(MiB(70)) != "");
     torch_fraction(0.03125, 0);
+    torch_free(torch_malloc(MiB(40), 0, nullptr), MiB(40), 0, nullptr); /* of what is held already */
+    torch_reset();
     EXPECT(failure(MiB(40)) != "");
     torch_fraction(0.5, 0);
     EXPECT(failure(MiB(70)) != "");
