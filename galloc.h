@@ -1223,7 +1223,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 /* The pools of cudaMalloc. All of their memory is freed on the legacy stream after its work, so that what is free
    there is free for all streams. The files of a program share them, unless their heaps are their own. Two libraries can
    share this table and yet have a heap each (-Wl,-Bsymbolic-functions binds functions only). So an entry names its heap
-   by the default pool of the device, which stays as long as the entry's pool. */
+   by the default pool of the device, as it was when the heap took the entry. */
 typedef struct gai_override_entry {
     galloc_pool *heap, *pool;
 } gai_override_entry;
@@ -1240,7 +1240,8 @@ __attribute__((weak)) gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES
 #endif
 #endif
 
-/* The place of this heap's pool; a heap takes the first free entry. NULL: there are too many heaps. */
+/* The place of this heap's pool; a heap takes the first free entry. Once all are taken, it goes back to one of its own:
+   galloc_shutdown, which fails while these pools exist, ends default pools. NULL: there are too many heaps. */
 static __attribute__((unused)) galloc_pool **gai_override_place(galloc_pool *heap, int device)
 {
     gai_override_entry *entry = gai_override_pools[device], *end = entry + GAI_OVERRIDE_HEAPS;
@@ -1249,6 +1250,12 @@ static __attribute__((unused)) galloc_pool **gai_override_place(galloc_pool *hea
         if (!owner && __atomic_compare_exchange_n(&entry->heap, &owner, heap, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             owner = heap;
         if (owner == heap) return &entry->pool;
+    }
+    for (entry = gai_override_pools[device]; entry < end; entry++) {
+        galloc_pool *pool = __atomic_load_n(&entry->pool, __ATOMIC_ACQUIRE);
+        if (!pool || galloc_pool_check(pool) < 0) continue;
+        __atomic_store_n(&entry->heap, heap, __ATOMIC_RELEASE);
+        return &entry->pool;
     }
     return NULL;
 }

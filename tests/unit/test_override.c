@@ -278,4 +278,15 @@ TEST(errors)
     no_findings();
 }
 
+/* galloc_shutdown fails while the pools of cudaMalloc exist, and ends default pools. cudaMalloc goes on. */
+TEST(shutdowns_that_fail_leave_cudamalloc)
+{
+    start();
+    for (int i = 0; i < 40; i++) {
+        OK(cudaFree(alloc(MIB(1))));
+        EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+    }
+    no_findings();
+}
+
 TEST_MAIN()
