@@ -174,7 +174,26 @@ static void throw_failure(cudaError_t err, size_t bytes, int device)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
 static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not used yet. Read without the lock */
 
-/* The pool of a device: galloc's default pool. NULL, with an error: GALLOC_CONF is wrong, or the device is. */
+/* Pages of 2 MiB, unless GALLOC_CONF names `growth`. Tensors of a program that runs for minutes repay the driver calls
+   of its first steps: README.md beside this file has the figures. */
+static int wants_small_pages(const galloc_config *config)
+{
+    const char *text = getenv("GALLOC_CONF");
+    return config->like == GALLOC_LIKE_GALLOC && config->strategy == GALLOC_STRATEGY_CACHING && !config->growth && !(text && strstr(text, "growth"));
+}
+
+/* Makes the pool of a device, with the settings of its default pool. */
+static cudaError_t make_pool(galloc_pool **pool, int device)
+{
+    galloc_config config = galloc_config_default();
+    cudaError_t err = galloc_pool_default(pool, device);
+    if (err == cudaSuccess) err = galloc_pool_config(*pool, &config);
+    if (err != cudaSuccess || !wants_small_pages(&config)) return err;
+    config.growth = (size_t)2 << 20;
+    return galloc_pool_create(pool, &config);
+}
+
+/* The pool of a device. NULL, with an error: GALLOC_CONF is wrong, or the device is. */
 static galloc_pool *pool_of(int device, cudaError_t *err)
 {
     galloc_pool *pool = NULL;
@@ -186,8 +205,9 @@ static galloc_pool *pool_of(int device, cudaError_t *err)
     (void)pthread_mutex_lock(&lock);
     pool = pools[device];
     if (!pool) {
-        *err = galloc_pool_default(&pool, device);
+        *err = make_pool(&pool, device);
         if (*err == cudaSuccess) __atomic_store_n(&pools[device], pool, __ATOMIC_RELEASE);
+        else pool = NULL;
     }
     (void)pthread_mutex_unlock(&lock);
     return pool;

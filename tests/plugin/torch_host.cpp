@@ -175,6 +175,33 @@ TEST(memory_of_one_stream_is_reused_at_once)
     finish();
 }
 
+/* The page sizes of the adaptor's pool are its own, unless GALLOC_CONF names them. */
+TEST(pages_are_of_2_mib_unless_the_environment_names_a_size)
+{
+    const struct { const char *conf; size_t pages; } cases[] = {
+        {nullptr, 32}, {"log:off,memory_limit:512M", 32}, {"log:off,growth:8M", 8}, {"log:off,growth:64M", 1}};
+    for (const auto &each : cases) {
+        begin(1, SIM_PACE_STILL, each.conf);
+        size_t now = 0, peak = 0, pages = 0, largest = 0;
+        void *p = torch_malloc(MiB(64), 0, nullptr);
+        EXPECT(held_of(0, &now, &peak, &pages, &largest));
+        EXPECT_EQ(now, MiB(64));
+        EXPECT_EQ(pages, each.pages);
+        torch_free(p, MiB(64), 0, nullptr);
+        finish();
+    }
+    /* Other rules and kinds of memory keep theirs. */
+    for (const char *conf : {"like:pytorch,log:off", "log:off,expandable_segments:False", "log:off,growth:auto",
+                             "log:off,strategy:pooled", "log:off,backend:cudaMalloc"}) {
+        begin(1, SIM_PACE_STILL, conf);
+        void *p = torch_malloc(MiB(64), 0, nullptr);
+        EXPECT(p);
+        EXPECT(sim_calls("cuMemCreate") < 32);
+        torch_free(p, MiB(64), 0, nullptr);
+        finish();
+    }
+}
+
 TEST(running_out_is_pytorchs_exception_with_the_report)
 {
     begin(1, SIM_PACE_STILL, "memory_limit:64M,log:off");
