@@ -1141,6 +1141,16 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
      Device   waits for the device */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
+/* Frees a block of cudaMalloc, for GALLOC_OVERRIDE_CUDA, whose cudaFree and cudaFreeAsync call it. The block's next
+   user may be any stream.
+     ptr      from cudaMalloc
+     device   that of galloc_pointer_info
+     waits    1: after a wait for the current context, the device's primary one, and those of its contexts that have
+              streams which galloc has been passed; 0: the program has waited for all work that uses the block
+     Returns  as galloc_free; also the error of an earlier launch. Then the block is still used
+     Device   waits for the device if `waits`, and invalidates captures that are under way there */
+GALLOC_API cudaError_t galloc_override_free(void *ptr, int device, int waits);
+
 /* Returns the calling thread's last error in words, with the name of the function that failed; "" if there was none.
    The text is valid until the thread's next error. */
 GALLOC_API const char *galloc_last_message(void);
@@ -1194,7 +1204,8 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    galloc's, under their own names. Include the header before the first use of them.
      cudaMalloc       memory that every stream may use at once. It comes from a pool of its own for each device, with
                       the settings of the default pool; galloc_shutdown is refused from then on
-     cudaFree         waits for the device of the memory, as in CUDA, and must not be called while a stream is captured
+     cudaFree         waits for the device of the memory, as in CUDA: for the current context, the primary one, and
+                      those whose streams galloc has been passed. It must not be called while a stream is captured
      cudaMallocAsync  galloc_malloc
      cudaFreeAsync    galloc_free; for memory of cudaMalloc it waits for the stream
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
@@ -1299,25 +1310,11 @@ GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)
     return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
 }
 
-/* Frees on the legacy stream of the block's device, after all work there or, if `stream` is not NULL, on that. */
-GAI_OVERRIDE gai_override_return(const galloc_pointer *info, void *ptr, const cudaStream_t *stream)
-{
-    int before = 0;
-    cudaError_t error = stream ? cudaStreamSynchronize(*stream) : cudaSuccess;
-    if (!error) error = cudaGetDevice(&before);
-    if (error) return error;
-    if (before != info->device) error = cudaSetDevice(info->device);
-    if (!error && !stream) error = cudaDeviceSynchronize();
-    if (!error) error = galloc_free(ptr, cudaStreamLegacy);
-    if (before != info->device) (void)cudaSetDevice(before);
-    return error;
-}
-
 GAI_OVERRIDE gai_override_free(void *ptr)
 {
     galloc_pointer info;
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFree(ptr);
-    return gai_override_return(&info, ptr, NULL);
+    return galloc_override_free(ptr, info.device, 1);
 }
 
 /* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
@@ -1343,7 +1340,10 @@ GAI_OVERRIDE gai_override_free_async(void *ptr, cudaStream_t stream)
     cudaError_t error;
     if (!ptr) return cudaSuccess; /* of 0 bytes */
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFreeAsync(ptr, stream);
-    if (gai_override_has(info.pool, info.device)) return gai_override_return(&info, ptr, &stream);
+    if (gai_override_has(info.pool, info.device)) {
+        error = cudaStreamSynchronize(stream);
+        return error ? error : galloc_override_free(ptr, info.device, 0);
+    }
     error = gai_override_order(stream);
     return error ? error : galloc_free(ptr, stream);
 }
@@ -2143,6 +2143,7 @@ static void gai_print(gai_string *string, const char *format, ...)
     X(CtxPopCurrent, (CUcontext *))                                                                                    \
     X(CtxGetId, (CUcontext, unsigned long long *))                                                                     \
     X(CtxGetDevice, (CUdevice *))                                                                                      \
+    X(CtxSynchronize, (void))                                                                                          \
     X(DeviceGetCount, (int *))                                                                                         \
     X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                                                       \
     X(DeviceTotalMem, (size_t *, CUdevice))                                                                            \
@@ -17505,6 +17506,7 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     pool->special |= pool->tool ? GAI_ROUTE_TOOL : 0;
     gai_pool_route_history(pool);
     pool->mixed.counted = pool->variant.unfiled != NULL;
+    if (pool->variant.no_marks) pool->config.reuse = 0; /* it has no effect, and galloc_pool_config says so */
     gai_lock_off(&pool->lock);
     return result;
 }
@@ -20820,6 +20822,55 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     gai_lock_off(&pool->lock);
     gai_pool_unpin(pool);
     return cudaSuccess;
+}
+
+/* Waits for all work of a context, if it is one of the device. */
+static CUresult gai_override_wait_in(CUcontext context, CUdevice device)
+{
+    gai_scope scope;
+    CUdevice its = -1;
+    CUresult result = gai_scope_push(&scope, context);
+    if (result) return result;
+    result = gai_cu.CtxGetDevice(&its);
+    if (!result && its == device) result = gai_cu.CtxSynchronize();
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* Waits for all work of a device: cudaMalloc's memory is for every stream. */
+static CUresult gai_override_wait(CUcontext primary, CUdevice device)
+{
+    CUcontext context = NULL;
+    unsigned long long id;
+    size_t n;
+    CUresult result = gai_override_wait_in(primary, device);
+    if (!result) result = gai_cu.CtxGetCurrent(&context);
+    if (!result && context && context != primary) result = gai_override_wait_in(context, device);
+    for (n = 0; !result && gai_context_known(n, &context, &id); n++)
+        if (gai_context_health(context, id) == GAI_ALIVE) result = gai_override_wait_in(context, device);
+    return result;
+}
+
+GALLOC_API cudaError_t galloc_override_free(void *ptr, int device, int waits)
+{
+    gai_scope scope;
+    CUcontext primary = NULL;
+    CUresult result;
+    cudaError_t error = gai_begin();
+    if (error) return gai_end(__func__, error);
+    result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
+    if (result) return gai_end(__func__, gai_driver_failed(result, "cuDevicePrimaryCtxRetain"));
+    if (waits) result = gai_override_wait(primary, device);
+    if (result) {
+        error = gai_end(__func__, gai_driver_failed(result, "waiting for the device"));
+    } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
+        error = gai_end(__func__, gai_driver_failed(result, "cuCtxPushCurrent"));
+    } else {
+        error = galloc_free(ptr, cudaStreamLegacy);
+        gai_scope_leave(&scope);
+    }
+    (void)gai_cu.DevicePrimaryCtxRelease(device);
+    return error;
 }
 
 GALLOC_API cudaError_t galloc_shutdown(void)

@@ -9,7 +9,7 @@
 cd "$(dirname "$0")/.." || exit 1
 
 tasks='Allocate: malloc alloc pool_malloc malloc_growable resize
-Free: free free_after
+Free: free free_after override_free
 Streams: record_stream stream_retire
 CUDA graphs: graph_begin graph_end graph_release
 Pools: pool_default pool_create pool_destroy

@@ -219,6 +219,65 @@ TEST(several_devices)
     no_findings();
 }
 
+static void count(void *number) { ++*(int *)number; }
+
+/* A context of the program's own stays current, and the memory is free once no context of the device uses it. */
+TEST(contexts)
+{
+    start();
+    CUcontext mine = NULL, other = NULL, now = NULL;
+    void *p, *q;
+    cudaStream_t s = stream_new(), t;
+    CUstream third = NULL;
+    int third_done = 0;
+    OK(cudaSetDevice(1));
+    p = alloc(MIB(1));
+    OK(cudaSetDevice(0));
+    q = alloc(MIB(1));
+    put(s, q, KIB(256), 1);
+    OK(cuCtxCreate(&other, NULL, 0, 0));
+    OK(cuStreamCreate(&third, CU_STREAM_NON_BLOCKING));
+    OK(galloc_record_stream(q, third)); /* galloc has been passed a stream of this one */
+    OK(cuCtxCreate(&mine, NULL, 0, 0));
+    t = stream_new();
+    put(t, (char *)q + KIB(512), KIB(512), 3);
+    sim_access access = {(char *)q + KIB(256), KIB(256), SIM_WRITE, 2};
+    OK(cuCtxPushCurrent(other));
+    OK(sim_launch_call(third, &access, 1, count, &third_done));
+    OK(cuCtxPopCurrent(&now));
+    OK(cudaFree(p)); /* of another device */
+    EXPECT(!sim_stream_done(t));
+    OK(cuCtxGetCurrent(&now));
+    EXPECT(now == mine);
+    OK(cudaFree(q));
+    EXPECT(sim_stream_done(s));
+    EXPECT_EQ(third_done, 1);
+    EXPECT(sim_stream_done(t));
+    OK(cuCtxGetCurrent(&now));
+    EXPECT(now == mine);
+    p = alloc(MIB(1));
+    put(t, p, MIB(1), 4);
+    OK(cudaFreeAsync(p, t)); /* waits for the stream alone */
+    EXPECT(sim_stream_done(t));
+    OK(cuCtxGetCurrent(&now));
+    EXPECT(now == mine);
+    stream_end(t);
+    OK(cuCtxDestroy(mine));
+    OK(cuCtxDestroy(other));
+    OK(cudaSetDevice(0));
+    p = alloc(MIB(1));
+    OK(cuCtxCreate(&mine, NULL, 0, 0)); /* galloc meets it in cudaFree */
+    t = stream_new();
+    put(t, p, MIB(1), 5);
+    OK(cudaFree(p));
+    EXPECT(sim_stream_done(t));
+    OK(cudaStreamDestroy(t));
+    OK(cuCtxDestroy(mine));
+    OK(cudaSetDevice(0));
+    stream_end(s);
+    no_findings();
+}
+
 /* A device's first cudaMalloc, in which another one comes in between and makes the pool. */
 static struct {
     int retained; /* by the default pool, and then by the one of cudaMalloc */
@@ -266,15 +325,27 @@ TEST(errors)
     EXPECT(!p);
     p = alloc(MIB(1));
     put(cudaStreamLegacy, p, MIB(1), 1);
-    sim_fail("cudaDeviceSynchronize", 1, 0, cudaErrorUnknown);
-    EXPECT_EQ(cudaFree(p), cudaErrorUnknown);
-    sim_fail_clear();
-    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    static const char *const calls[] = {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuCtxGetDevice",
+                                        "cuCtxSynchronize"};
+    CUcontext now = NULL, mine = NULL;
+    OK(cuCtxCreate(&mine, NULL, 0, 0));
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        sim_fail(calls[i], 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(cudaFree(p), cudaErrorUnknown);
+        sim_fail_clear();
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        EXPECT(strstr(galloc_last_message(), "galloc_override_free: "));
+        OK(cudaPeekAtLastError());
+        OK(cuCtxGetCurrent(&now));
+        EXPECT(now == mine);
+    }
+    OK(cuCtxDestroy(mine));
+    OK(cudaSetDevice(0));
     sim_fail("cudaStreamSynchronize", 1, 0, cudaErrorUnknown);
     EXPECT_EQ(cudaFreeAsync(p, 0), cudaErrorUnknown);
     sim_fail_clear();
     OK(cudaFree(p));
-    (void)cudaGetLastError(); /* of the two that failed: they are the runtime's */
+    (void)cudaGetLastError(); /* of the call that failed: it is the runtime's */
     no_findings();
 }
 
