@@ -1626,4 +1626,35 @@ TEST(memory_of_a_stream_that_is_gone_is_no_graphs)
     finish();
 }
 
+/* The setting reuse has no effect: galloc_resize does what it does without, and comes back. Both neighbours of the block
+   that grows are busy or never used, in segments of which none is whole. */
+TEST(reuse_has_no_effect)
+{
+    static const char *const settings[] = {"like:pytorch", "like:pytorch,reuse:wait",
+                                           "like:pytorch,reuse:completed+followed+wait"};
+    for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        config.memory_limit = MIB(64);
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.reuse, 0);
+        cudaStream_t both[2] = {stream_new(), stream_new()};
+        void *block[4], *large = NULL;
+        for (int i = 0; i < 4; i++) block[i] = get(pool, 900000, both[0]);
+        large = get(pool, 2000000, both[0]); /* a segment whose rest is more than theirs */
+        for (int i = 1; i < 4; i += 2) {
+            put(both[1], block[i], 512, 1);
+            OK(galloc_free_after(block[i], both, 2));
+        }
+        EXPECT_EQ(galloc_resize(block[0], 1000000, both[0]), cudaErrorNotSupported);
+        OK(galloc_free(large, both[0]));
+        for (int i = 0; i < 4; i += 2) OK(galloc_free(block[i], both[0]));
+        for (int i = 0; i < 2; i++) stream_end(both[i]);
+        pool_end(pool);
+        finish();
+    }
+}
+
 TEST_MAIN()
