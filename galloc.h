@@ -13494,15 +13494,22 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Returns 0 if
-   host memory is missing. [lock] */
+/* Is the work over that a recorded use stands for? A captured stream's graph is gone, or the last event of a retired
+   stream is complete. [lock] */
+static int gai_use_is_over(const gai_stream *stream)
+{
+    if (!gai_stream_is_plain(stream)) return !stream->capture;
+    return stream->retired && stream->done >= gai_stream_stamp(stream);
+}
+
+/* Adds a recorded use to a block, and removes those that are over. Returns 0 if host memory is missing. [lock] */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
     while (*at) {
         const gai_stream *use = (*at)->stream;
         if (use == stream) return 1;
-        if (!gai_stream_is_plain(use) && !use->capture) gai_mark_drop(pool, at);
+        if (gai_use_is_over(use)) gai_mark_drop(pool, at);
         else at = &(*at)->next;
     }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -13512,12 +13519,13 @@ static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *st
     return 1;
 }
 
-/* Adds a recorded use. The block then has GAI_SPECIAL, so that its free bypasses the stream cache. */
+/* Adds a recorded use. The block then has GAI_SPECIAL, so that its free bypasses the stream cache. A program may do no
+   more than this with the pool in each of many captures or on many streams: then the call forgets the earlier ones. */
 static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
     gai_stream *stream;
-    int noted = 0;
+    int noted = 0, crowded;
     gai_lock_on(&pool->lock);
     stream = gai_stream_hold(pool, site);
     if (stream) {
@@ -13527,7 +13535,12 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
         if (block) gai_block_let_go(block);
         gai_stream_release(pool, stream, site);
     }
+    crowded = gai_pool_is_crowded(pool);
     gai_lock_off(&pool->lock);
+    if (noted && crowded) {
+        gai_pool_try_poll(pool);
+        gai_pool_tend(pool);
+    }
     if (noted) return cudaSuccess;
     if (stream && !block) return gai_pointer_refused(pool, ptr);
     return gai_stream_refused(site);
