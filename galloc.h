@@ -466,8 +466,9 @@ typedef struct galloc_config {
                                 32; 0 (default): no stacks; see galloc_pool_history_stacks */
     int debug;               /* GALLOC_DEBUG_... or-ed together: what the pool does to find mistakes of the program; 0
                                 (default): nothing. With debug_sample below 64, stream caches are closed then.
-                                Allocations on a default stream wait for what earlier frees have queued there; see
-                                docs/guards.md. In a text: debug:guards+poison */
+                                Allocations on a default stream wait for what earlier frees have queued there; with a
+                                wait_limit_ms frees queue nothing there. See docs/guards.md. In a text:
+                                debug:guards+poison */
     size_t quarantine_bytes; /* debug:quarantine keeps the blocks freed last, of so many bytes; 0 (default): 1/16 of the
                                 limit, at most 256 MiB. In a text also auto */
     uint64_t debug_sample;   /* that is done to one allocation in so many, 1 (default: to all) .. 1000000000; from 64 on
@@ -771,10 +772,11 @@ typedef struct galloc_callbacks {
      stream   the stream that uses the memory first
      Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
-     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are two
+     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are three
               exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
-              (gc_threshold); and a request waits once for each 64 new streams while the pool knows more than 1024,
-              because streams were destroyed without galloc_stream_retire */
+              (gc_threshold); a request waits once for each 64 new streams while the pool knows more than 1024, because
+              streams were destroyed without galloc_stream_retire; and with debug a request on a default stream waits
+              for the checks of blocks freed there */
 GALLOC_API cudaError_t galloc_malloc(void **ptr, size_t bytes, cudaStream_t stream);
 
 /* Frees a block. Work queued on `stream` before this call may still use it: later work of the same stream may reuse the
@@ -9927,6 +9929,13 @@ static int gai_block_is_to_keep(const galloc_pool *pool, const gai_block *block)
            block->bytes <= gai_pool_quarantine(pool);
 }
 
+/* May debug queue work at this call? On a default stream the next allocation would wait for it: not with a limit. */
+static int gai_site_may_check(const galloc_pool *pool, const gai_site *site)
+{
+    int unlimited = pool->config.wait_limit_ms == UINT64_MAX;
+    return gai_site_may_act(site) && !site->stream->retired && (unlimited || !gai_is_default_stream(site->handle));
+}
+
 /* Queues a check of the guard of a claimed block, in a call on a stream whose state is held. `frees`: the call frees
    the block, and no other stream uses it, so it is poisoned as well. Then the block is not watched any more. [lock],
    released meanwhile. */
@@ -9935,7 +9944,7 @@ static void gai_block_check(galloc_pool *pool, gai_block *block, const gai_site 
     gai_stream *stream = site->stream;
     gai_check *check = NULL;
     int guards = gai_pool_guard(pool) != 0, poison = frees && pool->config.debug & ~GALLOC_DEBUG_GUARDS;
-    int may = gai_site_may_act(site) && !stream->retired && !block->segment->lost && gai_block_precedes(block, stream);
+    int may = gai_site_may_check(pool, site) && !block->segment->lost && gai_block_precedes(block, stream);
     CUresult result = CUDA_SUCCESS;
     gai_set_relaxed(&block->tag, block->tag & ~GAI_WATCHED_BLOCK);
     /* The release of a group leaves marks of recorded uses on a block that is in use. */
@@ -10033,7 +10042,7 @@ static void gai_pool_limit_kept(galloc_pool *pool, const gai_site *site)
     while (pool->guards.kept_bytes > most) {
         int may;
         gai_block *block = gai_kept_pop(pool, &may);
-        may = may && gai_site_may_act(site) && !site->stream->retired && gai_block_marks_precede(block, site->stream);
+        may = may && gai_site_may_check(pool, site) && gai_block_marks_precede(block, site->stream);
         if (!may) pool->stats.unchecked++;
         else if (gai_kept_check(pool, block, site, 0))
             gai_block_stamp(pool, block, gai_mark_promised(pool, site->stream)); /* it reads the block until then */

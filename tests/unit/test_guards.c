@@ -1509,18 +1509,23 @@ TEST(a_default_stream_has_no_work_of_debug_left)
                                            "debug:guards+poison,debug_sample:64",
                                            "debug:guards+poison,debug_sample:64,lane_bytes:0"};
     for (size_t k = 0; k < sizeof settings / sizeof *settings; k++) {
-        for (int own = 0; own < 2; own++) {
-            cudaStream_t zero = own ? cudaStreamPerThread : cudaStreamLegacy;
+        for (int i = 0; i < 4; i++) {
+            cudaStream_t zero = i & 1 ? cudaStreamPerThread : cudaStreamLegacy;
+            int limited = i & 2;
             begin_backed(SIM_PACE_STILL);
             cudaStream_t s = stream_new();
             galloc_config config = galloc_config_default();
             OK(galloc_config_parse(&config, settings[k], NULL, 0));
+            if (limited) config.wait_limit_ms = 0; /* then nothing is queued, and no call waits */
             galloc_pool *pool = pool_new(&config);
-            for (int i = 0; i < 200; i++) {
-                size_t bytes = i % 2 ? KIB(512) : KIB(513); /* a guard's place belongs to the next block */
+            long waits = 0;
+            for (int n = 0; n < 200; n++) {
+                size_t bytes = n % 2 ? KIB(512) : KIB(513); /* a guard's place belongs to the next block */
+                long before = sim_blocking_calls();
                 void *p = get(pool, bytes, zero);
+                waits += sim_blocking_calls() - before;
                 sim_hold(zero, 1); /* the device may run s first */
-                put(s, p, bytes, (uint64_t)i + 1);
+                put(s, p, bytes, (uint64_t)n + 1);
                 OK(cudaStreamSynchronize(s));
                 sim_hold(zero, 0);
                 OK(cudaDeviceSynchronize());
@@ -1528,6 +1533,8 @@ TEST(a_default_stream_has_no_work_of_debug_left)
             }
             look_now(pool);
             EXPECT_EQ(stats_of(pool).damages, 0);
+            if (limited) EXPECT_EQ(waits, 0);
+            EXPECT_EQ(stats_of(pool).unchecked != 0, limited && config.debug & GALLOC_DEBUG_GUARDS);
             pool_end(pool);
             stream_end(s);
             finish();
