@@ -1143,15 +1143,20 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
      Device   waits for the device */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
-/* Frees a block of cudaMalloc, for GALLOC_OVERRIDE_CUDA, whose cudaFree and cudaFreeAsync call it. The block's next
-   user may be any stream.
-     ptr      from cudaMalloc
-     device   that of galloc_pointer_info
-     waits    1: after a wait for the current context, the device's primary one, and those of its contexts that have
-              streams which galloc has been passed; 0: the program has waited for all work that uses the block
-     Returns  as galloc_free; also the error of an earlier launch. Then the block is still used
-     Device   waits for the device if `waits`, and invalidates captures that are under way there */
-GALLOC_API cudaError_t galloc_override_free(void *ptr, int device, int waits);
+/* Ways to free of galloc_override_free. */
+enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_ORDERED = 2 };
+
+/* Frees a block for GALLOC_OVERRIDE_CUDA, whose cudaFree and cudaFreeAsync call it.
+     ptr      the block
+     stream   the legacy stream if 0, in every file
+     how      GALLOC_OVERRIDE_DEVICE: after a wait for all work of the block's device (of the current context, the
+              primary one, and those with streams that galloc has been passed), on the legacy stream of that device
+              GALLOC_OVERRIDE_STREAM: after a wait for `stream`, likewise
+              GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
+              it, as after work of the program
+     Returns  also what galloc_free returns, and the error of an earlier launch. Then the block is still used
+     Device   waits as `how` says, and a wait for the device invalidates captures that are under way there */
+GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how);
 
 /* Returns the calling thread's last error in words, with the name of the function that failed; "" if there was none.
    The text is valid until the thread's next error. */
@@ -1213,7 +1218,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
    memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
-   galloc's functions, for cudaMalloc galloc_pool_malloc. Needs gcc or clang, also under nvcc; C++ includes
+   galloc's functions, for cudaMalloc galloc_pool_malloc and for cudaFree galloc_override_free. Needs gcc or clang, also under nvcc; C++ includes
    cuda_runtime.h. */
 
 #ifndef __GNUC__
@@ -1312,42 +1317,26 @@ GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)
     return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
 }
 
+/* In a file compiled for per-thread default streams, 0 is one of those. */
+static __attribute__((unused)) cudaStream_t gai_override_stream(cudaStream_t stream)
+{
+    return stream || GAI_OVERRIDE_ZERO_IS_LEGACY ? stream : cudaStreamPerThread;
+}
+
 GAI_OVERRIDE gai_override_free(void *ptr)
 {
     galloc_pointer info;
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFree(ptr);
-    return galloc_override_free(ptr, info.device, 1);
-}
-
-/* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
-   their later work. galloc queues no work, so an event does it. */
-GAI_OVERRIDE gai_override_order(cudaStream_t stream)
-{
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaEvent_t event = NULL;
-    cudaError_t error;
-    if (stream != cudaStreamLegacy && (stream || !GAI_OVERRIDE_ZERO_IS_LEGACY)) return cudaSuccess;
-    /* An error while a blocking stream is captured: an event would end the capture. */
-    error = cudaStreamIsCapturing(stream, &status);
-    if (!error) error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    if (error) return error;
-    error = cudaEventRecord(event, stream);
-    (void)cudaEventDestroy(event);
-    return error;
+    return galloc_override_free(ptr, NULL, GALLOC_OVERRIDE_DEVICE);
 }
 
 GAI_OVERRIDE gai_override_free_async(void *ptr, cudaStream_t stream)
 {
     galloc_pointer info;
-    cudaError_t error;
     if (!ptr) return cudaSuccess; /* of 0 bytes */
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFreeAsync(ptr, stream);
-    if (gai_override_has(info.pool, info.device)) {
-        error = cudaStreamSynchronize(stream);
-        return error ? error : galloc_override_free(ptr, info.device, 0);
-    }
-    error = gai_override_order(stream);
-    return error ? error : galloc_free(ptr, stream);
+    return galloc_override_free(ptr, gai_override_stream(stream), gai_override_has(info.pool, info.device) ?
+                                GALLOC_OVERRIDE_STREAM : GALLOC_OVERRIDE_ORDERED);
 }
 
 GAI_OVERRIDE gai_override_malloc_async(void **ptr, size_t bytes, cudaStream_t stream)
@@ -20873,26 +20862,63 @@ static CUresult gai_override_wait(CUcontext primary, CUdevice device)
     return result;
 }
 
-GALLOC_API cudaError_t galloc_override_free(void *ptr, int device, int waits)
+/* In CUDA, a free on the legacy stream is work there: it comes after earlier work of all blocking streams, and before
+   their later work. galloc queues no work, so an event does it. While a blocking stream is captured, an event would end
+   the capture; then the driver's answer about the legacy stream is an error. */
+static CUresult gai_override_order(CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUevent event = NULL;
+    CUresult result;
+    if (stream && stream != CU_STREAM_LEGACY) return CUDA_SUCCESS;
+    result = gai_cu.StreamIsCapturing(stream, &status);
+    if (!result) result = gai_cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result) return result;
+    result = gai_cu.EventRecord(event, stream);
+    (void)gai_cu.EventDestroy(event);
+    return result;
+}
+
+/* Once the driver has shut down, a free succeeds and does nothing. */
+static cudaError_t gai_override_failed(void *ptr, CUresult result, const char *call)
+{
+    return gai_is_driver_gone(result) ? galloc_free(ptr, cudaStreamLegacy) : gai_driver_failed(result, call);
+}
+
+/* Frees a block on the legacy stream of the device, after a wait for `stream` or the device. */
+static cudaError_t gai_override_return(void *ptr, CUdevice device, cudaStream_t stream, int how)
 {
     gai_scope scope;
     CUcontext primary = NULL;
-    CUresult result;
-    cudaError_t error = gai_begin();
-    if (error) return gai_end(__func__, error);
+    cudaError_t error;
+    CUresult result = how == GALLOC_OVERRIDE_STREAM ? gai_cu.StreamSynchronize(stream) : CUDA_SUCCESS;
+    if (result) return gai_override_failed(ptr, result, "cuStreamSynchronize");
     result = gai_cu.DevicePrimaryCtxRetain(&primary, device);
-    if (result) return gai_end(__func__, gai_driver_failed(result, "cuDevicePrimaryCtxRetain"));
-    if (waits) result = gai_override_wait(primary, device);
+    if (result) return gai_override_failed(ptr, result, "cuDevicePrimaryCtxRetain");
+    if (how == GALLOC_OVERRIDE_DEVICE) result = gai_override_wait(primary, device);
     if (result) {
-        error = gai_end(__func__, gai_driver_failed(result, "waiting for the device"));
+        error = gai_override_failed(ptr, result, "waiting for the device");
     } else if ((result = gai_scope_push(&scope, primary)) != CUDA_SUCCESS) {
-        error = gai_end(__func__, gai_driver_failed(result, "cuCtxPushCurrent"));
+        error = gai_override_failed(ptr, result, "cuCtxPushCurrent");
     } else {
         error = galloc_free(ptr, cudaStreamLegacy);
         gai_scope_leave(&scope);
     }
     (void)gai_cu.DevicePrimaryCtxRelease(device);
     return error;
+}
+
+GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how)
+{
+    galloc_pointer info;
+    CUresult result;
+    cudaError_t error = galloc_pointer_info(ptr, &info);
+    if (error) return error;
+    if (info.state != GALLOC_STATE_USED) return galloc_free(ptr, stream); /* which says what is wrong */
+    if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, stream, how));
+    result = gai_override_order(stream);
+    if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));
+    return galloc_free(ptr, stream);
 }
 
 GALLOC_API cudaError_t galloc_shutdown(void)

@@ -122,10 +122,10 @@ static void errors(void)
     CHECK(cudaFree(p) == cudaErrorInvalidDevicePointer);
     CHECK(galloc_config_parse(&config, "backend:cudaMallocAsync", NULL, 0) == cudaSuccess);
     CHECK(config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC);
-    sim_fail("cudaDeviceSynchronize", 1, 0, 999);
+    sim_fail("cuCtxSynchronize", 1, 0, 999);
     CHECK(cudaMalloc(&p, MIB) == cudaSuccess && cudaFree(p) == cudaErrorUnknown && cudaFree(p) == cudaSuccess);
     sim_fail_clear();
-    (void)cudaGetLastError();
+    CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 int main(void)

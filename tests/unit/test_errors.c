@@ -764,6 +764,9 @@ static int drop(void *user, const void *data, size_t bytes)
     X(galloc_pool_reserve, v->config.backend ? cudaErrorNotSupported : gone, galloc_pool_reserve(v->pool, 512))        \
     X(galloc_pool_set_callbacks, gone, galloc_pool_set_callbacks(v->pool, NULL))                                       \
     X(galloc_free, cudaSuccess, galloc_free(v->block, v->stream))                                                      \
+    X(galloc_override_free, cudaSuccess, galloc_override_free(v->other, v->stream, GALLOC_OVERRIDE_DEVICE))            \
+    X(galloc_override_free, cudaSuccess, galloc_override_free(v->other, v->stream, GALLOC_OVERRIDE_STREAM))            \
+    X(galloc_override_free, cudaSuccess, galloc_override_free(v->other, v->stream, GALLOC_OVERRIDE_ORDERED))           \
     X(galloc_free, cudaSuccess, galloc_free(NULL, v->stream))                                                          \
     X(galloc_free_after, cudaSuccess, galloc_free_after(v->other, &v->stream, 1))                                      \
     X(galloc_record_stream, cudaSuccess, galloc_record_stream(v->block, v->stream))                                    \

@@ -635,8 +635,8 @@ TEST(pools_that_come_and_go_leave_no_more_than_they_needed)
     finish();
 }
 
-/* A long-lived block, recorded in each of many captures or for many streams that come and go: what is over is forgotten,
-   though the program does nothing else with the pool. */
+/* A long-lived block, recorded in each of many captures or for many streams that come and go: what is over is
+   forgotten, though the program does nothing else with the pool. */
 TEST(recorded_uses_that_are_over_do_not_pile_up)
 {
     for (int captured = 0; captured < 2; captured++) {

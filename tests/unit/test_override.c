@@ -341,11 +341,21 @@ TEST(errors)
     }
     OK(cuCtxDestroy(mine));
     OK(cudaSetDevice(0));
-    sim_fail("cudaStreamSynchronize", 1, 0, cudaErrorUnknown);
+    sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
     EXPECT_EQ(cudaFreeAsync(p, 0), cudaErrorUnknown);
     sim_fail_clear();
     OK(cudaFree(p));
-    (void)cudaGetLastError(); /* of the call that failed: it is the runtime's */
+    OK(cudaMallocAsync(&p, MIB(1), 0));
+    static const char *const of_order[] = {"cuStreamIsCapturing", "cuEventCreate", "cuEventRecord"};
+    for (size_t i = 0; i < sizeof of_order / sizeof *of_order; i++) {
+        sim_fail(of_order[i], 1, 0, cudaErrorUnknown);
+        EXPECT_EQ(cudaFreeAsync(p, 0), cudaErrorUnknown);
+        sim_fail_clear();
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+        EXPECT(strstr(galloc_last_message(), "galloc_override_free: "));
+    }
+    OK(cudaFreeAsync(p, 0));
+    OK(cudaPeekAtLastError());
     no_findings();
 }
 

@@ -1626,8 +1626,8 @@ TEST(memory_of_a_stream_that_is_gone_is_no_graphs)
     finish();
 }
 
-/* The setting reuse has no effect: galloc_resize does what it does without, and comes back. Both neighbours of the block
-   that grows are busy or never used, in segments of which none is whole. */
+/* The setting reuse has no effect: galloc_resize does what it does without, and comes back. Both neighbours of the
+   block that grows are busy or never used, in segments of which none is whole. */
 TEST(reuse_has_no_effect)
 {
     static const char *const settings[] = {"like:pytorch", "like:pytorch,reuse:wait",
