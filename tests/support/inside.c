@@ -93,6 +93,8 @@ void inside_log_anew(void)
     memset(gai_process.log_repeats, 0, sizeof gai_process.log_repeats);
 }
 
+void inside_hold_budget(int on) { inside_hold(&gai_locks.budget, on); }
+
 void inside_hold_log(int on) { inside_hold(&gai_locks.log, on); }
 
 size_t inside_message_size(void) { return sizeof gai_thread.message; }
