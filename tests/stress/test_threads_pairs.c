@@ -107,11 +107,15 @@ static void leave(caller *c, void *ptr)
 
 static galloc_pool *standard_pool(void) { return m.fresh ? m.pool_met : m.pool[m.device]; }
 
+/* Often enough that the stream's cache serves it. */
 static void call_malloc(caller *c)
 {
-    void *ptr = c;
-    cudaError_t error = galloc_malloc(&ptr, some_bytes(c), c->stream);
-    if (obtained(c, error, ptr, standard_pool())) freed(c, galloc_free(ptr, c->stream), standard_pool());
+    size_t bytes = 1 + roll_below(&c->d, KIB(64));
+    for (int i = 0; i < 12; i++) {
+        void *ptr = c;
+        cudaError_t error = galloc_malloc(&ptr, bytes, c->stream);
+        if (obtained(c, error, ptr, standard_pool())) freed(c, galloc_free(ptr, c->stream), standard_pool());
+    }
 }
 
 static void call_malloc_per_thread(caller *c)
@@ -430,7 +434,7 @@ static int count_part(void *user, const void *data, size_t bytes)
     return 0;
 }
 
-static galloc_pool *it_or_all(caller *c) { return roll_below(&c->d, 2) ? c->pool : NULL; }
+static galloc_pool *it_or_all(caller *c) { return roll_below(&c->d, 3) ? c->pool : NULL; }
 
 static void call_snapshot(caller *c)
 {
@@ -498,12 +502,64 @@ static call *const calls[] = {
 };
 enum { CALLS = sizeof calls / sizeof *calls };
 
+/* ---- the first call of the process ------------------------------------------------------------------------------- */
+
+static struct {
+    int loads, loaded, overtaken;
+} first;
+
+static void wait_for_flag(const int *flag)
+{
+    while (!__atomic_load_n(flag, __ATOMIC_RELAXED)) usleep(100);
+}
+
+static void linger_while_loading(const char *function)
+{
+    if (strncmp(function, "cudaGetDriverEntryPoint", 23) || __atomic_exchange_n(&first.loads, 1, __ATOMIC_RELAXED)) return;
+    usleep(100000);
+    EXPECT(!__atomic_load_n(&first.overtaken, __ATOMIC_RELAXED));
+}
+
+static void *overtake(void *unused)
+{
+    wait_for_flag(&first.loads);
+    OK(galloc_tag_name(1, "begun")); /* needs no lock that the first call has */
+    __atomic_store_n(&first.overtaken, 1, __ATOMIC_RELAXED);
+    return unused;
+}
+
+static void *follow(void *unused)
+{
+    galloc_pool *pool = NULL;
+    wait_for_flag(&first.loaded);
+    OK(galloc_pool_create(&pool, NULL));
+    OK(galloc_pool_destroy(pool));
+    return unused;
+}
+
+/* The first of all tests: later on the table is full. A call that overtakes the first one waits, and a thread that
+   learns of that one's end by nothing but a flag sees all that it has done. */
+TEST(the_first_call_fills_the_table_of_the_driver)
+{
+    pthread_t threads[2];
+    begin();
+    pthread_create(&threads[0], NULL, overtake, NULL);
+    pthread_create(&threads[1], NULL, follow, NULL);
+    sim_hook(linger_while_loading, NULL);
+    OK(galloc_annotate("begins"));
+    __atomic_store_n(&first.loaded, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    EXPECT(first.loads && first.overtaken);
+    sim_hook(NULL, NULL);
+    finish();
+}
+
 /* ---- two threads ------------------------------------------------------------------------------------------------- */
 
 #ifdef __SANITIZE_THREAD__
-enum { MEETING_NS = 200000 };
+enum { MEETING_NS = 150000 };
 #else
-enum { MEETING_NS = 40000 };
+enum { MEETING_NS = 30000 };
 #endif
 
 static uint64_t meeting_ns(void)
@@ -569,6 +625,14 @@ static void renew_pool(void)
     galloc_config config = some_config();
     pool_end(m.pool_met);
     m.pool_met = m.pool[m.kind] = pool_new(&config);
+}
+
+/* A block with a tag is there from the beginning. */
+static void stock(caller *c)
+{
+    c->pool = m.pool_met;
+    c->is_brief = 0;
+    call_alloc(c);
 }
 
 /* The threads have left galloc. */
@@ -683,6 +747,7 @@ TEST(every_function_meets_every_other)
             if (m.kind == HEURISTIC) renew_pool(); /* the number of its decisions is bounded */
             galloc_stats before = stats_of(m.pool_met);
             OK(cudaSetDevice(m.device));
+            stock(&callers[0]);
             gate();
             meet(&callers[0], calls[row]);
             close_meeting(&before);
@@ -808,7 +873,7 @@ TEST(nobody_has_a_default_pool_before_it_is_complete)
     inside_hold_budget(1);
     for (int i = 0; i < 2; i++) {
         pthread_create(&threads[i], NULL, ask_for_the_default, NULL);
-        usleep(30000);
+        usleep(100000);
     }
     EXPECT_EQ(__atomic_load_n(&both.done, __ATOMIC_RELAXED), 0);
     inside_hold_budget(0);
