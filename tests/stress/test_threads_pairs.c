@@ -515,7 +515,8 @@ static void wait_for_flag(const int *flag)
 
 static void linger_while_loading(const char *function)
 {
-    if (strncmp(function, "cudaGetDriverEntryPoint", 23) || __atomic_exchange_n(&first.loads, 1, __ATOMIC_RELAXED)) return;
+    if (strncmp(function, "cudaGetDriverEntryPoint", 23)) return;
+    if (__atomic_exchange_n(&first.loads, 1, __ATOMIC_RELAXED)) return;
     usleep(100000);
     EXPECT(!__atomic_load_n(&first.overtaken, __ATOMIC_RELAXED));
 }
@@ -726,11 +727,12 @@ static void settle(void)
     unsetenv("GALLOC_CONF");
 }
 
-TEST(every_function_meets_every_other)
+/* The functions [from, end) meet all that there are. */
+static void meet_all(int from, int end)
 {
     char folder[] = "/tmp/galloc_pairs.XXXXXX";
     EXPECT(mkdtemp(folder));
-    for (row = 0; row < CALLS; row++) {
+    for (row = from; row < end; row++) {
         pthread_t thread;
         set_out(row % 2 ? "memory_limit:64M" : "memory_limit:64M,trace:%s,snapshot_on_oom:%s", folder);
         for (int kind = 0; kind < KINDS; kind++) {
@@ -759,6 +761,10 @@ TEST(every_function_meets_every_other)
     }
     remove_files(folder);
 }
+
+TEST(functions_that_allocate_meet_all) { meet_all(0, 12); }
+TEST(functions_that_set_or_end_meet_all) { meet_all(12, 21); }
+TEST(functions_that_ask_meet_all) { meet_all(21, CALLS); }
 
 static void *first_calls(void *unused)
 {
@@ -852,6 +858,42 @@ TEST(requests_refused_at_one_moment_are_all_counted)
         pool_end(both.pool);
         finish();
     }
+}
+
+static void *decide(void *unused)
+{
+    cudaStream_t stream = stream_new();
+    for (int i = 0; i < GALLOC_DECISIONS; i++) {
+        OK(galloc_free(get(both.pool, i % 2 ? MIB(3) : LIMIT - MIB(3), stream), stream));
+        OK(galloc_pool_trim(both.pool, 0, NULL));
+    }
+    stream_end(stream);
+    __atomic_store_n(&both.done, 1, __ATOMIC_RELAXED);
+    return unused;
+}
+
+TEST(decisions_are_read_while_they_are_made)
+{
+    galloc_config config = config_limit(LIMIT);
+    galloc_decision decisions[GALLOC_DECISIONS];
+    pthread_t thread;
+    int n = 0, before = 0, last;
+    begin();
+    config.strategy = GALLOC_STRATEGY_HEURISTIC;
+    memset(&both, 0, sizeof both);
+    both.pool = pool_new(&config);
+    pthread_create(&thread, NULL, decide, NULL);
+    do {
+        last = __atomic_load_n(&both.done, __ATOMIC_RELAXED);
+        OK(galloc_pool_decisions(both.pool, decisions, GALLOC_DECISIONS, &n));
+        EXPECT(n >= before);
+        for (int i = before; i < n; i++) EXPECT(decisions[i].reason != NULL);
+        before = n;
+    } while (!last);
+    EXPECT_EQ(n, GALLOC_DECISIONS);
+    pthread_join(thread, NULL);
+    pool_end(both.pool);
+    finish();
 }
 
 static void *ask_for_the_default(void *unused)
