@@ -896,6 +896,26 @@ TEST(decisions_are_read_while_they_are_made)
     finish();
 }
 
+static void *make_pools(void *unused)
+{
+    for (int i = 0; i < 200; i++) pool_end(pool_new(NULL));
+    __atomic_store_n(&both.done, 1, __ATOMIC_RELAXED);
+    return unused;
+}
+
+TEST(streams_are_retired_while_pools_come_and_go)
+{
+    pthread_t thread;
+    begin();
+    cudaStream_t stream = stream_new();
+    memset(&both, 0, sizeof both);
+    pthread_create(&thread, NULL, make_pools, NULL);
+    while (!__atomic_load_n(&both.done, __ATOMIC_RELAXED)) OK(galloc_stream_retire(stream));
+    pthread_join(thread, NULL);
+    stream_end(stream);
+    finish();
+}
+
 static void *ask_for_the_default(void *unused)
 {
     galloc_pool *pool = NULL;
