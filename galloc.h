@@ -2970,10 +2970,12 @@ struct gai_stream {
     unsigned long long thread; /* the number of the thread whose per-thread stream it is; 0: no such stream */
 };
 
-/* Unused descriptors of one kind; chunks stay until the pool ends. */
+/* Unused descriptors of one kind; chunks stay until the pool ends.
+   made == available + those in use: which these are is said above galloc_pool */
 typedef struct gai_slab {
     size_t size;      /* of a descriptor */
     void *unused;     /* linked by their first word */
+    size_t made;      /* descriptors in the chunks */
     size_t available; /* length of that list */
     size_t promised;  /* of these, kept for steps that must not fail; <= available while the pool's lock is free */
     void *chunks;
@@ -3230,6 +3232,18 @@ typedef struct gai_variant {
    stats.allocated.current == bytes of used blocks, those in stream caches included; likewise live and blocks.
    gai_stats_now adds the counters of the stream caches, which lowers these, and hardly ever raises them.
 
+   Descriptors in use, of each slab (gai_slab.made):
+     blocks      == blocks of all segments
+     marks       == `marks` and `recorded_uses` of all blocks
+     pages       == current mappings under used and free blocks and those that are parked + pages in quarantine +
+                    lost segments whose page is not there
+     mappings    == current mappings under used and free blocks + GAI_ALIAS blocks + mappings in quarantine +
+                    lost segments whose mapping is not there
+     events      == `recorded` and `idle` of all stream states
+     waits, positions == those of all stream states
+   A call that is busy with a stream state may have marks and events in hand, and while on_map or on_unmap runs a call
+   has blocks, pages and mappings in hand: then there are no more than that.
+
    Locks. Brackets in a function's comment name the locks that its caller holds: [lock], [paging], [paging, lock],
    [lock, latches], [latch], [global lock], [budget lock], [context lock], [no lock].
    A pool has three locks (those that all pools share: section process). `lock` guards everything else and is held for
@@ -3403,7 +3417,7 @@ static void gai_slab_give(gai_slab *slab, void *descriptor)
 static void gai_slab_spread(gai_slab *slab, char *chunk)
 {
     size_t at = gai_up((uintptr_t)chunk + sizeof(void *), GAI_CACHE_LINE) - (uintptr_t)chunk;
-    for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size) gai_slab_give(slab, chunk + at);
+    for (; at + slab->size <= GAI_CHUNK_BYTES; at += slab->size, slab->made++) gai_slab_give(slab, chunk + at);
 }
 
 /* Ensures that `n` descriptors can be taken besides the promised ones. New ones are zeroed. 0: no host memory. */
@@ -3447,7 +3461,7 @@ static void gai_slab_end(gai_slab *slab)
         slab->chunks = next;
     }
     slab->unused = NULL;
-    slab->available = slab->promised = 0;
+    slab->made = slab->available = slab->promised = 0;
 }
 
 /* Marks all descriptors as unused. */
@@ -3455,7 +3469,7 @@ static void gai_slab_reset(gai_slab *slab)
 {
     char *chunk;
     slab->unused = NULL;
-    slab->available = slab->promised = 0;
+    slab->made = slab->available = slab->promised = 0;
     for (chunk = (char *)slab->chunks; chunk; chunk = *(char **)(void *)chunk) gai_slab_spread(slab, chunk);
 }
 
@@ -15327,12 +15341,15 @@ static int gai_check_set(const gai_set *set)
     return broken + (set->newest != older) + (bytes != set->bytes) + (in_list != in_bins);
 }
 
-static int gai_check_slab(const gai_slab *slab)
+/* used: descriptors that were found in use;  in_hand: calls under way may have others */
+static int gai_check_slab(const gai_slab *slab, size_t used, int in_hand)
 {
     void *const *unused = (void *const *)slab->unused;
     size_t n = 0;
-    for (; unused; unused = (void *const *)*unused) n++;
-    return (n != slab->available) + (slab->promised > slab->available);
+    for (; unused && n <= slab->made; unused = (void *const *)*unused) n++;
+    used += slab->available;
+    return (n != slab->available) + (slab->promised > slab->available) +
+           (in_hand ? used > slab->made : used != slab->made);
 }
 
 /* Checks that the stream state is in the index, and that its waits are possible. */
@@ -15378,6 +15395,10 @@ static int gai_check_captured(const galloc_pool *pool, const gai_stream *stream)
 typedef struct gai_census {
     size_t used, requested, blocks, free, largest, holes, bytes, promised;
     galloc_pages pages[GALLOC_PAGE_SIZES];
+    struct {
+        size_t blocks, marks, mappings, events, waits, positions;
+    } found; /* descriptors */
+    int busy; /* calls are busy with a stream state */
 } gai_census;
 
 static void gai_census_page(gai_census *census, const gai_page *page, size_t bytes, size_t n)
@@ -15436,6 +15457,19 @@ static int gai_check_cache(const galloc_pool *pool, const gai_stream *stream, ga
     census->free += unconfirmed.used + cached.used;
     census->largest = gai_max(census->largest, gai_max(unconfirmed.largest, cached.largest));
     return broken;
+}
+
+/* Counts the descriptors that a stream state has. */
+static void gai_census_stream(gai_census *census, const gai_stream *stream)
+{
+    const gai_event *event;
+    const gai_wait *wait;
+    const gai_graph_position *position;
+    for (event = stream->recorded; event; event = event->next) census->found.events++;
+    for (event = stream->idle; event; event = event->next) census->found.events++;
+    for (wait = stream->waits; wait; wait = wait->next) census->found.waits++;
+    for (position = stream->positions; position; position = position->older) census->found.positions++;
+    census->busy |= stream->busy != 0;
 }
 
 /* Checks the equations above gai_stream. */
@@ -15563,12 +15597,15 @@ static int gai_check_mapped(const gai_block *block, gai_census *census)
     uintptr_t at = gai_down(block->addr, GAI_FIXED_SMALL), end = block->addr + block->bytes;
     const gai_segment *segment = block->segment;
     int broken = 0;
-    if (segment->given && block == segment->first && gai_block_is_mapped(block))
+    if (segment->given && block == segment->first && gai_block_is_mapped(block)) {
         gai_census_page(census, segment->whole->page, segment->bytes, 1);
+        census->found.mappings++;
+    }
     while (at < end && gai_block_is_mapped(block) && !segment->given) {
         const gai_mapping *mapping = gai_page_at(at);
         if (mapping && mapping->addr >= block->addr) {
             gai_census_page(census, mapping->page, mapping->bytes, 1);
+            census->found.mappings++;
             broken += gai_check_page(mapping->page);
         }
         at = mapping ? mapping->addr + mapping->bytes : end;
@@ -15581,11 +15618,16 @@ static int gai_check_segment(galloc_pool *pool, const gai_segment *segment, gai_
     const gai_block *block;
     size_t bytes = 0;
     int broken = segment->first->addr != segment->addr || segment->first->prev != NULL;
-    if (segment->lost && segment->whole->page->current) gai_census_page(census, segment->whole->page, 0, 1);
+    if (segment->lost && segment->whole->page->current) {
+        gai_census_page(census, segment->whole->page, 0, 1);
+        census->found.mappings++;
+    }
     for (block = segment->first; block; block = block->next) {
         if (!segment->lost) broken += gai_check_block(pool, block);
         if (!segment->lost) broken += gai_check_mapped(block, census);
         bytes += block->bytes;
+        census->found.blocks++;
+        census->found.marks += gai_marks_count(block->marks) + gai_marks_count(block->recorded_uses);
         broken += segment->lost && gai_block_is_free(block);
         census->holes += block->kind == GAI_HOLE;
         census->free += gai_block_is_free(block) ? block->bytes : 0;
@@ -15693,6 +15735,20 @@ static int gai_check_guards(const galloc_pool *pool)
            (pool->tool != (pool->caches_off >> 4 & 1));
 }
 
+/* Checks that each descriptor is unused or has been found in use, once. */
+static int gai_check_slabs(const galloc_pool *pool, const gai_census *census)
+{
+    size_t pages = 0, i;
+    for (i = 0; i < GALLOC_PAGE_SIZES; i++) pages += census->pages[i].count;
+    return gai_check_slab(&pool->blocks, census->found.blocks, pool->telling) +
+           gai_check_slab(&pool->marks, census->found.marks, census->busy) +
+           gai_check_slab(&pool->pages, pages, pool->telling) +
+           gai_check_slab(&pool->mappings, census->found.mappings, pool->telling) +
+           gai_check_slab(&pool->events, census->found.events, census->busy) +
+           gai_check_slab(&pool->waits, census->found.waits, 0) +
+           gai_check_slab(&pool->positions, census->found.positions, 0);
+}
+
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
@@ -15715,6 +15771,7 @@ static int gai_check_pool(galloc_pool *pool)
     }
     for (stream = pool->streams; stream; stream = stream->next) {
         broken += gai_check_stream(pool, stream, &census);
+        gai_census_stream(&census, stream);
         streams += (size_t)gai_stream_is_plain(stream);
     }
     broken += streams != pool->stream_count;
@@ -15722,12 +15779,14 @@ static int gai_check_pool(galloc_pool *pool)
     if (pool->variant.check) broken += pool->variant.check(pool);
     broken += gai_check_history(pool) + gai_check_guards(pool) + gai_check_kept(pool, &census);
     for (mapping = pool->quarantine; mapping; mapping = mapping->next) {
+        census.found.mappings++;
         if (!mapping->page->stuck || mapping->page->shown != mapping) continue;
         quarantined += mapping->bytes;
         gai_census_page(&census, mapping->page, mapping->bytes, 1);
     }
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         int is_parked = mapping->page->current == mapping;
+        census.found.mappings++;
         if (is_parked) parked += mapping->bytes;
         else leaving += mapping->bytes;
         old += (size_t)!is_parked;
@@ -15742,10 +15801,8 @@ static int gai_check_pool(galloc_pool *pool)
         holes++;
         broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
     }
-    broken += gai_check_slab(&pool->blocks) + gai_check_slab(&pool->marks) + gai_check_slab(&pool->pages);
-    broken += gai_check_slab(&pool->mappings) + gai_check_slab(&pool->events) + gai_check_slab(&pool->waits);
+    broken += gai_check_slabs(pool, &census);
     broken += pool->marks.promised != census.promised + pool->promised_jobs;
-    broken += gai_check_slab(&pool->positions);
     broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
     broken += of_graphs != pool->of_graphs;

@@ -302,7 +302,7 @@ size_t inside_most_marks(galloc_pool *pool)
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)
 {
-    while (slab->available > slab->promised + GAI_SLAB_KEPT + spare) (void)gai_slab_take(slab);
+    for (; slab->available > slab->promised + GAI_SLAB_KEPT + spare; slab->made--) (void)gai_slab_take(slab);
 }
 
 static void inside_drain(gai_slab *slab) { inside_drain_to(slab, 0); }
@@ -329,6 +329,25 @@ int inside_leave_marks(galloc_pool *handle, size_t spare)
     int has = gai_slab_need(&pool->marks, spare);
     inside_drain_to(&pool->marks, spare);
     return has;
+}
+
+static gai_slab *inside_slab(galloc_pool *handle, int which)
+{
+    galloc_pool *pool = inside_pool(handle);
+    gai_slab *slabs[] = {&pool->blocks, &pool->marks,    &pool->pages, &pool->mappings, &pool->events,
+                         &pool->waits,  &pool->positions};
+    return which < (int)(sizeof slabs / sizeof *slabs) ? slabs[which] : NULL;
+}
+
+void *inside_descriptor_take(galloc_pool *handle, int which)
+{
+    gai_slab *slab = inside_slab(handle, which);
+    return slab && gai_slab_has(slab, 1) ? gai_slab_take(slab) : NULL;
+}
+
+void inside_descriptor_give(galloc_pool *handle, int which, void *descriptor)
+{
+    gai_slab_give(inside_slab(handle, which), descriptor);
 }
 
 void inside_promise_mark(galloc_pool *pool, int on) { inside_pool(pool)->marks.promised += on ? 1 : (size_t)-1; }

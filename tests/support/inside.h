@@ -120,6 +120,11 @@ void inside_drain_all(galloc_pool *pool);
 int inside_leave_marks(galloc_pool *pool, size_t spare); /* after a drain: so many can be taken */
 void inside_promise_mark(galloc_pool *pool, int on);     /* one more than blocks and jobs need, or one less again */
 
+/* A descriptor of the pool: of blocks (kind 0), of marks (1), and so on; NULL: there is no such kind, or no memory. */
+enum { INSIDE_MARKS = 1 };
+void *inside_descriptor_take(galloc_pool *pool, int kind);
+void inside_descriptor_give(galloc_pool *pool, int kind, void *descriptor);
+
 /* The pool behind `pool` in the list of its device's, or with NULL the first; the visit to `pool` ends. */
 typedef struct inside_device inside_device;
 inside_device *inside_device_of(galloc_pool *pool);

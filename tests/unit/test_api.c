@@ -665,6 +665,31 @@ TEST(the_check_counts_promised_marks)
     finish();
 }
 
+/* A descriptor that is lost would be missing until the pool ends; one that is given back while it is in use would be
+   used twice. */
+TEST(the_check_counts_descriptors)
+{
+    static uint64_t one_too_many[1024];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, s), *descriptor;
+    int kinds = 0;
+    for (; (descriptor = inside_descriptor_take(pool, kinds)) != NULL; kinds++) {
+        EXPECT_EQ(galloc_pool_check(pool), 1);
+        inside_descriptor_give(pool, kinds, descriptor);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        inside_descriptor_give(pool, kinds, one_too_many);
+        EXPECT_EQ(galloc_pool_check(pool), 1);
+        EXPECT(inside_descriptor_take(pool, kinds) == one_too_many);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT_EQ(kinds, 7);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- what is known of an address --------------------------------------------------------------------------------- */
 
 TEST(pointer_info_of_every_kind_of_address)

@@ -752,6 +752,30 @@ TEST(a_free_after_that_fails_leaves_the_block_as_it_was)
     EXPECT(failures > 0);
 }
 
+/* The same on one stream: beside its own mark the free needs one more, of the streams that used the block before. */
+TEST(a_free_that_fails_leaves_the_block_as_it_was)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(64));
+    void *p = get_used(pool, MIB(2), s, 1), *taken[8192];
+    int n = 0;
+    capture_begin(t);
+    (void)pass(pool, MIB(2), t, 2);
+    sim_fail_malloc(1, 1);
+    while (n < 8192 && (taken[n] = inside_descriptor_take(pool, INSIDE_MARKS)) != NULL) n++;
+    EXPECT_EQ(galloc_free(p, t), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    for (int i = 0; i < n; i++) inside_descriptor_give(pool, INSIDE_MARKS, taken[i]);
+    EXPECT(n > 0);
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free(p, t));
+    OK(cudaGraphDestroy(capture_end(t)));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- several streams --------------------------------------------------------------------------------------------- */
 
 /* Streams of one capture are in no order but that of its events: the one does not get what the other freed. */
