@@ -747,9 +747,9 @@ typedef struct galloc_callbacks {
 /* The public functions. Unless a function says otherwise:
      Returns  cudaSuccess; cudaErrorInvalidValue for an argument out of range; cudaErrorInvalidResourceHandle for a pool
               or group that has ended; cudaErrorInitializationError in the child of a fork; otherwise the driver's
-              error. A call that fails changes nothing, keeps its error for galloc_last_message, and sends it to the
-              log (GALLOC_LOG_ERROR: repeated lines are folded; GALLOC_LOG_OFF: no line). The runtime's last error
-              stays as it was.
+              error. A call that fails changes nothing, nor a place for a result whose description does not say so; it
+              keeps its error for galloc_last_message, and sends it to the log (GALLOC_LOG_ERROR: repeated lines are
+              folded; GALLOC_LOG_OFF: no line). The runtime's last error stays as it was.
      Streams  may be captured (ON GRAPHS), except with galloc_resize (cudaErrorNotSupported), galloc_stream_retire and
               galloc_graph_release (cudaErrorStreamCaptureUnsupported). Stream 0 is the legacy or the per-thread default
               stream, as in the calling file. cudaStreamPerThread is refused while a green context is current, as in
@@ -914,7 +914,7 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
      config   the settings
      text     receives the text, terminated by 0
      size     bytes at `text`; GALLOC_CONFIG_TEXT always suffices
-     Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
+     Returns  also cudaErrorInvalidValue: the text does not fit. After an error `text` is "" */
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size);
 
 /* Creates a pool.
@@ -936,7 +936,7 @@ GALLOC_API cudaError_t galloc_pool_destroy(galloc_pool *pool);
    environment variable GALLOC_CONF. If that begins with like:pytorch, galloc first reads PYTORCH_CUDA_ALLOC_CONF (or,
    if that is not set, PYTORCH_ALLOC_CONF), except its settings on pinned host memory, on addresses reserved by class,
    and on reuse in captures.
-     pool     receives the pool
+     pool     receives the pool; NULL after a failure
      device   ordinal; -1: the current device
      Returns  also cudaErrorInvalidDevice; cudaErrorInvalidValue: GALLOC_CONF is not understood */
 GALLOC_API cudaError_t galloc_pool_default(galloc_pool **pool, int device);
@@ -1014,7 +1014,7 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report);
      report   of galloc_oom_report, or the argument of a callback
      text     receives the text, terminated by 0
      size     bytes at `text`; GALLOC_REPORT_TEXT always suffices
-     Returns  also cudaErrorInvalidValue: the text does not fit; then `text` is "" */
+     Returns  also cudaErrorInvalidValue: the text does not fit. After an error `text` is "" */
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size);
 
 /* Reads the settings in effect: `device` is an ordinal; expandable_segments is 0 where the device does not support it,
@@ -1122,7 +1122,8 @@ GALLOC_API cudaError_t galloc_snapshot_save(galloc_pool *pool, const char *path)
      pool     NULL: all pools of the process
      text     receives the text, terminated by 0
      size     bytes at `text`; GALLOC_REPORT_TEXT always suffices
-     Returns  also cudaErrorInvalidValue: the text does not fit; cudaErrorMemoryAllocation (host); then `text` is "" */
+     Returns  also cudaErrorInvalidValue: the text does not fit; cudaErrorMemoryAllocation (host). After an error
+              `text` is "" */
 GALLOC_API cudaError_t galloc_live_text(galloc_pool *pool, char *text, size_t size);
 
 /* Checks the whole heap, for tests and debugging. Takes time in proportion to the number of blocks.
@@ -20303,10 +20304,8 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
     char answer[GAI_MESSAGE];
     gai_seen seen = {0, 0};
     int right;
-    if (message && size) message[0] = 0;
-    if (!config || !text)
-        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
-    right = gai_parse(config, text, NULL, &seen, answer, sizeof answer);
+    if (!config || !text) gai_copy_text(answer, sizeof answer, "config and text must not be NULL");
+    right = config && text && gai_parse(config, text, NULL, &seen, answer, sizeof answer);
     if (right) gai_config_say_idle(config, &seen, answer, sizeof answer);
     if (right)
         gai_say_idle(&seen, "log,snapshot_on_oom,trace", "but in the variable GALLOC_CONF", answer, sizeof answer);
@@ -20317,9 +20316,9 @@ GALLOC_API cudaError_t galloc_config_parse(galloc_config *config, const char *te
 GALLOC_API cudaError_t galloc_config_print(const galloc_config *config, char *text, size_t size)
 {
     char message[GAI_MESSAGE];
+    if (text && size) text[0] = 0;
     if (!config || !text || !size)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config and text must not be NULL"));
-    text[0] = 0;
     if (!gai_config_is_right(config, message, sizeof message))
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "config: %s", message));
     if (gai_config_print(config, text, size)) return cudaSuccess;
@@ -20715,9 +20714,9 @@ GALLOC_API cudaError_t galloc_oom_report(galloc_report *report)
 
 GALLOC_API cudaError_t galloc_report_text(const galloc_report *report, char *text, size_t size)
 {
+    if (text && size) text[0] = 0;
     if (!report || !text || !size)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "report and text must not be NULL"));
-    text[0] = 0;
     if (gai_report_print(report, text, size)) return cudaSuccess;
     text[0] = 0;
     return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "a buffer of %zu bytes is too small", size));
