@@ -1091,7 +1091,7 @@ GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name);
    those of PyTorch's torch.cuda.memory._snapshot(), so that its viewer and its tools read it; galloc's own stand under
    "galloc". A segment is a range of addresses with memory and without a gap. Blocks are "active_allocated" (the
    program's), "active_pending_free" (free; a graph owns it, or several streams' work may still use it) or "inactive".
-   Of each pool, at one time: the sizes of its segments and kept_by_driver (with galloc_stats.quarantined) add up to
+   Of each pool, at one time: the sizes of its segments and kept_by_driver (galloc_stats.quarantined is in it) add up to
    galloc_stats.reserved, the requested sizes of its allocated blocks to galloc_stats.live. device_traces are the
    histories of the device's pools (galloc_pool_history), in order of time: going back from the segments, each entry
    undoes the one before. A free is requested and complete at once; a resize is a free and an allocation, a move
