@@ -772,8 +772,8 @@ typedef struct galloc_callbacks {
      stream   the stream that uses the memory first
      Returns  also cudaErrorMemoryAllocation: the device or the pool's limit has no more memory (ON RUNNING OUT);
               cudaErrorStreamCaptureInvalidated: the stream's capture has been invalidated
-     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are three
-              exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
+     Device   waits only when memory has run out, for no longer than it needs to, and never in a capture. There are
+              three exceptions, but none with a wait_limit_ms: like:pytorch waits before it collects fixed segments
               (gc_threshold); a request waits once for each 64 new streams while the pool knows more than 1024, because
               streams were destroyed without galloc_stream_retire; and with debug a request on a default stream waits
               for the checks of blocks freed there */
@@ -1219,8 +1219,8 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
    memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
-   galloc's functions, for cudaMalloc galloc_pool_malloc and for cudaFree galloc_override_free. Needs gcc or clang, also under nvcc; C++ includes
-   cuda_runtime.h. */
+   galloc's functions, for cudaMalloc galloc_pool_malloc and for cudaFree galloc_override_free. Needs gcc or clang, also
+   under nvcc; C++ includes cuda_runtime.h. */
 
 #ifndef __GNUC__
 #error "galloc.h: GALLOC_OVERRIDE_CUDA needs gcc or clang"

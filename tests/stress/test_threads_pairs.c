@@ -165,6 +165,15 @@ static void call_free_after(caller *c)
     freed(c, galloc_free_after(ptr, both, 2), c->pool);
 }
 
+static void call_override_free(caller *c)
+{
+    int how = roll_below(&c->d, 2) ? GALLOC_OVERRIDE_STREAM : GALLOC_OVERRIDE_ORDERED; /* the third ends captures */
+    void *ptr = obtain(c, some_bytes(c), c->stream);
+    if (!ptr) return;
+    put(c->stream, ptr, 256, 1);
+    freed(c, galloc_override_free(ptr, c->stream, how), c->pool);
+}
+
 static void call_resize(caller *c)
 {
     galloc_request request = {0};
@@ -498,7 +507,7 @@ static call *const calls[] = {
     call_pool_stats_reset, call_pool_torch_stats,  call_pool_streams,        call_pool_history,
     call_annotate,         call_tag_name,          call_pool_history_stacks, call_snapshot,
     call_snapshot_save,    call_live_text,         call_pool_check,          call_pointer_info,
-    call_set_log,          fill,
+    call_set_log,          call_override_free,     fill,
 };
 enum { CALLS = sizeof calls / sizeof *calls };
 
