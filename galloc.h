@@ -440,8 +440,8 @@ typedef struct galloc_config {
     size_t large_segment_size; /* fixed segments: size of a segment for requests above 1 MiB and below 10 MiB; more than
                                   10 MiB, rounded up to 2 MiB; default 20 MiB */
     size_t max_split_size;   /* fixed segments: blocks of this size and more are not split, and serve only requests of
-                                this size and more; at least large_segment_size; SIZE_MAX (default): all blocks are
-                                split */
+                                this size and more; at least large_segment_size, better more: else a segment of that
+                                size, once free, serves no smaller request; SIZE_MAX (default): all blocks are split */
     size_t max_non_split_rounding; /* such a block may exceed its request by less than this; at least
                                       large_segment_size; 0 (default): large_segment_size */
     unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* sizes are rounded up to this many steps between two powers
@@ -680,7 +680,7 @@ typedef struct galloc_step {
      live + rounding + cached == held
      usable + stranded + graph_bytes + quarantined + busy == cached
      the bytes of streams[] and more_stranded added up == stranded
-     usable_in_pages <= usable,  largest_usable <= usable
+     usable_in_pages <= usable,  in_slots <= usable,  largest_usable <= usable - in_slots
      held + room <= limit, or held > limit and room == 0; equal but for a device_limit that pools share
    Bytes of the device, if device_known:
      held + others_held + outside + device_free == device_total, but for changes while it is read */
@@ -706,11 +706,12 @@ typedef struct galloc_report {
     size_t usable;           /* free bytes that the stream could have used, had they been in one piece */
     size_t usable_in_pages;  /* the part of `usable` that cannot move, since used blocks lie in the same pages; in fixed
                                 segments all of it */
+    size_t in_slots;         /* the part of `usable` in slots of strategy:pooled, which serve other sizes */
     size_t stranded;         /* free bytes whose earlier work on other streams was not known to be complete */
     size_t graph_bytes;      /* free bytes that captured graphs owned */
     size_t quarantined;      /* bytes that the driver failed to take back */
     size_t busy;             /* bytes that other calls were mapping or returning */
-    size_t largest_usable;   /* size of the largest piece of `usable` */
+    size_t largest_usable;   /* size of the largest piece of `usable`, slots aside */
     size_t largest_possible; /* about the largest block that was possible by moving and creating pages */
     double fragmentation;    /* galloc_stats.external_fragmentation at that time, over the free blocks of all streams */
 
@@ -951,7 +952,8 @@ GALLOC_API cudaError_t galloc_pool_malloc(galloc_pool *pool, void **ptr, size_t 
    memory; events may still be recorded. One exception, where the host has run far ahead of the device: a request of
    2 MiB or more may leave this memory to other streams and get what its own stream has freed, by moving pages, which
    creates none. Pieces count with their rounding (ON MEMORY), so reserve more with strategy:pooled or
-   roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one of its kind.
+   roundup_power2_divisions. With like:pytorch it makes a segment for the first stream that needs one of its kind. A
+   segment of max_split_size or more, if that is set, is for one request of as much: none smaller gets a part of it.
      bytes    0 .. SIZE_MAX
      Returns  also cudaErrorMemoryAllocation; cudaErrorNotSupported with other backends
      Device   as galloc_malloc */
@@ -2245,12 +2247,18 @@ static cudaError_t gai_driver_load(void)
     return cudaSuccess;
 }
 
-/* Every public function calls this first: it refuses in a child of fork and fills the driver table once. */
+/* The first call of public functions that need no driver: it refuses in a child of fork. */
+static cudaError_t gai_begin_apart(void)
+{
+    if (!gai_load_pointer(&gai_process.forked)) return cudaSuccess;
+    return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
+}
+
+/* The first call of all others, which also fills the driver table once. */
 static cudaError_t gai_begin(void)
 {
-    cudaError_t error = cudaSuccess;
-    if (gai_load_pointer(&gai_process.forked))
-        return gai_fail(cudaErrorInitializationError, "CUDA cannot be used in a child made by fork");
+    cudaError_t error = gai_begin_apart();
+    if (error) return error;
     if (gai_load_pointer(&gai_process.driver_ready)) return cudaSuccess;
     gai_lock_on(&gai_locks.global);
     if (!gai_process.driver_ready) {
@@ -12428,7 +12436,7 @@ static void gai_survey_strand(gai_survey *survey, gai_stream *stream, size_t byt
 
 /* Adds the free range [at, end) of one block to the counts: each byte counts once, as usable, graph_bytes or
    stranded. */
-static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end)
+static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_t at, uintptr_t end, int slot)
 {
     galloc_report *report = survey->report;
     uintptr_t begin = at, until;
@@ -12436,7 +12444,8 @@ static void gai_survey_range(gai_survey *survey, const gai_mark *marks, uintptr_
         const gai_mark *bar = gai_survey_bar(survey, marks, at, end, &until);
         if (!bar) {
             report->usable += until - at;
-            report->largest_usable = gai_max(report->largest_usable, until - begin);
+            if (slot) report->in_slots += until - at;
+            else report->largest_usable = gai_max(report->largest_usable, until - begin);
             continue;
         }
         begin = until;
@@ -12465,7 +12474,7 @@ static void gai_survey_set(gai_survey *survey, const gai_set *set)
 {
     const gai_block *block;
     for (block = set->oldest; block; block = block->newer) {
-        gai_survey_range(survey, block->marks, block->addr, block->addr + block->bytes);
+        gai_survey_range(survey, block->marks, block->addr, block->addr + block->bytes, block->kind == GAI_SLOT);
         survey->movable += gai_survey_movable(survey, block);
     }
 }
@@ -12500,7 +12509,7 @@ static void gai_survey_all(gai_survey *survey, galloc_pool *pool)
     for (mapping = pool->oldest_alias; mapping; mapping = mapping->newer) {
         size_t before = survey->report->usable;
         if (!gai_block_is_parked(mapping->block)) continue;
-        gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes);
+        gai_survey_range(survey, mapping->block->marks, mapping->addr, mapping->addr + mapping->bytes, 0);
         if (survey->report->usable - before == mapping->bytes) survey->movable += mapping->bytes;
     }
 }
@@ -15160,6 +15169,7 @@ static void gai_report_print_pool(gai_string *string, const galloc_report *repor
     (void)snprintf(text, sizeof text, "in pieces of up to %zu", report->largest_usable);
     gai_print_size(string, "  free for the stream", report->usable, report->usable ? text : "");
     if (report->usable_in_pages) gai_print_size(string, "    that cannot move", report->usable_in_pages, "");
+    if (report->in_slots) gai_print_size(string, "    in slots of other sizes", report->in_slots, "strategy:pooled");
     gai_print_size(string, "  stranded by streams", report->stranded, "");
     for (i = 0; i < GALLOC_REPORT_STREAMS && report->streams[i].bytes; i++) {
         (void)snprintf(text, sizeof text, "    stream %llu", report->streams[i].stream_id);
@@ -15231,9 +15241,12 @@ static void gai_report_advise_pool(gai_string *string, const galloc_report *repo
                   (unsigned long long)report->wait_limit_ms, report->stranded);
     if (report->stranded && report->more_streams)
         gai_print(string, "- many streams strand memory: galloc_stream_retire before cudaStreamDestroy\n");
-    if (!report->backend && !report->expandable_segments && report->usable >= report->rounded)
+    if (!report->backend && !report->expandable_segments && report->usable - report->in_slots >= report->rounded)
         gai_print(string, "- expandable_segments is False: %zu bytes are free, but the largest piece has %zu\n",
-                  report->usable, report->largest_usable);
+                  report->usable - report->in_slots, report->largest_usable);
+    if (report->in_slots >= lacks)
+        gai_print(string, "- strategy:pooled keeps %zu bytes for requests of other sizes: strategy:caching does not\n",
+                  report->in_slots);
     if (report->expandable_segments && report->usable_in_pages >= lacks)
         gai_print(string, "- %zu bytes lie beside used blocks in their pages: GALLOC_LIFETIME_LONG for blocks "
                          "that stay keeps them apart\n", report->usable_in_pages);
@@ -20672,7 +20685,7 @@ static void gai_annotate(const char *text)
 
 GALLOC_API cudaError_t galloc_annotate(const char *text)
 {
-    cudaError_t error = gai_begin();
+    cudaError_t error = gai_begin_apart();
     if (!error && !text) error = gai_fail(cudaErrorInvalidValue, "text is NULL");
     if (!error) gai_annotate(text);
     return gai_end(__func__, error);
@@ -20680,7 +20693,7 @@ GALLOC_API cudaError_t galloc_annotate(const char *text)
 
 GALLOC_API cudaError_t galloc_tag_name(uint32_t tag, const char *name)
 {
-    cudaError_t error = gai_begin();
+    cudaError_t error = gai_begin_apart();
     if (!error && !gai_tag_set(tag, name))
         error = gai_fail(cudaErrorMemoryAllocation, "%d tags have names already", GAI_TAG_NAMES);
     return gai_end(__func__, error);

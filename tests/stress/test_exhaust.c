@@ -66,7 +66,7 @@ static void check_report(const world *w, const galloc_report *r)
     EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
     if (!inside_in_mapping()) EXPECT_EQ(r->busy, 0);
     EXPECT_EQ(streams, r->stranded);
-    EXPECT(r->usable_in_pages <= r->usable && r->largest_usable <= r->usable);
+    EXPECT(r->usable_in_pages <= r->usable && r->in_slots <= r->usable && r->largest_usable <= r->usable - r->in_slots);
     EXPECT(r->limit == w->limit && held + r->room == r->limit);
     if (r->device_known) EXPECT_EQ(held + r->others_held + r->outside + r->device_free, r->device_total);
     if (r->device_known) EXPECT_EQ(r->outside, w->outside);

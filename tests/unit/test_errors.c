@@ -993,6 +993,24 @@ TEST(a_forked_child_is_refused)
     finish();
 }
 
+/* A program may fork after these, since CUDA has not been called. */
+TEST(names_and_annotations_make_no_call_of_cuda)
+{
+    begin();
+    long calls = sim_calls(NULL);
+    galloc_config config = galloc_config_default();
+    char text[GALLOC_CONFIG_TEXT];
+    OK(galloc_tag_name(7, "weights"));
+    OK(galloc_annotate("begin"));
+    FAILS(galloc_annotate(NULL), cudaErrorInvalidValue);
+    OK(galloc_config_parse(&config, "growth:64M", NULL, 0));
+    OK(galloc_config_print(&config, text, sizeof text));
+    galloc_set_log(NULL, NULL);
+    EXPECT_EQ(sim_calls(NULL), calls);
+    OK(galloc_tag_name(7, NULL));
+    finish();
+}
+
 /* ---- errors that stay -------------------------------------------------------------------------------------------- */
 
 /* A trim whose wait for the streams' work fails has given nothing back, and says so. */

@@ -25,7 +25,7 @@ static void expect_sums(const galloc_report *r)
     EXPECT_EQ(r->live + r->rounding + r->cached, r->held);
     EXPECT_EQ(r->usable + r->stranded + r->graph_bytes + r->quarantined + r->busy, r->cached);
     EXPECT_EQ(streams, r->stranded);
-    EXPECT(r->usable_in_pages <= r->usable && r->largest_usable <= r->usable);
+    EXPECT(r->usable_in_pages <= r->usable && r->in_slots <= r->usable && r->largest_usable <= r->usable - r->in_slots);
     EXPECT(r->held + r->room == r->limit || (r->held > r->limit && !r->room));
     EXPECT(r->largest_possible >= r->largest_usable);
     if (r->device_known && r->outside)

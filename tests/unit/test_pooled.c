@@ -438,4 +438,36 @@ TEST(streams_at_random)
     }
 }
 
+/* Memory runs out while free slots of other sizes hold plenty. The report names them, and promises none of it. */
+TEST(the_report_knows_slots_of_other_sizes)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = pooled(MIB(16));
+    config.expandable_segments = 0;
+    galloc_pool *pool = pool_new(&config);
+    static void *small[8192];
+    static char text[GALLOC_REPORT_TEXT];
+    galloc_report report;
+    void *p = NULL;
+    int n = 0;
+    while (n < 8192 && galloc_pool_malloc(pool, &small[n], KIB(4), s) == cudaSuccess) n++;
+    if (!EXPECT(n > 1000 && n < 8192)) return;
+    for (int i = 0; i < n; i++) /* one slot of each run stays in use */
+        if (i % 8) OK(galloc_free(small[i], s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, KIB(100), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT(report.in_slots > MIB(8) && report.in_slots <= report.usable);
+    EXPECT(report.largest_usable < KIB(100) && report.largest_possible < KIB(100));
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(strstr(text, "in slots of other sizes"));
+    EXPECT(strstr(text, "strategy:caching does not"));
+    OK(galloc_pool_malloc(pool, &p, KIB(4), s)); /* the size that they serve */
+    OK(galloc_free(p, s));
+    for (int i = 0; i < n; i += 8) OK(galloc_free(small[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
