@@ -535,6 +535,38 @@ TEST(a_pool_whose_context_failed_serves_no_other_context)
     }
 }
 
+/* The pool's own context fails. Events of a healthy context are destroyed all the same when their stream is retired, or
+   when the pool ends. */
+TEST(events_of_other_contexts_do_not_stay_when_the_pools_fails)
+{
+    static const char *const settings[] = {"", "expandable_segments:False", "backend:cudaMalloc", "like:pytorch"};
+    for (int i = 0; i < 16; i++) {
+        int place = i % 2, ends = i / 2 % 2;
+        begin_devices(2, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_at(place);
+        enter(own);
+        galloc_pool *pool = pool_of(settings[i / 4], 0);
+        cudaStream_t s = stream_new(), t = stream_in(other);
+        void *p = get(pool, MIB(1), s), *q = get(pool, MIB(1), s);
+        enter(other);
+        OK(galloc_free(p, t)); /* records an event */
+        enter(own);
+        OK(galloc_free(q, s));
+        sim_context_fail(own, cudaErrorIllegalAddress);
+        enter(other);
+        OK(galloc_stream_retire(t));
+        if (ends) (void)galloc_pool_destroy(pool);
+        else (void)galloc_pool_trim(pool, 0, NULL);
+        enter(own);
+        reset(0);
+        if (galloc_pool_check(pool) >= 0) pool_end(pool);
+        enter(other);
+        stream_end(t);
+        enter(own);
+        finish(); /* which finds what is left */
+    }
+}
+
 /* The pinned memory of a wait stays behind when the driver does not take it back. It goes with its context, and holds
    up no wait in another one. */
 TEST(a_wait_that_a_failed_context_left_behind_is_over)
