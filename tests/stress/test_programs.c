@@ -180,6 +180,10 @@ static __thread int me;
 static int running, next_step, steps, odds, calm, spins, telling, faults, quitting, closing, failing;
 static unsigned char left_out[STEPS];
 static uint64_t seed_now;
+
+/* Programs of most seeds also look inside, change settings at run time, and have all settings. The others are those
+   that older seeds stand for. */
+static int is_wide(void) { return seed_now % 8 > 1; }
 static unsigned long long done_steps, done_mallocs, done_captured, done_launches, done_points, done_refused;
 
 __attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
@@ -1167,9 +1171,31 @@ static void random_text(char *text) /* 256 bytes */
                                          "growth:16M",
                                          "throw_on_cudamalloc_oom:True",
                                          "max_split_size:24M",
-                                         "roundup_power2_divisions:4"};
+                                         "roundup_power2_divisions:4",
+                                         "roundup_power2_divisions:2",
+                                         "debug:guards",
+                                         "debug:poison",
+                                         "debug:guards+quarantine,quarantine_bytes:1M",
+                                         "debug:guards+poison+quarantine,debug_sample:3",
+                                         "debug:guards,debug_sample:70",
+                                         "history:64",
+                                         "history:5,history_stacks:3",
+                                         "lane_bytes:0",
+                                         "lane_bytes:64M",
+                                         "large_segment_size:12M",
+                                         "max_retries:1",
+                                         "growth:32M",
+                                         "overhead:0.01",
+                                         "gc_age:0ms",
+                                         "gc_threshold:0.9",
+                                         "reuse:none",
+                                         "release_threshold:0",
+                                         "gpu_direct_rdma:True",
+                                         "stats:fast"};
+    uint32_t most = is_wide() ? sizeof others / sizeof *others : 20; /* narrow programs know the first 20 only */
     int n = snprintf(text, 256, "%s%s", heads[any(10)], limits[any(7)]);
-    for (uint32_t i = any(4); i > 0; i--) n += snprintf(text + n, 256 - (size_t)n, "%s,", others[any(20)]);
+    for (uint32_t i = any(is_wide() ? 5 : 4); i > 0; i--)
+        n += snprintf(text + n, 256 - (size_t)n, "%s,", others[any(most)]);
     if (w.promised) n += snprintf(text + n, 256 - (size_t)n, "stream_check:off,");
     while (n && text[n - 1] == ',') text[--n] = 0;
 }
@@ -1241,6 +1267,81 @@ static void do_upkeep(void)
     if (error) tell("      %d %s\n", (int)error, galloc_last_message());
 }
 
+/* Callbacks that call galloc themselves, but not from within a call of their own. */
+static __thread int in_callback;
+
+static int when_memory_runs_out(const galloc_report *report, void *user)
+{
+    static __thread char text[GALLOC_REPORT_TEXT];
+    galloc_stats stats;
+    (void)user;
+    if (report->live + report->rounding + report->cached != report->held) fail("sums of a report");
+    if (galloc_report_text(report, text, sizeof text)) fail("no text of a report");
+    if (in_callback) return 0;
+    in_callback = 1;
+    switch (any(5)) {
+    case 0: (void)galloc_pool_trim(report->pool, 0, NULL); break;
+    case 1: (void)galloc_pool_sync_point(report->pool, NULL); break;
+    case 2: (void)galloc_pool_set_limit(report->pool, SIZE_MAX); break;
+    case 3: (void)galloc_pool_stats(report->pool, &stats); break;
+    default: break;
+    }
+    in_callback = 0;
+    return (int)any(2);
+}
+
+static void when_pages_change(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    galloc_stats stats;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    if (in_callback) return;
+    in_callback = 1;
+    if (!any(8)) (void)galloc_pool_trim(pool, 0, NULL);
+    if (!any(8)) (void)galloc_pool_stats(pool, &stats);
+    in_callback = 0;
+}
+
+static int some_of_it(void *user, const void *data, size_t bytes)
+{
+    (void)user;
+    (void)data;
+    (void)bytes;
+    return !any(40); /* now and then it stops the snapshot */
+}
+
+/* Looks inside, and changes what can be changed at run time. */
+static void do_inside(void)
+{
+    static char text[GALLOC_REPORT_TEXT];
+    int k = (int)any(w.pools), n;
+    galloc_pool *pool = w.pool[k];
+    galloc_callbacks call = {0};
+    galloc_decision decisions[3];
+    cudaError_t error = cudaSuccess;
+    if (!take(&w.pool[k], LIVES)) return;
+    uint32_t what = any(10);
+    switch (what) {
+    case 0: error = CALL(galloc_pool_history(pool, any(2) ? any(200) : 0)); break;
+    case 1: error = CALL(galloc_pool_history_stacks(pool, any(6))); break;
+    case 2: error = CALL(galloc_snapshot(pool, (int)any(2), some_of_it, NULL)); break;
+    case 3: error = CALL(galloc_pool_stats_reset(pool)); break;
+    case 4: error = CALL(galloc_pool_set_limit(pool, any(3) ? any(96 << 20) : SIZE_MAX)); break;
+    case 5: error = CALL(galloc_pool_freeze(pool)); break;
+    case 6: error = CALL(galloc_live_text(pool, text, sizeof text)); break;
+    case 7: error = CALL(galloc_annotate("a step")); break;
+    case 8: error = CALL(galloc_pool_decisions(pool, decisions, 3, &n)); break;
+    default:
+        if (any(2)) call.on_oom = when_memory_runs_out;
+        if (!any(3) && !w.async[k]) call.on_map = call.on_unmap = when_pages_change;
+        error = CALL(galloc_pool_set_callbacks(pool, &call));
+        break;
+    }
+    tell("    inside of pool %d: %u\n", k, what);
+    if (error) tell("      %d %s\n", (int)error, galloc_last_message());
+}
+
 static void do_device(void)
 {
     int captured = 0;
@@ -1261,7 +1362,8 @@ static const kind kinds[] = {
     {do_malloc, 24},  {do_use, 12},    {do_free, 22},       {do_record, 7},    {do_resize, 4},
     {do_begin, 8},    {do_fork, 7},    {do_end, 7},         {do_launch, 16},   {do_graph, 3},
     {do_destroy, 3},  {do_retire, 3},  {do_order, 2},       {do_upkeep, 3},    {do_device, 5},
-    {do_break, 1},    {do_pool, 1},    {do_group_begin, 4}, {do_group_end, 4}, {do_group_release, 5}};
+    {do_break, 1},    {do_pool, 1},    {do_group_begin, 4}, {do_group_end, 4}, {do_group_release, 5},
+    {do_inside, 4}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Each program likes some operations more than others, so that they meet more often. */
@@ -1270,7 +1372,8 @@ static uint32_t weights[KINDS];
 static void choose_weights(void)
 {
     static const uint32_t times[] = {0, 1, 1, 1, 3, 6};
-    for (int k = 0; k < KINDS; k++) weights[k] = kinds[k].weight * times[any(6)];
+    for (int k = 0; k < KINDS; k++)
+        weights[k] = kinds[k].run != do_inside || is_wide() ? kinds[k].weight * times[any(6)] : 0;
     for (int k = 0; k < 3; k++) weights[k] += kinds[k].weight;
     for (int k = 0; w.promised && k < KINDS; k++)
         if (kinds[k].run == do_begin || kinds[k].run == do_group_begin) weights[k] = 0;
