@@ -1498,8 +1498,8 @@ TEST(pages_stay_while_the_last_checks_read_them)
     }
 }
 
-/* Each guarded free records an event. A request for which memory has run out waits for them, not for each by itself, and
-   for few if what it needs comes early. */
+/* Each guarded free records an event. A request for which memory has run out does not wait for each by itself, and for
+   few if what it needs comes early. */
 TEST(a_request_waits_for_many_events_in_few_turns)
 {
     for (int early = 0; early < 2; early++) {
