@@ -185,7 +185,7 @@ while read -r page link; do
     *) file=$(dirname "$page")/${link%%#*} ;;
     esac
     file=${file#./}
-    case $file in docs/../*) file=${file#docs/../} ;; esac
+    case $file in *../*) file=$(realpath -m --relative-to=. "$file") ;; esac
     [ -e "$file" ] || echo "$page: $link"
     case $link in
     *#*) grep -qxF "$file#${link#*#}" "$work/anchors" || echo "$page: $link: no such heading" ;;
