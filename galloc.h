@@ -9528,14 +9528,15 @@ static void gai_pool_tend(galloc_pool *pool)
                                    would need other pages, and pages would move */
 #define GAI_POLLS 8 /* every so many calls ask how far the streams are */
 
-/* Is this allocation one of those that get a guard? If it is too large for that, a later one gets it. [no lock] */
+/* Is this allocation one of those that get a guard? If it is too large for that, a later one gets it. If all get one,
+   so do those that other threads make before this one is counted. [no lock] */
 static int gai_pool_samples(galloc_pool *pool, size_t bytes)
 {
     uint64_t sample = pool->config.debug_sample;
     int due, large = sample >= GAI_SPARSE && bytes > GAI_SAMPLE_MOST;
     gai_lock_on(&pool->lock);
     due = gai_pool_is_to_watch(pool);
-    if (due) pool->watch_at = pool->stats.mallocs + (large ? GAI_SPARSE : sample);
+    if (due && sample > 1) pool->watch_at = pool->stats.mallocs + (large ? GAI_SPARSE : sample);
     gai_lock_off(&pool->lock);
     return due && !large;
 }

@@ -1498,6 +1498,49 @@ TEST(pages_stay_while_the_last_checks_read_them)
     }
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *p;
+} between;
+
+static void allocate_between(const char *function)
+{
+    if (strcmp(function, "cuMemCreate") || between.p) return;
+    between.p = get(between.pool, KIB(64), between.stream);
+}
+
+/* All allocations get a guard, also one that begins while another one is under way. */
+TEST(allocations_that_overlap_have_guards_each)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    void *before = get(pool, KIB(64), t), *p = get(pool, KIB(64), t), *behind = get(pool, KIB(64), t);
+    between.pool = pool;
+    between.stream = t;
+    between.p = NULL;
+    OK(galloc_free(p, t)); /* at hand for the one in between, and of no use to the other */
+    look_now(pool);
+    sim_hook(allocate_between, NULL);
+    p = get(pool, MIB(8), s);
+    sim_hook(NULL, NULL);
+    EXPECT(between.p != NULL);
+    write_at(between.p, 0, 1, KIB(64) + 1, t);
+    write_at(p, 0, 1, MIB(8) + 1, s);
+    OK(galloc_free(between.p, t));
+    OK(galloc_free(p, s));
+    look_now(pool);
+    EXPECT_EQ(stats_of(pool).damages, 2);
+    EXPECT_EQ(stats_of(pool).unchecked, 0);
+    OK(galloc_free(before, t));
+    OK(galloc_free(behind, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* Each guarded free records an event. A request for which memory has run out does not wait for each by itself, and for
    few if what it needs comes early. */
 TEST(a_request_waits_for_many_events_in_few_turns)
