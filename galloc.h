@@ -7281,22 +7281,23 @@ static int gai_stream_is_reachable(const gai_stream *stream)
     return !gai_cu.StreamGetId(stream->handle, &id) && id == stream->stream_id;
 }
 
-/* Gives up the stream state's events. `destroy`: destroys them, in their own context, since the pool's may be broken;
-   otherwise drops them without a driver call, as a dead context requires. [no lock] */
+/* Gives up the stream state's events. `destroy`: destroys them, in their own context if that can be entered, since the
+   pool's may be broken; otherwise drops them without a driver call, as a dead context requires. [no lock] */
 static void gai_stream_drop_events(galloc_pool *pool, gai_stream *stream, int destroy)
 {
     gai_event *list, *event;
     gai_scope scope;
+    int entered;
     gai_lock_on(&pool->lock);
     if (stream->newest) stream->newest->next = stream->idle;
     list = stream->newest ? stream->recorded : stream->idle;
     stream->recorded = stream->newest = stream->idle = NULL;
     stream->events = 0;
     gai_lock_off(&pool->lock);
-    destroy = destroy && list && !gai_scope_push(&scope, stream->context);
+    entered = destroy && list && !gai_scope_push(&scope, stream->context);
     for (event = list; destroy && event; event = event->next)
         (void)GAI_CALL(pool, event_destroy, EventDestroy, (event->event));
-    if (destroy) gai_scope_leave(&scope);
+    if (entered) gai_scope_leave(&scope);
     gai_lock_on(&pool->lock);
     while (list) {
         event = list;
