@@ -1087,6 +1087,54 @@ TEST(fragmentation_of_a_known_heap)
     }
 }
 
+/* A row of pages counts as a whole that a pool keeps for the next block, when nothing is live or in the room of a block
+   that is freed. */
+TEST(the_largest_free_block_may_be_parked_pages)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.stats_exact = 1;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get(pool, MIB(2), 0);
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], 0));
+    EXPECT_EQ(inside_parked(pool), MIB(16));
+    galloc_stats stats = stats_of(pool);
+    EXPECT_EQ(stats.free_bytes, MIB(16));
+    EXPECT_EQ(stats.largest_free, MIB(16));
+    EXPECT(stats.external_fragmentation == 0);
+    p[0] = get(pool, MIB(6), 0);
+    EXPECT_EQ(stats_of(pool).largest_free, MIB(10));
+    OK(galloc_free(p[0], 0));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    finish();
+}
+
+TEST(the_longest_row_of_parked_pages_counts)
+{
+    for (int last = 0; last < 3; last++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        config.stats_exact = 1;
+        config.growth = MIB(2);
+        galloc_pool *pool = pool_new(&config);
+        void *p[3], *live = get(pool, MIB(2), 0);
+        for (int i = 0; i < 3; i++) p[i] = get_growable(pool, MIB(4) + MIB(4) * (size_t)(i % 2), MIB(64), 0);
+        for (int i = 1; i <= 3; i++) OK(galloc_free(p[(last + i) % 3], 0));
+        EXPECT_EQ(inside_parked(pool), MIB(16));
+        galloc_stats stats = stats_of(pool);
+        EXPECT_EQ(stats.free_bytes, MIB(16));
+        EXPECT_EQ(stats.largest_free, MIB(8));
+        EXPECT(stats.external_fragmentation == 0.5);
+        expect_healthy(pool, 1);
+        OK(galloc_free(live, 0));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A stream's own free blocks count, and those of a whole bin are not gone through. */
 TEST(the_largest_free_block_may_be_a_streams_own)
 {

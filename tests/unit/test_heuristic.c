@@ -38,6 +38,16 @@ static int decided(galloc_pool *pool, const char *text)
     return n;
 }
 
+/* What is live and held at a decision lies between these bytes, but for the rest of a page that is held. */
+static void expect_figures(galloc_pool *pool, int number, size_t least, size_t most)
+{
+    galloc_decision list[GALLOC_DECISIONS];
+    if (!EXPECT(number < decisions_of(pool, list))) return;
+    const galloc_decision *d = &list[number];
+    EXPECT(d->live >= least && d->live <= d->held && d->held <= most + MIB(32));
+    if (!EXPECT(d->live <= most)) printf("    %d: live %zu, held %zu\n", number, d->live, d->held);
+}
+
 /* Holds blocks until so much is live. */
 static int load(galloc_pool *pool, void **block, size_t bytes, size_t all, cudaStream_t s)
 {
@@ -176,6 +186,8 @@ TEST(near_the_limit_nothing_is_spared_and_the_limit_holds)
         OK(galloc_pool_trim(pool, 0, NULL));
         n = load(pool, block, MIB(10), sized ? MIB(40) : MIB(100), s); /* 40: before "blocks come and go" */
         EXPECT_EQ(decided(pool, "memory again"), 1);
+        expect_figures(pool, 0, MIB(400), MIB(500)); /* what is live and held at the decision, not at any other time */
+        expect_figures(pool, 1, MIB(10), sized ? MIB(40) : MIB(100));
         EXPECT(config_of(pool).overhead == 0.02);
         EXPECT_EQ(config_of(pool).growth, config.growth);
         EXPECT(stats_of(pool).reserved.peak <= MIB(512));

@@ -796,6 +796,28 @@ TEST(a_block_of_the_size_that_is_never_cut_is_not_cut)
     }
 }
 
+/* A block that is resized counts by the size that it has now. */
+TEST(a_block_that_shrinks_below_max_split_size_is_no_longer_oversize)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "max_split_size_mb:32");
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(40), s);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 1);
+    OK(galloc_resize(p, MIB(32), s)); /* that size itself is one */
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 1);
+    OK(galloc_resize(p, MIB(10), s));
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 0);
+    EXPECT_EQ(torch_of(pool).oversize_segments.current, 1); /* the segment is as large as ever */
+    OK(galloc_resize(p, MIB(36), s));
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 1);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.peak, 1);
+    give(p, s);
+    EXPECT_EQ(torch_of(pool).oversize_allocations.current, 0);
+    end(pool, s);
+}
+
 /* A segment whose stream is gone goes to the first stream that it serves, not to one that may not have it. */
 TEST(an_oversize_segment_without_a_stream_waits_for_its_like)
 {
