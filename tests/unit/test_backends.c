@@ -896,6 +896,37 @@ TEST(advice_leaves_out_what_other_backends_ignore)
     finish();
 }
 
+/* What the driver's pool keeps is free for the stream, not on its way to somebody. */
+TEST(what_the_drivers_pool_keeps_is_reported_as_usable)
+{
+    static char text[GALLOC_REPORT_TEXT];
+    galloc_config config = config_of("backend:cudaMallocAsync,memory_limit:64M,throw_on_cudamalloc_oom:True");
+    galloc_report report;
+    void *p = NULL;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    void *large = get(pool, MIB(32), s), *small = get(pool, MIB(8), s);
+    OK(galloc_free(large, s));
+    OK(cudaDeviceSynchronize());
+    OK(galloc_free(get(pool, KIB(4), s), s));
+    size_t kept = stats_of(pool).cached.current;
+    EXPECT(kept >= MIB(32));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(60), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.cached, kept);
+    EXPECT_EQ(report.usable, kept);
+    EXPECT_EQ(report.largest_usable, kept); /* at most: only the driver knows */
+    EXPECT_EQ(report.busy, 0);
+    EXPECT_EQ(report.live + report.rounding + report.cached, report.held);
+    OK(galloc_report_text(&report, text, sizeof text));
+    EXPECT(strstr(text, "on the way") == NULL);
+    OK(galloc_free(small, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
    to take it, it is kept, and goes nowhere else before that work is done. */
 /* An allocation node is charged to the limits before it is made: without host memory for it the charge is undone. */

@@ -512,6 +512,7 @@ TEST(settings_without_effect_are_named)
         {"like:pytorch,garbage_collection_threshold:0.5",
          "garbage_collection_threshold: no effect with like:pytorch unless there is a limit"},
         {"like:pytorch,gc_threshold:0.5,memory_limit:1G", ""},
+        {"like:pytorch,gc_threshold:0.5,device_limit:1G", ""},
         {"like:pytorch,gc_threshold:0.5,per_process_memory_fraction:0.5", ""},
         {"stats:exact,stream_check:off", "stream_check: no effect with stats:exact, since every call looks then"},
         {"like:pytorch,expandable_segments:True,stats:exact,stream_check:off",

@@ -831,6 +831,31 @@ TEST(callbacks_that_come_late_are_told_of_what_is_there)
     }
 }
 
+/* A reset takes memory of cudaMalloc: there is nothing at its addresses that the program could register. Pages stay. */
+TEST(callbacks_that_come_late_are_not_told_of_what_a_reset_took)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        map m;
+        map_start(&m, fixed, MIB(96));
+        OK(galloc_pool_set_callbacks(m.pool, NULL));
+        void *used = get(m.pool, MIB(4), 0), *freed = get(m.pool, MIB(4), 0);
+        OK(galloc_free(freed, 0));
+        OK(cudaDeviceReset());
+        OK(cudaFree(0));
+        m.s = stream_new();
+        galloc_callbacks calls = map_calls(&m);
+        OK(galloc_pool_set_callbacks(m.pool, &calls));
+        EXPECT_EQ(m.bytes, fixed ? 0 : MIB(8));
+        expect_told(&m);
+        OK(galloc_free(used, 0));
+        void *p = get(m.pool, MIB(12), m.s);
+        EXPECT(m.bytes >= MIB(12));
+        expect_told(&m);
+        OK(galloc_free(p, m.s));
+        map_end(&m);
+    }
+}
+
 /* A default pool ends without the program's calling it by its name. */
 TEST(shutdown_tells_of_what_goes)
 {
@@ -1025,6 +1050,43 @@ TEST(a_pool_with_callbacks_does_not_end_in_one)
     EXPECT_EQ(m.maps, m.unmaps);
     stream_end(m.s);
     finish();
+}
+
+static int tries;
+
+static void end_within_itself(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    tries++;
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+}
+
+/* Nor does it in one of its own, though none of its blocks is used. */
+TEST(an_unused_pool_does_not_end_in_its_own_callback)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        begin();
+        galloc_pool *pool = pool_expandable(!fixed);
+        cudaStream_t s = stream_new();
+        for (int kind = 0; kind < 3; kind++) { /* on_map, on_unmap, and both */
+            galloc_callbacks calls = {NULL, NULL, kind != 1 ? end_within_itself : NULL,
+                                      kind != 0 ? end_within_itself : NULL, NULL};
+            OK(galloc_pool_set_callbacks(pool, &calls));
+            tries = 0;
+            OK(galloc_free(get(pool, MIB(4), s), s));
+            EXPECT_EQ(tries > 0, kind != 1);
+            tries = 0;
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(tries > 0, kind != 0);
+        }
+        OK(galloc_pool_set_callbacks(pool, NULL));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
 }
 
 /* What the driver refuses in the middle is never told of, or told of to the end. */
@@ -1821,6 +1883,68 @@ TEST(the_report_knows_what_graphs_own)
     pool_end(pool);
     stream_end(s);
     stream_end(c);
+    finish();
+}
+
+/* The text has a line of this name, with the bytes and what follows them. */
+static void expect_line(const galloc_report *report, const char *name, size_t bytes, const char *more)
+{
+    char start[64], end[96];
+    int found = 0;
+    snprintf(start, sizeof start, "  %s ", name);
+    snprintf(end, sizeof end, " MiB  %zu%s%s", bytes, more[0] ? "  " : "", more);
+    OK(galloc_report_text(report, report_text, sizeof report_text));
+    for (char *line = strtok(report_text, "\n"); line; line = strtok(NULL, "\n")) {
+        const char *at = strstr(line, end);
+        found += !strncmp(line, start, strlen(start)) && at && !at[strlen(end)];
+    }
+    if (!EXPECT_EQ(found, 1)) printf("    no line \"%s\" with \"%s\"\n", name, end);
+}
+
+/* Each figure stands in its own line; those of what there is not are left out. */
+TEST(the_text_has_each_figure_of_the_report)
+{
+    galloc_report r = {.held = 1, .live = 2, .rounding = 3, .cached = 4, .usable = 5, .largest_usable = 6,
+                       .usable_in_pages = 7, .in_slots = 8, .stranded = 9, .more_streams = 10, .more_stranded = 11,
+                       .graph_bytes = 12, .quarantined = 13, .busy = 14, .limit = 15, .largest_possible = 16,
+                       .fragmentation = 0.125, .device = 5, .device_known = 1, .device_total = 17, .device_free = 18,
+                       .other_pools = 19, .others_held = 20, .others_cached = 21, .outside = 22, .asked = 23,
+                       .rounded = 24, .stream_id = 25, .cause = "a cause"};
+    static const char *const optional[] = {"that cannot move", "in slots", "more streams", "graphs' own",
+                                           "not taken back", "on the way", "other pools", "in pieces of",
+                                           "outside galloc", "    stream "};
+    begin();
+    for (int i = 0; i < 2; i++) {
+        r.streams[i].stream_id = 26 + (unsigned)i;
+        r.streams[i].bytes = 28 + (unsigned)i;
+    }
+    EXPECT(says(&r, "out of memory: 23 bytes (24 after rounding) on stream 25\ncause: a cause\n"));
+    expect_line(&r, "live", 2, "");
+    expect_line(&r, "rounding", 3, "");
+    expect_line(&r, "cached", 4, "of it:");
+    expect_line(&r, "  free for the stream", 5, "in pieces of up to 6");
+    expect_line(&r, "    that cannot move", 7, "");
+    expect_line(&r, "    in slots of other sizes", 8, "strategy:pooled");
+    expect_line(&r, "  stranded by streams", 9, "");
+    expect_line(&r, "    stream 26", 28, "");
+    expect_line(&r, "    stream 27", 29, "");
+    expect_line(&r, "    10 more streams", 11, "");
+    expect_line(&r, "  graphs' own", 12, "");
+    expect_line(&r, "  not taken back", 13, "");
+    expect_line(&r, "  on the way", 14, "");
+    expect_line(&r, "held", 1, "");
+    expect_line(&r, "of at most", 15, "");
+    expect_line(&r, "largest possible block", 16, "");
+    EXPECT(says(&r, "fragmentation") && says(&r, " 0.125\n"));
+    EXPECT(says(&r, "device 5\n"));
+    expect_line(&r, "total", 17, "");
+    expect_line(&r, "free", 18, "");
+    expect_line(&r, "this pool", 1, "");
+    expect_line(&r, "galloc's other pools", 20, "21 of it cached");
+    expect_line(&r, "outside galloc", 22, "");
+    for (size_t i = 0; i < sizeof optional / sizeof *optional; i++) EXPECT(says(&r, optional[i]));
+    memset(&r, 0, sizeof r);
+    for (size_t i = 0; i < sizeof optional / sizeof *optional; i++) EXPECT(!says(&r, optional[i]));
     finish();
 }
 
