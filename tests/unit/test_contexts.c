@@ -268,6 +268,35 @@ TEST(memory_is_waited_for_in_each_context_that_freed_it)
 }
 
 /* The legacy streams of two contexts have one handle, and nothing to do with each other; so have per-thread ones. */
+/* Who waits for all devices makes no context on those that the program does not use: there may be no room for one. */
+TEST(a_wait_for_all_devices_leaves_unused_ones_alone)
+{
+    begin_devices(3, SIM_PACE_PROMPT);
+    (void)primary(2);
+    (void)primary(0);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[4], *q = get(pool, KIB(64), t);
+    for (int i = 0; i < 4; i++) p[i] = get(pool, KIB(64), s);
+    for (int i = 0; i < 4; i++) OK(galloc_free(p[i], s)); /* nothing confirms that these are for s only */
+    long before = sim_calls("cuDevicePrimaryCtxRetain");
+    sim_fail("cuDevicePrimaryCtxRetain", 3, 1, 0);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    sim_fail_clear();
+    EXPECT_EQ(sim_calls("cuDevicePrimaryCtxRetain"), before + 2); /* devices 0 and 2 */
+    for (int device = 0; device < 3; device++) {
+        unsigned flags = 0;
+        int active = -1;
+        OK(cuDevicePrimaryCtxGetState(device, &flags, &active));
+        EXPECT_EQ(active, device != 1);
+    }
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST(default_streams_of_two_contexts_are_two_streams)
 {
     for (int per_thread = 0; per_thread < 2; per_thread++) {

@@ -758,6 +758,14 @@ static galloc_pool *pool_quarantine(size_t bytes)
     return pool_new(&config);
 }
 
+/* Not static: it has a name at run time. */
+void free_by_name(void *p, cudaStream_t s);
+__attribute__((noinline)) void free_by_name(void *p, cudaStream_t s)
+{
+    OK(galloc_free(p, s));
+    __asm__ volatile(""); /* the call is no tail call */
+}
+
 TEST(a_write_after_the_free_is_found_when_the_block_leaves_the_quarantine)
 {
     begin_backed(SIM_PACE_RANDOM);
@@ -783,6 +791,36 @@ TEST(a_write_after_the_free_is_found_when_the_block_leaves_the_quarantine)
     EXPECT_EQ(log_lines, 1);
     stream_end(s);
     finish();
+}
+
+/* Both callers are those of the block, whatever was called since, whether it leaves the quarantine or the pool ends. */
+TEST(a_write_after_the_free_has_its_callers)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        config.debug = QUARANTINE | (kind & 1 ? POISON : 0);
+        config.history = 100;
+        config.history_stacks = 8;
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, 4096, s), *q = get(pool, 4096, s);
+        free_by_name(p, s);
+        OK(galloc_free(q, s));
+        write_at(p, 8, 1, 3, s);
+        OK(cudaDeviceSynchronize());
+        if (kind & 2) {
+            OK(galloc_pool_trim(pool, 0, NULL));
+            EXPECT_EQ(log_lines, 1);
+        }
+        pool_end(pool);
+        EXPECT_EQ(log_lines, 1);
+        expect_said("3 bytes, the first 8 from its start, 0x01");
+        expect_said("; allocated by ");
+        expect_said("; freed by free_by_name+0x");
+        stream_end(s);
+        finish();
+    }
 }
 
 TEST(a_write_after_the_free_is_found_at_the_end_of_the_pool)
@@ -1618,6 +1656,52 @@ TEST(a_default_stream_has_no_work_of_debug_left)
             stream_end(s);
             finish();
         }
+    }
+}
+
+/* One of them is settled while debug's work is on both: the other still waits for its own, at its next call. */
+TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
+{
+    for (int i = 0; i < 2; i++) {
+        cudaStream_t first = i ? cudaStreamPerThread : cudaStreamLegacy;
+        cudaStream_t second = i ? cudaStreamLegacy : cudaStreamPerThread;
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:guards+poison,debug_sample:64,lane_bytes:0", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *p[2], *q;
+        p[0] = get(pool, KIB(4), second); /* watched, as every 64th of them is */
+        for (int n = 0; n < 63; n++) {
+            q = get(pool, KIB(64), first);
+            OK(galloc_free(q, first));
+        }
+        p[1] = get(pool, KIB(8), first); /* watched */
+        OK(cudaDeviceSynchronize());
+        OK(galloc_free(p[1], first));
+        OK(galloc_free(p[0], second));
+        uint64_t waits = stats_of(pool).driver.stream_synchronize;
+        q = get(pool, KIB(64), first);
+        EXPECT_EQ(stats_of(pool).driver.stream_synchronize, waits + 1);
+        p[0] = get(pool, KIB(4), second);
+        EXPECT_EQ(stats_of(pool).driver.stream_synchronize, waits + 2);
+        sim_hold(second, 1); /* the device may run s first */
+        put(s, p[0], KIB(4), 1);
+        OK(cudaStreamSynchronize(s));
+        sim_hold(second, 0);
+        OK(cudaDeviceSynchronize());
+        look(s, p[0], KIB(4), 1);
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_free(get(pool, KIB(64), first), first));
+        OK(galloc_free(get(pool, KIB(64), second), second));
+        EXPECT_EQ(stats_of(pool).driver.stream_synchronize, waits + 2); /* there is nothing more to wait for */
+        OK(galloc_free(p[0], second));
+        OK(galloc_free(q, first));
+        look_now(pool);
+        EXPECT_EQ(stats_of(pool).damages, 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
     }
 }
 

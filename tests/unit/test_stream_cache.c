@@ -256,6 +256,28 @@ TEST(a_block_without_marks_is_kept_by_whom_it_was_freed_on)
     finish();
 }
 
+/* A block that a free on T has brought into T's cache is T's from its next use on, also in what is told of it. */
+TEST(a_block_that_changed_over_to_a_stream_is_reported_with_it)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *q = get(pool, KIB(64), t), *r = get(pool, KIB(2), t);
+    void *p = get(pool, KIB(1), s);
+    EXPECT_EQ(info_of(p).stream_id, stream_id(s));
+    OK(galloc_free(r, t)); /* the cache has room for what comes now */
+    OK(galloc_free(p, t));
+    void *e = get(pool, KIB(1), t);
+    EXPECT(e == p);
+    EXPECT_EQ(info_of(e).stream_id, stream_id(t));
+    OK(galloc_free(e, t));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A block with a wait for S in it that was never used on T: T may have it from its front, U must wait for S as well. */
 TEST(marks_of_others_keep_a_block_out_of_caches)
 {
