@@ -1948,6 +1948,88 @@ TEST(the_text_has_each_figure_of_the_report)
     finish();
 }
 
+/* A request of 200 MiB lacks 100; nothing is known that would help. */
+static galloc_report helpless(void)
+{
+    galloc_report r = {.rounded = MIB(200), .largest_possible = MIB(100), .limit = GIB(1), .room = GIB(1),
+                       .device_known = 1, .device_total = GIB(1), .device_free = GIB(1), .expandable_segments = 1,
+                       .reuse = GALLOC_REUSE_WAIT, .wait_limit_ms = UINT64_MAX};
+    return r;
+}
+
+/* Only this advice is given, which begins so; NULL: none. */
+static void expect_advice(const galloc_report *report, const char *text)
+{
+    static const char title[] = "what would help\n";
+    if (!text) text = "- fewer bytes live at once, or more memory\n";
+    OK(galloc_report_text(report, report_text, sizeof report_text));
+    const char *all = strstr(report_text, title), *end;
+    if (!EXPECT(all)) return;
+    all += strlen(title);
+    end = strchr(all, '\n');
+    if (!EXPECT(end && !end[1] && !strncmp(all, text, strlen(text)))) printf("    not only \"%s\" but:\n%s", text, all);
+}
+
+/* `advice` is all that is said of a report with these fields, and nothing of one that has the others as well. */
+#define ADVISES(advice, fields, others)                                                                                \
+    do {                                                                                                               \
+        galloc_report r = helpless();                                                                                  \
+        fields;                                                                                                        \
+        expect_advice(&r, advice);                                                                                     \
+        others;                                                                                                        \
+        expect_advice(&r, NULL);                                                                                       \
+    } while (0)
+
+/* Of each advice: that its cause suffices, and that it is not given for one byte less, or where it does not apply. */
+TEST(each_advice_has_its_cause)
+{
+    const size_t lacks = MIB(100);
+    begin();
+    ADVISES(NULL, r.stranded = lacks - 1, r.stranded = lacks); /* these will be waited for */
+    ADVISES("- a captured stream cannot wait for others, and 104857600 bytes wait for other streams",
+            (r.stranded = lacks, r.captured = 1, r.reuse = 0, r.wait_limit_ms = 5), r.stranded--);
+    ADVISES("- reuse:wait is off while 104857600 bytes are stranded", (r.stranded = lacks, r.reuse = 0), r.stranded--);
+    ADVISES("- reuse:wait is off", (r.stranded = lacks, r.reuse = 0), r.reuse = GALLOC_REUSE_WAIT);
+    ADVISES("- reuse:wait is off", (r.stranded = lacks, r.reuse = 0), r.backend = GALLOC_BACKEND_CUDA_MALLOC);
+    ADVISES("- reuse:wait is off", (r.stranded = lacks, r.reuse = 0, r.like = GALLOC_LIKE_PYTORCH),
+            r.expandable_segments = 0);
+    ADVISES("- wait_limit_ms is 5 while 104857600 bytes are stranded", (r.stranded = lacks, r.wait_limit_ms = 5),
+            r.stranded--);
+    ADVISES("- wait_limit_ms is 0", (r.stranded = lacks, r.wait_limit_ms = 0), r.wait_limit_ms = UINT64_MAX);
+    ADVISES("- many streams strand memory", (r.stranded = 1, r.more_streams = 1), r.more_streams = 0);
+    ADVISES("- expandable_segments is False: 209715200 bytes are free, but the largest piece has 7",
+            (r.expandable_segments = 0, r.usable = MIB(201), r.in_slots = MIB(1), r.largest_usable = 7), r.usable--);
+    ADVISES("- expandable_segments is False", (r.expandable_segments = 0, r.usable = MIB(200)), r.backend = 1);
+    ADVISES("- expandable_segments is False", (r.expandable_segments = 0, r.usable = MIB(200)),
+            r.expandable_segments = 1);
+    ADVISES("- strategy:pooled keeps 104857600 bytes", r.in_slots = r.usable = lacks, r.in_slots--);
+    ADVISES("- 104857600 bytes lie beside used blocks", r.usable_in_pages = r.usable = lacks, r.usable_in_pages--);
+    ADVISES("- 104857600 bytes lie beside used blocks", r.usable_in_pages = r.usable = lacks,
+            r.expandable_segments = 0);
+    ADVISES("- graphs own 104857600 bytes", r.graph_bytes = lacks, r.graph_bytes--);
+    ADVISES("- the driver refused to take back 1 bytes", r.quarantined = 1, r.quarantined = 0);
+    ADVISES("- throw_on_cudamalloc_oom is on", (r.rejected = 1, r.rounded = r.limit), r.rounded++);
+    ADVISES("- the block takes 209715200 bytes since its room (max_bytes) is memory here; less room takes less; in "
+            "pages", r.room_is_memory = 1, r.room_is_memory = 0);
+    ADVISES("- the block takes 209715200 bytes since its room (max_bytes) is memory here; less room takes less\n",
+            (r.room_is_memory = 1, r.backend = 1), r.room_is_memory = 0);
+    ADVISES("- blocks with room have shrunk and keep 104857600 bytes", r.shrunk = lacks, r.shrunk--);
+    ADVISES("- the limit of 536870912 is the cause: the device has 157286400 free",
+            (r.limit = MIB(512), r.room = MIB(50), r.device_free = MIB(150)), r.device_free--);
+    ADVISES("- the limit of 536870912 is the cause", (r.limit = MIB(512), r.room = 0), r.limit = r.room = GIB(1));
+    ADVISES("- 67108864 bytes are held outside galloc", (r.device_free = MIB(200) - 1, r.outside = MIB(64)),
+            r.outside--);
+    ADVISES("- 67108864 bytes are held outside galloc", (r.device_free = MIB(200) - 1, r.outside = MIB(64)),
+            r.device_free++);
+    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = MIB(200) - 1),
+            r.device_free++);
+    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = 0), r.device_known = 0);
+    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.held = MIB(100), r.room -= r.held + 1),
+            r.room++);
+    ADVISES("- other pools of galloc hold 1 bytes", (r.others_cached = 1, r.device_free = 0), r.others_cached = 0);
+    finish();
+}
+
 TEST(a_text_that_does_not_fit_is_empty)
 {
     galloc_report r;

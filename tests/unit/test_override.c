@@ -112,6 +112,27 @@ TEST(calls_on_the_legacy_stream_order_blocking_streams)
 }
 
 /* A free is refused as in CUDA, but the capture goes on. */
+static long events_alive(void) { return sim_calls("cuEventCreate") - sim_calls("cuEventDestroy"); }
+
+/* What orders a free behind the blocking streams does not stay, also when it fails. */
+TEST(a_free_on_the_legacy_stream_leaves_no_event)
+{
+    start();
+    void *p = NULL;
+    for (int i = 0; i < 20; i++) {
+        OK(cudaMallocAsync(&p, KIB(4), 0));
+        long before = events_alive();
+        if (i % 2) {
+            sim_fail("cuEventRecord", 1, 0, cudaErrorUnknown);
+            EXPECT_EQ(cudaFreeAsync(p, i % 4 == 1 ? NULL : cudaStreamLegacy), cudaErrorUnknown);
+            sim_fail_clear();
+        }
+        OK(cudaFreeAsync(p, i % 4 < 2 ? NULL : cudaStreamLegacy));
+        EXPECT_EQ(events_alive(), before);
+    }
+    no_findings();
+}
+
 TEST(a_call_on_the_legacy_stream_ends_no_capture)
 {
     start();

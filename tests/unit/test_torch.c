@@ -1333,6 +1333,64 @@ TEST(block_pools_of_a_group_when_a_graph_is_gone)
     end(pool, s);
 }
 
+static void expect_reset(const galloc_stat *stat, uint64_t before)
+{
+    EXPECT_EQ(stat->current, before);
+    EXPECT_EQ(stat->peak, before);
+    EXPECT_EQ(stat->total, 0);
+}
+
+/* A reset is one of each counter: what is there is the peak, and nothing has come or gone. */
+TEST(a_reset_is_of_all_counters)
+{
+    enum { COUNTERS = 9 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = with(torch_config(), "max_split_size_mb:30,throw_on_cudamalloc_oom:True");
+    config.memory_limit = MIB(200);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8], *q[8], *big[2];
+    for (int i = 0; i < 8; i++) p[i] = get(pool, KIB(100) + 1, s);
+    for (int i = 0; i < 8; i++) q[i] = get(pool, MIB(2) + 1, s);
+    for (int i = 0; i < 2; i++) big[i] = get(pool, MIB(40), s);
+    for (int i = 0; i < 8; i += 2) give(p[i], s);
+    for (int i = 0; i < 8; i += 2) give(q[i], s);
+    p[0] = get(pool, KIB(800), s); /* the peak of free pieces is past, too */
+    p[2] = get(pool, KIB(100), s);
+    q[0] = get(pool, MIB(2), s);
+    give(big[0], s);
+    empty(pool);
+    refused(pool, MIB(250), s);
+    galloc_torch_stats was = torch_of(pool), now;
+    EXPECT(was.oversize_allocations.total > 0 && was.oversize_segments.total > 0 && was.num_ooms > 0);
+    EXPECT(was.num_device_alloc > 0 && was.num_device_free > 0);
+    OK(galloc_pool_stats_reset(pool));
+    now = torch_of(pool);
+    const galloc_torch_stat *before[COUNTERS] = {
+        &was.allocation, &was.segment, &was.active, &was.inactive_split, &was.allocated_bytes, &was.reserved_bytes,
+        &was.active_bytes, &was.inactive_split_bytes, &was.requested_bytes};
+    const galloc_torch_stat *after[COUNTERS] = {
+        &now.allocation, &now.segment, &now.active, &now.inactive_split, &now.allocated_bytes, &now.reserved_bytes,
+        &now.active_bytes, &now.inactive_split_bytes, &now.requested_bytes};
+    for (int i = 0; i < COUNTERS; i++) {
+        EXPECT(before[i]->all.total > 0 && before[i]->all.peak > before[i]->all.current);
+        EXPECT(before[i]->small_pool.total > 0 && before[i]->large_pool.total > 0);
+        expect_reset(&after[i]->all, before[i]->all.current);
+        expect_reset(&after[i]->small_pool, before[i]->small_pool.current);
+        expect_reset(&after[i]->large_pool, before[i]->large_pool.current);
+    }
+    expect_reset(&now.oversize_allocations, 1);
+    expect_reset(&now.oversize_segments, 1);
+    EXPECT_EQ(now.num_alloc_retries + now.num_ooms + now.num_sync_all_streams, 0);
+    EXPECT_EQ(now.num_device_alloc + now.num_device_free, 0);
+    for (int i = 0; i < 3; i++) give(p[i], s);
+    for (int i = 3; i < 8; i += 2) give(p[i], s);
+    give(q[0], s);
+    for (int i = 1; i < 8; i += 2) give(q[i], s);
+    give(big[1], s);
+    end(pool, s);
+}
+
 TEST(counters_come_and_go)
 {
     begin();
