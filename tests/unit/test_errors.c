@@ -1280,6 +1280,12 @@ TEST(a_refused_segment_goes_with_the_reset)
         sim_fail("cuMemFree", 1, 0, cudaErrorUnknown);
         OK(galloc_pool_trim(pool, 0, NULL));
         EXPECT_EQ(stats_of(pool).quarantined, MIB(30));
+        galloc_report report;
+        void *none = NULL;
+        EXPECT_EQ(galloc_pool_malloc(pool, &none, (size_t)1 << 50, s), cudaErrorMemoryAllocation);
+        OK(galloc_oom_report(&report));
+        EXPECT_EQ(report.quarantined, MIB(30));
+        EXPECT_EQ(report.usable + report.busy, 0);
         OK(cudaDeviceReset());
         s = stream_new();
         if (trim) OK(galloc_pool_trim(pool, 0, NULL));

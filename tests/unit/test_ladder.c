@@ -882,8 +882,11 @@ TEST(a_pool_that_is_used_does_not_part_with_anything)
     map m;
     map_start(&m, 0, MIB(96));
     void *p = get(m.pool, MIB(20), m.s);
+    OK(galloc_free(get(m.pool, MIB(30), m.s), m.s)); /* nor with what is free */
+    size_t held = stats_of(m.pool).reserved.current;
     EXPECT_EQ(galloc_pool_destroy(m.pool), cudaErrorNotPermitted);
     EXPECT_EQ(m.unmaps, 0);
+    EXPECT_EQ(stats_of(m.pool).reserved.current, held);
     OK(galloc_free(p, m.s));
     map_end(&m);
 }
@@ -1212,6 +1215,9 @@ TEST(the_report_says_which_streams_strand_what)
     EXPECT_EQ(r.streams[0].stream_id, stream_id(s[MANY - 1]));
     EXPECT_EQ(r.streams[0].bytes, MIB(22));
     EXPECT_EQ(r.streams[7].bytes, MIB(8));
+    unsigned long long context = 0;
+    OK(cuCtxGetId(NULL, &context));
+    for (int i = 0; i < 8; i++) EXPECT_EQ(r.streams[i].context_id, context);
     EXPECT_EQ(r.more_streams, 2);
     EXPECT_EQ(r.more_stranded, MIB(10));
     EXPECT_EQ(r.stream_id, stream_id(s[0]));
@@ -1410,6 +1416,99 @@ TEST(the_report_knows_the_device_and_other_pools)
 }
 
 /* Without a limit, a pool that holds all of the device's memory is refused by its own count; no driver call is made. */
+/* All other pools are added up; those of which nothing is free, too. */
+TEST(the_report_adds_up_other_pools)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_limited(MIB(64)), *other[3];
+    void *p[3];
+    for (int i = 0; i < 3; i++) {
+        other[i] = pool_new(NULL);
+        p[i] = get(other[i], MIB(20), s);
+        if (i != 1) OK(galloc_free(get(other[i], MIB(10), s), s));
+    }
+    expect_refused(pool, MIB(100), s);
+    galloc_report r = report_of_failure();
+    size_t held = 0, cached = 0;
+    for (int i = 0; i < 3; i++) {
+        galloc_stats stats = stats_of(other[i]);
+        EXPECT(stats.reserved.current >= MIB(20) && (i == 1 || stats.cached.current >= MIB(10)));
+        held += stats.reserved.current;
+        cached += stats.cached.current;
+    }
+    EXPECT_EQ(r.other_pools, 3);
+    EXPECT_EQ(r.others_held, held);
+    EXPECT_EQ(r.others_cached, cached);
+    EXPECT_EQ(r.outside, 0);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+    for (int i = 0; i < 3; i++) pool_end(other[i]);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Pages that wait for their next block can move; so a block as large as all of them is possible. Nothing is done for a
+   request beyond the limit, so the report is of the pool as it was. */
+TEST(the_report_counts_parked_pages_as_movable)
+{
+    begin();
+    galloc_config config = config_limit(MIB(64));
+    config.stats_exact = 1;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    void *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get(pool, MIB(2), 0);
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], 0));
+    EXPECT_EQ(inside_parked(pool), MIB(16));
+    expect_refused(pool, MIB(65), 0);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT(!r.steps_taken);
+    EXPECT_EQ(r.usable, MIB(16));
+    EXPECT_EQ(r.usable_in_pages, 0);
+    EXPECT_EQ(r.largest_possible, MIB(64));
+    EXPECT(r.fragmentation == stats_of(pool).external_fragmentation);
+    pool_end(pool);
+    finish();
+}
+
+/* What a stream's cache holds, or keeps for nobody yet, is free for that stream, in pieces, and stranded for others. */
+TEST(the_report_counts_what_stream_caches_hold)
+{
+    for (int own = 0; own < 2; own++) {
+        begin_still();
+        galloc_config config = config_limit(MIB(64));
+        config.growth = MIB(2);
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(&config);
+        void *p[32], *wall = get(pool, MIB(2), t);
+        for (int i = 0; i < 32; i++) p[i] = get(pool, KIB(64), s);
+        EXPECT_EQ(stats_of(pool).cached.current, 0);
+        for (int i = 0; i < 8; i += 2) OK(galloc_free(p[i], s));
+        galloc_stats now = stats_of(pool);
+        EXPECT_EQ(now.cached.current, KIB(256));
+        EXPECT(now.external_fragmentation > 0.5);
+        expect_refused(pool, MIB(65), own ? s : t);
+        galloc_report r = report_of_failure();
+        expect_sums(&r);
+        EXPECT(!r.steps_taken);
+        EXPECT_EQ(r.usable, own ? KIB(256) : 0);
+        EXPECT_EQ(r.largest_usable, own ? KIB(64) : 0);
+        EXPECT_EQ(r.stranded, own ? 0 : KIB(256));
+        EXPECT_EQ(r.streams[0].stream_id, own ? 0 : stream_id(s));
+        EXPECT_EQ(r.busy, 0);
+        EXPECT(r.fragmentation == now.external_fragmentation);
+        for (int i = 0; i < 32; i++)
+            if (i >= 8 || i % 2) OK(galloc_free(p[i], s));
+        OK(galloc_free(wall, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 TEST(a_full_device_is_no_limit_of_the_pool)
 {
     sim_options options = sim_defaults();
