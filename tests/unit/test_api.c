@@ -1275,6 +1275,46 @@ TEST(legacy_streams_are_told_apart_by_their_contexts)
     finish();
 }
 
+/* What is being captured, or was, is no stream of the list. */
+TEST(captures_are_not_listed_as_streams)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stream_stats all[4];
+    cudaGraph_t graph = NULL;
+    void *p = get(pool, KIB(4), t);
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+    OK(galloc_free(get(pool, KIB(4), s), s));
+    for (int ended = 0; ended < 2; ended++) {
+        int n = 0;
+        if (ended) OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_pool_streams(pool, all, 4, &n));
+        EXPECT_EQ(n, 1);
+        EXPECT_EQ(all[0].stream_id, stream_id(t));
+    }
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_free(p, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* By the bytes that the program asked for. */
+TEST(a_refused_end_says_how_much_is_in_use)
+{
+    begin();
+    galloc_pool *pool = pool_new(NULL);
+    void *p = get(pool, 1000, 0), *q = get(pool, 3, 0);
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    EXPECT(strstr(galloc_last_message(), "in use: 2, of 1003 bytes") != NULL);
+    OK(galloc_free(p, 0));
+    OK(galloc_free(q, 0));
+    pool_end(pool);
+    finish();
+}
+
 TEST(streams_fit_the_array_they_are_given)
 {
     begin();

@@ -133,6 +133,31 @@ TEST(a_write_before_a_block_is_found_behind_its_neighbour)
 }
 
 /* Each offset from a block's end, for sizes around the steps of rounding, is found as far as the guard reaches. */
+/* A block that is free by now was not written before by the program: it is not named. */
+TEST(a_neighbour_that_was_freed_is_not_named)
+{
+    for (int kept = 0; kept < 2; kept++) {
+        begin_backed(SIM_PACE_PROMPT);
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_debug(kept ? GUARDS | QUARANTINE : GUARDS);
+        char at[96];
+        void *p = get(pool, 1000, s), *q = get(pool, 700, s), *r = get(pool, 700, s);
+        EXPECT_EQ((char *)q - (char *)p, 1536);
+        OK(galloc_free(q, s));
+        write_at(p, 1000, 7, 1, s);
+        OK(galloc_free(p, s));
+        look_now(pool);
+        snprintf(at, sizeof at, "behind the block at %p of 1000 bytes", p);
+        expect_said(at);
+        EXPECT(!log_says("before the block at"));
+        OK(galloc_free(r, s));
+        pool_end(pool);
+        EXPECT_EQ(log_lines, 1);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(every_byte_of_a_guard_counts)
 {
     static const size_t sizes[] = {1, 255, 256, 257, 511, 512, 513, 4096, 5000, 70000};
@@ -630,10 +655,12 @@ TEST(a_resize_on_another_stream_leaves_the_block_without_a_guard)
     galloc_pool *pool = pool_debug(GUARDS);
     void *p = get(pool, 4000, s);
     OK(galloc_resize(p, 1000, t));
+    EXPECT_EQ(stats_of(pool).unchecked, 1); /* the guard that it had */
     write_at(p, 0, 3, 1000, t);
     OK(galloc_free(p, t));
     look_now(pool);
     EXPECT_EQ(stats_of(pool).damages, 0);
+    EXPECT_EQ(stats_of(pool).checks, 0);
     pool_end(pool);
     stream_end(s);
     stream_end(t);

@@ -314,6 +314,28 @@ TEST(traces_of_real_programs)
     trace("rnn_speech_varlen", "history:500,overhead:0", 100, 0);
 }
 
+/* The kind of memory is in the names of its events: a segment is freed as a whole, pages are unmapped. */
+TEST(what_is_given_back_has_the_name_of_its_kind)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        galloc_config config = galloc_config_default();
+        begin();
+        config.expandable_segments = !fixed;
+        config.history = 100;
+        galloc_pool *pool = pool_new(&config);
+        OK(galloc_free(get(pool, MIB(4), NULL), NULL));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        value *v = snapshot(pool, GALLOC_SNAPSHOT_JSON);
+        EXPECT_EQ(events_named(v, "segment_alloc") > 0, fixed);
+        EXPECT_EQ(events_named(v, "segment_free") > 0, fixed);
+        EXPECT_EQ(events_named(v, "segment_map") > 0, !fixed);
+        EXPECT_EQ(events_named(v, "segment_unmap") > 0, !fixed);
+        value_free(v);
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* Pages move: blocks of one size are replaced by blocks of another. */
 TEST(moves_are_an_unmapping_and_a_mapping)
 {

@@ -417,6 +417,35 @@ static void expect_rounds(const galloc_report *report, unsigned again)
     EXPECT(strstr(text, rounds) != NULL);
 }
 
+static int try_again_once(const galloc_report *report, void *user)
+{
+    (void)user;
+    return !report->rounds;
+}
+
+/* The steps of a second round gain nothing more: the report has what the first ones did. */
+TEST(the_gains_of_all_rounds_add_up)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_limited(MIB(64));
+    galloc_callbacks calls = {try_again_once, NULL, NULL, NULL, NULL};
+    size_t gained = 0;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    void *q = get(pool, MIB(30), s), *p = get_used(pool, MIB(20), t, 1);
+    OK(galloc_free(p, t));
+    expect_refused(pool, MIB(50), s);
+    galloc_report r = report_of_failure();
+    EXPECT_EQ(r.rounds, 1);
+    for (int i = 0; i < GALLOC_REPORT_STEPS && r.steps[i].name; i++) gained += r.steps[i].gained;
+    EXPECT(gained >= MIB(20) && gained < MIB(64));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST(rounds_are_bounded)
 {
     for (unsigned most = 0; most < 4; most++) {
@@ -1470,6 +1499,31 @@ TEST(the_report_counts_parked_pages_as_movable)
     EXPECT_EQ(r.largest_possible, MIB(64));
     EXPECT(r.fragmentation == stats_of(pool).external_fragmentation);
     pool_end(pool);
+    finish();
+}
+
+/* But not for a stream that may not have them. */
+TEST(the_report_counts_parked_pages_of_others_as_stranded)
+{
+    begin_still();
+    galloc_config config = config_limit(MIB(64));
+    config.stats_exact = 1;
+    config.reuse = 0;
+    config.wait_limit_ms = 0;
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    void *q = get(pool, 512, s), *p = get_used(pool, MIB(40), t, 1);
+    OK(galloc_free(q, s));
+    OK(galloc_free(p, t));
+    EXPECT(inside_parked(pool) >= MIB(40));
+    expect_refused(pool, MIB(100), s);
+    galloc_report r = report_of_failure();
+    expect_sums(&r);
+    EXPECT(r.stranded >= MIB(40));
+    EXPECT(r.largest_possible < MIB(40));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
     finish();
 }
 

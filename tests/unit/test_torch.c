@@ -1333,6 +1333,22 @@ TEST(block_pools_of_a_group_when_a_graph_is_gone)
     end(pool, s);
 }
 
+/* As torch.cuda.empty_cache is: it waits for all streams. */
+TEST(a_trim_that_waits_is_counted)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    void *p = get(pool, MIB(40), s);
+    put(s, p, MIB(40), 1);
+    give(p, s);
+    EXPECT_EQ(torch_of(pool).num_sync_all_streams, 0);
+    empty(pool);
+    EXPECT_EQ(torch_of(pool).num_sync_all_streams, 1);
+    EXPECT_EQ(torch_of(pool).num_device_free, 1);
+    end(pool, s);
+}
+
 static void expect_reset(const galloc_stat *stat, uint64_t before)
 {
     EXPECT_EQ(stat->current, before);
