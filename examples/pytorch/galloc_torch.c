@@ -179,7 +179,8 @@ static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not
 static int wants_small_pages(const galloc_config *config)
 {
     const char *text = getenv("GALLOC_CONF");
-    return config->like == GALLOC_LIKE_GALLOC && config->strategy == GALLOC_STRATEGY_CACHING && !config->growth && !(text && strstr(text, "growth"));
+    if (config->like != GALLOC_LIKE_GALLOC || config->strategy != GALLOC_STRATEGY_CACHING) return 0;
+    return !config->growth && !(text && strstr(text, "growth"));
 }
 
 /* Makes the pool of a device, with the settings of its default pool. */
