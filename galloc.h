@@ -1221,7 +1221,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
    memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
-   galloc's functions, for cudaMalloc galloc_pool_malloc and for cudaFree galloc_override_free. Needs gcc or clang, also
+   galloc's functions, for cudaMalloc galloc_pool_malloc, for cudaFree galloc_override_free or galloc_free. Needs gcc or clang, also
    under nvcc; C++ includes cuda_runtime.h. */
 
 #ifndef __GNUC__
@@ -11940,32 +11940,16 @@ static CUresult gai_job_wait_for_event(gai_job *job, const gai_event *event)
     return GAI_CALL(job->pool, event_synchronize, EventSynchronize, (event->event));
 }
 
-#define GAI_WAITS_ALONE 64 /* so many waits are for one event each; in debug, a stream can have thousands */
-
-/* The event to wait for in a turn: `event`, or after many turns a later one of its stream, ever later. A turn looks at
-   all free blocks; so few turns serve many events, and the wait is at most some 6 % too long. */
-static gai_event *gai_event_of_turn(galloc_pool *pool, gai_event *event, unsigned turn)
-{
-    unsigned ahead = turn < GAI_WAITS_ALONE ? 0 : (1u << gai_min(turn / 16 - 3, 24)) - 1;
-    gai_lock_on(&pool->lock);
-    for (; ahead && event->next; ahead--) event = event->next;
-    gai_lock_off(&pool->lock);
-    return event;
-}
-
 /* Waits on the host for one event after another until something fits. */
 static int gai_step_wait_host(gai_job *job)
 {
     galloc_pool *pool = job->pool;
     gai_stream *stream;
     gai_event *event;
-    unsigned turn;
     if (gai_job_is_captured(job)) return gai_job_leave_out(job, "the stream is captured");
     if (!pool->config.wait_limit_ms) return gai_job_leave_out(job, "wait_limit_ms is 0");
-    for (turn = 0; (stream = gai_pool_best_stream(pool, &event)) != NULL; turn++) {
-        CUresult result;
-        event = gai_event_of_turn(pool, event, turn);
-        result = gai_job_wait_for_event(job, event);
+    while ((stream = gai_pool_best_stream(pool, &event)) != NULL) {
+        CUresult result = gai_job_wait_for_event(job, event);
         if (gai_is_sticky(result) && gai_job_wait_failed(job, stream, result) != result) continue;
         if (result && result != CUDA_ERROR_NOT_READY) {
             gai_job_refused(job, result, gai_job_waits_are_limited(job) ? "cuEventQuery" : "cuEventSynchronize");
@@ -13538,22 +13522,15 @@ static cudaError_t gai_pool_free_after(galloc_pool *pool, void *ptr, const cudaS
     return error;
 }
 
-/* Is the work over that a recorded use stands for? A captured stream's graph is gone, or the last event of a retired
-   stream is complete. [lock] */
-static int gai_use_is_over(const gai_stream *stream)
-{
-    if (!gai_stream_is_plain(stream)) return !stream->capture;
-    return stream->retired && stream->done >= gai_stream_stamp(stream);
-}
-
-/* Adds a recorded use to a block, and removes those that are over. Returns 0 if host memory is missing. [lock] */
+/* Adds a recorded use to a block, and removes recorded uses by captured streams whose graphs are gone. Those by retired
+   streams stay: a retired stream may be passed to galloc again. Returns 0 if host memory is missing. [lock] */
 static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *stream)
 {
     gai_mark *mark, **at = &block->recorded_uses;
     while (*at) {
         const gai_stream *use = (*at)->stream;
         if (use == stream) return 1;
-        if (gai_use_is_over(use)) gai_mark_drop(pool, at);
+        if (!gai_stream_is_plain(use) && !use->capture) gai_mark_drop(pool, at);
         else at = &(*at)->next;
     }
     if (!gai_slab_need(&pool->marks, 1)) return 0;
@@ -13564,7 +13541,7 @@ static int gai_block_add_use(galloc_pool *pool, gai_block *block, gai_stream *st
 }
 
 /* Adds a recorded use. The block then has GAI_SPECIAL, so that its free bypasses the stream cache. A program may do no
-   more than this with the pool in each of many captures or on many streams: then the call forgets the earlier ones. */
+   more than this with the pool in each of many captures: then the call forgets the earlier ones. */
 static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site *site)
 {
     gai_block *block = NULL;
@@ -13581,10 +13558,7 @@ static cudaError_t gai_pool_record_stream(galloc_pool *pool, void *ptr, gai_site
     }
     crowded = gai_pool_is_crowded(pool);
     gai_lock_off(&pool->lock);
-    if (noted && crowded) {
-        gai_pool_try_poll(pool);
-        gai_pool_tend(pool);
-    }
+    if (noted && crowded) gai_pool_tend(pool);
     if (noted) return cudaSuccess;
     if (stream && !block) return gai_pointer_refused(pool, ptr);
     return gai_stream_refused(site);
@@ -20944,12 +20918,17 @@ static CUresult gai_override_wait(CUcontext primary, CUdevice device)
 {
     CUcontext context = NULL;
     unsigned long long id;
+    enum gai_health health;
     size_t n;
     CUresult result = gai_override_wait_in(primary, device);
     if (!result) result = gai_cu.CtxGetCurrent(&context);
     if (!result && context && context != primary) result = gai_override_wait_in(context, device);
-    for (n = 0; !result && gai_context_known(n, &context, &id); n++)
-        if (gai_context_health(context, id) == GAI_ALIVE) result = gai_override_wait_in(context, device);
+    for (n = 0; !result && gai_context_known(n, &context, &id); n++) {
+        result = gai_context_look(context, id, &health);
+        if (health == GAI_ALIVE) result = gai_override_wait_in(context, device);
+        /* Nothing runs any more in a context that has ended, or has failed for good. */
+        if (health == GAI_DEAD || (health == GAI_ALIVE && gai_is_sticky(result))) result = CUDA_SUCCESS;
+    }
     return result;
 }
 
@@ -21002,10 +20981,17 @@ static cudaError_t gai_override_return(void *ptr, CUdevice device, cudaStream_t 
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how)
 {
     galloc_pointer info;
+    gai_site site;
     CUresult result;
     cudaError_t error = galloc_pointer_info(ptr, &info);
     if (error) return error;
+    if (how < GALLOC_OVERRIDE_DEVICE || how > GALLOC_OVERRIDE_ORDERED)
+        return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "how is %d: must be GALLOC_OVERRIDE_...", how));
     if (info.state != GALLOC_STATE_USED) return galloc_free(ptr, stream); /* which says what is wrong */
+    /* Also binds a context, which a thread may lack. */
+    if (how != GALLOC_OVERRIDE_DEVICE) error = gai_site_of(stream, &site);
+    if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
+    if (error) return gai_end(__func__, error);
     if (how != GALLOC_OVERRIDE_ORDERED) return gai_end(__func__, gai_override_return(ptr, info.device, stream, how));
     result = gai_override_order(stream);
     if (result) return gai_end(__func__, gai_override_failed(ptr, result, "ordering the legacy stream"));

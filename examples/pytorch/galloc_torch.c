@@ -178,9 +178,11 @@ static galloc_pool *pools[MAX_DEVICES];                  /* by device; NULL: not
    of its first steps: README.md beside this file has the figures. */
 static int wants_small_pages(const galloc_config *config)
 {
-    const char *text = getenv("GALLOC_CONF");
-    if (config->like != GALLOC_LIKE_GALLOC || config->strategy != GALLOC_STRATEGY_CACHING) return 0;
-    return !config->growth && !(text && strstr(text, "growth"));
+    const char *text = getenv("GALLOC_CONF"), *at = text;
+    if (config->like != GALLOC_LIKE_GALLOC || config->strategy != GALLOC_STRATEGY_CACHING || config->growth) return 0;
+    for (; at && (at = strstr(at, "growth")) != NULL; at++)
+        if ((at == text || at[-1] == ',' || at[-1] == ' ') && strspn(at + 6, ":_ ")) return 0; /* a key, not a value */
+    return 1;
 }
 
 /* Makes the pool of a device, with the settings of its default pool. */

@@ -179,7 +179,8 @@ TEST(memory_of_one_stream_is_reused_at_once)
 TEST(pages_are_of_2_mib_unless_the_environment_names_a_size)
 {
     const struct { const char *conf; size_t pages; } cases[] = {
-        {nullptr, 32}, {"log:off,memory_limit:512M", 32}, {"log:off,growth:8M", 8}, {"log:off,growth:64M", 1}};
+        {nullptr, 32}, {"log:off,memory_limit:512M", 32}, {"trace:/tmp/growth.bin,log:off", 32}, {"log:off,growth:8M", 8},
+        {"log:off,growth_mb:16", 4}, {"log:off,growth:64M", 1}};
     for (const auto &each : cases) {
         begin(1, SIM_PACE_STILL, each.conf);
         size_t now = 0, peak = 0, pages = 0, largest = 0;

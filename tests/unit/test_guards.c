@@ -1606,42 +1606,6 @@ TEST(allocations_that_overlap_have_guards_each)
     finish();
 }
 
-/* Each guarded free records an event. A request for which memory has run out does not wait for each by itself, and for
-   few if what it needs comes early. */
-TEST(a_request_waits_for_many_events_in_few_turns)
-{
-    for (int early = 0; early < 2; early++) {
-        begin_still();
-        cudaStream_t s = stream_new(), t = stream_new();
-        galloc_config config = config_limit(MIB(300));
-        config.debug = GALLOC_DEBUG_GUARDS;
-        galloc_pool *pool = pool_new(&config);
-        static void *block[4000];
-        void *p = NULL;
-        for (int i = 0; i < 4000; i++) block[i] = get(pool, KIB(64) - 1024, s);
-        for (int i = 0; i < 4000; i++) {
-            put(s, block[i], 16, 1);
-            if (i % 2) OK(galloc_free(block[i], s));
-        }
-        if (early) {
-            for (int i = 0; i < 200; i += 2) OK(galloc_free(block[i], s));
-            sim_run(20); /* part of the work is done */
-        }
-        uint64_t before = stats_of(pool).driver.event_synchronize;
-        cudaError_t error = galloc_pool_malloc(pool, &p, early ? MIB(50) : MIB(200), t);
-        uint64_t waits = stats_of(pool).driver.event_synchronize - before;
-        EXPECT_EQ(error, early ? 0 : cudaErrorMemoryAllocation);
-        EXPECT(waits < 250);
-        if (!error) OK(galloc_free(p, t));
-        for (int i = 0; i < 4000; i += 2)
-            if (!early || i >= 200) OK(galloc_free(block[i], s));
-        pool_end(pool);
-        stream_end(s);
-        stream_end(t);
-        finish();
-    }
-}
-
 /* Memory of stream 0 is used on another stream, and freed on stream 0 after a wait for the device. The next allocation
    there may have it: what debug has queued at the free must be done. */
 TEST(a_default_stream_has_no_work_of_debug_left)

@@ -635,67 +635,71 @@ TEST(pools_that_come_and_go_leave_no_more_than_they_needed)
     finish();
 }
 
-/* A long-lived block, recorded in each of many captures or for many streams that come and go: what is over is
-   forgotten, though the program does nothing else with the pool. */
-TEST(recorded_uses_that_are_over_do_not_pile_up)
+/* A long-lived block, recorded in each of many captures: those whose graphs are gone are forgotten, though the program
+   does nothing else with the pool. */
+TEST(captures_that_only_record_do_not_pile_up)
 {
-    for (int captured = 0; captured < 2; captured++) {
-        begin_with_devices(1, SIM_PACE_PROMPT);
-        cudaStream_t s = stream_new(), t;
-        galloc_pool *pool = pool_new(NULL);
-        void *p = get(pool, MIB(1), s);
-        size_t most = 0;
-        for (int i = 0; i < 1000; i++) {
-            cudaGraph_t graph;
-            if (captured) {
-                OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
-                OK(galloc_record_stream(p, s));
-                OK(cudaStreamEndCapture(s, &graph));
-                OK(cudaGraphDestroy(graph));
-            } else {
-                t = stream_new();
-                OK(galloc_record_stream(p, t));
-                OK(galloc_stream_retire(t));
-                OK(cudaStreamDestroy(t));
-            }
-            if (i == 200) most = sim_malloc_live();
-            if (i > 200) EXPECT(sim_malloc_live() <= most + 8);
-        }
-        OK(galloc_free(p, s));
-        stream_end(s);
-        pool_end(pool);
-        finish();
-    }
-}
-
-/* A stream that was retired may still work: its use of the block is not over, however many others are. */
-TEST(the_use_of_a_retired_stream_lasts_as_long_as_its_work)
-{
-    begin_still();
-    cudaStream_t s = stream_new(), t = stream_new(), u;
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
     galloc_pool *pool = pool_new(NULL);
-    void *p = get(pool, MIB(20), s), *q;
-    put(s, p, MIB(20), 1);
-    order(s, t);
-    OK(galloc_record_stream(p, t));
-    put(t, p, MIB(20), 2);
-    OK(galloc_stream_retire(t));
-    for (int i = 0; i < 200; i++) {
-        u = stream_new();
-        OK(galloc_record_stream(p, u));
-        OK(galloc_stream_retire(u));
-        OK(cudaStreamDestroy(u));
+    void *p = get(pool, MIB(1), s);
+    size_t most = 0;
+    for (int i = 0; i < 1000; i++) {
+        cudaGraph_t graph;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        OK(galloc_record_stream(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        if (i == 200) most = sim_malloc_live();
+        if (i > 200) EXPECT(sim_malloc_live() <= most + 8);
     }
-    OK(galloc_record_stream(p, s)); /* which looks at all of them */
     OK(galloc_free(p, s));
-    q = get(pool, MIB(20), s);
-    put(s, q, MIB(20), 3);
-    EXPECT(q != p);
-    OK(galloc_free(q, s));
-    OK(cudaStreamDestroy(t));
     stream_end(s);
     pool_end(pool);
     finish();
+}
+
+/* A stream that was retired may be passed to galloc again, and use the block again: its recorded use is never over
+   before the free, whether its work is complete in between or not. */
+TEST(the_use_of_a_retired_stream_lasts)
+{
+    for (int again = 0; again < 2; again++) {
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new(), u;
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get(pool, MIB(20), s), *q, *x = NULL;
+        put(s, p, MIB(20), 1);
+        order(s, t);
+        OK(galloc_record_stream(p, t));
+        put(t, p, MIB(20), 2);
+        OK(galloc_stream_retire(t));
+        if (again) OK(cudaStreamSynchronize(t));
+        for (int i = 0; i < 200; i++) {
+            u = stream_new();
+            OK(galloc_record_stream(p, u));
+            OK(galloc_stream_retire(u));
+            OK(cudaStreamDestroy(u));
+        }
+        if (again) { /* it is not retired any more */
+            OK(galloc_pool_trim(pool, SIZE_MAX, NULL));
+            OK(galloc_record_stream(p, s));
+            x = get(pool, KIB(4), t);
+            put(t, p, MIB(20), 3);
+        }
+        OK(galloc_record_stream(p, s)); /* which looks at all of them */
+        OK(galloc_free(p, s));
+        q = get(pool, MIB(20), s);
+        put(s, q, MIB(20), 4);
+        EXPECT(q != p);
+        OK(galloc_free(q, s));
+        if (x) OK(galloc_free(x, t));
+        stream_end(s);
+        OK(cudaStreamSynchronize(t));
+        OK(galloc_stream_retire(t));
+        stream_end(t);
+        pool_end(pool);
+        finish();
+    }
 }
 
 TEST(a_group_that_ended_is_refused)

@@ -299,6 +299,62 @@ TEST(contexts)
     no_findings();
 }
 
+/* A thread that has made no call of CUDA yet frees on stream 0. */
+typedef struct to_free {
+    void *p;
+    cudaError_t error;
+} to_free;
+
+static void *free_first(void *of)
+{
+    ((to_free *)of)->error = cudaFreeAsync(((to_free *)of)->p, 0);
+    return NULL;
+}
+
+TEST(threads_without_a_context)
+{
+    start();
+    to_free of = {NULL, cudaSuccess};
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        if (i) OK(cudaMallocAsync(&of.p, MIB(1), 0));
+        else of.p = alloc(MIB(1));
+        pthread_create(&thread, NULL, free_first, &of);
+        pthread_join(thread, NULL);
+        OK(of.error);
+    }
+    no_findings();
+}
+
+/* Another context of the device has failed: nothing runs there any more, and cudaFree goes on. If it cannot be said
+   whether a context lives, it does not. */
+TEST(contexts_that_failed_or_may_have)
+{
+    start();
+    CUcontext other = NULL;
+    CUstream t = NULL;
+    void *p = alloc(MIB(1)), *q = alloc(MIB(1));
+    OK(cuCtxCreate(&other, NULL, 0, 0));
+    OK(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
+    OK(galloc_record_stream(p, t));
+    put(t, p, MIB(1), 1);
+    OK(cudaSetDevice(0));
+    sim_fail("cuCtxGetId", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(cudaFree(p), cudaErrorUnknown);
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    OK(cudaFree(p));
+    sim_context_fail(other, cudaErrorIllegalAddress);
+    OK(cudaFree(q));
+    p = alloc(512);
+    EXPECT_EQ(galloc_override_free(p, NULL, 3), cudaErrorInvalidValue);
+    EXPECT_EQ(galloc_override_free(p, NULL, -1), cudaErrorInvalidValue);
+    OK(cudaFree(p));
+    OK(cuCtxDestroy(other));
+    OK(cudaSetDevice(0));
+    no_findings();
+}
+
 /* A device's first cudaMalloc, in which another one comes in between and makes the pool. */
 static struct {
     int retained; /* by the default pool, and then by the one of cudaMalloc */
