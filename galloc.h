@@ -1221,8 +1221,8 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
    On the legacy stream cudaFreeAsync also records an event, so that it orders blocking streams, as in CUDA.
    Both functions that free take memory of either kind, of galloc_malloc too, and pass other memory to CUDA. Pass no
    memory of cudaMalloc to galloc_free. Errors are galloc's: cudaGetLastError does not return them, and messages name
-   galloc's functions, for cudaMalloc galloc_pool_malloc, for cudaFree galloc_override_free or galloc_free. Needs gcc or clang, also
-   under nvcc; C++ includes cuda_runtime.h. */
+   galloc's functions, for cudaMalloc galloc_pool_malloc, for cudaFree galloc_override_free or galloc_free. Needs gcc or
+   clang, also under nvcc; C++ includes cuda_runtime.h. */
 
 #ifndef __GNUC__
 #error "galloc.h: GALLOC_OVERRIDE_CUDA needs gcc or clang"
