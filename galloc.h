@@ -15758,6 +15758,18 @@ static int gai_check_slabs(const galloc_pool *pool, const gai_census *census)
            gai_check_slab(&pool->positions, census->found.positions, 0);
 }
 
+static int gai_check_holes(const galloc_pool *pool, const gai_census *census)
+{
+    const gai_block *hole;
+    size_t holes = 0;
+    int broken = 0;
+    for (hole = pool->holes; hole; hole = hole->next_bin) {
+        holes++;
+        broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
+    }
+    return broken + (census->holes != holes);
+}
+
 /* Checks the equations above galloc_pool, and all segments, stream states and mappings of the pool. */
 static int gai_check_pool(galloc_pool *pool)
 {
@@ -15766,8 +15778,7 @@ static int gai_check_pool(galloc_pool *pool)
     const gai_segment *segment;
     const gai_stream *stream;
     const gai_mapping *mapping;
-    const gai_block *hole;
-    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, holes = 0, streams = 0, of_graphs = 0;
+    size_t quarantined = 0, leaving = 0, parked = 0, old = 0, streams = 0, of_graphs = 0;
     int broken = 0, lost = 0;
     memset(&census, 0, sizeof census);
     census.pages[0].bytes = census.free = census.largest = pool->kept;
@@ -15806,13 +15817,9 @@ static int gai_check_pool(galloc_pool *pool)
     }
     broken += lost != pool->lost || leaving != pool->stats.leaving || parked != pool->parked || old != pool->stale;
     broken += pool->tuning.decided > GALLOC_DECISIONS;
-    for (hole = pool->holes; hole; hole = hole->next_bin) {
-        holes++;
-        broken += hole->kind != GAI_HOLE || (hole->next_bin && hole->next_bin->prev_bin != hole);
-    }
+    broken += gai_check_holes(pool, &census);
     broken += gai_check_slabs(pool, &census);
     broken += pool->marks.promised != census.promised + pool->promised_jobs;
-    broken += census.holes != holes;
     broken += quarantined != pool->stats.quarantined;
     broken += of_graphs != pool->of_graphs;
     census.free += parked;
