@@ -118,7 +118,41 @@ static int environment_is(const char *name, const char *value)
     X(capture_to_own, "cuStreamBeginCaptureToGraph", 12030, 1, "cuStreamBeginCaptureToGraph_ptsz",                     \
       (CUstream, CUgraph, const CUgraphNode *, const void *, size_t, CUstreamCaptureMode))                             \
     X(capture_end, "cuStreamEndCapture", 10000, 0, "cuStreamEndCapture", (CUstream, CUgraph *))                        \
-    X(capture_end_own, "cuStreamEndCapture", 10000, 1, "cuStreamEndCapture_ptsz", (CUstream, CUgraph *))
+    X(capture_end_own, "cuStreamEndCapture", 10000, 1, "cuStreamEndCapture_ptsz", (CUstream, CUgraph *))               \
+    COPY_HOOKS(X)
+
+/* Copies, in both forms. */
+#define COPY_HOOKS(X)                                                                                                  \
+    X(copy_any, "cuMemcpy", 4000, 0, "cuMemcpy", (CUdeviceptr, CUdeviceptr, size_t))                                   \
+    X(copy_any_own, "cuMemcpy", 7000, 1, "cuMemcpy_ptds", (CUdeviceptr, CUdeviceptr, size_t))                          \
+    X(copy_to, "cuMemcpyHtoD", 3020, 0, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                        \
+    X(copy_to_own, "cuMemcpyHtoD", 7000, 1, "cuMemcpyHtoD_v2_ptds", (CUdeviceptr, const void *, size_t))               \
+    X(copy_from, "cuMemcpyDtoH", 3020, 0, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                            \
+    X(copy_from_own, "cuMemcpyDtoH", 7000, 1, "cuMemcpyDtoH_v2_ptds", (void *, CUdeviceptr, size_t))                   \
+    X(copy_device, "cuMemcpyDtoD", 3020, 0, "cuMemcpyDtoD_v2", (CUdeviceptr, CUdeviceptr, size_t))                     \
+    X(copy_device_own, "cuMemcpyDtoD", 7000, 1, "cuMemcpyDtoD_v2_ptds", (CUdeviceptr, CUdeviceptr, size_t))            \
+    X(copy_2d, "cuMemcpy2D", 3020, 0, "cuMemcpy2D_v2", (const CUDA_MEMCPY2D *))                                        \
+    X(copy_2d_own, "cuMemcpy2D", 7000, 1, "cuMemcpy2D_v2_ptds", (const CUDA_MEMCPY2D *))                               \
+    X(copy_rows, "cuMemcpy2DUnaligned", 3020, 0, "cuMemcpy2DUnaligned_v2", (const CUDA_MEMCPY2D *))                    \
+    X(copy_rows_own, "cuMemcpy2DUnaligned", 7000, 1, "cuMemcpy2DUnaligned_v2_ptds", (const CUDA_MEMCPY2D *))           \
+    X(copy_3d, "cuMemcpy3D", 3020, 0, "cuMemcpy3D_v2", (const CUDA_MEMCPY3D *))                                        \
+    X(copy_3d_own, "cuMemcpy3D", 7000, 1, "cuMemcpy3D_v2_ptds", (const CUDA_MEMCPY3D *))                               \
+    X(queue_any, "cuMemcpyAsync", 4000, 0, "cuMemcpyAsync", (CUdeviceptr, CUdeviceptr, size_t, CUstream))              \
+    X(queue_any_own, "cuMemcpyAsync", 7000, 1, "cuMemcpyAsync_ptsz", (CUdeviceptr, CUdeviceptr, size_t, CUstream))     \
+    X(queue_to, "cuMemcpyHtoDAsync", 3020, 0, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void *, size_t, CUstream))   \
+    X(queue_to_own, "cuMemcpyHtoDAsync", 7000, 1, "cuMemcpyHtoDAsync_v2_ptsz",                                         \
+      (CUdeviceptr, const void *, size_t, CUstream))                                                                   \
+    X(queue_from, "cuMemcpyDtoHAsync", 3020, 0, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))       \
+    X(queue_from_own, "cuMemcpyDtoHAsync", 7000, 1, "cuMemcpyDtoHAsync_v2_ptsz",                                       \
+      (void *, CUdeviceptr, size_t, CUstream))                                                                         \
+    X(queue_device, "cuMemcpyDtoDAsync", 3020, 0, "cuMemcpyDtoDAsync_v2",                                              \
+      (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                                                    \
+    X(queue_device_own, "cuMemcpyDtoDAsync", 7000, 1, "cuMemcpyDtoDAsync_v2_ptsz",                                     \
+      (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                                                    \
+    X(queue_2d, "cuMemcpy2DAsync", 3020, 0, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                   \
+    X(queue_2d_own, "cuMemcpy2DAsync", 7000, 1, "cuMemcpy2DAsync_v2_ptsz", (const CUDA_MEMCPY2D *, CUstream))          \
+    X(queue_3d, "cuMemcpy3DAsync", 3020, 0, "cuMemcpy3DAsync_v2", (const CUDA_MEMCPY3D *, CUstream))                   \
+    X(queue_3d_own, "cuMemcpy3DAsync", 7000, 1, "cuMemcpy3DAsync_v2_ptsz", (const CUDA_MEMCPY3D *, CUstream))
 
 /* Functions that are only called. */
 #define CALLS(X)                                                                                                       \
@@ -144,6 +178,8 @@ static int environment_is(const char *name, const char *value)
     X(StreamGetCtx, (CUstream, CUcontext *))                                                                           \
     X(StreamIsCapturing, (CUstream, CUstreamCaptureStatus *))                                                          \
     X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))                                                        \
+    X(Memcpy3DPeer, (const CUDA_MEMCPY3D_PEER *))                                                                      \
+    X(Memcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *, CUstream))                                                       \
     X(MemHostAlloc, (void **, size_t, unsigned int))                                                                   \
     X(MemFreeHost, (void *))                                                                                           \
     X(MemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                                            \
@@ -1054,7 +1090,13 @@ CUresult CUDAAPI on_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr 
     return DRIVER(address_range, (base, bytes, p));
 }
 
-enum { ATTRIBUTE_CONTEXT = 1, ATTRIBUTE_BUFFER_ID = 7, ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_SIZE = 12 };
+enum {
+    ATTRIBUTE_CONTEXT = 1,
+    ATTRIBUTE_MEMORY_TYPE = 2,
+    ATTRIBUTE_BUFFER_ID = 7,
+    ATTRIBUTE_RANGE_START = 11,
+    ATTRIBUTE_RANGE_SIZE = 12
+};
 
 /* Corrects an answer that the driver has given for the page. */
 static void answer(void *data, int attribute, const galloc_pointer *info)
@@ -1177,6 +1219,170 @@ CUresult CUDAAPI on_peer(CUcontext owner, unsigned int flags)
     leave();
     return result;
 }
+
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* Mapped memory, as galloc's is, is found by a copy only if the current context's device has the access; memory of
+   cuMemAlloc is found whichever device is current. A copy between devices finds both. So a copy of galloc's memory that
+   the driver refuses is done as one between devices, on the same stream. (tests/gpu/probe_copies.cu) */
+
+/* A copy of more bytes is done in parts: the driver limits the length of a row. */
+#define COPY_PART ((size_t)1 << 30)
+
+enum { AT_ONCE, AT_ONCE_OWN, QUEUED, QUEUED_OWN }; /* own: stream 0 is the per-thread default stream */
+
+/* Whose memory one side of a copy is. Returns whether it is galloc's. */
+static int find_side(CUmemorytype *type, CUdeviceptr *address, const void *host, CUcontext *context)
+{
+    galloc_pointer info;
+    if (*type == CU_MEMORYTYPE_ARRAY) return cu.CtxGetCurrent(context), 0;
+    if (*type == CU_MEMORYTYPE_HOST) *address = (CUdeviceptr)(uintptr_t)host;
+    if (is_ours(*address, &info)) {
+        *type = CU_MEMORYTYPE_DEVICE;
+        *context = devices[info.device].context;
+        return 1;
+    }
+    if (!real.attribute || real.attribute(context, ATTRIBUTE_CONTEXT, *address)) *context = NULL;
+    if (*type != CU_MEMORYTYPE_UNIFIED) return 0;
+    if (!real.attribute || real.attribute(type, ATTRIBUTE_MEMORY_TYPE, *address))
+        *type = CU_MEMORYTYPE_HOST; /* pageable */
+    return 0;
+}
+
+/* The same as a copy between devices. Returns whether a side is galloc's. */
+static int between_devices(CUDA_MEMCPY3D_PEER *to, const CUDA_MEMCPY3D *from)
+{
+    int ours;
+    memset(to, 0, sizeof *to);
+#define SIDE(s)                                         \
+    to->s##XInBytes = from->s##XInBytes;                \
+    to->s##Y = from->s##Y, to->s##Z = from->s##Z;       \
+    to->s##LOD = from->s##LOD;                          \
+    to->s##MemoryType = from->s##MemoryType;            \
+    to->s##Host = from->s##Host;                        \
+    to->s##Device = from->s##Device;                    \
+    to->s##Array = from->s##Array;                      \
+    to->s##Pitch = from->s##Pitch;                      \
+    to->s##Height = from->s##Height;
+    SIDE(src)
+    SIDE(dst)
+#undef SIDE
+    to->WidthInBytes = from->WidthInBytes;
+    to->Height = from->Height;
+    to->Depth = from->Depth;
+    ours = find_side(&to->srcMemoryType, &to->srcDevice, to->srcHost, &to->srcContext);
+    ours |= find_side(&to->dstMemoryType, &to->dstDevice, to->dstHost, &to->dstContext);
+    if (to->srcMemoryType == CU_MEMORYTYPE_HOST) to->srcHost = (const void *)(uintptr_t)to->srcDevice;
+    if (to->dstMemoryType == CU_MEMORYTYPE_HOST) to->dstHost = (void *)(uintptr_t)to->dstDevice;
+    return ours;
+}
+
+/* A copy that is captured cannot go between devices. In its device's context it is a copy as any other. */
+static CUresult capture_copy(const CUDA_MEMCPY3D *copy, CUcontext context, CUstream stream)
+{
+    scope s;
+    CUresult result = scope_enter(&s, context);
+    if (result) return result;
+    result = real.queue_3d ? real.queue_3d(copy, stream) : CUDA_ERROR_INVALID_VALUE;
+    scope_leave(&s);
+    return result;
+}
+
+/* Result of a copy: that of the driver's function, or of the second attempt. */
+static CUresult again_3d(CUresult result, const CUDA_MEMCPY3D *copy, CUstream stream, int how)
+{
+    CUDA_MEMCPY3D_PEER peer;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (result != CUDA_ERROR_INVALID_VALUE || !copy || !cu.Memcpy3DPeerAsync || !enter()) return result;
+    if (between_devices(&peer, copy)) {
+        if (!stream && how != QUEUED) stream = CU_STREAM_PER_THREAD;
+        if (stream && !cu.StreamIsCapturing(stream, &status) && status != CU_STREAM_CAPTURE_STATUS_NONE)
+            result = capture_copy(copy, peer.dstContext ? peer.dstContext : peer.srcContext, stream);
+        else result = how == AT_ONCE ? cu.Memcpy3DPeer(&peer) : cu.Memcpy3DPeerAsync(&peer, stream);
+        if (!result && how == AT_ONCE_OWN) result = cu.StreamSynchronize(stream);
+    }
+    leave();
+    return result;
+}
+
+static CUresult again_2d(CUresult result, const CUDA_MEMCPY2D *copy, CUstream stream, int how)
+{
+    CUDA_MEMCPY3D c;
+    if (result != CUDA_ERROR_INVALID_VALUE || !copy) return result;
+    memset(&c, 0, sizeof c);
+#define SIDE(s)                             \
+    c.s##XInBytes = copy->s##XInBytes;      \
+    c.s##Y = copy->s##Y;                    \
+    c.s##MemoryType = copy->s##MemoryType;  \
+    c.s##Host = copy->s##Host;              \
+    c.s##Device = copy->s##Device;          \
+    c.s##Array = copy->s##Array;            \
+    c.s##Pitch = copy->s##Pitch;
+    SIDE(src)
+    SIDE(dst)
+#undef SIDE
+    c.WidthInBytes = copy->WidthInBytes;
+    c.Height = copy->Height;
+    c.Depth = 1;
+    return again_3d(result, &c, stream, how);
+}
+
+static CUresult again(CUresult result, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, int how)
+{
+    CUresult first = result;
+    CUDA_MEMCPY3D c;
+    if (result != CUDA_ERROR_INVALID_VALUE) return result;
+    memset(&c, 0, sizeof c);
+    c.srcMemoryType = c.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    c.Height = c.Depth = 1;
+    for (; bytes; bytes -= c.WidthInBytes, to += c.WidthInBytes, from += c.WidthInBytes) {
+        c.srcDevice = from;
+        c.dstDevice = to;
+        c.WidthInBytes = bytes < COPY_PART ? bytes : COPY_PART;
+        result = again_3d(first, &c, stream, how);
+        if (result) break;
+    }
+    return result;
+}
+
+#define ADDRESS(p) ((CUdeviceptr)(uintptr_t)(p))
+#define COPY(id, how, to_type, from_type)                                                            \
+    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes)                               \
+    {                                                                                                \
+        return again(DRIVER(id, (to, from, bytes)), ADDRESS(to), ADDRESS(from), bytes, NULL, how);   \
+    }
+#define QUEUE_COPY(id, how, to_type, from_type)                                                              \
+    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes, CUstream stream)                      \
+    {                                                                                                        \
+        return again(DRIVER(id, (to, from, bytes, stream)), ADDRESS(to), ADDRESS(from), bytes, stream, how); \
+    }
+#define ALL_FORMS(id, to_type, from_type)                     \
+    COPY(copy##id, AT_ONCE, to_type, from_type)                \
+    COPY(copy##id##_own, AT_ONCE_OWN, to_type, from_type)      \
+    QUEUE_COPY(queue##id, QUEUED, to_type, from_type)          \
+    QUEUE_COPY(queue##id##_own, QUEUED_OWN, to_type, from_type)
+ALL_FORMS(_any, CUdeviceptr, CUdeviceptr)
+ALL_FORMS(_to, CUdeviceptr, const void *)
+ALL_FORMS(_from, void *, CUdeviceptr)
+ALL_FORMS(_device, CUdeviceptr, CUdeviceptr)
+
+#define COPY_BOX(id, type, retry, how) \
+    CUresult CUDAAPI on_##id(const type *copy) { return retry(DRIVER(id, (copy)), copy, NULL, how); }
+#define QUEUE_BOX(id, type, retry, how)                                  \
+    CUresult CUDAAPI on_##id(const type *copy, CUstream stream)          \
+    {                                                                    \
+        return retry(DRIVER(id, (copy, stream)), copy, stream, how);     \
+    }
+COPY_BOX(copy_2d, CUDA_MEMCPY2D, again_2d, AT_ONCE)
+COPY_BOX(copy_2d_own, CUDA_MEMCPY2D, again_2d, AT_ONCE_OWN)
+COPY_BOX(copy_rows, CUDA_MEMCPY2D, again_2d, AT_ONCE)
+COPY_BOX(copy_rows_own, CUDA_MEMCPY2D, again_2d, AT_ONCE_OWN)
+COPY_BOX(copy_3d, CUDA_MEMCPY3D, again_3d, AT_ONCE)
+COPY_BOX(copy_3d_own, CUDA_MEMCPY3D, again_3d, AT_ONCE_OWN)
+QUEUE_BOX(queue_2d, CUDA_MEMCPY2D, again_2d, QUEUED)
+QUEUE_BOX(queue_2d_own, CUDA_MEMCPY2D, again_2d, QUEUED_OWN)
+QUEUE_BOX(queue_3d, CUDA_MEMCPY3D, again_3d, QUEUED)
+QUEUE_BOX(queue_3d_own, CUDA_MEMCPY3D, again_3d, QUEUED_OWN)
 
 /* ---- begin and end ----------------------------------------------------------------------------------------------- */
 

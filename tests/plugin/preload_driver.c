@@ -140,6 +140,87 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned flags, int p
     SM_DRIVER(cuStreamCreate, sm_stream_open(out, flags, priority));
 }
 
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* Of any number of rows; each is an operation. Arrays there are none. */
+static int copy_box(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool wait, bool peer) {
+    int error = 0;
+    for (size_t z = 0; z < c->Depth && !error; z++)
+        for (size_t y = 0; y < c->Height && !error; y++) {
+            uint64_t from = c->srcMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)c->srcHost : c->srcDevice;
+            uint64_t to = c->dstMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)c->dstHost : c->dstDevice;
+            from += ((c->srcZ + z) * c->srcHeight + c->srcY + y) * c->srcPitch + c->srcXInBytes;
+            to += ((c->dstZ + z) * c->dstHeight + c->dstY + y) * c->dstPitch + c->dstXInBytes;
+            if (!peer) {
+                error = sm_copy(to, from, c->WidthInBytes, (int)cudaMemcpyDefault, stream, wait);
+                continue;
+            }
+            sm_work w;
+            error = c->WidthInBytes > (1u << 31) - 1 ? E_VALUE : 0; /* a pitch is no longer */
+            if (!error) error = sm_work_of_copy(&w, to, from, c->WidthInBytes, (int)cudaMemcpyDefault);
+            if (!error && ((w.to_device && !c->dstContext) || (w.from_device && !c->srcContext))) error = 201;
+            w.peer = true;
+            if (!error && c->WidthInBytes) error = sm_work_queue(stream, &w, NULL);
+        }
+    return error;
+}
+
+static int copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool wait) {
+    CUDA_MEMCPY3D_PEER p;
+    memcpy(&p, c, sizeof p); /* the same members; a context is there in place of what is reserved */
+    return copy_box(&p, stream, wait, false);
+}
+
+static int copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait) {
+    CUDA_MEMCPY3D_PEER p = {.srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcMemoryType = c->srcMemoryType};
+    p.srcHost = c->srcHost, p.srcDevice = c->srcDevice, p.srcPitch = c->srcPitch;
+    p.dstXInBytes = c->dstXInBytes, p.dstY = c->dstY, p.dstMemoryType = c->dstMemoryType;
+    p.dstHost = c->dstHost, p.dstDevice = c->dstDevice, p.dstPitch = c->dstPitch;
+    p.WidthInBytes = c->WidthInBytes, p.Height = c->Height, p.Depth = 1;
+    return copy_box(&p, stream, wait, false);
+}
+
+/* A function that returns when the copy is done, one that queues it, and these with the per-thread default stream. */
+#define FUNCTION(name, parameters, body) \
+    CUresult CUDAAPI name parameters;    \
+    CUresult CUDAAPI name parameters { SM_DRIVER(cuMemcpyDtoHAsync, body); }
+#define OWN_OR(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
+#define COPIES(now, queued, to_type, from_type) \
+    FUNCTION(now, (to_type to, from_type from, size_t n), \
+             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, CU_STREAM_LEGACY, true)) \
+    FUNCTION(now##_ptds, (to_type to, from_type from, size_t n), \
+             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, CU_STREAM_PER_THREAD, true)) \
+    FUNCTION(queued, (to_type to, from_type from, size_t n, CUstream s), \
+             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, s, false)) \
+    FUNCTION(queued##_ptsz, (to_type to, from_type from, size_t n, CUstream s), \
+             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, OWN_OR(s), false))
+#define BOXES(now, queued, type, copy) \
+    FUNCTION(now, (const type *c), copy(c, CU_STREAM_LEGACY, true)) \
+    FUNCTION(now##_ptds, (const type *c), copy(c, CU_STREAM_PER_THREAD, true)) \
+    FUNCTION(queued, (const type *c, CUstream s), copy(c, s, false)) \
+    FUNCTION(queued##_ptsz, (const type *c, CUstream s), copy(c, OWN_OR(s), false))
+
+COPIES(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr)
+COPIES(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *)
+COPIES(cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr)
+BOXES(cuMemcpy2D_v2, cuMemcpy2DAsync_v2, CUDA_MEMCPY2D, copy_2d)
+BOXES(cuMemcpy3D_v2, cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, copy_3d)
+FUNCTION(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *c), copy_2d(c, CU_STREAM_LEGACY, true))
+FUNCTION(cuMemcpy2DUnaligned_v2_ptds, (const CUDA_MEMCPY2D *c), copy_2d(c, CU_STREAM_PER_THREAD, true))
+FUNCTION(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t n),
+         sm_copy((uintptr_t)to, from, n, (int)cudaMemcpyDefault, CU_STREAM_LEGACY, true))
+FUNCTION(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t n),
+         sm_copy((uintptr_t)to, from, n, (int)cudaMemcpyDefault, CU_STREAM_PER_THREAD, true))
+FUNCTION(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *c), copy_box(c, CU_STREAM_LEGACY, true, true))
+
+/* Refused on a captured stream. */
+static int queue_peer(const CUDA_MEMCPY3D_PEER *c, CUstream s) {
+    int status = 0;
+    int error = sm_capture_status(s, &status, NULL, NULL);
+    return error ? error : status ? 900 : copy_box(c, s, false, true);
+}
+FUNCTION(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *c, CUstream s), queue_peer(c, s))
+
 /* ---- entry points ------------------------------------------------------------------------------------------------ */
 
 /* A form of a function that is newer than any program here: its arguments are not known. */
@@ -151,9 +232,23 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version, 
 static const struct {
     const char *name;
     int since;
-    void (*function)(void);
+    void (*function)(void), (*own)(void); /* own: with the per-thread default stream, where that is another function */
 } more[] = {
-#define MORE(name, since, function) {name, since, (void (*)(void))(function)}
+#define MORE(name, since, function) {name, since, (void (*)(void))(function), (void (*)(void))(function)}
+#define FORMS(name, function, own) \
+    MORE(name, 3020, function), {name, 7000, (void (*)(void))(function), (void (*)(void))(own)}
+    FORMS("cuMemcpy", cuMemcpy, cuMemcpy_ptds), FORMS("cuMemcpyAsync", cuMemcpyAsync, cuMemcpyAsync_ptsz),
+    FORMS("cuMemcpyHtoD", cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds),
+    FORMS("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz),
+    FORMS("cuMemcpyDtoD", cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds),
+    FORMS("cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz),
+    FORMS("cuMemcpyDtoH", cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds),
+    FORMS("cuMemcpy2D", cuMemcpy2D_v2, cuMemcpy2D_v2_ptds),
+    FORMS("cuMemcpy2DUnaligned", cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds),
+    FORMS("cuMemcpy2DAsync", cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz),
+    FORMS("cuMemcpy3D", cuMemcpy3D_v2, cuMemcpy3D_v2_ptds),
+    FORMS("cuMemcpy3DAsync", cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz),
+    MORE("cuMemcpy3DPeer", 4000, cuMemcpy3DPeer), MORE("cuMemcpy3DPeerAsync", 4000, cuMemcpy3DPeerAsync),
     MORE("cuGetProcAddress", 11030, cuGetProcAddress), MORE("cuGetProcAddress", 12000, cuGetProcAddress_v2),
     MORE("cuMemAllocPitch", 3020, cuMemAllocPitch_v2), MORE("cuMemAllocManaged", 6000, cuMemAllocManaged),
     MORE("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2),
@@ -174,7 +269,7 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version, 
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
         if (strcmp(more[i].name, name) || more[i].since > version || more[i].since <= since) continue;
         since = more[i].since;
-        memcpy(out, &more[i].function, sizeof *out);
+        memcpy(out, flags == 2 ? &more[i].own : &more[i].function, sizeof *out);
     }
     if (status) *status = *out ? 0 : result;
     return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -60,7 +60,35 @@
     X(Begin, "cuStreamBeginCapture", 10010, 0, cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode))               \
     X(End, "cuStreamEndCapture", 10000, 0, cuStreamEndCapture, (CUstream, CUgraph *))                                  \
     X(Mode, "cuThreadExchangeStreamCaptureMode", 10010, 0, cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
-    X(GraphDestroy, "cuGraphDestroy", 10000, 0, cuGraphDestroy, (CUgraph))
+    X(GraphDestroy, "cuGraphDestroy", 10000, 0, cuGraphDestroy, (CUgraph))                                             \
+    X(Copy, "cuMemcpy", 4000, 0, cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                         \
+    X(CopyOwn, "cuMemcpy", 7000, 2, cuMemcpy_ptds, (CUdeviceptr, CUdeviceptr, size_t))                                 \
+    X(CopyTo, "cuMemcpyHtoD", 3020, 0, cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                           \
+    X(CopyToOwn, "cuMemcpyHtoD", 7000, 2, cuMemcpyHtoD_v2_ptds, (CUdeviceptr, const void *, size_t))                   \
+    X(CopyFrom, "cuMemcpyDtoH", 3020, 0, cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                               \
+    X(CopyFromOwn, "cuMemcpyDtoH", 7000, 2, cuMemcpyDtoH_v2_ptds, (void *, CUdeviceptr, size_t))                       \
+    X(CopyDevice, "cuMemcpyDtoD", 3020, 0, cuMemcpyDtoD_v2, (CUdeviceptr, CUdeviceptr, size_t))                        \
+    X(CopyDeviceOwn, "cuMemcpyDtoD", 7000, 2, cuMemcpyDtoD_v2_ptds, (CUdeviceptr, CUdeviceptr, size_t))                \
+    X(Copy2D, "cuMemcpy2D", 3020, 0, cuMemcpy2D_v2, (const CUDA_MEMCPY2D *))                                           \
+    X(Copy2DOwn, "cuMemcpy2D", 7000, 2, cuMemcpy2D_v2_ptds, (const CUDA_MEMCPY2D *))                                   \
+    X(CopyRows, "cuMemcpy2DUnaligned", 3020, 0, cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *))                       \
+    X(CopyRowsOwn, "cuMemcpy2DUnaligned", 7000, 2, cuMemcpy2DUnaligned_v2_ptds, (const CUDA_MEMCPY2D *))               \
+    X(Copy3D, "cuMemcpy3D", 3020, 0, cuMemcpy3D_v2, (const CUDA_MEMCPY3D *))                                           \
+    X(Copy3DOwn, "cuMemcpy3D", 7000, 2, cuMemcpy3D_v2_ptds, (const CUDA_MEMCPY3D *))                                   \
+    X(Queue, "cuMemcpyAsync", 4000, 0, cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                    \
+    X(QueueOwn, "cuMemcpyAsync", 7000, 2, cuMemcpyAsync_ptsz, (CUdeviceptr, CUdeviceptr, size_t, CUstream))            \
+    X(QueueTo, "cuMemcpyHtoDAsync", 3020, 0, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))      \
+    X(QueueToOwn, "cuMemcpyHtoDAsync", 7000, 2, cuMemcpyHtoDAsync_v2_ptsz,                                             \
+      (CUdeviceptr, const void *, size_t, CUstream))                                                                   \
+    X(QueueFrom, "cuMemcpyDtoHAsync", 3020, 0, cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))          \
+    X(QueueFromOwn, "cuMemcpyDtoHAsync", 7000, 2, cuMemcpyDtoHAsync_v2_ptsz, (void *, CUdeviceptr, size_t, CUstream))  \
+    X(QueueDevice, "cuMemcpyDtoDAsync", 3020, 0, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))   \
+    X(QueueDeviceOwn, "cuMemcpyDtoDAsync", 7000, 2, cuMemcpyDtoDAsync_v2_ptsz,                                         \
+      (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                                                    \
+    X(Queue2D, "cuMemcpy2DAsync", 3020, 0, cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *, CUstream))                      \
+    X(Queue2DOwn, "cuMemcpy2DAsync", 7000, 2, cuMemcpy2DAsync_v2_ptsz, (const CUDA_MEMCPY2D *, CUstream))              \
+    X(Queue3D, "cuMemcpy3DAsync", 3020, 0, cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *, CUstream))                      \
+    X(Queue3DOwn, "cuMemcpy3DAsync", 7000, 2, cuMemcpy3DAsync_v2_ptsz, (const CUDA_MEMCPY3D *, CUstream))
 
 typedef CUresult CUDAAPI look_up_2(const char *, void **, int, cuuint64_t, int *);
 
@@ -149,9 +177,20 @@ static CUstream stream_new(void)
     return stream;
 }
 
+static void write_tag(CUstream stream, CUdeviceptr p, size_t bytes, uint64_t tag)
+{
+    sim_access access = {(const void *)(uintptr_t)p, bytes, SIM_WRITE, tag};
+    EXPECT_EQ(sim_launch(stream, &access, 1), cudaSuccess);
+}
+
 static void write_on(CUstream stream, CUdeviceptr p, size_t bytes)
 {
-    sim_access access = {(const void *)(uintptr_t)p, bytes, SIM_WRITE, 7};
+    write_tag(stream, p, bytes, 7);
+}
+
+static void check_tag(CUstream stream, CUdeviceptr p, size_t bytes, uint64_t tag)
+{
+    sim_access access = {(const void *)(uintptr_t)p, bytes, SIM_READ | SIM_CHECK, tag};
     EXPECT_EQ(sim_launch(stream, &access, 1), cudaSuccess);
 }
 
@@ -1063,6 +1102,207 @@ TEST(driver_gone)
     sim_driver_exit();
     EXPECT_EQ(cu.Free(p), CUDA_ERROR_DEINITIALIZED);
     EXPECT_EQ(cu.Alloc(&q, MiB), CUDA_ERROR_DEINITIALIZED);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* Waits for both devices; `current` is current then. */
+static void settle(int current)
+{
+    int i;
+    for (i = 0; i < 3; i++) {
+        OK(cu.CtxSet(primary[i < 2 ? i : current]));
+        OK(cu.CtxWait());
+    }
+}
+
+/* Every function that copies, once. Returns how many refused. */
+static int copy_all(int current, CUdeviceptr to, CUdeviceptr from, CUstream stream)
+{
+    static char host[4096];
+    CUDA_MEMCPY2D flat;
+    CUDA_MEMCPY3D box;
+    int refused = 0;
+    memset(&flat, 0, sizeof flat);
+    flat.srcMemoryType = flat.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    flat.srcDevice = from;
+    flat.dstDevice = to;
+    flat.srcXInBytes = 64;
+    flat.dstY = 3;
+    flat.srcPitch = flat.dstPitch = 512;
+    flat.WidthInBytes = 100;
+    flat.Height = 4;
+    memset(&box, 0, sizeof box);
+    box.srcMemoryType = CU_MEMORYTYPE_HOST;
+    box.srcHost = host;
+    box.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    box.dstDevice = to;
+    box.dstZ = 1;
+    box.srcPitch = box.dstPitch = 128;
+    box.srcHeight = box.dstHeight = 4;
+    box.WidthInBytes = 100;
+    box.Height = 4;
+    box.Depth = 2;
+#define REFUSED(call) refused += (call) == CUDA_ERROR_INVALID_VALUE
+    REFUSED(cu.CopyTo(to, host, 2000));
+    REFUSED(cu.CopyToOwn(to, host, 2000));
+    REFUSED(cu.CopyTo(from, host, 4096));
+    REFUSED(cu.Copy(to, from, 4096));
+    REFUSED(cu.CopyOwn(to, from, 4096));
+    REFUSED(cu.CopyDevice(to, from, 4096));
+    REFUSED(cu.CopyDeviceOwn(to, from, 4096));
+    REFUSED(cu.CopyFrom(host, from, 4096));
+    REFUSED(cu.CopyFromOwn(host, from, 4096));
+    OK(cuStreamQuery(CU_STREAM_PER_THREAD)); /* it is done */
+    REFUSED(cu.Copy2D(&flat));
+    REFUSED(cu.Copy2DOwn(&flat));
+    REFUSED(cu.CopyRows(&flat));
+    REFUSED(cu.CopyRowsOwn(&flat));
+    REFUSED(cu.Copy3D(&box));
+    REFUSED(cu.Copy3DOwn(&box));
+    settle(current);
+    REFUSED(cu.Queue(to, from, 4096, stream));
+    REFUSED(cu.QueueTo(to, host, 4096, stream));
+    REFUSED(cu.QueueFrom(host, to, 4096, stream));
+    REFUSED(cu.QueueDevice(to, from, 4096, stream));
+    REFUSED(cu.Queue2D(&flat, stream));
+    REFUSED(cu.Queue3D(&box, stream));
+    settle(current);
+    REFUSED(cu.QueueOwn(to, from, 4096, NULL));
+    EXPECT_EQ(cuStreamQuery(CU_STREAM_PER_THREAD), CUDA_ERROR_NOT_READY);
+    REFUSED(cu.QueueToOwn(to, host, 4096, NULL));
+    REFUSED(cu.QueueFromOwn(host, to, 4096, NULL));
+    REFUSED(cu.QueueDeviceOwn(to, from, 4096, NULL));
+    REFUSED(cu.Queue2DOwn(&flat, NULL));
+    REFUSED(cu.Queue3DOwn(&box, NULL));
+    settle(current);
+    return refused;
+}
+
+/* Copies of cuMemAlloc's memory do not ask which device is current. */
+TEST(each_copy_while_another_device_is_current)
+{
+    CUdeviceptr p, q, r;
+    CUstream stream[2];
+    int i, j;
+    begin(2);
+    stream[0] = stream_new();
+    p = alloc(MiB);
+    OK(cu.CtxSet(primary[1]));
+    stream[1] = stream_new();
+    q = alloc(MiB);
+    r = alloc(MiB);
+    for (i = 0; i < 2; i++)
+        for (j = i; j < 2; j++) {
+            OK(cu.CtxSet(primary[i]));
+            EXPECT_EQ(copy_all(i, q, r, stream[j]), 0);
+            if (i != j) continue;
+            EXPECT_EQ(copy_all(i, p, q, stream[j]), 0); /* between devices, without peer access */
+            EXPECT_EQ(copy_all(i, q, p, stream[j]), 0);
+        }
+    finish();
+}
+
+/* The bytes arrive where the program wants them. */
+TEST(places_of_copies_while_another_device_is_current)
+{
+    CUdeviceptr p, q;
+    CUDA_MEMCPY2D flat;
+    CUDA_MEMCPY3D box;
+    int i;
+    begin(2);
+    p = alloc(MiB);
+    q = alloc(MiB);
+    memset(&flat, 0, sizeof flat);
+    memset(&box, 0, sizeof box);
+    flat.srcMemoryType = flat.dstMemoryType = box.srcMemoryType = box.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    flat.srcDevice = box.srcDevice = p;
+    flat.dstDevice = box.dstDevice = q;
+    flat.srcPitch = box.srcPitch = 256;
+    flat.dstPitch = box.dstPitch = 512;
+    flat.srcXInBytes = box.srcXInBytes = 64;
+    flat.dstXInBytes = box.dstXInBytes = 32;
+    flat.srcY = box.srcY = 1;
+    flat.dstY = box.dstY = 3;
+    flat.WidthInBytes = box.WidthInBytes = 16;
+    flat.Height = box.Height = 2;
+    box.srcZ = 5;
+    box.dstZ = 6;
+    box.srcHeight = 10;
+    box.dstHeight = 20;
+    box.Depth = 2;
+    for (i = 0; i < 2; i++) {
+        CUstream stream = CU_STREAM_LEGACY;
+        write_tag(stream, p, MiB, 1);
+        write_tag(stream, q, MiB, 1);
+        write_tag(stream, p + 256 + 64, 16, 2);
+        write_tag(stream, p + 2 * 256 + 64, 16, 3);
+        write_tag(stream, p + (6 * 10 + 2) * 256 + 64, 16, 4);
+        settle(1);
+        OK(i ? cu.Copy2D(&flat) : cu.Queue2D(&flat, stream));
+        OK(i ? cu.Copy3D(&box) : cu.Queue3D(&box, stream));
+        settle(0);
+        check_tag(stream, q + 3 * 512 + 32, 16, 2);
+        check_tag(stream, q + 4 * 512 + 32, 16, 3);
+        check_tag(stream, q + 4 * 512 + 48, 16, 1);
+        check_tag(stream, q + (7 * 20 + 4) * 512 + 32, 16, 4);
+        settle(0);
+    }
+    finish();
+}
+
+TEST(captured_copies_while_another_device_is_current)
+{
+    CUdeviceptr p, q;
+    CUstream stream;
+    CUgraph graph = NULL;
+    begin(2);
+    OK(cu.CtxSet(primary[1]));
+    stream = stream_new();
+    p = alloc(MiB);
+    q = alloc(MiB);
+    write_tag(stream, p, MiB, 5);
+    settle(0);
+    OK(cu.Begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cu.QueueDevice(q, p, MiB, stream));
+    OK(cu.End(stream, &graph));
+    OK(cu.GraphDestroy(graph));
+    finish();
+}
+
+/* The driver's limit of a row does not limit a copy. */
+TEST(long_copies_while_another_device_is_current)
+{
+    sim_options options = options_of(2);
+    CUdeviceptr p, q;
+    options.memory = 8192 * MiB;
+    begin_with(&options);
+    p = alloc(2500 * MiB);
+    q = alloc(2500 * MiB);
+    write_tag(CU_STREAM_LEGACY, p, 2500 * MiB, 7);
+    write_tag(CU_STREAM_LEGACY, q, 2500 * MiB, 8);
+    settle(1);
+    OK(cu.Queue(q, p, 2500 * MiB - 3, NULL));
+    settle(0);
+    check_tag(CU_STREAM_LEGACY, q, 2500 * MiB - 3, 7);
+    check_tag(CU_STREAM_LEGACY, q + 2500 * MiB - 3, 3, 8);
+    finish();
+}
+
+/* A copy that is wrong stays wrong. */
+TEST(wrong_copies)
+{
+    CUdeviceptr p, pages = 0;
+    char host[64];
+    begin(2);
+    p = alloc(MiB);
+    OK(cuMemAddressReserve(&pages, 2 * MiB, 0, 0, 0));
+    EXPECT_EQ(cu.CopyFrom(host, pages, 64), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cu.CopyDevice(p, pages, 64), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cu.Queue(pages, p, 64, NULL), CUDA_ERROR_INVALID_VALUE);
+    EXPECT(sim_findings(SIM_HOLE) > 0);
+    sim_findings_clear();
+    finish();
 }
 
 /* ---- standing aside ---------------------------------------------------------------------------------------------- */

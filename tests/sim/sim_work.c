@@ -298,11 +298,33 @@ int sm_work_of_set(sm_work *w, uint64_t to, unsigned value, int element, size_t 
     return is_mapped(to, bytes) ? 0 : E_VALUE;
 }
 
+/* Whether the current context's device may use all of a range; memory of cudaMalloc, any. */
+static bool current_may_use(uint64_t address, size_t bytes, bool write) {
+    const sm_context *c = sm_current();
+    while (c && bytes) {
+        size_t left;
+        const sm_mapping *m = sm_mapping_at(address, &left);
+        if (sm_region_at(address)->slot && !((write ? m->write : m->read) >> c->device & 1)) return false;
+        if (left > bytes) left = bytes;
+        address += left;
+        bytes -= left;
+    }
+    return true;
+}
+
+/* A copy finds mapped memory by the access of the current context's device, whatever the stream's. Measured:
+   tests/gpu/probe_copies.cu. */
+static bool current_may_copy(const sm_work *w) {
+    return (!w->to_device || current_may_use(w->to, w->bytes, true)) &&
+           (!w->from_device || current_may_use(w->from, w->bytes, false));
+}
+
 /* A copy to pageable memory returns only when it is done. */
 int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream, bool wait) {
     sm_work w;
     sm_stamp stamp = {NULL, 0, NULL};
     int error = sm_work_of_copy(&w, to, from, bytes, kind);
+    if (!error && bytes && !current_may_copy(&w)) error = E_VALUE;
     if (!error && bytes) error = sm_work_queue(stream, &w, &stamp);
     if (error) return error;
     if (!w.to_device && !sm_is_pinned((void *)(uintptr_t)to, bytes)) wait = true;

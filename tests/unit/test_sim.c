@@ -2978,9 +2978,39 @@ TEST(peer_copies_reach_pages_of_both_devices)
     OK(cudaMemcpyPeerAsync(p, 0, p + PAGE, 1, PAGE, s));
     OK(cudaDeviceSynchronize());
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
-    OK(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s));
+    EXPECT_EQ(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s), cudaErrorInvalidValue);
+}
+
+/* As tests/gpu/probe_copies.cu saw it: the current device decides for pages, not the stream's. */
+TEST(copies_reach_pages_by_the_access_of_the_current_device)
+{
+    start_devices(2);
+    char *p = addresses(2 * PAGE), host[64] = {0}, *plain = NULL;
+    for (int i = 0; i < 2; i++) {
+        OK(cuMemMap(address_of(p + i * PAGE), PAGE, 0, page_of(1, PAGE), 0));
+        OK(set_access(p + i * PAGE, PAGE, 1));
+    }
+    cudaStream_t s0 = stream();
+    OK(cudaSetDevice(1));
+    cudaStream_t s1 = stream();
+    OK(cudaMalloc((void **)&plain, PAGE));
+    write_on(s1, p, PAGE);
+    write_on(s1, plain, PAGE);
+    OK(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s1));
     OK(cudaDeviceSynchronize());
-    EXPECT_EQ(sim_findings(SIM_HOLE), 1);
+    OK(cudaSetDevice(0));
+    cudaStream_t with[] = {s0, s1};
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemcpyAsync(p, host, sizeof host, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemcpyAsync(host, p, sizeof host, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemcpyAsync(p, plain, PAGE, cudaMemcpyDeviceToDevice, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemcpy2DAsync(p, 512, p + PAGE, 512, 100, 4, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        OK(cudaMemcpyAsync(plain, host, sizeof host, cudaMemcpyDefault, with[i]));
+        OK(cudaMemcpyPeerAsync(p + PAGE, 1, p, 1, PAGE, with[i]));
+        OK(cudaStreamSynchronize(with[i]));
+    }
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
 }
 
 /* ==== PAGES ====================================================================================================== */
