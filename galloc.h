@@ -10956,6 +10956,13 @@ static int gai_room_is_there(const gai_block *block, uintptr_t at, const gai_par
     return block && block->addr == end;
 }
 
+/* The same for the part of the room behind a block that has pages. 1 without a room. */
+static int gai_room_is_left(const gai_block *block, const gai_params *params)
+{
+    size_t there;
+    return params->room <= block->bytes || gai_room_is_there(block->next, block->addr, params, &there);
+}
+
 /* Considers a room from `at` on, which lies in a hole or at an alias. */
 static void gai_room_try(const galloc_pool *pool, gai_block *block, uintptr_t at, const gai_page_filter *filter,
                          gai_plan *best, size_t *most)
@@ -11145,6 +11152,10 @@ static void gai_job_take_supplied(gai_job *job, gai_plan *plan, gai_block *block
     gai_found found = {NULL, 0};
     found.block = gai_plan_join(pool, plan, block);
     found.at = plan->at;
+    if (!gai_room_is_left(found.block, &job->params)) { /* taken while on_map ran: gai_step_supply tries again */
+        (void)gai_block_file(pool, found.block, 0);
+        return;
+    }
     job->params.bytes = plan->until - plan->at;
     /* Inserted without merging, so that the job takes its block out of just this one. */
     gai_marks_prune(pool, &found.block->marks);
@@ -11603,12 +11614,14 @@ static void gai_job_clear_behind(gai_job *job)
     gai_pool_drop_stale(pool, begin, begin + job->grow_to + job->guard, 0, 0);
 }
 
+#define GAI_ROOM_TRIES 8 /* places for a room that other calls may take while on_map runs */
+
 /* Grows the pool. A growing block may need several holes filled, one after the other: filling one may use up the
-   page that was to return to the next. */
+   page that was to return to the next. A room may be lost to a call that comes while on_map runs. */
 static int gai_step_supply(gai_job *job)
 {
     galloc_pool *pool = job->pool;
-    int grown;
+    int grown, tries = 0;
     job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
     if (job->params.bytes > gai_pool_most(pool)) return 0;
@@ -11621,7 +11634,9 @@ static int gai_step_supply(gai_job *job)
         /* The device refused whole pages of the heap's size: a second try asks for just the bytes needed. */
         if (gai_job_supply_expandable(job, 0) == CUDA_ERROR_OUT_OF_MEMORY && !job->error)
             (void)gai_job_supply_expandable(job, 1);
-    } while (job->grows && job->grown > grown && !gai_job_is_done(job));
+        tries++;
+    } while ((job->grows || (job->params.room && tries < GAI_ROOM_TRIES)) && job->grown > grown &&
+             !gai_job_is_done(job));
     return gai_job_is_done(job);
 }
 
@@ -16107,6 +16122,17 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
     }
 }
 
+/* May a captured stream join another one's block pool? Only if the captures of all its streams share memory with the
+   new one: two captures into one graph do not, though both share with another graph of the group. */
+static int gai_block_pool_admits(const galloc_pool *pool, const gai_block_pool *block_pool, const gai_stream *stream)
+{
+    const gai_stream *other = pool->streams;
+    while (other && (other->block_pool[block_pool->small] != block_pool ||
+                     (other->key == stream->key && gai_captures_share(other->capture, stream->capture))))
+        other = other->next;
+    return !other;
+}
+
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
    one. Without a stream state: the one for memory reserved for no stream. [lock] */
 static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, int small)
@@ -16120,9 +16146,7 @@ static gai_block_pool *gai_block_pool_of(galloc_pool *pool, gai_stream *stream, 
     }
     if (stream->block_pool[small] || !stream->capture) return stream->block_pool[small];
     for (other = pool->streams; other; other = other->next)
-        if (other->block_pool[small] && other->key == stream->key &&
-            gai_captures_share(other->capture, stream->capture))
-            break;
+        if (other->block_pool[small] && gai_block_pool_admits(pool, other->block_pool[small], stream)) break;
     if (!other) return NULL;
     block_pool = gai_block_pool_enter(other->block_pool[small], stream);
     gai_block_pool_sort(pool, block_pool);
@@ -18304,7 +18328,11 @@ static void gai_pool_part(galloc_pool *pool)
     int ends;
     if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
-    if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    /* A block that on_unmap frees may enter the quarantine and keep its page, until the next attempt. */
+    do {
+        gone = 0;
+        if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
+    } while (gone);
     if (ends) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->paging);

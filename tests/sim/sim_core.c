@@ -305,7 +305,15 @@ void sm_context_open(sm_context *c) {
     c->id = ++sm.context_ids;
     c->refs = 1;
     c->retained = 0;
+    c->of_runtime = false;
     c->legacy = sm_stream_new(c, 0, 0, true);
+}
+
+/* The runtime uses a primary context, and keeps a reference to it until the device is reset. */
+void sm_context_keep(sm_context *c) {
+    if (c->live && !c->of_runtime) c->refs++;
+    sm_context_open(c);
+    c->of_runtime = true;
 }
 
 static void close_green(const sm_context *primary) {
@@ -356,7 +364,7 @@ void sim_context_fail(CUcontext context, int error) {
 static void bind_context(sm_thread *t) {
     if (!t->depth) sm_context_push(t, &sm.device[t->device].primary);
     sm_context *c = t->stack[t->depth - 1];
-    if (c->primary) sm_context_open(c);
+    if (c->primary) sm_context_keep(c);
 }
 
 int sm_device_reset(void) {

@@ -385,6 +385,7 @@ struct CUctx_st {
     bool primary, green, live;
     int refs;               /* primary: references by cuDevicePrimaryCtxRetain and by the runtime */
     int retained;           /* references by cuDevicePrimaryCtxRetain alone, since the context was opened */
+    bool of_runtime;        /* primary: the runtime has one of these references */
     sm_stream *legacy;
     sm_stream **blocking;   /* streams that synchronize with the legacy stream */
     int nblocking, capblocking;
@@ -531,6 +532,7 @@ sm_context *sm_current(void);
 int sm_context_look(const sm_context *c);  /* 0, or the error of a context that is none or has ended */
 int sm_context_use(const sm_context *c);   /* the same, or the error that prevents the use of its streams and memory */
 void sm_context_open(sm_context *c);
+void sm_context_keep(sm_context *c);
 void sm_context_close(sm_context *c);
 void sm_context_set(sm_thread *t, sm_context *c);
 void sm_context_push(sm_thread *t, sm_context *c);

@@ -77,7 +77,7 @@ static int set_device(int device) {
     if (device < 0 || device >= sm.opt.devices) return E_DEVICE;
     sm_thread *t = sm_self();
     t->device = device;
-    sm_context_open(&sm.device[device].primary);
+    sm_context_keep(&sm.device[device].primary);
     sm_context_set(t, &sm.device[device].primary);
     return 0;
 }

@@ -232,6 +232,47 @@ TEST(a_captured_stream_that_is_set_back_shares_nothing)
     }
 }
 
+/* Two captures into one graph are parts of it that nothing orders. Both may use what an earlier graph of their group
+   has freed, but neither what the other one has. */
+TEST(parts_of_a_graph_share_with_an_earlier_graph_only)
+{
+    static const char *const conf[] = {"", "like:pytorch", "strategy:pooled", "backend:cudaMalloc"};
+    for (int i = 0; i < 4; i++) {
+        begin();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_config config = galloc_config_default();
+        galloc_graph *group = NULL;
+        galloc_pool *pool;
+        cudaGraph_t graph = NULL, earlier = NULL;
+        OK(galloc_config_parse(&config, conf[i], NULL, 0));
+        OK(galloc_pool_create(&pool, &config));
+        OK(galloc_graph_begin(&group, pool, s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, 600000, s);
+        put(s, p, 600000, 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &earlier));
+        OK(cudaGraphCreate(&graph, 0));
+        for (int part = 0; part < 2; part++) {
+            OK(cudaStreamBeginCaptureToGraph(s, graph, NULL, NULL, 0, cudaStreamCaptureModeRelaxed));
+            size_t bytes = part ? 592379 : 122368;
+            p = get(pool, bytes, s);
+            put(s, p, bytes, 2);
+            OK(galloc_free(p, s));
+            OK(cudaStreamEndCapture(s, &graph));
+        }
+        OK(galloc_graph_end(group));
+        cudaGraphExec_t exec = instance(graph);
+        OK(cudaGraphLaunch(exec, t));
+        OK(cudaStreamSynchronize(t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaGraphDestroy(earlier));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* The same for a stream that had joined many others when it was asked last. Set back, it comes after some of the nodes
    that it had joined, but not after its own. */
 TEST(a_stream_that_is_set_back_from_a_wide_join_shares_nothing)

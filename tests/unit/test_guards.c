@@ -1696,4 +1696,38 @@ TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
     }
 }
 
+static cudaStream_t unmap_stream;
+static void serves_itself_in_on_unmap(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p;
+    (void)addr, (void)bytes, (void)user;
+    for (int i = 0; i < 200; i++)
+        if (galloc_pool_malloc(pool, &p, 1000 + 512 * (size_t)i, unmap_stream) == cudaSuccess)
+            OK(galloc_free(p, unmap_stream));
+}
+
+/* What on_unmap frees while the pool ends enters the quarantine, and the pool ends all the same. */
+TEST(a_pool_with_a_quarantine_ends_though_on_unmap_frees)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_callbacks callbacks = {0};
+    galloc_pool *pool;
+    OK(galloc_config_parse(&config, "debug:quarantine,debug_sample:64", NULL, 0));
+    OK(galloc_pool_create(&pool, &config));
+    unmap_stream = stream_new();
+    callbacks.on_unmap = serves_itself_in_on_unmap;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    void *p = get(pool, MIB(8), s), *q = get(pool, MIB(8), unmap_stream);
+    for (int i = 0; i < 50; i++) put(unmap_stream, q, MIB(8), 1);
+    OK(galloc_free(p, s));
+    OK(cudaStreamSynchronize(s));
+    OK(galloc_free(q, unmap_stream));
+    OK(galloc_pool_destroy(pool));
+    stream_end(unmap_stream);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

@@ -4,6 +4,8 @@
 
 #include "setup.h"
 
+#include <pthread.h>
+
 enum { COMPLETED = GALLOC_REUSE_COMPLETED, FOLLOWED = GALLOC_REUSE_FOLLOWED, WAIT = GALLOC_REUSE_WAIT };
 enum { ALL = COMPLETED | FOLLOWED | WAIT, CELLS = 4, PIECES = 6, PAGE = 2 << 20, MOST = (2 + CELLS) * PAGE };
 
@@ -2256,6 +2258,61 @@ TEST(growing_vectors_and_caches)
     printf("    %llu times grown, %llu shrunk, %llu refused, %llu copied instead, %llu moves\n", grown, shrunk, refused,
            homeless, moved);
     EXPECT(grown > refused);
+}
+
+/* ---- on_map ------------------------------------------------------------------------------------------------------ */
+
+static galloc_pool *mapped_pool;
+static cudaStream_t other_stream;
+static void *taken_in_map;
+
+static void *allocates_meanwhile(void *user)
+{
+    (void)user;
+    taken_in_map = get(mapped_pool, MIB(8), other_stream);
+    return NULL;
+}
+
+static void on_map_awaits_another_thread(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    pthread_t thread;
+    (void)pool, (void)addr, (void)bytes, (void)user;
+    if (taken_in_map) return;
+    taken_in_map = &thread;
+    EXPECT_EQ(pthread_create(&thread, NULL, allocates_meanwhile, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* Another thread's call while on_map runs may take addresses of the room, which then is made elsewhere. */
+TEST(a_room_is_whole_although_another_thread_allocates_in_on_map)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_callbacks callbacks = {0};
+    galloc_request request = {0};
+    galloc_pointer info;
+    void *p;
+    config.growth = MIB(2);
+    OK(galloc_pool_create(&mapped_pool, &config));
+    other_stream = stream_new();
+    taken_in_map = NULL;
+    callbacks.on_map = on_map_awaits_another_thread;
+    OK(galloc_pool_set_callbacks(mapped_pool, &callbacks));
+    request.bytes = MIB(4);
+    request.max_bytes = MIB(64);
+    request.stream = s;
+    request.pool = mapped_pool;
+    OK(galloc_alloc(&p, &request));
+    OK(galloc_pointer_info(p, &info));
+    EXPECT_EQ(info.room, MIB(64));
+    OK(galloc_resize(p, MIB(64), s));
+    OK(galloc_free(p, s));
+    OK(galloc_free(taken_in_map, other_stream));
+    pool_end(mapped_pool);
+    stream_end(s);
+    stream_end(other_stream);
+    finish();
 }
 
 TEST_MAIN()

@@ -2981,6 +2981,23 @@ TEST(peer_copies_reach_pages_of_both_devices)
     EXPECT_EQ(cudaMemcpyAsync(p + PAGE, p, PAGE, cudaMemcpyDeviceToDevice, s), cudaErrorInvalidValue);
 }
 
+/* The runtime keeps the primary context that a driver call has opened, until the device is reset. */
+TEST(the_runtime_keeps_the_primary_context)
+{
+    CUcontext context = NULL;
+    cudaStream_t s = NULL;
+    start_devices(1);
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cudaStreamCreate(&s));
+    OK(cuDevicePrimaryCtxRelease(0));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamDestroy(s));
+    OK(cudaDeviceReset());
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuDevicePrimaryCtxRelease(0));
+    EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_ERROR_INVALID_CONTEXT);
+}
+
 /* As tests/gpu/probe_copies.cu saw it: the current device decides for pages, not the stream's. */
 TEST(copies_reach_pages_by_the_access_of_the_current_device)
 {
