@@ -9475,9 +9475,12 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 /* Collects what is due, and forgets idle stream states. [paging], released at the end. */
 static void gai_pool_collect_due(galloc_pool *pool)
 {
+    char before[sizeof gai_thread.message];
     gai_scope scope;
-    if (gai_pool_enter_locked(pool, &scope)) {
-        gai_thread.message_is_new = 0; /* the free has succeeded nevertheless */
+    memcpy(before, gai_thread.message, sizeof before);
+    if (gai_pool_enter_locked(pool, &scope)) { /* the free has succeeded nevertheless */
+        memcpy(gai_thread.message, before, sizeof before);
+        gai_thread.message_is_new = 0;
         return;
     }
     gai_pool_collect(pool, 0);

@@ -753,6 +753,25 @@ TEST(the_first_division_rounds_small_sizes)
     finish();
 }
 
+/* The last entry of roundup_power2_divisions is that of the largest sizes. */
+TEST(the_last_division_rounds_the_largest_sizes)
+{
+    sim_options options = sim_defaults();
+    options.memory = GIB(256);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.roundup_power2_divisions[GALLOC_DIVISIONS - 1] = 4;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, GIB(33), s), *q = get(pool, GIB(17), s);
+    EXPECT_EQ(info_of(p).usable, GIB(40));
+    EXPECT_EQ(info_of(q).usable, GIB(17));
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(pool);
+    finish();
+}
+
 /* Free memory that merges is that of the stream that freed a part of it last. */
 TEST(free_memory_names_the_stream_of_the_last_free)
 {

@@ -642,6 +642,25 @@ TEST(reuse_is_what_the_driver_is_told)
     }
 }
 
+/* At its limit a pool counts what the driver's pool keeps for it: that serves, and is not given back first. */
+TEST(what_the_drivers_pool_keeps_serves_at_the_limit)
+{
+    for (int thrown = 0; thrown < 2; thrown++) {
+        begin_with_devices(1, SIM_PACE_PROMPT);
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, thrown ? "backend:cudaMallocAsync,throw_on_cudamalloc_oom:True"
+                                               : "backend:cudaMallocAsync", NULL, 0));
+        config.memory_limit = MIB(64);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        for (int i = 0; i < 5; i++) OK(galloc_free(get(pool, MIB(48), s), s));
+        EXPECT_EQ(sim_calls("cuMemPoolTrimTo"), 0);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 TEST(release_threshold_is_the_drivers)
 {
     begin();

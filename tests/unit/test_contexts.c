@@ -116,6 +116,40 @@ TEST(a_handle_that_comes_back_in_another_context_is_waited_for)
     }
 }
 
+/* The same while a context does not say whether it lives: then it is not left out. */
+TEST(a_context_that_gives_no_answer_is_not_left_out_of_the_wait)
+{
+    long served = 0;
+    for (int nth = 1; nth <= 40; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext other = context_new(0), own = primary(0);
+        galloc_pool *pool = pool_of("memory_limit:2M", 0);
+        cudaStream_t s = stream_new(), keep = stream_new(), first = stream_in(other);
+        void *p, *q = NULL;
+        pairs(pool, KIB(4), first, 1);
+        pairs(pool, KIB(64), s, 3);
+        p = get(pool, KIB(64), s);
+        put(s, p, KIB(64), 1);
+        OK(cudaStreamSynchronize(s));
+        stream_end(s);
+        cudaStream_t t = stream_in(other);
+        enter(other);
+        put(t, p, KIB(64), 2);
+        OK(galloc_free(p, t));
+        enter(own);
+        sim_fail("cuCtxGetId", nth, 0, cudaErrorUnknown);
+        cudaError_t error = galloc_pool_malloc(pool, &q, MIB(2), keep);
+        sim_fail_clear();
+        if (!error) put(keep, q, MIB(2), 3), served++;
+        sim_run(-1);
+        EXPECT_EQ(sim_findings(SIM_RACE), 0);
+        if (!error) OK(galloc_free(q, keep));
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(served > 0);
+}
+
 /* The same for what was used before a capture in which it is freed: nobody can say on which streams. */
 TEST(what_was_used_before_a_capture_is_waited_for_in_every_context)
 {

@@ -1435,4 +1435,47 @@ TEST(trim_does_not_wait_once_enough_has_gone)
     finish();
 }
 
+/* Idle memory of other pools is given back for what the request lacks, and not for that again from each pool. */
+TEST(several_pools_give_together_what_one_request_lacks)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(SIZE_MAX);
+    config.device_limit = MIB(128);
+    config.growth = MIB(2);
+    galloc_pool *asks = pool_new(&config), *large = pool_new(&config), *small = pool_new(&config);
+    OK(galloc_pool_reserve(small, MIB(16)));
+    OK(galloc_pool_reserve(large, MIB(64)));
+    void *p = get(asks, MIB(48), s), *q = get(asks, MIB(32), s);
+    size_t left = stats_of(small).reserved.current + stats_of(large).reserved.current;
+    EXPECT(left <= MIB(48) && left >= MIB(44));
+    OK(galloc_free(p, s));
+    OK(galloc_free(q, s));
+    pool_end(small);
+    pool_end(large);
+    pool_end(asks);
+    finish();
+}
+
+/* A collection that fails after a free has succeeded says nothing to the program. */
+TEST(a_collection_that_fails_leaves_the_last_message)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 1000000);
+    enum { N = 40 };
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, MIB(3), s);
+    EXPECT_EQ(galloc_malloc(NULL, 1, s), cudaErrorInvalidValue);
+    for (int i = 0; i < N; i++) {
+        now_ns += 10000000;
+        sim_fail("cuCtxGetId", 1, 1, cudaErrorUnknown);
+        OK(galloc_free(p[i], s));
+        sim_fail_clear();
+        EXPECT(!strncmp(galloc_last_message(), "galloc_malloc: ptr", 18));
+    }
+    pool_end(pool);
+    finish();
+}
+
 TEST_MAIN()

@@ -1868,6 +1868,32 @@ static void free_beside(const char *function)
     __atomic_store_n(&late_free.freed, 1, __ATOMIC_RELEASE);
 }
 
+/* A stream whose retirement fails goes on: it still gets the events that others need. */
+TEST(a_stream_whose_retirement_fails_is_not_retired)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_config config = config_limit(MIB(2));
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t b = stream_new(), s = stream_new(), d = stream_new();
+    void *p = get(pool, KIB(64), b), *q = NULL;
+    put(b, p, KIB(64), 1);
+    OK(cudaStreamSynchronize(b));
+    OK(galloc_record_stream(p, s));
+    put(s, p, KIB(64), 2);
+    sim_fail("cuEventRecord", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(galloc_stream_retire(s), cudaErrorUnknown);
+    sim_fail_clear();
+    OK(galloc_free(p, b));
+    OK(galloc_stream_retire(b));
+    sim_run(-1);
+    OK(galloc_pool_malloc(pool, &q, MIB(2), d));
+    OK(galloc_free(q, d));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* The last event of a stream stands for that free as well, which then has none to record: the stream may be gone. */
 TEST(a_free_during_the_retirement_records_nothing_after_it)
 {
