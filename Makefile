@@ -333,6 +333,8 @@ install:
 	@install -m 644 LICENSE "$(TO)/share/doc/galloc/LICENSE"
 	@install -m 644 cmake/gallocConfig.cmake "$(TO)/share/cmake/galloc/gallocConfig.cmake"
 	@$(foreach name,$(ADAPTORS),install -m 644 $(call adaptor_files,$(name)) "$(TO)/share/galloc/$(name)" &&) :
+	@for name in $(ADAPTORS); do sed -i -e 's|\[\([^]]*\)\](\.\./\.\./\([^)]*\))|\1 (\2)|g' \
+		-e 's|\[\([^]]*\)\](\.\./\(cpp/[^)]*\))|\1 (examples/\2)|g' "$(TO)/share/galloc/$$name/README.md" || exit 1; done
 	@$(filled) cmake/gallocConfigVersion.cmake.in >"$(TO)/share/cmake/galloc/gallocConfigVersion.cmake"
 	@$(filled) cmake/galloc.pc.in >"$(TO)/share/pkgconfig/galloc.pc"
 	@docs/man.sh >"$(TO)/share/man/man3/galloc.3"

@@ -42,6 +42,12 @@ cat >"$work/expected" <<'END'
 END
 holds "the installed files are those of the list" diff "$work/expected" "$work/list"
 holds "everybody can read them" sh -c '[ -z "$(find "$1" ! -perm -444)" ]' sh "$work/stage"
+holds "no link in them leads nowhere" sh -c '
+    for page in "$1"/share/galloc/*/README.md; do
+        grep -o "](\.[^)#]*" "$page" | cut -c3- | while read -r to; do
+            [ -e "${page%/*}/$to" ] || { echo "$page: $to"; exit 1; }
+        done || exit 1
+    done' sh "$prefix"
 holds "the header is the same" cmp galloc.h "$prefix/include/galloc.h"
 version=$(sed -n 's/^#define GALLOC_VERSION_STRING "\(.*\)"/\1/p' galloc.h)
 for file in share/pkgconfig/galloc.pc share/cmake/galloc/gallocConfigVersion.cmake share/man/man3/galloc.3; do
