@@ -2011,7 +2011,8 @@ typedef struct gai_damage {
    with no lock held, so that GALLOC_LOG may call anything.
    A thread that is in a callback starts no other of the same kind, so callbacks cannot recurse. */
 static GAI_THREAD_LOCAL struct {
-    char message[544];       /* the last error or note */
+    char message[544];       /* the error or note of the call under way */
+    char last[544];          /* what galloc_last_message returns: the error of the last call that failed */
     int message_is_new;      /* 1 or GAI_NOTE: it still has to be logged */
     int in_mapping;          /* callbacks on_map and on_unmap that the thread is in */
     int in_shortage;         /* on_oom and on_reject */
@@ -8297,7 +8298,7 @@ static gai_block *gai_batch_publish(galloc_pool *pool, gai_batch *batch)
    function runs. The mappings concerned are in no free set meanwhile, and their blocks are busy, so no other call can
    use them. Calls pages, statistics. */
 
-/* The thread's galloc_last_message before a callback. The callback may call galloc, which overwrites it. */
+/* The message of the call under way before a callback. The callback may call galloc, which overwrites it. */
 typedef struct gai_callback_frame {
     char text[sizeof gai_thread.message];
     int is_new;
@@ -9475,12 +9476,9 @@ static void gai_collector_stride(galloc_pool *pool, uint64_t now)
 /* Collects what is due, and forgets idle stream states. [paging], released at the end. */
 static void gai_pool_collect_due(galloc_pool *pool)
 {
-    char before[sizeof gai_thread.message];
     gai_scope scope;
-    memcpy(before, gai_thread.message, sizeof before);
-    if (gai_pool_enter_locked(pool, &scope)) { /* the free has succeeded nevertheless */
-        memcpy(gai_thread.message, before, sizeof before);
-        gai_thread.message_is_new = 0;
+    if (gai_pool_enter_locked(pool, &scope)) {
+        gai_thread.message_is_new = 0; /* the free has succeeded nevertheless */
         return;
     }
     gai_pool_collect(pool, 0);
@@ -15031,14 +15029,14 @@ static void gai_message_begin(const char *function)
     gai_thread.message[length + 2 + told] = 0;
 }
 
-/* Writes what is due of the logs, and logs a line for one that cannot be written. The message stays. [no lock] */
+static void gai_message_publish(void) { memcpy(gai_thread.last, gai_thread.message, sizeof gai_thread.last); }
+
+/* Writes what is due of the logs, and logs a line for one that cannot be written. [no lock] */
 GAI_APART
 static void gai_trace_tend(void)
 {
-    char before[sizeof gai_thread.message];
     gai_trace *trace;
     if (gai_load_pointer(&gai_process.forked) || gai_thread.in_log) return;
-    memcpy(before, gai_thread.message, sizeof before);
     gai_lock_on(&gai_locks.trace);
     (void)gai_swap(&gai_process.trace_due, 1, 0);
     for (trace = (gai_trace *)gai_process.traces; trace; trace = trace->next) {
@@ -15052,7 +15050,6 @@ static void gai_trace_tend(void)
     gai_thread.message_is_new = 0;
     gai_message_begin("trace");
     gai_log(GALLOC_LOG_ERROR);
-    memcpy(gai_thread.message, before, sizeof before);
 }
 
 #define GAI_DAMAGE_FRAMES 3
@@ -15134,7 +15131,9 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
         gai_log(GALLOC_LOG_INFO);
     } else if (error && is_new) {
         gai_message_begin(function);
+        gai_message_publish();
         gai_log(GALLOC_LOG_ERROR);
+        gai_message_publish(); /* the log function may have failed in calls of its own */
     }
     if (gai_load(&gai_process.trace_due)) gai_trace_tend();
     return error;
@@ -16125,15 +16124,19 @@ static void gai_stream_leave_block_pools(galloc_pool *pool, gai_stream *stream)
     }
 }
 
-/* May a captured stream join another one's block pool? Only if the captures of all its streams share memory with the
-   new one: two captures into one graph do not, though both share with another graph of the group. */
+/* May a captured stream join a block pool? One of its captures must be of the same group and stream, and none may be
+   there with which the new one shares no memory: two captures into one graph do not share, though both share with
+   another graph of the group. Captures whose graph is gone do not count. */
 static int gai_block_pool_admits(const galloc_pool *pool, const gai_block_pool *block_pool, const gai_stream *stream)
 {
-    const gai_stream *other = pool->streams;
-    while (other && (other->block_pool[block_pool->small] != block_pool ||
-                     (other->key == stream->key && gai_captures_share(other->capture, stream->capture))))
-        other = other->next;
-    return !other;
+    const gai_stream *other;
+    int known = 0;
+    for (other = pool->streams; other; other = other->next) {
+        if (other->block_pool[block_pool->small] != block_pool || !other->capture) continue;
+        if (!gai_captures_share(other->capture, stream->capture)) return 0;
+        known |= other->key == stream->key;
+    }
+    return known;
 }
 
 /* The block pool of a stream state for large or small blocks, or NULL. Captures of one group on the same stream share
@@ -18323,19 +18326,21 @@ static void gai_pool_await_told(galloc_pool *pool)
     }
 }
 
+#define GAI_PARTINGS 8 /* attempts to release all memory of a pool that ends, while on_unmap may free blocks */
+
 /* Releases the memory of a pool that is about to end, while on_unmap can still be called because no lock is held. */
 static void gai_pool_part(galloc_pool *pool)
 {
     gai_scope scope;
-    size_t gone;
-    int ends;
+    size_t gone = 1;
+    int ends, tries;
     if (!gai_pool_callbacks(pool).on_unmap || gai_pool_is_orphaned(pool) || gai_pool_enter(pool, &scope)) return;
     ends = pool->is_default || (!gai_pool_is_used(pool) && !gai_pool_is_captured(pool));
     /* A block that on_unmap frees may enter the quarantine and keep its page, until the next attempt. */
-    do {
+    for (tries = 0; ends && tries < GAI_PARTINGS && gone; tries++) {
         gone = 0;
-        if (ends) (void)gai_pool_shrink(pool, 0, 0, &gone);
-    } while (gone);
+        (void)gai_pool_shrink(pool, 0, 0, &gone);
+    }
     if (ends) gai_pool_await_told(pool);
     gai_scope_leave(&scope);
     gai_lock_off(&pool->paging);
@@ -20325,7 +20330,7 @@ static cudaStream_t gai_per_thread(cudaStream_t stream) { return stream ? stream
     GALLOC_API cudaError_t name##_ptsz parameters;
 GAI_STREAM_FUNCTIONS(GAI_DECLARE)
 
-GALLOC_API const char *galloc_last_message(void) { return gai_thread.message; }
+GALLOC_API const char *galloc_last_message(void) { return gai_thread.last; }
 
 GALLOC_API void galloc_set_log(void (*call)(int level, const char *text, void *user), void *user)
 {

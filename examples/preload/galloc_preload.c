@@ -1094,6 +1094,7 @@ enum {
     ATTRIBUTE_CONTEXT = 1,
     ATTRIBUTE_MEMORY_TYPE = 2,
     ATTRIBUTE_BUFFER_ID = 7,
+    ATTRIBUTE_ORDINAL = 9,
     ATTRIBUTE_RANGE_START = 11,
     ATTRIBUTE_RANGE_SIZE = 12
 };
@@ -1224,35 +1225,66 @@ CUresult CUDAAPI on_peer(CUcontext owner, unsigned int flags)
 
 /* Mapped memory, as galloc's is, is found by a copy only if the current context's device has the access; memory of
    cuMemAlloc is found whichever device is current. A copy between devices finds both. So a copy of galloc's memory that
-   the driver refuses is done as one between devices, on the same stream. (tests/gpu/probe_copies.cu) */
+   the driver refuses for this reason is done as one between devices, on the same stream. What is wrong otherwise stays
+   the driver's to refuse. (tests/gpu/probe_copies.cu) */
 
 /* A copy of more bytes is done in parts: the driver limits the length of a row. */
 #define COPY_PART ((size_t)1 << 30)
 
 enum { AT_ONCE, AT_ONCE_OWN, QUEUED, QUEUED_OWN }; /* own: stream 0 is the per-thread default stream */
 
-/* Whose memory one side of a copy is. Returns whether it is galloc's. */
-static int find_side(CUmemorytype *type, CUdeviceptr *address, const void *host, CUcontext *context)
+enum { OTHERS, OURS, WRONG }; /* memory of a side */
+
+/* The context of device memory that is not galloc's. Memory of the driver's pools and mapped memory has none; that of
+   its device stands for it. */
+static CUcontext context_of(CUdeviceptr p)
 {
-    galloc_pointer info;
-    if (*type == CU_MEMORYTYPE_ARRAY) return cu.CtxGetCurrent(context), 0;
-    if (*type == CU_MEMORYTYPE_HOST) *address = (CUdeviceptr)(uintptr_t)host;
-    if (is_ours(*address, &info)) {
-        *type = CU_MEMORYTYPE_DEVICE;
-        *context = devices[info.device].context;
-        return 1;
-    }
-    if (!real.attribute || real.attribute(context, ATTRIBUTE_CONTEXT, *address)) *context = NULL;
-    if (*type != CU_MEMORYTYPE_UNIFIED) return 0;
-    if (!real.attribute || real.attribute(type, ATTRIBUTE_MEMORY_TYPE, *address))
-        *type = CU_MEMORYTYPE_HOST; /* pageable */
-    return 0;
+    CUcontext context = NULL;
+    int ordinal = -1;
+    if (!real.attribute(&context, ATTRIBUTE_CONTEXT, p) && context) return context;
+    return real.attribute(&ordinal, ATTRIBUTE_ORDINAL, p) || ordinal < 0 ? NULL : primary_of(ordinal);
 }
 
-/* The same as a copy between devices. Returns whether a side is galloc's. */
-static int between_devices(CUDA_MEMCPY3D_PEER *to, const CUDA_MEMCPY3D *from)
+/* Whose memory one side of a copy is. A type that the program has named must be right. */
+static int find_side(CUmemorytype *type, CUdeviceptr *address, const void *host, size_t bytes, CUcontext *context)
 {
-    int ours;
+    CUmemorytype is = CU_MEMORYTYPE_HOST; /* pageable, if the driver does not know it */
+    galloc_pointer info;
+    if (*type == CU_MEMORYTYPE_ARRAY) return cu.CtxGetCurrent(context), OTHERS;
+    if (*type == CU_MEMORYTYPE_HOST) *address = (CUdeviceptr)(uintptr_t)host;
+    if (is_ours(*address, &info)) {
+        size_t at = (size_t)(*address - (CUdeviceptr)(uintptr_t)info.base);
+        if (*type == CU_MEMORYTYPE_HOST || at > info.usable || bytes > info.usable - at) return WRONG;
+        *type = CU_MEMORYTYPE_DEVICE;
+        *context = devices[info.device].context;
+        return OURS;
+    }
+    if (*type == CU_MEMORYTYPE_HOST) return OTHERS;
+    if (!real.attribute || real.attribute(&is, ATTRIBUTE_MEMORY_TYPE, *address)) is = CU_MEMORYTYPE_HOST;
+    if (*type == CU_MEMORYTYPE_DEVICE && is != CU_MEMORYTYPE_DEVICE) return WRONG;
+    *type = is;
+    if (is == CU_MEMORYTYPE_DEVICE) *context = context_of(*address);
+    return is == CU_MEMORYTYPE_DEVICE && !*context ? WRONG : OTHERS;
+}
+
+/* Bytes from the first to the last one of a side. */
+static size_t extent(size_t width, size_t rows, size_t pitch) { return rows ? (rows - 1) * pitch + width : 0; }
+
+/* The device of a context, if galloc serves it and the current device cannot use its memory. */
+static int is_out_of_reach(CUcontext context)
+{
+    device *d = NULL;
+    int current = -1;
+    if (!context || cu.CtxGetDevice(&current) || device_of(context, &d) || !d || d->ordinal == current) return 0;
+    return current < 0 || current >= MAX_DEVICES || !(d->peers >> current & 1);
+}
+
+/* The same as a copy between devices. Returns the context of galloc's memory that the current device cannot use; NULL:
+   there is none, or the copy is wrong. */
+static CUcontext between_devices(CUDA_MEMCPY3D_PEER *to, const CUDA_MEMCPY3D *from)
+{
+    size_t rows;
+    int source, target;
     memset(to, 0, sizeof *to);
 #define SIDE(s)                                         \
     to->s##XInBytes = from->s##XInBytes;                \
@@ -1270,14 +1302,21 @@ static int between_devices(CUDA_MEMCPY3D_PEER *to, const CUDA_MEMCPY3D *from)
     to->WidthInBytes = from->WidthInBytes;
     to->Height = from->Height;
     to->Depth = from->Depth;
-    ours = find_side(&to->srcMemoryType, &to->srcDevice, to->srcHost, &to->srcContext);
-    ours |= find_side(&to->dstMemoryType, &to->dstDevice, to->dstHost, &to->dstContext);
+    if (!to->Depth) return NULL;
+    rows = to->srcZ * to->srcHeight + to->srcY + (to->Depth - 1) * to->srcHeight + to->Height;
+    source = find_side(&to->srcMemoryType, &to->srcDevice, to->srcHost,
+                       extent(to->srcXInBytes + to->WidthInBytes, rows, to->srcPitch), &to->srcContext);
+    rows = to->dstZ * to->dstHeight + to->dstY + (to->Depth - 1) * to->dstHeight + to->Height;
+    target = find_side(&to->dstMemoryType, &to->dstDevice, to->dstHost,
+                       extent(to->dstXInBytes + to->WidthInBytes, rows, to->dstPitch), &to->dstContext);
     if (to->srcMemoryType == CU_MEMORYTYPE_HOST) to->srcHost = (const void *)(uintptr_t)to->srcDevice;
     if (to->dstMemoryType == CU_MEMORYTYPE_HOST) to->dstHost = (void *)(uintptr_t)to->dstDevice;
-    return ours;
+    if (source == WRONG || target == WRONG) return NULL;
+    if (target == OURS && is_out_of_reach(to->dstContext)) return to->dstContext;
+    return source == OURS && is_out_of_reach(to->srcContext) ? to->srcContext : NULL;
 }
 
-/* A copy that is captured cannot go between devices. In its device's context it is a copy as any other. */
+/* A copy that is captured cannot go between devices. In the context of its memory it is a copy as any other. */
 static CUresult capture_copy(const CUDA_MEMCPY3D *copy, CUcontext context, CUstream stream)
 {
     scope s;
@@ -1288,21 +1327,42 @@ static CUresult capture_copy(const CUDA_MEMCPY3D *copy, CUcontext context, CUstr
     return result;
 }
 
-/* Result of a copy: that of the driver's function, or of the second attempt. */
+/* A copy of one row, which may be longer than the driver takes at once. */
+static CUresult copy_in_parts(CUDA_MEMCPY3D_PEER *c, CUstream stream, int how)
+{
+    size_t left = c->WidthInBytes;
+    CUresult result = CUDA_SUCCESS;
+    int parts = c->Height == 1 && c->Depth == 1;
+    while (!result && left) {
+        size_t now = parts && left > COPY_PART ? COPY_PART : left;
+        c->WidthInBytes = now;
+        result = how == AT_ONCE ? cu.Memcpy3DPeer(c) : cu.Memcpy3DPeerAsync(c, stream);
+        c->srcXInBytes += now;
+        c->dstXInBytes += now;
+        left -= now;
+    }
+    if (!result && how == AT_ONCE_OWN) result = cu.StreamSynchronize(stream);
+    return result;
+}
+
+/* Result of a copy: that of the driver's function, or success of the second attempt. */
 static CUresult again_3d(CUresult result, const CUDA_MEMCPY3D *copy, CUstream stream, int how)
 {
     CUDA_MEMCPY3D_PEER peer;
+    CUcontext context;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (result != CUDA_ERROR_INVALID_VALUE || !copy || !cu.Memcpy3DPeerAsync || !enter()) return result;
-    if (between_devices(&peer, copy)) {
+    CUresult second = CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_ERROR_INVALID_VALUE || !copy || !cu.Memcpy3DPeer || !cu.Memcpy3DPeerAsync || !enter())
+        return result;
+    context = between_devices(&peer, copy);
+    if (context) {
         if (!stream && how != QUEUED) stream = CU_STREAM_PER_THREAD;
         if (stream && !cu.StreamIsCapturing(stream, &status) && status != CU_STREAM_CAPTURE_STATUS_NONE)
-            result = capture_copy(copy, peer.dstContext ? peer.dstContext : peer.srcContext, stream);
-        else result = how == AT_ONCE ? cu.Memcpy3DPeer(&peer) : cu.Memcpy3DPeerAsync(&peer, stream);
-        if (!result && how == AT_ONCE_OWN) result = cu.StreamSynchronize(stream);
+            second = capture_copy(copy, context, stream);
+        else second = copy_in_parts(&peer, stream, how);
     }
     leave();
-    return result;
+    return second ? result : second;
 }
 
 static CUresult again_2d(CUresult result, const CUDA_MEMCPY2D *copy, CUstream stream, int how)
@@ -1327,44 +1387,46 @@ static CUresult again_2d(CUresult result, const CUDA_MEMCPY2D *copy, CUstream st
     return again_3d(result, &c, stream, how);
 }
 
-static CUresult again(CUresult result, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, int how)
+/* Of one row; the name of the driver's function says what memory its sides are. */
+static CUresult again(CUresult result, CUdeviceptr to, CUmemorytype to_type, CUdeviceptr from, CUmemorytype from_type,
+                      size_t bytes, CUstream stream, int how)
 {
-    CUresult first = result;
     CUDA_MEMCPY3D c;
     if (result != CUDA_ERROR_INVALID_VALUE) return result;
     memset(&c, 0, sizeof c);
-    c.srcMemoryType = c.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    c.srcMemoryType = from_type;
+    c.dstMemoryType = to_type;
+    c.srcDevice = from;
+    c.dstDevice = to;
+    c.srcHost = (const void *)(uintptr_t)from;
+    c.dstHost = (void *)(uintptr_t)to;
+    c.WidthInBytes = bytes;
     c.Height = c.Depth = 1;
-    for (; bytes; bytes -= c.WidthInBytes, to += c.WidthInBytes, from += c.WidthInBytes) {
-        c.srcDevice = from;
-        c.dstDevice = to;
-        c.WidthInBytes = bytes < COPY_PART ? bytes : COPY_PART;
-        result = again_3d(first, &c, stream, how);
-        if (result) break;
-    }
-    return result;
+    return again_3d(result, &c, stream, how);
 }
 
 #define ADDRESS(p) ((CUdeviceptr)(uintptr_t)(p))
-#define COPY(id, how, to_type, from_type)                                                            \
-    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes)                               \
-    {                                                                                                \
-        return again(DRIVER(id, (to, from, bytes)), ADDRESS(to), ADDRESS(from), bytes, NULL, how);   \
+#define COPY(id, how, to_type, to_is, from_type, from_is)                                                             \
+    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes)                                                \
+    {                                                                                                                 \
+        return again(DRIVER(id, (to, from, bytes)), ADDRESS(to), CU_MEMORYTYPE_##to_is, ADDRESS(from),                \
+                     CU_MEMORYTYPE_##from_is, bytes, NULL, how);                                                      \
     }
-#define QUEUE_COPY(id, how, to_type, from_type)                                                              \
-    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes, CUstream stream)                      \
-    {                                                                                                        \
-        return again(DRIVER(id, (to, from, bytes, stream)), ADDRESS(to), ADDRESS(from), bytes, stream, how); \
+#define QUEUE_COPY(id, how, to_type, to_is, from_type, from_is)                                                       \
+    CUresult CUDAAPI on_##id(to_type to, from_type from, size_t bytes, CUstream stream)                               \
+    {                                                                                                                 \
+        return again(DRIVER(id, (to, from, bytes, stream)), ADDRESS(to), CU_MEMORYTYPE_##to_is, ADDRESS(from),        \
+                     CU_MEMORYTYPE_##from_is, bytes, stream, how);                                                    \
     }
-#define ALL_FORMS(id, to_type, from_type)                     \
-    COPY(copy##id, AT_ONCE, to_type, from_type)                \
-    COPY(copy##id##_own, AT_ONCE_OWN, to_type, from_type)      \
-    QUEUE_COPY(queue##id, QUEUED, to_type, from_type)          \
-    QUEUE_COPY(queue##id##_own, QUEUED_OWN, to_type, from_type)
-ALL_FORMS(_any, CUdeviceptr, CUdeviceptr)
-ALL_FORMS(_to, CUdeviceptr, const void *)
-ALL_FORMS(_from, void *, CUdeviceptr)
-ALL_FORMS(_device, CUdeviceptr, CUdeviceptr)
+#define ALL_FORMS(id, to_type, to_is, from_type, from_is)                     \
+    COPY(copy##id, AT_ONCE, to_type, to_is, from_type, from_is)               \
+    COPY(copy##id##_own, AT_ONCE_OWN, to_type, to_is, from_type, from_is)     \
+    QUEUE_COPY(queue##id, QUEUED, to_type, to_is, from_type, from_is)         \
+    QUEUE_COPY(queue##id##_own, QUEUED_OWN, to_type, to_is, from_type, from_is)
+ALL_FORMS(_any, CUdeviceptr, UNIFIED, CUdeviceptr, UNIFIED)
+ALL_FORMS(_to, CUdeviceptr, DEVICE, const void *, HOST)
+ALL_FORMS(_from, void *, HOST, CUdeviceptr, DEVICE)
+ALL_FORMS(_device, CUdeviceptr, DEVICE, CUdeviceptr, DEVICE)
 
 #define COPY_BOX(id, type, retry, how) \
     CUresult CUDAAPI on_##id(const type *copy) { return retry(DRIVER(id, (copy)), copy, NULL, how); }

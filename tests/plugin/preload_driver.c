@@ -161,6 +161,7 @@ static int copy_box(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool wait, boo
             if (!error && ((w.to_device && !c->dstContext) || (w.from_device && !c->srcContext))) error = 201;
             w.peer = true;
             if (!error && c->WidthInBytes) error = sm_work_queue(stream, &w, NULL);
+            if (!error && wait && !(w.to_device && w.from_device)) error = (int)cuStreamSynchronize(stream);
         }
     return error;
 }
@@ -180,37 +181,44 @@ static int copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait) {
     return copy_box(&p, stream, wait, false);
 }
 
+/* The kind must be right. */
+static int copy_kind(uint64_t to, uint64_t from, size_t n, int kind, CUstream stream, bool wait) {
+    bool to_device = sm_region_at(to), from_device = sm_region_at(from);
+    if (kind != (int)cudaMemcpyDefault && kind != (from_device ? 2 : 0) + (to_device ? 1 : 0)) return E_VALUE;
+    return sm_copy(to, from, n, (int)cudaMemcpyDefault, stream, wait);
+}
+
 /* A function that returns when the copy is done, one that queues it, and these with the per-thread default stream. */
 #define FUNCTION(name, parameters, body) \
     CUresult CUDAAPI name parameters;    \
     CUresult CUDAAPI name parameters { SM_DRIVER(cuMemcpyDtoHAsync, body); }
 #define OWN_OR(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
-#define COPIES(now, queued, to_type, from_type) \
+#define COPIES(now, queued, to_type, from_type, kind) \
     FUNCTION(now, (to_type to, from_type from, size_t n), \
-             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, CU_STREAM_LEGACY, true)) \
+             copy_kind((uint64_t)to, (uint64_t)from, n, (int)kind, CU_STREAM_LEGACY, true)) \
     FUNCTION(now##_ptds, (to_type to, from_type from, size_t n), \
-             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, CU_STREAM_PER_THREAD, true)) \
+             copy_kind((uint64_t)to, (uint64_t)from, n, (int)kind, CU_STREAM_PER_THREAD, true)) \
     FUNCTION(queued, (to_type to, from_type from, size_t n, CUstream s), \
-             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, s, false)) \
+             copy_kind((uint64_t)to, (uint64_t)from, n, (int)kind, s, false)) \
     FUNCTION(queued##_ptsz, (to_type to, from_type from, size_t n, CUstream s), \
-             sm_copy((uint64_t)to, (uint64_t)from, n, (int)cudaMemcpyDefault, OWN_OR(s), false))
+             copy_kind((uint64_t)to, (uint64_t)from, n, (int)kind, OWN_OR(s), false))
 #define BOXES(now, queued, type, copy) \
     FUNCTION(now, (const type *c), copy(c, CU_STREAM_LEGACY, true)) \
     FUNCTION(now##_ptds, (const type *c), copy(c, CU_STREAM_PER_THREAD, true)) \
     FUNCTION(queued, (const type *c, CUstream s), copy(c, s, false)) \
     FUNCTION(queued##_ptsz, (const type *c, CUstream s), copy(c, OWN_OR(s), false))
 
-COPIES(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr)
-COPIES(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *)
-COPIES(cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr)
+COPIES(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr, cudaMemcpyDefault)
+COPIES(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, cudaMemcpyHostToDevice)
+COPIES(cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, cudaMemcpyDeviceToDevice)
 BOXES(cuMemcpy2D_v2, cuMemcpy2DAsync_v2, CUDA_MEMCPY2D, copy_2d)
 BOXES(cuMemcpy3D_v2, cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, copy_3d)
 FUNCTION(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *c), copy_2d(c, CU_STREAM_LEGACY, true))
 FUNCTION(cuMemcpy2DUnaligned_v2_ptds, (const CUDA_MEMCPY2D *c), copy_2d(c, CU_STREAM_PER_THREAD, true))
 FUNCTION(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t n),
-         sm_copy((uintptr_t)to, from, n, (int)cudaMemcpyDefault, CU_STREAM_LEGACY, true))
+         copy_kind((uintptr_t)to, from, n, (int)cudaMemcpyDeviceToHost, CU_STREAM_LEGACY, true))
 FUNCTION(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t n),
-         sm_copy((uintptr_t)to, from, n, (int)cudaMemcpyDefault, CU_STREAM_PER_THREAD, true))
+         copy_kind((uintptr_t)to, from, n, (int)cudaMemcpyDeviceToHost, CU_STREAM_PER_THREAD, true))
 FUNCTION(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *c), copy_box(c, CU_STREAM_LEGACY, true, true))
 
 /* Refused on a captured stream. */

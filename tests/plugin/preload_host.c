@@ -1289,19 +1289,66 @@ TEST(long_copies_while_another_device_is_current)
     finish();
 }
 
-/* A copy that is wrong stays wrong. */
+/* A copy that is wrong stays wrong, whichever device is current: an address that is nothing, memory that is not of the
+   kind which the function's name says, a length beyond a block. Nothing of it is done. */
 TEST(wrong_copies)
 {
-    CUdeviceptr p, pages = 0;
-    char host[64];
+    static char host[4096];
+    CUdeviceptr p, q, pages = 0, at_host = (CUdeviceptr)(uintptr_t)host;
+    int i;
+    sim_options options = options_of(2);
+    options.memory = 8192 * MiB;
+    begin_with(&options);
+    p = alloc(MiB);
+    q = alloc(3000 * MiB);
+    OK(cuMemAddressReserve(&pages, 2 * MiB, 0, 0, 0));
+    write_tag(CU_STREAM_LEGACY, q, 3000 * MiB, 8);
+    write_tag(CU_STREAM_LEGACY, q + 1500 * MiB, 1500 * MiB, 9);
+    for (i = 0; i < 2; i++) {
+        settle(i);
+        EXPECT_EQ(cu.CopyFrom(host, pages, 64), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.CopyDevice(p, pages, 64), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.Queue(pages, p, 64, NULL), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.CopyDevice(p, at_host, 64), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.QueueDevice(at_host, p, 64, NULL), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.CopyTo(p, (const void *)(uintptr_t)q, 64), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.CopyFrom((void *)(uintptr_t)q, p, 64), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cu.Queue(q, q + 1500 * MiB, 2500 * MiB, NULL), CUDA_ERROR_INVALID_VALUE);
+    }
+    settle(0);
+    sim_findings_clear(); /* of addresses that are nothing */
+    check_tag(CU_STREAM_LEGACY, q, 1500 * MiB, 8);
+    finish();
+}
+
+/* Pages that the program has mapped, and memory of its own pool, have no context. */
+TEST(copies_between_galloc_and_pages_of_the_program)
+{
+    CUmemAllocationProp prop;
+    CUmemAccessDesc access;
+    CUmemGenericAllocationHandle page = 0;
+    CUdeviceptr p, own = 0;
+    int i;
     begin(2);
     p = alloc(MiB);
-    OK(cuMemAddressReserve(&pages, 2 * MiB, 0, 0, 0));
-    EXPECT_EQ(cu.CopyFrom(host, pages, 64), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(cu.CopyDevice(p, pages, 64), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(cu.Queue(pages, p, 64, NULL), CUDA_ERROR_INVALID_VALUE);
-    EXPECT(sim_findings(SIM_HOLE) > 0);
-    sim_findings_clear();
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = 1;
+    OK(cu.CreatePage(&page, 2 * MiB, &prop, 0));
+    OK(cuMemAddressReserve(&own, 2 * MiB, 0, 0, 0));
+    OK(cuMemMap(own, 2 * MiB, 0, page, 0));
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    OK(cuMemSetAccess(own, 2 * MiB, &access, 1));
+    write_tag(CU_STREAM_LEGACY, p, MiB, 6);
+    settle(1);
+    OK(cu.CopyDevice(own, p, MiB));
+    settle(1);
+    check_tag(CU_STREAM_LEGACY, own, MiB, 6);
+    OK(cu.QueueDevice(p, own, MiB, NULL));
+    settle(1);
+    for (i = 0; i < 2; i++) settle(i);
     finish();
 }
 

@@ -298,9 +298,8 @@ int sm_work_of_set(sm_work *w, uint64_t to, unsigned value, int element, size_t 
     return is_mapped(to, bytes) ? 0 : E_VALUE;
 }
 
-/* Whether the current context's device may use all of a range; memory of cudaMalloc, any. */
-static bool current_may_use(uint64_t address, size_t bytes, bool write) {
-    const sm_context *c = sm_current();
+/* Whether a context's device may use all of a range; memory of cudaMalloc, any. */
+static bool may_use(const sm_context *c, uint64_t address, size_t bytes, bool write) {
     while (c && bytes) {
         size_t left;
         const sm_mapping *m = sm_mapping_at(address, &left);
@@ -315,8 +314,8 @@ static bool current_may_use(uint64_t address, size_t bytes, bool write) {
 /* A copy finds mapped memory by the access of the current context's device, whatever the stream's. Measured:
    tests/gpu/probe_copies.cu. */
 static bool current_may_copy(const sm_work *w) {
-    return (!w->to_device || current_may_use(w->to, w->bytes, true)) &&
-           (!w->from_device || current_may_use(w->from, w->bytes, false));
+    return (!w->to_device || may_use(sm_current(), w->to, w->bytes, true)) &&
+           (!w->from_device || may_use(sm_current(), w->from, w->bytes, false));
 }
 
 /* A copy to pageable memory returns only when it is done. */
@@ -335,7 +334,10 @@ int sm_copy(uint64_t to, uint64_t from, size_t bytes, int kind, CUstream stream,
 
 int sm_set(uint64_t to, int value, size_t bytes, CUstream stream) {
     sm_work w;
+    sm_stream *s;
     int error = sm_work_of_set(&w, to, (unsigned)value, 1, bytes);
+    if (!error) error = sm_stream_find(stream, &s);
+    if (!error && !may_use(s->context, to, bytes, true)) error = E_VALUE; /* the stream's device sets */
     return error ? error : sm_work_queue(stream, &w, NULL);
 }
 

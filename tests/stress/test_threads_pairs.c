@@ -667,10 +667,8 @@ static void close_meeting(const galloc_stats *before)
         EXPECT_EQ(now.mallocs - before->mallocs, a->got + b->got);
         EXPECT_EQ(now.frees - before->frees, a->freed + b->freed);
         EXPECT(now.failures - before->failures >= (uint64_t)(a->failed + b->failed));
-        /* A refused galloc_pool_reserve counts in num_ooms only. */
-        if (calls[row] != call_pool_reserve && calls[column] != call_pool_reserve &&
-            !galloc_pool_torch_stats(m.pool_met, &torch))
-            EXPECT_EQ(torch.num_ooms, now.failures);
+        /* A refused galloc_pool_reserve counts in num_ooms only, also one of an earlier pair. */
+        if (!galloc_pool_torch_stats(m.pool_met, &torch)) EXPECT(torch.num_ooms >= now.failures);
     }
     a->got = a->freed = a->failed = b->got = b->freed = b->failed = 0;
 }

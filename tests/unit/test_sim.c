@@ -3023,6 +3023,7 @@ TEST(copies_reach_pages_by_the_access_of_the_current_device)
         EXPECT_EQ(cudaMemcpyAsync(host, p, sizeof host, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
         EXPECT_EQ(cudaMemcpyAsync(p, plain, PAGE, cudaMemcpyDeviceToDevice, with[i]), cudaErrorInvalidValue);
         EXPECT_EQ(cudaMemcpy2DAsync(p, 512, p + PAGE, 512, 100, 4, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemsetAsync(p, 0, PAGE, with[i]), i ? cudaSuccess : cudaErrorInvalidValue);
         OK(cudaMemcpyAsync(plain, host, sizeof host, cudaMemcpyDefault, with[i]));
         OK(cudaMemcpyPeerAsync(p + PAGE, 1, p, 1, PAGE, with[i]));
         OK(cudaStreamSynchronize(with[i]));

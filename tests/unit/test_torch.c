@@ -1753,4 +1753,32 @@ TEST(reuse_has_no_effect)
     }
 }
 
+/* A program that captures anew: the newest graph of a group is kept, the one before it destroyed. */
+TEST(a_group_goes_on_when_earlier_graphs_are_gone)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_graph *group = NULL;
+    cudaGraph_t before = NULL, graph = NULL;
+    OK(galloc_config_parse(&config, "like:pytorch", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 30; i++) {
+        OK(galloc_graph_begin(&group, pool, s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(40), s);
+        put(s, p, MIB(40), 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_graph_end(group));
+        if (before) OK(cudaGraphDestroy(before));
+        before = graph;
+        EXPECT(stats_of(pool).reserved.current <= MIB(80));
+    }
+    OK(cudaGraphDestroy(before));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()
