@@ -607,6 +607,34 @@ TEST(the_driver_reuses_in_stream_order)
     finish();
 }
 
+/* A shrink on another stream leaves a mark at the end of the block: the driver does not get the whole back on the
+   stream that allocated it, before the other one has done with the end. */
+TEST(what_another_stream_cut_off_is_not_given_to_the_driver_in_stream_order)
+{
+    for (int completed = 0; completed < 2; completed++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync,reuse:none");
+        cudaStream_t s = stream_new(), t = stream_new();
+        char *p = get_used(pool, MIB(4), s, 1), *q;
+        order(s, t);
+        put(t, p + MIB(2), MIB(2), 2);
+        OK(galloc_resize(p, MIB(2), t));
+        if (completed) OK(cudaStreamSynchronize(t));
+        OK(galloc_free(p, s));
+        q = get_used(pool, MIB(4), s, 3);
+        EXPECT(completed || q != p);
+        look(s, q, MIB(4), 3);
+        OK(cudaDeviceSynchronize());
+        OK(galloc_free(q, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* The settings are said in the driver's terms. */
 TEST(reuse_is_what_the_driver_is_told)
 {
