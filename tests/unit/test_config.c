@@ -728,6 +728,8 @@ TEST(an_error_in_pytorchs_variable_is_one)
         {"pinned_num_register_threads:8,unknown:1", "at 31: unknown key 'unknown'"},
         {"backend:native, pinned_num_register_threads:8, max_split_size_mb: 2", "at 48: max_split_size is 2M"},
         {"backend:native, ", "at 17: a key is missing"},
+        {"pinned_num_register_threads:8,max_split_size_mb:64,", "at 52: a key is missing"},
+        {"max_split_size_mb:64, pinned_num_register_threads:8 , ", "at 55: a key is missing"},
         {NULL, "longer than 1023 characters"}};
     char wide[3000];
     memset(wide, 'x', sizeof wide);
