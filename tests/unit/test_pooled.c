@@ -404,6 +404,43 @@ TEST(slots_of_a_graph_are_its_own)
     finish();
 }
 
+/* The captures of a group take what earlier ones have freed, also from among many cells of other sizes: none needs
+   memory beyond the first one's. Results of the first are in each run of cells, so no run becomes whole. */
+TEST(slots_of_a_group_serve_its_next_capture)
+{
+    enum { SIZES = 2, SLOTS = 640, EACH = 16, GRAPHS = 3 };
+    static void *p[SIZES][SLOTS];
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    galloc_graph *group = NULL;
+    cudaGraph_t graphs[GRAPHS];
+    size_t held = 0;
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int g = 0; g < GRAPHS; g++) {
+        int from = g ? SIZES - 1 : 0; /* later ones have the last size only, and no results */
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        for (int z = from; z < SIZES; z++)
+            for (int i = 0; i < SLOTS; i++)
+                if (!g || i % EACH) p[z][i] = get(pool, KIB(32 - 4 * z), s);
+        for (int z = from; z < SIZES; z++)
+            for (int i = 0; i < SLOTS; i++)
+                if (i % EACH) OK(galloc_free(p[z][i], s));
+        OK(cudaStreamEndCapture(s, &graphs[g]));
+        if (!g) held = stats_of(pool).reserved.current;
+        EXPECT_EQ(stats_of(pool).reserved.current, held);
+        expect_healthy(pool, 1);
+    }
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release(group, s));
+    for (int z = 0; z < SIZES; z++)
+        for (int i = 0; i < SLOTS; i += EACH) OK(galloc_free(p[z][i], s));
+    for (int g = 0; g < GRAPHS; g++) OK(cudaGraphDestroy(graphs[g]));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 /* A few sizes on three streams at random: the ledger finds any race. */
 TEST(streams_at_random)
 {
