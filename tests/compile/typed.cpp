@@ -7,6 +7,36 @@ struct particle {
     float x, y, z, mass;
 };
 
+static bool is_of(const void *ptr, galloc_pool *pool, cudaStream_t stream, size_t bytes, size_t room)
+{
+    galloc_pointer info;
+    unsigned long long id = 0;
+    return ptr && cudaStreamGetId(stream, &id) == cudaSuccess && galloc_pointer_info(ptr, &info) == cudaSuccess &&
+           info.pool == pool && info.stream_id == id && info.requested == bytes && (info.room >> 20) == (room >> 20);
+}
+
+/* Each overload hands on what it was given. */
+static bool hands_all_on()
+{
+    const size_t mib = 1 << 20;
+    galloc_pool *pool = nullptr, *own = nullptr;
+    galloc_request request = galloc_request();
+    cudaStream_t s = nullptr;
+    double *p[4] = {nullptr, nullptr, nullptr, nullptr};
+    bool ok = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess;
+    ok = ok && galloc_pool_default(&pool, 0) == cudaSuccess && galloc_pool_create(&own, nullptr) == cudaSuccess;
+    request.bytes = 3000;
+    request.max_bytes = 96 * mib;
+    request.stream = s;
+    request.pool = own;
+    ok = ok && galloc_malloc(&p[0], 2000, s) == cudaSuccess && is_of(p[0], pool, s, 2000, 2048);
+    ok = ok && galloc_alloc(&p[1], &request) == cudaSuccess && is_of(p[1], own, s, 3000, 96 * mib);
+    ok = ok && galloc_pool_malloc(own, &p[2], 4000, s) == cudaSuccess && is_of(p[2], own, s, 4000, 4096);
+    ok = ok && galloc_malloc_growable(&p[3], 5000, 64 * mib, s) == cudaSuccess && is_of(p[3], pool, s, 5000, 64 * mib);
+    for (int i = 0; i < 4; i++) ok = ok && galloc_free(p[i], s) == cudaSuccess;
+    return ok && galloc_pool_destroy(own) == cudaSuccess && cudaStreamDestroy(s) == cudaSuccess;
+}
+
 int use_from_cpp()
 {
     float *f = nullptr;
@@ -17,7 +47,7 @@ int use_from_cpp()
     galloc_pool *pool = nullptr;
     galloc_request request = galloc_request();
     request.bytes = 64 * sizeof(particle);
-    bool ok = galloc_pool_default(&pool, 0) == cudaSuccess;
+    bool ok = hands_all_on() && galloc_pool_default(&pool, 0) == cudaSuccess;
     ok = ok && galloc_malloc(&f, 100 * sizeof(float), 0) == cudaSuccess && f;
     ok = ok && galloc_alloc(&p, &request) == cudaSuccess && p;
     ok = ok && galloc_malloc(&v, 100, 0) == cudaSuccess && v;
