@@ -1611,6 +1611,126 @@ TEST(the_default_streams_by_handle_and_by_zero_are_the_same)
     finish();
 }
 
+/* ---- files for per-thread default streams ------------------------------------------------------------------------ */
+
+/* galloc.h declares these to such files, under the names without _ptsz; in them stream 0 is the per-thread one. */
+cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
+cudaError_t galloc_malloc_growable_ptsz(void **ptr, size_t bytes, size_t max_bytes, cudaStream_t stream);
+cudaError_t galloc_free_ptsz(void *ptr, cudaStream_t stream);
+cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n);
+cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request);
+cudaError_t galloc_pool_malloc_ptsz(galloc_pool *pool, void **ptr, size_t bytes, cudaStream_t stream);
+cudaError_t galloc_record_stream_ptsz(void *ptr, cudaStream_t stream);
+cudaError_t galloc_stream_retire_ptsz(cudaStream_t stream);
+cudaError_t galloc_resize_ptsz(void *ptr, size_t bytes, cudaStream_t stream);
+cudaError_t galloc_graph_begin_ptsz(galloc_graph **graph, galloc_pool *pool, cudaStream_t stream);
+cudaError_t galloc_graph_release_ptsz(galloc_graph *graph, cudaStream_t stream);
+
+static galloc_pool *pool_without_reuse(void)
+{
+    galloc_config config = galloc_config_default();
+    config.reuse = 0;
+    return pool_new(&config);
+}
+
+static galloc_stream_stats per_thread_stats(galloc_pool *pool)
+{
+    galloc_stream_stats streams[8], none = {0};
+    int n = 0, i = 0;
+    OK(galloc_pool_streams(pool, streams, 8, &n));
+    while (i < n && streams[i].stream_id != stream_id(cudaStreamPerThread)) i++;
+    return i < n ? streams[i] : none;
+}
+
+TEST(stream_0_allocates_on_the_per_thread_stream_where_that_is_meant)
+{
+    begin_still();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_request request = {0};
+    void *p[5] = {NULL};
+    OK(galloc_malloc_ptsz(&p[0], MIB(2), 0));
+    OK(galloc_malloc_growable_ptsz(&p[1], MIB(2), MIB(64), 0));
+    request.bytes = MIB(2);
+    OK(galloc_alloc_ptsz(&p[2], &request));
+    request.pool = pool;
+    OK(galloc_alloc_ptsz(&p[3], &request));
+    OK(galloc_pool_malloc_ptsz(pool, &p[4], MIB(2), 0));
+    EXPECT(info_of(p[1]).room >= MIB(64));
+    for (int i = 0; i < 5; i++) {
+        EXPECT_EQ(info_of(p[i]).stream_id, stream_id(cudaStreamPerThread));
+        EXPECT_EQ(info_of(p[i]).pool == pool, i > 2);
+        OK(galloc_free_ptsz(p[i], 0));
+    }
+    EXPECT(per_thread_stats(pool).unmarked > 0);
+    OK(galloc_stream_retire_ptsz(0)); /* its event covers the frees */
+    EXPECT_EQ(per_thread_stats(pool).unmarked, 0);
+    pool_end(pool);
+    finish();
+}
+
+/* What the per-thread stream has freed is its own again at once; memory of another stream would not be. */
+TEST(stream_0_frees_on_the_per_thread_stream_where_that_is_meant)
+{
+    enum { FREE, FREE_AFTER, SHRINK, RECORD, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        begin_still();
+        galloc_pool *pool = pool_without_reuse();
+        cudaStream_t here = cudaStreamPerThread, other = stream_new(), zero = 0;
+        come_into_play(pool, other);
+        come_into_play(pool, 0);
+        char *p = get_used(pool, MIB(8), way == RECORD ? other : here, 1), *q;
+        size_t bytes = way == SHRINK ? MIB(4) : MIB(8);
+        switch (way) {
+        case FREE: OK(galloc_free_ptsz(p, 0)); break;
+        case FREE_AFTER: OK(galloc_free_after_ptsz(p, &zero, 1)); break;
+        case SHRINK: OK(galloc_resize_ptsz(p, MIB(4), 0)); break;
+        default:
+            order(other, here);
+            look(here, p, MIB(8), 1);
+            OK(galloc_record_stream_ptsz(p, 0));
+            OK(galloc_free(p, other));
+        }
+        if (way == RECORD) EXPECT_EQ(per_thread_stats(pool).stranded, MIB(8));
+        q = get_used(pool, bytes, way == RECORD ? other : here, 2);
+        EXPECT_EQ(q == p + MIB(8) - bytes, way != RECORD);
+        OK(galloc_free(q, way == RECORD ? other : here));
+        if (way == SHRINK) OK(galloc_free(p, here));
+        pool_end(pool);
+        stream_end(other);
+        finish();
+    }
+}
+
+/* The graphs of a group that begins and ends there share memory, which is the per-thread stream's at once afterwards. */
+TEST(stream_0_is_the_per_thread_one_of_a_group_where_that_is_meant)
+{
+    begin_still();
+    galloc_pool *pool = pool_without_reuse();
+    galloc_graph *group = NULL;
+    cudaStream_t here = cudaStreamPerThread, other = stream_new();
+    cudaGraph_t graph[2];
+    void *p[2], *q;
+    come_into_play(pool, other);
+    come_into_play(pool, 0);
+    OK(galloc_graph_begin_ptsz(&group, pool, 0));
+    for (int i = 0; i < 2; i++) {
+        OK(cudaStreamBeginCapture(here, cudaStreamCaptureModeRelaxed));
+        p[i] = get_used(pool, MIB(32), here, 1);
+        OK(galloc_free(p[i], here));
+        OK(cudaStreamEndCapture(here, &graph[i]));
+    }
+    EXPECT(p[1] == p[0]);
+    OK(galloc_graph_end(group));
+    OK(galloc_graph_release_ptsz(group, 0));
+    q = get_used(pool, MIB(32), here, 2);
+    EXPECT(q == p[0]);
+    OK(galloc_free(q, here));
+    for (int i = 0; i < 2; i++) OK(cudaGraphDestroy(graph[i]));
+    pool_end(pool);
+    stream_end(other);
+    finish();
+}
+
 /* ---- other devices ----------------------------------------------------------------------------------------------- */
 
 TEST(streams_of_other_devices_are_kept_apart)
