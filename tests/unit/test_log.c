@@ -207,6 +207,27 @@ TEST(a_limit_that_only_the_size_of_pages_defeats_says_so)
     finish();
 }
 
+/* What has no pages is not refused for the sake of one: each allocation there is one of the driver's. */
+TEST(a_limit_names_no_pages_where_there_are_none)
+{
+    static const char *const backends[] = {"backend:cudaMalloc,memory_limit:3M",
+                                           "backend:cudaMallocAsync,memory_limit:3M"};
+    begin();
+    for (int i = 0; i < 2; i++) {
+        galloc_config config = galloc_config_default();
+        galloc_request request = {0};
+        void *p = NULL;
+        OK(galloc_config_parse(&config, backends[i], NULL, 0));
+        request.pool = pool_new(&config);
+        request.bytes = KIB(2500);
+        request.alignment = MIB(2); /* for which more is asked of the driver than the limit has */
+        EXPECT_EQ(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+        EXPECT(says("the pool's memory_limit is 3145728") && !strstr(galloc_last_message(), "pages have"));
+        pool_end(request.pool);
+    }
+    finish();
+}
+
 /* ---- how much is logged ------------------------------------------------------------------------------------------ */
 
 TEST(the_level_of_the_log_is_that_of_the_variable)

@@ -1701,7 +1701,7 @@ TEST(stream_0_frees_on_the_per_thread_stream_where_that_is_meant)
     }
 }
 
-/* The graphs of a group that begins and ends there share memory, which is the per-thread stream's at once afterwards. */
+/* Graphs of a group that begins and ends there share memory, which is the per-thread stream's at once afterwards. */
 TEST(stream_0_is_the_per_thread_one_of_a_group_where_that_is_meant)
 {
     begin_still();
