@@ -1191,6 +1191,61 @@ TEST(a_lost_block_of_the_drivers_is_not_freed_there)
     finish();
 }
 
+/* Launches of a graph that is gone may still run there: a trim that cannot wait for them says so, and does not leave
+   their memory as though there were none. */
+TEST(a_trim_tells_that_a_context_with_launches_does_not_answer)
+{
+    int failed = 0;
+    for (int nth = 1; nth <= 12; nth++) {
+        begin_devices(1, SIM_PACE_STILL);
+        CUcontext own = primary(0), other = context_new(0);
+        galloc_pool *pool = pool_of("", 0);
+        cudaStream_t s = stream_in(other), t = stream_in(other);
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t instance = NULL;
+        enter(other);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(32), s, 1);
+        OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&instance, graph, 0));
+        OK(cudaGraphLaunch(instance, t));
+        OK(cudaGraphExecDestroy(instance));
+        OK(cudaGraphDestroy(graph));
+        enter(own);
+        sim_fail("cuCtxGetId", nth, 0, 999);
+        cudaError_t error = galloc_pool_trim(pool, 0, NULL);
+        sim_fail_clear();
+        failed += error != cudaSuccess;
+        EXPECT(error || !stats_of(pool).reserved.current);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        pool_end(pool);
+        finish();
+    }
+    EXPECT(failed > 0);
+}
+
+/* The end of a pool frees its pinned memory, or fails and leaves that to the next attempt. */
+TEST(pinned_memory_is_not_lost_to_a_context_that_does_not_answer)
+{
+    int failed = 0;
+    for (int nth = 1; nth <= 12; nth++) {
+        begin_devices(1, SIM_PACE_PROMPT);
+        galloc_pool *pool = pool_of("debug:guards", 0);
+        pairs(pool, KIB(4), stream_new(), 1);
+        EXPECT(sim_calls("cuMemHostAlloc") > 0);
+        sim_fail("cuCtxGetId", nth, 0, 999);
+        cudaError_t error = galloc_pool_destroy(pool);
+        sim_fail_clear();
+        failed += error != cudaSuccess;
+        if (error) pool_end(pool);
+        EXPECT_EQ(sim_calls("cuMemFreeHost"), sim_calls("cuMemHostAlloc"));
+        finish();
+    }
+    EXPECT(failed > 0);
+}
+
 /* What a wait could not give back goes with its context. Its address is not the pool's to free afterwards. */
 TEST(pinned_memory_of_a_context_that_was_reset_is_not_given_back)
 {
