@@ -436,12 +436,28 @@ TEST(errors)
     no_findings();
 }
 
-/* galloc_shutdown fails while the pools of cudaMalloc exist, and ends default pools. cudaMalloc goes on. */
+/* What the legacy stream has freed may still be in use there: no cudaMalloc gives it to other streams. */
+static void memory_is_for_all(void)
+{
+    void *p = alloc(MIB(8));
+    put(0, p, MIB(8), 1);
+    OK(cudaFreeAsync(p, 0));
+    cudaStream_t other = stream_new();
+    void *q = alloc(MIB(8));
+    put(other, q, MIB(8), 2);
+    OK(cudaFree(q));
+    stream_end(other);
+    no_findings();
+}
+
+/* galloc_shutdown fails while the pools of cudaMalloc exist, and ends default pools. cudaMalloc goes on, and its memory
+   is for every stream as before. */
 TEST(shutdowns_that_fail_leave_cudamalloc)
 {
     start();
     for (int i = 0; i < 40; i++) {
         OK(cudaFree(alloc(MIB(1))));
+        memory_is_for_all();
         EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
     }
     no_findings();
