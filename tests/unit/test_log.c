@@ -133,6 +133,23 @@ TEST(a_long_message_keeps_its_beginning_and_its_end)
     finish();
 }
 
+/* A message that fills its place already gives way to the function's name, and goes no further. */
+TEST(the_longest_message_keeps_its_function_and_its_place)
+{
+    char path[2000];
+    void *p = NULL;
+    begin();
+    for (size_t length = 400; length < sizeof path; length += length < 700 ? 1 : 99) {
+        memset(path, 'x', length); /* no file has a name as long */
+        path[length] = 0;
+        EXPECT(galloc_snapshot_save(NULL, path) != cudaSuccess);
+        if (!EXPECT(begins("galloc_snapshot_save") && strlen(galloc_last_message()) < inside_message_size())) break;
+    }
+    OK(galloc_malloc(&p, KIB(4), 0));
+    OK(galloc_free(p, 0));
+    finish();
+}
+
 TEST(a_config_of_zeros_is_told_where_to_begin)
 {
     galloc_config zeros, half = {0}, wrong = galloc_config_default();
