@@ -150,6 +150,35 @@ TEST(the_longest_message_keeps_its_function_and_its_place)
     finish();
 }
 
+/* A call that fails tells why, whatever fails of what it does besides: after some events it asks how far they are. */
+TEST(what_a_call_does_besides_is_not_why_it_fails)
+{
+    static const char *const functions[] = {"cuCtxGetId", "cuEventQuery"};
+    for (int i = 0; i < 2; i++) {
+        long failed = 0;
+        begin_still();
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        char *p = get(pool, MIB(8), s), *q = get(pool, KIB(4), t);
+        for (int n = 0; n < 300; n++) {
+            OK(galloc_free(get_used(pool, KIB(4), s, 1), s));
+            inside_ask_for_event(pool, stream_id(s));
+            sim_fail(functions[i], 1, 1, cudaErrorUnknown);
+            EXPECT_EQ(galloc_resize(p + 512, KIB(4), s), cudaErrorInvalidDevicePointer);
+            EXPECT(begins("galloc_resize") && !strstr(galloc_last_message(), "unknown error"));
+            failed += sim_failed();
+            sim_fail_clear();
+        }
+        EXPECT(failed > 0);
+        OK(galloc_free(p, s));
+        OK(galloc_free(q, t));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 TEST(a_config_of_zeros_is_told_where_to_begin)
 {
     galloc_config zeros, half = {0}, wrong = galloc_config_default();
@@ -446,6 +475,34 @@ static void *fail_often(void *unused)
     (void)unused;
     free_foreign(2000);
     return NULL;
+}
+
+static int log_is_set;
+
+static void *set_the_log(void *h)
+{
+    galloc_set_log(hear, h);
+    __atomic_store_n(&log_is_set, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* A thread that logs takes the function and its argument together: nobody sets them in between. */
+TEST(the_function_and_its_argument_are_set_together)
+{
+    static heard h;
+    pthread_t thread;
+    begin_logging(NULL);
+    __atomic_store_n(&log_is_set, 0, __ATOMIC_RELEASE);
+    inside_hold_log(1);
+    EXPECT_EQ(pthread_create(&thread, NULL, set_the_log, &h), 0);
+    for (int i = 0; i < 100 && !__atomic_load_n(&log_is_set, __ATOMIC_ACQUIRE); i++) usleep(1000);
+    EXPECT_EQ(__atomic_load_n(&log_is_set, __ATOMIC_ACQUIRE), 0);
+    inside_hold_log(0);
+    pthread_join(thread, NULL);
+    free_foreign(1);
+    EXPECT_EQ(h.lines[GALLOC_LOG_ERROR], 1);
+    galloc_set_log(NULL, NULL);
+    finish_logging();
 }
 
 TEST(threads_fail_while_the_function_is_set)
