@@ -2315,4 +2315,56 @@ TEST(a_room_is_whole_although_another_thread_allocates_in_on_map)
     finish();
 }
 
+/* ---- what comes behind a block while it waits for memory --------------------------------------------------------- */
+
+typedef struct interloper {
+    galloc_pool *pool;
+    cudaStream_t t;
+    char *place; /* the free memory behind the block that grows */
+    int came;
+} interloper;
+
+/* While another pool gives pages away: what was free behind the block is used by stream t, and free again. */
+static void use_what_is_behind(galloc_pool *giver, void *addr, size_t bytes, void *user)
+{
+    interloper *i = user;
+    (void)giver;
+    (void)addr;
+    (void)bytes;
+    if (i->came++) return;
+    void *x = get_used(i->pool, MIB(1), i->t, 5);
+    EXPECT(x == i->place);
+    OK(galloc_free(x, i->t));
+}
+
+/* A growth that lacks memory says so, also when another stream has come in its way meanwhile. */
+TEST(a_growth_without_memory_is_out_of_memory_whoever_came_behind_it)
+{
+    begin_still();
+    galloc_config config = galloc_config_default();
+    config.device_limit = 4 * PAGE;
+    config.stats_exact = 1; /* no stream cache */
+    galloc_pool *pool = pool_new(&config), *other = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_report report;
+    char *p = get(pool, MIB(3), s);
+    interloper i = {pool, t, p + MIB(3), 0};
+    galloc_callbacks calls = {NULL, NULL, NULL, use_what_is_behind, &i};
+    OK(galloc_pool_reserve(other, 2 * PAGE));
+    OK(galloc_pool_set_callbacks(other, &calls));
+    sim_fail("cuMemCreate", 1, 1, cudaErrorMemoryAllocation); /* others have what is given away first */
+    EXPECT_EQ(galloc_resize(p, 4 * PAGE, s), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    EXPECT(i.came > 0);
+    OK(galloc_oom_report(&report));
+    OK(galloc_free(p, s));
+    OK(galloc_pool_set_callbacks(other, NULL));
+    sim_run(-1);
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()
