@@ -269,7 +269,7 @@
   >>behind        what a growing block can grow into        >>waits         waits queued between streams
   >>planner       where pages move                          >>supply        carry a plan out; create pages
   >>ladder        steps when memory runs out                >>devicewait    wait for devices and contexts
-  >>borrow        idle memory of other pools                >>outofmemory   the report of a refused request
+  >>borrow        idle memory of other pools; gai_ladder    >>outofmemory   the report of a refused request
   >>job           one request from search to answer         >>alloc         allocation
   >>free          galloc_free                               >>several       frees after several streams
   >>resize        galloc_resize                             >>graphs        groups of graphs
@@ -3166,7 +3166,7 @@ struct gai_ladder_step;
 typedef struct gai_variant {
     uint64_t route;  /* GAI_ROUTE_...: requests do not take the short path of a miss */
     int no_caches;   /* its streams have no caches */
-    int no_marks;    /* a free records no event unless a call has asked for one */
+    int no_events;   /* a free records no event unless a call has asked for one */
     int low;         /* long-lived blocks are placed at the low end, too */
     int one_each;    /* each block is one allocation of the driver, and goes back to it once its work is done. So each
                         free records an event, requests are not rounded, and no free memory is searched */
@@ -6996,24 +6996,24 @@ static uint64_t gai_predictor_note(gai_predictor *predictor, uint64_t key)
 /* Mixes a number into a key. */
 static uint64_t gai_key_mix(uint64_t key, uint64_t number) { return (key + number) * 0x9e3779b97f4a7c15u; }
 
-/* The event predictor skips marks that will be useless. Most are: when a call queries the event, a later one is
-   complete as well. A program that repeats itself repeats its occasions for marks, so an occasion that was useless
-   last time gets no mark. After a deviation from the expected sequence, or with too much memory unmarked, no mark is
-   skipped. */
-#define GAI_MARK_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
-#define GAI_SKIPPED_PART 2  /* 1/2 of the heap may be freed with marks skipped, over all streams */
+/* The event predictor skips events that will be useless. Most are: when a call queries the event, a later one is
+   complete as well. A program that repeats itself repeats its occasions for events, so an occasion that was useless
+   last time gets no event. After a deviation from the expected sequence, or with too much freed memory that no event
+   covers, no event is skipped. */
+#define GAI_EVENT_PREDICTOR_TRUST 64 /* occasions in a row that came as expected */
+#define GAI_SKIPPED_PART 2  /* 1/2 of the heap may be freed with events skipped, over all streams */
 
-/* Bytes freed since the last event: not marked yet, or with marks skipped. */
+/* Bytes freed since the last event: with none so far, or with events skipped. */
 static size_t gai_stream_unmarked(const gai_stream *stream) { return stream->unmarked + stream->skipped; }
 
-/* A stream without marks requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
-   every mark counts. */
-static int gai_pool_needs_marks(const galloc_pool *pool)
+/* A stream without events requires a wait for the device. A capture or a wait_limit_ms may forbid that wait, so then
+   every event counts. */
+static int gai_pool_needs_events(const galloc_pool *pool)
 {
     return pool->captures || pool->config.wait_limit_ms != UINT64_MAX;
 }
 
-/* A mark is due: does the predictor skip it? [lock] */
+/* An event is due: does the predictor skip it? [lock] */
 GAI_APART
 static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
 {
@@ -7027,8 +7027,8 @@ static int gai_stream_skips(galloc_pool *pool, gai_stream *stream)
     pool->looks = 0;
     stream->occasion = predictor->noted;
     *useless = 0;
-    if (!before || predictor->agreed < GAI_MARK_PREDICTOR_TRUST || !pool->useless[before % GAI_EVENT_KEYS]) return 0;
-    if (gai_stream_unmarked(stream) > most || gai_pool_needs_marks(pool)) return 0;
+    if (!before || predictor->agreed < GAI_EVENT_PREDICTOR_TRUST || !pool->useless[before % GAI_EVENT_KEYS]) return 0;
+    if (gai_stream_unmarked(stream) > most || gai_pool_needs_events(pool)) return 0;
     *useless = 1;
     stream->skipped += stream->unmarked;
     stream->unmarked = 0;
@@ -7049,7 +7049,7 @@ static int gai_stream_wants_event(galloc_pool *pool, gai_stream *stream, const g
 {
     if (site->capture_forbids || stream->retired) return 0;
     if ((stream->asked || pool->variant.one_each) && gai_stream_unmarked(stream)) return 1;
-    if (pool->variant.no_marks) return 0;
+    if (pool->variant.no_events) return 0;
     if (gai_pool_has_one_stream(pool) || (stream->handle == CU_STREAM_LEGACY && !stream->wanted)) return 0;
     return stream->unmarked && gai_stream_is_ripe(pool, stream) && !gai_stream_skips(pool, stream);
 }
@@ -11880,6 +11880,7 @@ static const char *gai_job_why_no_wait(const gai_job *job)
 {
     if (!(job->pool->config.reuse & GALLOC_REUSE_WAIT)) return "reuse:wait is off";
     if (gai_job_is_captured(job)) return "the stream is captured";
+    if (job->pool->variant.one_each) return "each block is the driver's, which decides who gets freed memory";
     return job->params.stream ? "the legacy stream is never made to wait" : "no stream asks";
 }
 
@@ -12340,25 +12341,25 @@ typedef struct gai_ladder_step {
     int (*take)(gai_job *);
 } gai_ladder_step;
 
-/* The steps in order; ON RUNNING OUT has them under its numbers 1 to 6. A step that makes memory usable searches for it
-   itself, because another thread may take it before the next step. A step that creates or moves pages takes its block
-   from them. gai_step_collect and gai_step_addresses make nothing usable. */
+/* The steps in order, with their numbers in ON RUNNING OUT. A step that makes memory usable searches for it itself,
+   because another thread may take it before the next step. A step that creates or moves pages takes its block from
+   them. gai_step_collect and gai_step_addresses make nothing usable. */
 static const gai_ladder_step gai_ladder[GALLOC_REPORT_STEPS] = {
-    {"use memory freed earlier in the capture", 1, gai_step_follow},
-    {"use memory whose work is complete", 1, gai_step_poll},
-    {"collect idle memory", 0, gai_step_collect},
-    {"move or create pages within overhead", 1, gai_step_supply_within},
-    {"use parts of parked pages", 1, gai_step_unpark},
-    {"make the stream wait, in a large pool", 0, gai_step_wait_early},
-    {"find addresses behind the block", 1, gai_step_addresses},
-    {"create pages up to the limit", 1, gai_step_supply},
-    {"return free pages and create others", 0, gai_step_recycle},
-    {"use idle memory of other pools", 0, gai_step_borrow},
-    {"make the stream wait", 0, gai_step_wait},
-    {"wait on the host for events", 0, gai_step_wait_host},
-    {"wait for the device", 0, gai_step_wait_device},
-    {"return free pages again", 0, gai_step_recycle},
-    {"use idle memory of other pools, with a wait", 0, gai_step_borrow_last},
+    /* 1 */ {"use memory freed earlier in the capture", 1, gai_step_follow},
+    /* 1 */ {"use memory whose work is complete", 1, gai_step_poll},
+    /* 1 */ {"collect idle memory", 0, gai_step_collect},
+    /* 2 */ {"move or create pages within overhead", 1, gai_step_supply_within},
+    /* 2 */ {"use parts of parked pages", 1, gai_step_unpark},
+    /* 3 */ {"make the stream wait, in a large pool", 0, gai_step_wait_early},
+    /* 4 */ {"find addresses behind the block", 1, gai_step_addresses},
+    /* 4 */ {"create pages up to the limit", 1, gai_step_supply},
+    /* 4 */ {"return free pages and create others", 0, gai_step_recycle},
+    /* 4 */ {"use idle memory of other pools", 0, gai_step_borrow},
+    /* 5 */ {"make the stream wait", 0, gai_step_wait},
+    /* 6 */ {"wait on the host for events", 0, gai_step_wait_host},
+    /* 6 */ {"wait for the device", 0, gai_step_wait_device},
+    /* 6 */ {"return free pages again", 0, gai_step_recycle},
+    /* 6 */ {"use idle memory of other pools, with a wait", 0, gai_step_borrow_last},
 };
 
 /* ==== OUT OF MEMORY =============================================================================================== */
@@ -14053,6 +14054,7 @@ typedef struct gai_key {
      gai_keys             a row here (at most 64, the bits of gai_seen): parsing, printing, the check of the
                           range and snapshots follow from it. A size that may be absent:
                           {"foo", GAI_BYTES, GAI_MEMBER(foo), "none", SIZE_MAX, 0, SIZE_MAX, GAI_BYTES_LIKE ", or none"}
+                          A number: {"foo", GAI_NUMBER, GAI_MEMBER64(foo), "", 0, 0, 100, "a number from 0 to 100"}
      gai_config_default   the default, unless it is 0; gai_config_like, if like:pytorch has another
      gai_key_is_right, gai_config_misfit, if a range does not describe the values, or another setting bounds them; then
                           also gai_say_misfit and gai_parse, which name the setting that bounds
@@ -14060,7 +14062,7 @@ typedef struct gai_key {
                           circumstance also gai_config_circumstances
      gai_pool_read_config, if the value in effect can differ from the one given
      galloc_config_parse  the comment, if the form of its values is new
-     docs/settings.md, and tests/test_config.c
+     the manual above, if users should know of it; docs/settings.md; tests/unit/test_config.c
    Code reads it as pool->config.foo, without a lock, since it does not change while the pool exists. */
 static const gai_key gai_keys[] = {
     {"like", GAI_WORDS, GAI_MEMBER(like), "galloc|pytorch", 0, 0, 1, "galloc or pytorch"},
@@ -16684,7 +16686,7 @@ static void gai_variant_torch(gai_variant *variant)
 {
     variant->route = GAI_ROUTE_LONG;
     variant->no_caches = 1;
-    variant->no_marks = 1; /* no other stream uses memory of a block pool */
+    variant->no_events = 1; /* no other stream uses memory of a block pool */
     variant->low = 1;      /* PyTorch always takes the low end of a free block */
     variant->ladder = gai_torch_ladder;
     variant->file = gai_block_file_block_pool;
@@ -16713,6 +16715,7 @@ static void gai_variant_torch(gai_variant *variant)
 
    To add a backend:
      GALLOC_BACKEND_...   its number; gai_keys: its word, the highest number, the valid values; gai_left_out: a row
+     GALLOC_DRIVER_CALLS and the functions in >>cuda: what it calls of the driver
      gai_config_circumstances and the rules of gai_config_say_idle: the settings that it ignores
      gai_variant_...      here: a function that fills its table, mostly on top of gai_variant_cuda_malloc;
                           gai_variant_choose calls it
@@ -16720,7 +16723,9 @@ static void gai_variant_torch(gai_variant *variant)
      gai_job_supply_given, gai_pool_close   name the driver's function for messages
      lost_on_reset        (gai_pool_begin_variant) says that the memory goes with the context; is that so?
      variant.freed, .alloc, .refresh   are also read as "is cudaMallocAsync": look at their uses
+     gai_pool_lose_context, if it has a handle that ends with the context
      ON BACKENDS, galloc_config.backend, docs/settings.md, tests
+   Marks, search, the ladder and the free stay as they are. Another source of pages has no hook: see gai_mapping_do.
    variant.alloc runs under `paging`. If it calls the program it must release that first, as gai_pool_tell_all does. */
 
 #if !defined(GALLOC_NO_BACKENDS)
@@ -17621,7 +17626,7 @@ static CUresult gai_pool_begin_variant(galloc_pool *pool)
     pool->special |= pool->tool ? GAI_ROUTE_TOOL : 0;
     gai_pool_route_history(pool);
     pool->mixed.counted = pool->variant.unfiled != NULL;
-    if (pool->variant.no_marks) pool->config.reuse = 0; /* it has no effect, and galloc_pool_config says so */
+    if (pool->variant.no_events) pool->config.reuse = 0; /* it has no effect, and galloc_pool_config says so */
     gai_lock_off(&pool->lock);
     return result;
 }

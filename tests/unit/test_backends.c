@@ -1208,4 +1208,30 @@ TEST(a_free_in_another_capture_is_no_node_there)
     finish();
 }
 
+/* The report says why a step was left out: the driver gives out freed memory, not galloc. */
+TEST(the_report_says_that_the_driver_decides_who_gets_memory)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    galloc_report report;
+    int found = 0;
+    OK(galloc_config_parse(&config, "backend:cudaMalloc,memory_limit:4M,log:off", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get(pool, MIB(3), s), *q = NULL;
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(3), t), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    for (int i = 0; i < GALLOC_REPORT_STEPS; i++)
+        if (report.steps[i].left_out) {
+            EXPECT(!strstr(report.steps[i].left_out, "legacy"));
+            found += strstr(report.steps[i].left_out, "the driver's") != NULL;
+        }
+    EXPECT(found > 0);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()

@@ -565,4 +565,22 @@ TEST(a_note_does_not_hide_an_error)
     finish();
 }
 
+/* A note goes to the log only: no call has failed. */
+TEST(a_note_is_not_the_last_message)
+{
+    begin();
+    char before[600];
+    void *p = NULL;
+    setenv("GALLOC_CONF", "history_stacks:4", 1);
+    snprintf(before, sizeof before, "%s", galloc_last_message());
+    log_text[0] = 0;
+    OK(galloc_malloc(&p, 4096, 0));
+    EXPECT(strstr(log_text, "history_stacks"));
+    EXPECT(!strcmp(before, galloc_last_message()));
+    OK(galloc_free(p, 0));
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    finish();
+}
+
 TEST_MAIN()
