@@ -1730,4 +1730,48 @@ TEST(a_pool_with_a_quarantine_ends_though_on_unmap_frees)
     finish();
 }
 
+/* The guard behind a block comes on top of the bytes that its room is for. */
+TEST(a_guarded_block_grows_to_all_of_its_room)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_debug(GUARDS);
+    galloc_request request = {0};
+    void *p[8];
+    request.bytes = MIB(2) - 4096;
+    request.max_bytes = MIB(10);
+    request.pool = pool;
+    request.stream = s;
+    for (int i = 0; i < 8; i++) OK(galloc_alloc(&p[i], &request));
+    for (int i = 0; i < 8; i++) OK(galloc_resize(p[i], MIB(10), s));
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* galloc_pool_sync_point never waits, not for blocks in the quarantine either. */
+TEST(a_sync_point_does_not_wait_for_the_quarantine)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    size_t released;
+    OK(galloc_config_parse(&config, "debug:quarantine,release_threshold:0", NULL, 0));
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, MIB(4), s), *q = get(pool, KIB(4), t);
+    put(s, p, MIB(4), 1);
+    OK(galloc_free(p, s));
+    put(t, q, KIB(4), 1);
+    long waits = sim_blocking_calls();
+    OK(galloc_pool_sync_point(pool, &released));
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    EXPECT(!sim_stream_done(t));
+    OK(galloc_free(q, t));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()

@@ -2224,4 +2224,78 @@ TEST(pages_are_created_beside_what_a_wait_has_freed)
     finish();
 }
 
+static galloc_pool *small_pool;
+static int shortages;
+
+static int counts_shortages(const galloc_report *report, void *user)
+{
+    (void)report, (void)user;
+    shortages++;
+    return 0;
+}
+
+static void runs_out_elsewhere(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    void *p;
+    (void)pool, (void)addr, (void)bytes, (void)user;
+    EXPECT_EQ(galloc_pool_malloc(small_pool, &p, MIB(64), 0), cudaErrorMemoryAllocation);
+}
+
+/* A callback is not called within another one: running out in on_map calls no on_oom, of another pool neither. */
+TEST(on_oom_is_not_called_within_on_map)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_callbacks callbacks = {0};
+    small_pool = pool_limited(MIB(64));
+    void *held = get(small_pool, MIB(32), s);
+    callbacks.on_oom = counts_shortages;
+    OK(galloc_pool_set_callbacks(small_pool, &callbacks));
+    galloc_pool *pool = pool_new(NULL);
+    callbacks.on_oom = NULL;
+    callbacks.on_map = runs_out_elsewhere;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    shortages = 0;
+    void *p = get(pool, MIB(4), s);
+    EXPECT_EQ(shortages, 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(held, s));
+    pool_end(pool);
+    pool_end(small_pool);
+    stream_end(s);
+    finish();
+}
+
+static int lowers_the_limit(const galloc_report *report, void *user)
+{
+    (void)report;
+    OK(galloc_pool_set_limit((galloc_pool *)user, MIB(32)));
+    return 1;
+}
+
+/* The cause is that of the last attempt. The driver refused the first one, the limit the second one. */
+TEST(the_cause_is_that_of_the_last_attempt)
+{
+    sim_options options = sim_defaults();
+    options.memory = MIB(128);
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_callbacks callbacks = {0};
+    galloc_report report;
+    void *outside = NULL, *p = NULL;
+    OK(cudaMalloc(&outside, MIB(64)));
+    galloc_pool *pool = pool_new(NULL);
+    callbacks.on_oom = lowers_the_limit;
+    callbacks.user = pool;
+    OK(galloc_pool_set_callbacks(pool, &callbacks));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(80), s), cudaErrorMemoryAllocation);
+    OK(galloc_oom_report(&report));
+    EXPECT(strstr(report.cause, "limit"));
+    EXPECT(!strstr(report.cause, "cuMemCreate"));
+    OK(cudaFree(outside));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

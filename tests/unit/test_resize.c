@@ -2367,4 +2367,34 @@ TEST(a_growth_without_memory_is_out_of_memory_whoever_came_behind_it)
     finish();
 }
 
+/* Aligned blocks with room that come again find their places, and the pages that are parked there. */
+TEST(aligned_rooms_find_their_places_again)
+{
+    sim_options options = sim_defaults();
+    options.memory = GIB(8);
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_request request = {0};
+    void *p[4], *before[4] = {NULL, NULL, NULL, NULL};
+    request.bytes = MIB(6);
+    request.max_bytes = MIB(10);
+    request.alignment = MIB(64);
+    request.pool = pool;
+    request.stream = s;
+    for (int round = 0; round < 6; round++) {
+        for (int i = 0; i < 4; i++) {
+            OK(galloc_alloc(&p[i], &request));
+            if (round) EXPECT(p[i] == before[0] || p[i] == before[1] || p[i] == before[2] || p[i] == before[3]);
+        }
+        memcpy(before, p, sizeof p);
+        for (int i = 0; i < 4; i++) OK(galloc_free(p[i], s));
+    }
+    EXPECT_EQ(stats_of(pool).moves, 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

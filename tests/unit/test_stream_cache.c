@@ -1589,4 +1589,26 @@ TEST(blocks_of_any_number_of_sizes_come_out_of_the_cache)
     finish();
 }
 
+/* A cache holds 1/256 of the device at most, whatever lane_bytes says: the rest is free for other streams. */
+TEST(a_cache_is_bounded_by_the_device)
+{
+    sim_options options = sim_defaults();
+    options.memory = GIB(1);
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    enum { N = 64 };
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = MIB(64);
+    galloc_pool *pool = pool_new(&config);
+    void *p[N];
+    for (int i = 0; i < N; i++) p[i] = get(pool, KIB(512), s);
+    for (int i = 0; i < N; i++) OK(galloc_free(p[i], s));
+    EXPECT(kept_of(pool, s).bytes <= MIB(4));
+    EXPECT(kept_of(pool, s).bytes > 0);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST_MAIN()

@@ -2339,4 +2339,26 @@ TEST(pipelines_have_no_race_under_any_schedule)
         pipeline(test_seed() + seed, (int)(seed % 3) - 1, seed % 5 == 0 ? 20 : 0, seed % 7 != 0, (int)(seed % 8));
 }
 
+/* What a stream keeps from others counts also where it is parked. */
+TEST(parked_pages_count_as_stranded)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_stream_stats streams[4];
+    int n = 0;
+    size_t most = 0;
+    OK(galloc_free(get(pool, KIB(4), t), t));
+    void *p = get(pool, MIB(64), s);
+    put(s, p, MIB(64), 1);
+    OK(galloc_free(p, s)); /* nothing is live */
+    OK(galloc_pool_streams(pool, streams, 4, &n));
+    for (int i = 0; i < n; i++) most = streams[i].stranded > most ? streams[i].stranded : most;
+    EXPECT_EQ(most, MIB(64));
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 TEST_MAIN()
