@@ -1316,7 +1316,8 @@ static CUcontext between_devices(CUDA_MEMCPY3D_PEER *to, const CUDA_MEMCPY3D *fr
     return source == OURS && is_out_of_reach(to->srcContext) ? to->srcContext : NULL;
 }
 
-/* A copy that is captured cannot go between devices. In the context of its memory it is a copy as any other. */
+/* A copy between devices was not seen to work in a capture. In the context of its memory a captured copy is one as any
+   other, unless its sides are on two devices. */
 static CUresult capture_copy(const CUDA_MEMCPY3D *copy, CUcontext context, CUstream stream)
 {
     scope s;
