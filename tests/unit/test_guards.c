@@ -275,6 +275,30 @@ TEST(a_damage_is_logged_and_is_not_the_error_of_a_call)
     finish();
 }
 
+/* A call that fails and finds damage as well logs both, and its message is its own. */
+TEST(a_call_that_fails_and_finds_damage_has_the_message_of_its_error)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.debug = GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 10, s), *most = get(pool, MIB(40), s);
+    write_at(p, 10, 0, 1, s);
+    OK(galloc_free(p, s));
+    OK(cudaDeviceSynchronize());
+    EXPECT_EQ(log_lines, 0);
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(log_lines, 2);
+    EXPECT(strstr(galloc_last_message(), "the program wrote") == NULL);
+    EXPECT(strstr(galloc_last_message(), "out of memory") != NULL);
+    OK(galloc_free(most, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(the_end_of_a_pool_waits_for_its_checks_and_reports_all)
 {
     begin_backed(SIM_PACE_STILL);
