@@ -477,6 +477,30 @@ TEST(files_by_their_names)
     finish();
 }
 
+/* The reason stands there in words, whichever part of the path it is. */
+TEST(paths_that_cannot_be_say_why)
+{
+    static char path[400], name[300];
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX";
+    begin();
+    EXPECT(mkdtemp(folder));
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    snprintf(path, sizeof path, "%s/plain", folder);
+    OK(galloc_snapshot_save(pool, path));
+    snprintf(path, sizeof path, "%s/plain/state.json", folder);
+    EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+    EXPECT(strstr(galloc_last_message(), "cannot be opened: a part of the path is no folder (errno ") != NULL);
+    memset(name, 'n', sizeof name - 1);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+    EXPECT(strstr(galloc_last_message(), "cannot be opened: the name is too long (errno ") != NULL);
+    snprintf(path, sizeof path, "%s/plain", folder);
+    unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    pool_end(pool);
+    finish();
+}
+
 /* Threads, or processes that run out together, may save to one path: no call touches what another one is writing. */
 TEST(a_file_that_another_call_is_writing_is_left_alone)
 {

@@ -637,6 +637,11 @@ TEST(links_pipes_and_folders_stay)
     EXPECT_EQ(rmdir(path), 0);
     snprintf(setting, sizeof setting, "trace:%s/nowhere/log.csv", folder);
     expect_no_log();
+    EXPECT(strstr(log_text, "cannot be opened: no such folder (errno ") != NULL);
+    if (EXPECT((file = fopen(path, "w")) != NULL)) fclose(file);
+    snprintf(setting, sizeof setting, "trace:%s/log.csv", path);
+    expect_no_log();
+    EXPECT(strstr(log_text, "cannot be opened: a part of the path is no folder (errno ") != NULL);
     log_ends();
 }
 
