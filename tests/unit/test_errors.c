@@ -1195,6 +1195,26 @@ static void fail_once_more(void)
     EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
 }
 
+/* The host memory of a wait that was given back at the second try may be the program's by the next wait. */
+TEST(what_was_freed_at_the_second_try_is_not_freed_again)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    sim_fail("cuMemFreeHost", 1, 0, cudaErrorUnknown);
+    for (int round = 0; round < 3; round++) {
+        long made = sim_calls("cuMemHostAlloc"), freed = sim_calls("cuMemFreeHost");
+        OK(galloc_free(get_used(pool, MIB(4), s, 1), s));
+        EXPECT_EQ(galloc_pool_trim(pool, 0, NULL), round ? cudaSuccess : cudaErrorUnknown);
+        made = sim_calls("cuMemHostAlloc") - made;
+        EXPECT(made > 0);
+        EXPECT_EQ(sim_calls("cuMemFreeHost") - freed, made + (round == 1)); /* at the second try */
+    }
+    sim_fail_clear();
+    pool_end(pool);
+    finish();
+}
+
 /* A page is unmapped, and then the driver keeps its memory: the addresses serve the next page. */
 TEST(addresses_of_a_page_that_is_not_released_serve_again)
 {
