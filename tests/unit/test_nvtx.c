@@ -759,6 +759,26 @@ TEST(a_range_of_pages_can_be_a_heap)
     finish_told();
 }
 
+/* The driver does not take memory back at once: its heap has ended by then, and ends once. */
+TEST(memory_that_is_given_back_late_is_told_of_once)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        with_tool();
+        inside_nvtx_fixed = fixed;
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_expandable(1);
+        OK(galloc_free(get(pool, MIB(4), s), s));
+        sim_fail(fixed ? "cuMemFree" : "cuMemAddressFree", 1, 0, cudaErrorUnknown);
+        if (fixed) (void)galloc_pool_trim(pool, 0, NULL);
+        else EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorUnknown);
+        EXPECT_EQ(sim_failed(), 1);
+        sim_fail_clear();
+        if (fixed) OK(galloc_pool_trim(pool, 0, NULL));
+        pool_end(pool);
+        finish_told();
+    }
+}
+
 /* A reset takes the memory: the heaps end, at the latest when the addresses come back. */
 TEST(lost_memory_is_told_of_once)
 {
