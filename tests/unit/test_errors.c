@@ -136,6 +136,31 @@ TEST(room_and_alignment_near_the_end_of_numbers)
     finish();
 }
 
+/* The range of addresses is made for the alignment, of which a device of this size says nothing. */
+TEST(an_alignment_beyond_the_devices_memory)
+{
+    for (int bit = 33; bit <= 42; bit++) {
+        sim_options options = sim_defaults();
+        options.memory = GIB(4);
+        begin_with(options);
+        galloc_pool *first = pool_new(NULL), *pool = pool_new(NULL);
+        galloc_request request = request_of(pool, MIB(1), 0);
+        void *p = NULL;
+        OK(galloc_free(get(first, MIB(1), 0), 0)); /* the device's first addresses fit by chance */
+        OK(galloc_pool_trim(first, 0, NULL));
+        request.alignment = (size_t)1 << bit;
+        request.max_bytes = bit % 2 ? MIB(8) : 0;
+        OK(galloc_alloc(&p, &request));
+        EXPECT_EQ((uintptr_t)p & (request.alignment - 1), 0);
+        put(0, p, MIB(1), 1);
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, 0));
+        pool_end(pool);
+        pool_end(first);
+        finish();
+    }
+}
+
 TEST(wrong_pointers_are_told_apart)
 {
     for (int expandable = 0; expandable < 2; expandable++) {
