@@ -614,6 +614,71 @@ TEST(what_is_no_pool_is_refused)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    long mapped, unmapped, asked, rejected;
+} named;
+
+static void name_mapped(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    EXPECT(addr && bytes && user == &named && pool == named.pool);
+    named.mapped++;
+}
+
+static void name_unmapped(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    EXPECT(addr && bytes && user == &named && pool == named.pool);
+    named.unmapped++;
+}
+
+static int name_asked(const galloc_report *report, void *user)
+{
+    EXPECT(user == &named && report->pool == named.pool);
+    named.asked++;
+    return 0;
+}
+
+static void name_rejected(const galloc_report *report, void *user)
+{
+    EXPECT(user == &named && report->pool == named.pool);
+    named.rejected++;
+}
+
+/* A pool has the host memory of one that ended, and yet its callbacks get the handle that the program has. */
+TEST(callbacks_get_the_handle_of_their_pool)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *former = NULL;
+    void *p = NULL;
+    for (int round = 0; round < 3; round++) {
+        galloc_callbacks calls = {.on_oom = name_asked, .on_reject = name_rejected, .on_map = name_mapped,
+                                  .on_unmap = name_unmapped, .user = &named};
+        galloc_pool *pool = pool_limited(MIB(8));
+        EXPECT(pool != former);
+        memset(&named, 0, sizeof named);
+        named.pool = pool;
+        void *before = get(pool, MIB(2), s);
+        OK(galloc_pool_set_callbacks(pool, &calls));
+        EXPECT(named.mapped > 0); /* of what there was */
+        long mapped = named.mapped;
+        void *q = get(pool, MIB(4), s);
+        EXPECT(named.mapped > mapped);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4), s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(named.asked, 1);
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(9), s), cudaErrorMemoryAllocation);
+        EXPECT_EQ(named.rejected, 1);
+        OK(galloc_free(before, s));
+        OK(galloc_free(q, s));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT(named.unmapped > 0);
+        EXPECT_EQ(named.unmapped, named.mapped);
+        former = pool;
+        pool_end(pool);
+    }
+    finish();
+}
+
 /* What stays for calls that come late does not pile up. */
 TEST(pools_that_come_and_go_leave_no_more_than_they_needed)
 {
