@@ -918,6 +918,30 @@ TEST(legacy_while_a_stream_is_captured)
     finish();
 }
 
+/* Each call takes the pool's lock there, so that all peaks are exact, and the settings in effect say so. */
+TEST(the_counters_of_other_backends_are_exact)
+{
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        begin();
+        galloc_config config = galloc_config_default();
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t s = stream_new();
+        int other = strstr(settings[i], "backend") != NULL;
+        OK(galloc_pool_config(pool, &config));
+        EXPECT_EQ(config.stats_exact, other);
+        EXPECT_EQ(config.backend != 0, other);
+        for (int round = 0; other && round < 3; round++) { /* sizes that a cache would serve */
+            void *p = get(pool, KIB(4), s), *q = get(pool, KIB(4), s);
+            EXPECT_EQ(stats_of(pool).live.peak, KIB(8));
+            OK(galloc_free(p, s));
+            OK(galloc_free(q, s));
+        }
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* What a setting would do that has no effect there is no advice. */
 TEST(advice_leaves_out_what_other_backends_ignore)
 {
