@@ -1051,6 +1051,27 @@ TEST(idle_memory_goes_by_its_age)
     finish();
 }
 
+/* Steady work looks at the clock all the time, and what it does not use goes by its age, soon after that. */
+TEST(idle_memory_goes_beside_steady_small_work)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_collecting(GIB(1), 0, 30000000000);
+    pass_frees(pool, 1, t);
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(cudaDeviceSynchronize());
+    for (int i = 0; i < 3000; i++) { /* 300 s */
+        pass_frees(pool, 4, t);
+        if (i < 290) EXPECT(held(pool) >= MIB(40));
+        if (i > 360) EXPECT(held(pool) <= MIB(10));
+        now_ns += 100000000;
+    }
+    EXPECT(stats_of(pool).collected_bytes >= MIB(38));
+    EXPECT(stats_of(pool).collections <= 8);
+    pool_end(pool);
+    finish();
+}
+
 /* One stream alone records no events, but for a collection. */
 TEST(one_stream_alone_is_collected_too)
 {
