@@ -242,6 +242,27 @@ TEST(threads_bring_new_contexts_at_the_same_time)
     }
 }
 
+/* What is kept of a context serves for a later one once it has ended. */
+TEST(contexts_that_come_and_go_do_not_pile_up)
+{
+    begin_devices(1, SIM_PACE_PROMPT);
+    (void)primary(0);
+    galloc_pool *pool = pool_of("", 0);
+    size_t most = 0;
+    for (int i = 0; i < 600; i++) {
+        CUcontext other = context_new(0);
+        cudaStream_t s = stream_in(other);
+        pairs(pool, KIB(4), s, 1);
+        OK(galloc_stream_retire(s));
+        OK(cuCtxDestroy(other));
+        if (i % 50 == 49) OK(galloc_pool_trim(pool, 0, NULL)); /* waits, so that the streams are forgotten */
+        if (i == 249) most = sim_malloc_live();
+        if (i > 249 && i % 50 == 49) EXPECT(sim_malloc_live() <= most + 8);
+    }
+    pool_end(pool);
+    finish();
+}
+
 /* A known context that does not say whether it lives stays known when the next one is noted. */
 TEST(a_context_that_does_not_answer_stays_known)
 {
