@@ -1057,6 +1057,13 @@ static void addresses_change_hands(const char *loser, const char *gainer, int us
     OK(galloc_free(q, s));
     EXPECT_EQ(stats_of(a).blocks.current, 0);
     EXPECT_EQ(stats_of(a).live.current, 0);
+    EXPECT_EQ(stats_of(a).mallocs, LOST);
+    EXPECT_EQ(stats_of(a).frees, LOST); /* those whose addresses came back too */
+    OK(galloc_pool_trim(a, 0, NULL));
+    expect_healthy(a, 0);
+    EXPECT_EQ(stats_of(a).reserved.current, 0);
+    EXPECT_EQ(stats_of(a).free_bytes, 0);
+    for (int i = 0; i < GALLOC_PAGE_SIZES; i++) EXPECT_EQ(stats_of(a).pages[i].count, 0);
     pool_end(a);
     pool_end(b);
     finish();
