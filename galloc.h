@@ -18128,34 +18128,19 @@ static int gai_pool_has_events_out(galloc_pool *pool)
     return stream != NULL;
 }
 
-/* The copies from a block could not be waited for: waits for the device instead. After a failure the block is in the
-   quarantine again. [paging, lock], lock released meanwhile. */
-static CUresult gai_pool_keep_again(galloc_pool *pool, gai_block *block)
-{
-    uint64_t freed = block->age;
-    CUresult result;
-    gai_lock_off(&pool->lock);
-    result = gai_device_wait(pool);
-    gai_lock_on(&pool->lock);
-    if (result) gai_block_keep(pool, block);
-    if (result) block->age = freed;
-    return result;
-}
-
 /* Checks what is in quarantine, and frees it. Waits for the device, and then for a copy from each block, on the
-   thread's own default stream. Fails if there is no telling when those copies end; they keep their blocks. In the
-   pool's context. [paging] */
-static CUresult gai_pool_end_quarantine(galloc_pool *pool)
+   thread's own default stream. A copy that cannot be waited for is work on an unknown stream. In the pool's context.
+   [paging] */
+static void gai_pool_end_quarantine(galloc_pool *pool)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = CUDA_SUCCESS;
     gai_site site;
     size_t n;
     int may;
     gai_lock_on(&pool->lock);
     n = pool->guards.kept;
     gai_lock_off(&pool->lock);
-    if (!n) return CUDA_SUCCESS;
+    if (!n) return;
     may = !gai_pool_wait(pool) && !gai_cu.StreamIsCapturing(CU_STREAM_PER_THREAD, &status);
     memset(&site, 0, sizeof site);
     site.handle = CU_STREAM_PER_THREAD;
@@ -18169,13 +18154,12 @@ static CUresult gai_pool_end_quarantine(galloc_pool *pool)
         while (mark && gai_mark_is_complete(mark)) mark = mark->next;
         checks = may && can && !mark && status == CU_STREAM_CAPTURE_STATUS_NONE;
         pool->stats.unchecked += !checks;
-        if (checks && gai_kept_check(pool, block, &site, 1)) result = gai_pool_keep_again(pool, block);
-        if (result) break;
+        if (checks && gai_kept_check(pool, block, &site, 1))
+            gai_block_stamp(pool, block, gai_mark_promised(pool, gai_pool_unknown_streams(pool)));
         gai_kept_free(pool, block);
     }
     gai_lock_off(&pool->lock);
     gai_pool_sweep_lost(pool);
-    return result;
 }
 
 /* Releases unused pages until at most `keep` bytes remain, and waits for the device if too few are known to be
@@ -18183,7 +18167,7 @@ static CUresult gai_pool_end_quarantine(galloc_pool *pool)
    meanwhile. */
 static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchronised, size_t *released)
 {
-    CUresult result = CUDA_SUCCESS, checked = CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
     size_t before, held;
     int round;
     if (pool->variant.refresh) pool->variant.refresh(pool);
@@ -18191,7 +18175,7 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
     gai_pool_sweep_lost(pool);
     gai_pool_retry(pool);
     *released = before - gai_pool_held(pool);
-    if (held >= keep && !synchronised) checked = gai_pool_end_quarantine(pool);
+    if (held >= keep && !synchronised) gai_pool_end_quarantine(pool);
     gai_pool_poll(pool);
     gai_pool_limit_stale(pool);
     for (round = 0; round < 2; round++) {
@@ -18205,7 +18189,6 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
         gai_pool_count(pool, GAI_COUNT_WAIT);
     }
     gai_guards_look(pool);
-    if (!result) result = checked;
     if (!result) return cudaSuccess;
     gai_pool_note(pool, result);
     return gai_driver_failed(result, "waiting for the device");

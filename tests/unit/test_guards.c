@@ -1587,6 +1587,36 @@ TEST(pages_stay_while_the_last_checks_read_them)
     }
 }
 
+/* Nor does anybody get that memory before the copy is known to have ended, after a trim that failed. */
+TEST(memory_that_the_last_checks_read_is_nobodys)
+{
+    for (int larger = 0; larger < 2; larger++) {
+        begin_backed(SIM_PACE_STILL);
+        galloc_config config = config_limit(MIB(4));
+        config.debug = QUARANTINE;
+        config.quarantine_bytes = MIB(4);
+        galloc_pool *pool = pool_new(&config);
+        cudaStream_t s = stream_new();
+        size_t bytes = larger ? MIB(4) : MIB(3);
+        void *p = get(pool, MIB(3), s);
+        OK(galloc_free(p, s));
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that the work is complete */
+        sim_fail("cuStreamSynchronize", 1, 0, 0);
+        sim_fail("cuMemFreeHost", 1, 1, 0);
+        EXPECT(galloc_pool_trim(pool, 0, NULL) != cudaSuccess);
+        EXPECT(sim_pending() > 0); /* the copy */
+        sim_fail_clear();
+        p = get(pool, bytes, s);
+        write_at(p, 0, 0, bytes, s);
+        OK(galloc_free(p, s));
+        sim_run(-1);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 static struct {
     galloc_pool *pool;
     cudaStream_t stream;
