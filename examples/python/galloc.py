@@ -45,11 +45,11 @@ def _load():
         "galloc_python_pool": [out, ctypes.c_char_p, number],
         "galloc_python_malloc": [pointer, out, size, size, number],
         "galloc_python_free": [pointer, size, number, number],
+        "galloc_python_record_stream": [pointer, size, number],
         "galloc_python_memory": [pointer, ctypes.POINTER(size)],
         "galloc_pool_trim": [pointer, size, ctypes.POINTER(size)],
         "galloc_pool_destroy": [pointer],
         "galloc_stream_retire": [pointer],
-        "galloc_record_stream": [pointer, pointer],
         "galloc_snapshot": [pointer, number, _WRITE, pointer],
     }.items():
         getattr(library, name).argtypes = arguments
@@ -243,7 +243,7 @@ class Block:
 
     def record_stream(self, stream):
         """Another stream uses the memory too: after the free it is reused only when both are done with it."""
-        _check(_load().galloc_record_stream(self._ptr, handle(stream)))
+        _check(_load().galloc_python_record_stream(self._ptr, handle(stream), self.pool.device))
 
     def __del__(self):
         ptr = self._take()

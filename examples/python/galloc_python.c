@@ -66,6 +66,16 @@ GALLOC_API cudaError_t galloc_python_free(void *ptr, size_t stream, int device, 
     return error;
 }
 
+/* device: the block's. Its default streams are meant. */
+GALLOC_API cudaError_t galloc_python_record_stream(void *ptr, size_t stream, int device)
+{
+    int before = device;
+    cudaError_t error = enter(device, &before);
+    if (error == cudaSuccess) error = galloc_record_stream(ptr, (cudaStream_t)stream);
+    leave(device, before);
+    return error;
+}
+
 /* Bytes live, their peak, bytes held, their peak. */
 GALLOC_API cudaError_t galloc_python_memory(galloc_pool *pool, size_t numbers[4])
 {

@@ -356,6 +356,30 @@ def each_device_has_its_pool_and_the_current_device_stays():
 
 
 @test
+def a_default_stream_is_that_of_the_device_of_the_block():
+    """Of device 1, while device 0 is current."""
+    for default in 0, 1, 2:
+        assert sim.cudaSetDevice(1) == 0
+        stream = new_stream()
+        pool = galloc.Pool("", 1)
+        block = pool.block(MIB, stream)
+        ptr = block.ptr
+        assert sim.sim_launch(ctypes.c_void_p(default), None, 0) == 0
+        sim.sim_hold(ctypes.c_void_p(default), 1)
+        assert sim.cudaSetDevice(0) == 0
+        block.record_stream(default)
+        block.free()
+        other = pool.malloc(MIB, stream)
+        assert other != ptr, default  # a kernel on the default stream may still use it
+        pool.free(other, stream)
+        assert sim.cudaSetDevice(1) == 0
+        sim.sim_hold(ctypes.c_void_p(default), 0)
+        assert sim.cudaSetDevice(0) == 0
+        assert pool.trim() > 0
+        pool.close()
+
+
+@test
 def a_snapshot_is_a_dictionary():
     block = galloc.Block(5 * MIB)
     text = str(galloc.snapshot())
