@@ -13029,6 +13029,15 @@ static cudaError_t gai_job_do(gai_job *job)
     return job->got ? cudaSuccess : job->error;
 }
 
+/* rejected: the request was refused at once. */
+static void gai_pool_count_failure(galloc_pool *pool, int rejected)
+{
+    gai_lock_on(&pool->lock);
+    pool->stats.failures++;
+    pool->stats.rejections += (uint64_t)rejected;
+    gai_lock_off(&pool->lock);
+}
+
 /* The full call of an allocation. On success *site contains the stream state, for a thread cache entry. */
 static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_request *request, gai_site *site)
 {
@@ -13055,10 +13064,7 @@ static cudaError_t gai_pool_alloc(galloc_pool *pool, void **ptr, const galloc_re
         return cudaSuccess;
     }
     gai_thread.has_report = job.reported;
-    gai_lock_on(&pool->lock);
-    pool->stats.failures++;
-    pool->stats.rejections += (uint64_t)(job.reported && job.rejected);
-    gai_lock_off(&pool->lock);
+    gai_pool_count_failure(pool, job.reported && job.rejected);
     return error;
 }
 
@@ -20099,22 +20105,29 @@ static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream,
 
 /* ---- slower paths ---- */
 
-/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first. */
+/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first, also of a stream whose capture is
+   invalidated: the pool counts the failure. */
 static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
     int device = 0;
-    cudaError_t error = *pool ? gai_pool_refuses(*pool) : cudaSuccess;
+    cudaError_t error = cudaSuccess;
+    if (!ptr) error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
+    if (!error && *pool) error = gai_pool_refuses(*pool);
     if (!error) error = gai_site_of(request->stream, &site);
-    if (!error) error = gai_site_is_sound(&site);
     if (!error && !*pool) {
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(pool, device);
     }
-    if (error) gai_thread.has_report = 0;
-    else error = gai_pool_alloc(*pool, ptr, request, &site);
-    if (error && *pool) gai_dump(*pool);
-    if (!error) gai_tcache_note(&site, *pool, request->pool);
+    if (!error) error = gai_site_is_sound(&site);
+    if (error) {
+        gai_thread.has_report = 0;
+        if (*pool) gai_pool_count_failure(*pool, 0);
+        return error;
+    }
+    error = gai_pool_alloc(*pool, ptr, request, &site);
+    if (error) gai_dump(*pool);
+    else gai_tcache_note(&site, *pool, request->pool);
     return error;
 }
 
@@ -20123,14 +20136,13 @@ static cudaError_t gai_alloc_at(galloc_pool *pool, void **ptr, const galloc_requ
 {
     cudaError_t error;
     if (ptr) *ptr = NULL;
-    if (ptr) error = gai_begin();
-    else error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
+    error = gai_begin();
     if (!error && pool) error = gai_pool_find(&pool);
     if (error) {
         gai_thread.has_report = 0;
         return error;
     }
-    if (request->bytes) error = gai_alloc_in(&pool, ptr, request);
+    if (request->bytes || !ptr) error = gai_alloc_in(&pool, ptr, request);
     if (pool) gai_pool_unpin(pool);
     return error;
 }

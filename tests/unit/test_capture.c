@@ -662,6 +662,35 @@ TEST(what_a_refused_growth_has_mapped_is_the_graphs)
     finish();
 }
 
+/* Each counts as a failure, in the default pool too, though no search for memory begins. */
+TEST(allocations_in_an_invalidated_capture_are_counted)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_of(0, MIB(8)), *own = NULL;
+    unsigned long long id = 0;
+    cudaGraph_t none = NULL;
+    void *p = NULL;
+    capture_begin(s);
+    EXPECT_EQ(cudaStreamGetId(s, &id), cudaErrorStreamCaptureUnsupported);
+    for (uint64_t n = 1; n <= 3; n++) {
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(1), s), cudaErrorStreamCaptureInvalidated);
+        EXPECT_EQ(stats_of(pool).failures, n);
+        EXPECT_EQ(galloc_malloc(&p, MIB(1), s), cudaErrorStreamCaptureInvalidated);
+        OK(galloc_pool_default(&own, 0));
+        EXPECT_EQ(stats_of(own).failures, n);
+    }
+    EXPECT_EQ(galloc_pool_malloc(pool, NULL, MIB(1), s), cudaErrorInvalidValue);
+    EXPECT_EQ(stats_of(pool).failures, 4);
+    EXPECT_EQ(stats_of(pool).rejections, 0);
+    EXPECT_EQ(log_lines, 7);
+    EXPECT_EQ(cudaStreamEndCapture(s, &none), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    pool_end(pool);
+    finish();
+}
+
 /* Allocating is of no use any more; what is freed is free as soon as it is known who used it. */
 TEST(frees_succeed_in_an_invalidated_capture)
 {
