@@ -445,11 +445,11 @@ typedef struct galloc_config {
     size_t max_non_split_rounding; /* such a block may exceed its request by less than this; at least
                                       large_segment_size; 0 (default): large_segment_size */
     unsigned roundup_power2_divisions[GALLOC_DIVISIONS]; /* sizes are rounded up to this many steps between two powers
-                                                            of two; a power of two; 0 (default) or 1: to 512 bytes only.
-                                                            [0] is for sizes below 2 MiB, [i] for sizes from 2^i MiB,
-                                                            [15] from 32 GiB */
-    double gc_threshold;     /* idle pages are collected when the pool holds more than this fraction of its limit; below
-                                1; 0 (default): never. In a text also garbage_collection_threshold */
+                                                            of two; a power of two up to 2^30; 0 (default) or 1: to 512
+                                                            bytes only. [0] is for sizes below 2 MiB, [i] for sizes from
+                                                            2^i MiB, [15] from 32 GiB */
+    double gc_threshold;     /* idle pages are collected when the pool holds more than this fraction of its limit; up to
+                                0.999999; 0 (default): never. In a text also garbage_collection_threshold */
     uint64_t gc_age;         /* pages that have been idle for this many nanoseconds (whole milliseconds) are collected;
                                 UINT64_MAX (default): never. In a text with a unit: 500ms, 30s, 5m */
     size_t release_threshold; /* bytes that galloc_pool_sync_point leaves in the pool; SIZE_MAX (default): all */
@@ -14097,12 +14097,14 @@ static const gai_key gai_keys[] = {
     {"max_non_split_rounding", GAI_BYTES, GAI_MEMBER(max_non_split_rounding), "auto", 0, 0, SIZE_MAX,
      GAI_BYTES_LIKE ", or auto"},
     {"roundup_power2_divisions", GAI_ROUNDING, GAI_MEMBER(roundup_power2_divisions), "", 0, 0, 0,
-     "a power of two or 0, or a list such as [256:1,512:2,>:4] of MiB, rising powers of two"},
-    {"gc_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1, "a fraction from 0 to below 1"},
+     "0 or a power of two up to 1073741824, or a list such as [256:1,512:2,>:4] of MiB, rising powers of two up to "
+     "32768"},
+    {"gc_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1,
+     "a fraction from 0 to 0.999999"},
     {"garbage_collection_threshold", GAI_FRACTION, GAI_MEMBER(gc_threshold), "", 0, 0, GAI_MILLION - 1,
-     "a fraction from 0 to below 1"},
+     "a fraction from 0 to 0.999999"},
     {"gc_age", GAI_TIME, GAI_MEMBER64(gc_age), "none", UINT64_MAX, 0, UINT64_MAX,
-     "a whole number with ms, s, m or h, or none"},
+     "whole ms, as a number with ms, s, m or h, or none"},
     {"release_threshold", GAI_BYTES, GAI_MEMBER(release_threshold), "none", SIZE_MAX, 0, SIZE_MAX,
      GAI_BYTES_LIKE ", or none"},
     {"wait_limit_ms", GAI_NUMBER, GAI_MEMBER64(wait_limit_ms), "none", UINT64_MAX, 0, 1000000000,

@@ -285,7 +285,7 @@ static const wrong_case wrong[] = {
     {"memory_limit:-18446744073709551616", {"no value for memory_limit", NULL, NULL}},
     {"growth:18446744073709551616", {"out of range for growth: must be a power of two from 2M to 1G", NULL, NULL}},
     {"max_retries:18446744073709551616", {"out of range for max_retries", "from 0 to 1000", NULL}},
-    {"gc_age:5124096h", {"out of range for gc_age", "less than 2^64 ns: a whole number with ms, s, m or h", NULL}},
+    {"gc_age:5124096h", {"out of range for gc_age", "less than 2^64 ns: whole ms, as a number with ms", NULL}},
     {"memory_limit_mb:5M", {"'5M' is no value for memory_limit_mb", "a whole number of MiB", NULL}},
     {"memory_limit:auto", {"'auto'", "must be bytes, or a number with K, M or G, or none", NULL}},
     {"per_process_memory_fraction:-0.1", {"'-0.1'", "per_process_memory_fraction", "from 0 to 1"}},
@@ -316,9 +316,9 @@ static const wrong_case wrong[] = {
      {"'none'", "max_non_split_rounding", "must be bytes, or a number with K, M or G, or auto"}},
     {"max_non_split_rounding:19M",
      {"at 1:", "max_non_split_rounding is 19M", "at least large_segment_size, which is 20M"}},
-    {"roundup_power2_divisions:3", {"out of range for roundup_power2_divisions", "a power of two or 0", NULL}},
+    {"roundup_power2_divisions:3", {"out of range for roundup_power2_divisions", "two up to 1073741824", NULL}},
     {"roundup_power2_divisions:-4", {"no value for roundup_power2_divisions", NULL, NULL}},
-    {"roundup_power2_divisions:2147483648", {"out of range for roundup_power2_divisions", "a power of two or 0", NULL}},
+    {"roundup_power2_divisions:2147483648", {"out of range for roundup_power2_divisions", "up to 1073741824", NULL}},
     {"roundup_power2_divisions:2147483648M", {"no value for roundup_power2_divisions", NULL, NULL}},
     {"roundup_power2_divisions:[]", {"'[]'", "a list such as [256:1,512:2,>:4]", NULL}},
     {"roundup_power2_divisions:[256:1", {"no value for roundup_power2_divisions", NULL, NULL}},
@@ -328,18 +328,18 @@ static const wrong_case wrong[] = {
     {"roundup_power2_divisions:[256:1,256:2]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[>:1,256:2]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[32768:1,>:2]", {"no value for", NULL, NULL}},
-    {"roundup_power2_divisions:[65536:1]", {"no value for", NULL, NULL}},
+    {"roundup_power2_divisions:[65536:1]", {"no value for", "rising powers of two up to 32768", NULL}},
     {"roundup_power2_divisions:[0:1]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[256:1,]", {"no value for", NULL, NULL}},
     {"roundup_power2_divisions:[[256:1]]", {"no value for", NULL, NULL}},
-    {"gc_threshold:1", {"'1' is out of range for gc_threshold", "from 0 to below 1", NULL}},
-    {"garbage_collection_threshold:1", {"'1' is out of range for garbage_collection_threshold", "below 1", NULL}},
-    {"garbage_collection_threshold:1.2", {"'1.2' is out of range for garbage_collection_threshold", "below 1", NULL}},
+    {"gc_threshold:1", {"'1' is out of range for gc_threshold", "from 0 to 0.999999", NULL}},
+    {"garbage_collection_threshold:1", {"'1' is out of range for garbage_collection_threshold", "0.999999", NULL}},
+    {"garbage_collection_threshold:1.2", {"'1.2' is out of range for garbage_collection_threshold", "0.999999", NULL}},
     {"gc_age:5", {"'5' is no value for gc_age", "ms, s, m or h, or none", NULL}},
     {"gc_age:5 s", {"no value for gc_age", NULL, NULL}},
     {"gc_age:s", {"no value for gc_age", NULL, NULL}},
     {"gc_age:1.5s", {"no value for gc_age", NULL, NULL}},
-    {"gc_age:0", {"'0' is no value for gc_age", "a whole number with ms, s, m or h, or none", NULL}},
+    {"gc_age:0", {"'0' is no value for gc_age", "whole ms, as a number with ms, s, m or h, or none", NULL}},
     {"gc_age:18446744073710ms", {"out of range for gc_age", NULL, NULL}},
     {"gc_age:99999999999h", {"out of range for gc_age", NULL, NULL}},
     {"release_threshold:-1",
@@ -457,6 +457,35 @@ TEST(members_out_of_range_are_refused)
         EXPECT(strstr(log_text, "must be ") != NULL);
         EXPECT_EQ(galloc_config_print(&c, text, sizeof text), cudaErrorInvalidValue);
         EXPECT_EQ(text[0], 0);
+    }
+    finish();
+}
+
+/* The bounds that messages name are accepted, and what lies beyond them by the least that can be said is not. */
+TEST(bounds_in_messages_are_true)
+{
+    static const char *const texts[] = {"gc_threshold:0.999999", "garbage_collection_threshold:0.999999",
+        "roundup_power2_divisions:1073741824", "roundup_power2_divisions:[32768:1073741824]", "gc_age:18446744073709ms",
+        "history_stacks:32", "wait_limit_ms:1000000000", "growth:1G", "lane_bytes:64M", "large_segment_size:1024G",
+        "large_segment_size:10485761", "max_retries:1000", "debug_sample:1000000000", "overhead:100"};
+    static const char *const says[] = {"gc_threshold is out of range: must be a fraction from 0 to 0.999999",
+        "roundup_power2_divisions is out of range: must be 0 or a power of two up to 1073741824,",
+        "gc_age is out of range: must be whole ms, "};
+    begin();
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        galloc_config c = galloc_config_default();
+        char message[600] = "", text[GALLOC_CONFIG_TEXT];
+        OK(galloc_config_parse(&c, texts[i], message, sizeof message));
+        OK(galloc_config_print(&c, text, sizeof text));
+    }
+    for (int i = 0; i < 3; i++) {
+        galloc_config c = galloc_config_default();
+        char text[GALLOC_CONFIG_TEXT];
+        if (i == 0) c.gc_threshold = 0.9999999;
+        if (i == 1) c.roundup_power2_divisions[0] = 2147483648u;
+        if (i == 2) c.gc_age = 1500000;
+        EXPECT_EQ(galloc_config_print(&c, text, sizeof text), cudaErrorInvalidValue);
+        if (!EXPECT(strstr(galloc_last_message(), says[i]) != NULL)) printf("    %s\n", galloc_last_message());
     }
     finish();
 }
