@@ -687,7 +687,7 @@ typedef struct galloc_step {
 typedef struct galloc_report {
     galloc_pool *pool;       /* the pool; valid as long as the pool exists */
     int device;
-    char cause[112];         /* the last obstacle, in words */
+    char cause[160];         /* the last obstacle, in words */
     size_t asked;            /* bytes requested; for a growth, the bytes that were missing */
     size_t rounded;          /* the same after rounding; for a growth, the bytes of the pages that were missing */
     int room_is_memory;      /* 1: `rounded` is the block's room (max_bytes), which is memory in fixed segments */
@@ -12564,12 +12564,31 @@ static int gai_pool_has_torch_segments(const galloc_pool *pool)
     return pool->config.like && !pool->config.backend && !pool->config.expandable_segments;
 }
 
+/* Returns the bytes that the alignment adds to a new segment. PyTorch's segments of cudaMalloc begin at multiples of
+   2 MiB. */
+static size_t gai_job_slack(const gai_job *job)
+{
+    const galloc_config *config = &job->pool->config;
+    size_t alignment = job->params.alignment;
+    if (!config->backend && config->expandable_segments) return 0;
+    if (gai_pool_has_torch_segments(job->pool)) return alignment > GAI_FIXED_SMALL ? alignment : 0;
+    return alignment - GAI_UNIT;
+}
+
+/* Returns the bytes of the smallest segment that may be made for the request. */
+static size_t gai_job_segment(const gai_job *job)
+{
+    size_t space = job->params.bytes + gai_job_slack(job);
+    if (gai_pool_has_torch_segments(job->pool)) return gai_fixed_bytes(job->pool, space);
+    return job->pool->config.backend ? space : gai_up(space, GAI_FIXED_SMALL);
+}
+
 /* Writes into `text` why the request was refused. */
 static void gai_job_cause(const gai_job *job, char *text, size_t size)
 {
     const galloc_pool *pool = job->pool;
     const char *at_once = job->rejected && !gai_job_is_hopeless(job) ? "refused at once: " : "";
-    size_t length = strlen(at_once), segment = gai_fixed_bytes(pool, job->params.bytes);
+    size_t length = strlen(at_once), slack = gai_job_slack(job), segment = gai_job_segment(job);
     (void)snprintf(text, size, "%s", at_once);
     if (job->refusal)
         (void)snprintf(text + length, size - length, "%s: %s", job->who,
@@ -12582,10 +12601,12 @@ static void gai_job_cause(const gai_job *job, char *text, size_t size)
     else if (gai_pool_is_still(pool))
         (void)snprintf(text, size, "no page can be mapped while on_map or on_unmap is running");
     else
-        gai_pool_say_limit(pool, job->params.bytes, text + length, size - length);
+        gai_pool_say_limit(pool, job->params.bytes + slack, text + length, size - length);
     length = strlen(text);
-    if (gai_pool_has_torch_segments(pool) && segment > gai_up(job->params.bytes, GAI_FIXED_SMALL))
-        (void)snprintf(text + length, size - length, "; the request needs a segment of %zu", segment);
+    if (segment <= gai_up(job->params.bytes, GAI_FIXED_SMALL) || gai_job_is_misaligned(job)) return;
+    (void)snprintf(text + length, size - length, "; the request needs a segment of %zu", segment);
+    length = strlen(text);
+    if (slack) (void)snprintf(text + length, size - length, " with alignment %zu", job->params.alignment);
 }
 
 /* Returns the bytes that blocks with room would not have if they were allocated anew: they keep their memory when they
@@ -16513,13 +16534,6 @@ static int gai_step_torch_collect(gai_job *job)
     return gai_job_is_done(job) || gai_job_search(job, GAI_REACH_ALL);
 }
 
-/* Returns the size of a new segment for the request. */
-static size_t gai_torch_bytes(const gai_job *job)
-{
-    size_t alignment = job->params.alignment;
-    return gai_fixed_bytes(job->pool, job->params.bytes + (alignment > GAI_FIXED_SMALL ? alignment : 0));
-}
-
 /* Allocates a new segment for the request and files it in the block pool of the stream. As in PyTorch the size of the
    segment is not reduced to fit a limit. */
 static int gai_step_torch_grow(gai_job *job)
@@ -16527,7 +16541,7 @@ static int gai_step_torch_grow(gai_job *job)
     galloc_pool *pool = job->pool;
     gai_block *block = NULL;
     gai_block_pool *block_pool;
-    size_t bytes = gai_torch_bytes(job);
+    size_t bytes = gai_job_segment(job);
     CUresult result;
     job->refusal = CUDA_SUCCESS;
     if (gai_pool_is_still(pool)) return gai_job_leave_out(job, "on_map or on_unmap is running");
@@ -16591,12 +16605,12 @@ static int gai_step_torch_empty(gai_job *job)
 /* PyTorch's allocator knows no other pools, so these two steps come after PyTorch's own. */
 static int gai_step_torch_borrow(gai_job *job)
 {
-    return gai_job_have_others_give(job, gai_torch_bytes(job), 0) && gai_step_torch_grow(job);
+    return gai_job_have_others_give(job, gai_job_segment(job), 0) && gai_step_torch_grow(job);
 }
 
 static int gai_step_torch_borrow_last(gai_job *job)
 {
-    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_torch_bytes(job), 1)) return 0;
+    if (!gai_job_can_wait_for_devices(job) || !gai_job_have_others_give(job, gai_job_segment(job), 1)) return 0;
     return gai_job_search(job, GAI_REACH_ALL) || gai_step_torch_grow(job);
 }
 

@@ -1401,6 +1401,38 @@ static void count_rejected(const galloc_report *report, void *user)
     ++*(int *)user;
 }
 
+/* Where the alignment costs memory, it may be what runs out: the message says so. Elsewhere it costs none. */
+TEST(an_alignment_that_exceeds_a_limit_is_named)
+{
+    static const struct {
+        const char *settings;
+        size_t segment;
+    } cases[] = {{"expandable_segments:False", GIB(1) + MIB(4)}, {"like:pytorch", GIB(1) + MIB(4)},
+                 {"backend:cudaMalloc", GIB(1) + MIB(3) - 512}, {"backend:cudaMallocAsync", GIB(1) + MIB(3) - 512}};
+    for (int i = 0; i < 4; i++) {
+        for (int shared = 0; shared < 2; shared++) {
+            begin_still();
+            galloc_config config = galloc_config_default();
+            OK(galloc_config_parse(&config, cases[i].settings, NULL, 0));
+            *(shared ? &config.device_limit : &config.memory_limit) = MIB(512);
+            galloc_pool *pool = pool_new(&config);
+            galloc_request request = request_of(pool, MIB(3), 0);
+            char says[200];
+            void *p = NULL;
+            request.alignment = GIB(1);
+            FAILS(galloc_alloc(&p, &request), cudaErrorMemoryAllocation);
+            snprintf(says, sizeof says, "%s 536870912%s; the request needs a segment of %zu with alignment 1073741824",
+                     shared ? "device_limit is" : "memory_limit is",
+                     shared ? ", of which the device's pools hold 0" : "", cases[i].segment);
+            if (!EXPECT(strstr(log_text, says) != NULL)) printf("    %s: %s\n", cases[i].settings, log_text);
+            FAILS(galloc_pool_malloc(pool, &p, MIB(600), 0), cudaErrorMemoryAllocation);
+            EXPECT(strstr(log_text, "alignment") == NULL);
+            pool_end(pool);
+            finish();
+        }
+    }
+}
+
 /* Where a segment must hold the alignment as memory, none will ever do: nothing is given back, and nobody is asked. */
 TEST(an_alignment_that_no_segment_can_have)
 {
