@@ -222,6 +222,7 @@ public:
         if (max > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
         request.bytes = 1;
         request.max_bytes = max * sizeof(T);
+        request.alignment = alignof(T) > 512 ? alignof(T) : 0;
         request.stream = stream;
         request.pool = pool;
         check(galloc_alloc(&data_, &request));

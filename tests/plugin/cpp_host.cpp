@@ -97,6 +97,26 @@ TEST(an_array_grows_in_place)
     finish();
 }
 
+/* Rooms of pages begin at pages in any case, but those in segments of cudaMalloc anywhere. */
+TEST(an_array_has_the_alignment_of_its_type)
+{
+    struct alignas(4096) wide {
+        char bytes[4096];
+    };
+    begin();
+    for (const char *settings : {"", "expandable_segments:False", "backend:cudaMalloc", "backend:cudaMallocAsync"}) {
+        galloc::pool pool(settings);
+        galloc::stream stream;
+        for (std::size_t max = 1; max < 4; max++) {
+            galloc::growable<char> odd(512 * max, stream, pool.get());
+            galloc::growable<wide> array(max, stream, pool.get());
+            EXPECT_EQ(reinterpret_cast<std::uintptr_t>(array.data()) % alignof(wide), 0);
+        }
+        sim_run(-1);
+    }
+    finish();
+}
+
 TEST(running_out_throws_and_leaves_everything)
 {
     begin();
