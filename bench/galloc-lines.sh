@@ -1,7 +1,8 @@
 #!/bin/sh
 # galloc-lines.sh SNAPSHOT.json >OUT.json - source files and lines in place of offsets in the frames of a snapshot (JSON
 # or JSON with gzip) with stacks. It asks addr2line (ADDR2LINE) about the files that the frames name, so it runs where
-# the program ran, in the same folder. A frame of which addr2line knows nothing stays as it is.
+# the program ran, in the same folder. A frame of which addr2line knows nothing stays as it is, and so does one with
+# control characters in its names.
 
 [ $# -eq 1 ] && [ -f "$1" ] && [ -r "$1" ] || {
     echo "usage: galloc-lines.sh SNAPSHOT.json >OUT.json; the snapshot of a pool with history_stacks" >&2
@@ -16,16 +17,18 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 gzip -cdf <"$1" >"$work/snapshot" || exit 1
 
-# Each file and offset once.
+# Each file and offset once. File names stay as JSON has them, but where a file is opened.
 awk 'BEGIN { RS = "{" }
-    match($0, /^"filename":"[^"]+","line":[0-9]+,/) && !/^"filename":"galloc"/ {
-        split(substr($0, 1, RLENGTH), part, "\"")
-        print substr(part[7], 2, length(part[7]) - 2) "\t" part[4]
+    match($0, /^"filename":"([^"\\]|\\.)+","line":[0-9]+,/) && !/^"filename":"galloc"/ {
+        frame = substr($0, 13, RLENGTH - 13)
+        match(frame, /","line":[0-9]+$/)
+        print substr(frame, RSTART + 9) "\t" substr(frame, 1, RSTART - 1)
     }' "$work/snapshot" | sort -u | sort -k 2 >"$work/frames"
 cut -f 2 "$work/frames" | uniq | while IFS= read -r file; do
-    [ -r "$file" ] || continue
+    path=$(printf '%s\n' "$file" | sed 's/\\\(["\\]\)/\1/g')
+    [ -r "$path" ] || continue
     FILE=$file awk -F '\t' '$2 == ENVIRON["FILE"] { print $1 }' "$work/frames" >"$work/offsets"
-    xargs printf '0x%x\n' <"$work/offsets" | "$addr2line" -f -C -e "$file" 2>/dev/null | paste - - >"$work/found"
+    xargs printf '0x%x\n' <"$work/offsets" | "$addr2line" -f -C -e "$path" 2>/dev/null | paste - - >"$work/found"
     FILE=$file awk '{ print ENVIRON["FILE"] "\t" $0 }' "$work/offsets" | paste - "$work/found"
 done >"$work/known"
 
@@ -33,17 +36,18 @@ done >"$work/known"
 awk -F '\t' '
     FILENAME != snapshot {
         sub(/ \(discriminator [0-9]+\)$/, "", $4)
-        gsub(/["\\]/, "", $3)
-        if (!match($4, /:[0-9]+$/) || $4 ~ /^\?/) next
+        if (!match($4, /:[0-9]+$/) || $4 ~ /^\?/ || /[\001-\010\013-\037]/ || NF > 4) next
+        gsub(/["\\]/, "\\\\&", $3)
         file = substr($4, 1, RSTART - 1)
+        gsub(/["\\]/, "\\\\&", file)
         place[$1 "\",\"line\":" $2] = file "\",\"line\":" substr($4, RSTART + 1) ",\"name\":\"" $3 "\""
         next
     }
     {
         if (begun++) printf "{"
-        if (match($0, /^"filename":"[^"]+","line":[0-9]+/)) {
+        if (match($0, /^"filename":"([^"\\]|\\.)+","line":[0-9]+/)) {
             key = substr($0, 13, RLENGTH - 12)
-            match($0, /^"filename":"[^"]*","line":[0-9]+,"name":"[^"]*"/)
+            match($0, /^"filename":"([^"\\]|\\.)*","line":[0-9]+,"name":"([^"\\]|\\.)*"/)
             if (key in place) $0 = "\"filename\":\"" place[key] substr($0, RLENGTH + 1)
         }
         printf "%s", $0

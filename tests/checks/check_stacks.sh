@@ -75,6 +75,28 @@ lines fixed_address
 [ -z "$GRID" ] || program whole "-DWHOLE" "-O3" ""
 program static "-DWHOLE -DGALLOC_STATIC" "-O3" ""
 
+# Names of any characters, as compilers and file systems allow; JSON quotes what addr2line says.
+odd=$work/'a "b" \c'
+: >"$odd"
+cat >"$work/addr2line" <<'END'
+#!/bin/sh
+[ -r "$4" ] || exit 1
+while read -r offset; do
+    case $offset in
+    0x10) printf '%s\n' 'f("\")' '/src/"a" \b.c:12' ;;
+    0x20) printf 'g\n/src/\001.c:13\n' ;;
+    *) printf '??\n??:0\n' ;;
+    esac
+done
+END
+chmod +x "$work/addr2line"
+frame() { printf '{"filename":"%s","line":%s,"name":"%s"}' "$@"; }
+quoted=$(printf '%s\n' "$odd" | sed 's/["\\]/\\&/g')
+{ frame "$quoted" 16 'old\"name' && frame "$quoted" 32 kept; } >"$work/odd.json"
+{ frame '/src/\"a\" \\b.c' 12 'f(\"\\\")' && frame "$quoted" 32 kept; } >"$work/odd.expected"
+ADDR2LINE=$PWD/$work/addr2line bench/galloc-lines.sh "$work/odd.json" >"$work/odd.lines"
+holds "galloc-lines.sh quotes names" cmp "$work/odd.lines" "$work/odd.expected"
+
 bench/galloc-lines.sh "$work/nothing" >"$work/out" 2>&1
 [ $? -eq 2 ] && passed=$((passed + 1)) || { failed=$((failed + 1)) && echo "FAILED galloc-lines.sh takes no file"; }
 
