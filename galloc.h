@@ -4559,16 +4559,16 @@ static size_t gai_pool_headroom(const galloc_pool *pool)
     return left;
 }
 
-/* Bytes that must return to the driver before the pool may request `bytes` more; 0: none. What the pool holds above a
-   limit of its own that was lowered counts too. May be stale. */
+/* Bytes that must return to the driver before the pool may request `bytes` more; 0: none. What is held above a limit
+   that was lowered counts too, also for no bytes. May be stale. */
 static size_t gai_pool_lacks(const galloc_pool *pool, size_t bytes)
 {
     size_t left, above;
     gai_lock_on(&gai_locks.budget);
     left = gai_budget_left(pool);
-    above = gai_left(pool->taken, gai_pool_share(pool));
+    above = gai_max(gai_left(pool->taken, gai_pool_share(pool)), gai_left(pool->budget->held, pool->budget->limit));
     gai_lock_off(&gai_locks.budget);
-    return bytes > left ? bytes - left + above : 0;
+    return gai_left(bytes, left) + above;
 }
 
 /* Sets the pool's own limit, in place of both that it was made with. */
@@ -16802,14 +16802,15 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it. */
+/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it, or is
+   exceeded already. */
 static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
     size_t more;
     int allowed;
     gai_lock_on(&gai_locks.budget);
     more = gai_left(total, pool->taken);
-    allowed = more <= gai_budget_left(pool);
+    allowed = pool->taken + more <= gai_pool_share(pool) && pool->budget->held + more <= pool->budget->limit;
     if (allowed) pool->taken += more;
     if (allowed) pool->budget->held += more;
     gai_lock_off(&gai_locks.budget);
@@ -16894,6 +16895,21 @@ static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_si
     return CUDA_SUCCESS;
 }
 
+/* Frees a block whose making failed. The driver's pool may have grown for it beyond a limit, so it is trimmed to what it
+   held before. Work queued on the stream before the block can delay that: until then it counts as held. */
+static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
+{
+    size_t held;
+    CUresult result = gai_async_free(pool, addr, site);
+    if (result || site->capture) return result;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current - pool->of_graphs;
+    gai_lock_off(&pool->lock);
+    gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
+    gai_pool_ask_held(pool);
+    return CUDA_SUCCESS;
+}
+
 /* Charges the growth of the driver's pool to the budget, since only now it is known. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
@@ -16901,7 +16917,7 @@ static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t
     gai_lock_on(&pool->lock);
     of_graphs = pool->of_graphs;
     gai_lock_off(&pool->lock);
-    if (held && !gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (held && !gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_NOT_READY; /* the driver refused nothing */
     gai_lock_on(&pool->lock);
     if (segment->of_graph) pool->of_graphs += bytes;
     else gai_stat_held(pool, held, bytes);
@@ -16963,7 +16979,7 @@ static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *sit
     gai_lock_on(&pool->lock);
     kept = pool->kept;
     gai_lock_off(&pool->lock);
-    return gai_left(bytes, kept) <= gai_pool_headroom(pool);
+    return !gai_pool_lacks(pool, gai_left(bytes, kept));
 }
 
 /* Allocates one block from the driver: the bytes requested, so that a memory checker knows where it ends. With room the
@@ -17189,7 +17205,7 @@ static void gai_variant_cuda_malloc_async(gai_variant *variant)
     variant->begin = gai_async_begin;
     variant->close = gai_async_close;
     variant->alloc = gai_async_alloc;
-    variant->dealloc = gai_async_free;
+    variant->dealloc = gai_async_take_back;
     variant->charge = gai_async_charge;
     variant->settle = gai_budget_settle;
     variant->keep = gai_async_keep;

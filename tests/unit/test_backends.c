@@ -689,6 +689,113 @@ TEST(what_the_drivers_pool_keeps_serves_at_the_limit)
     }
 }
 
+/* What the driver made for a request that a limit then refuses goes back at once. The sizes differ, so that the simulated
+   driver's pool serves none from what it keeps. */
+TEST(a_request_that_a_limit_refuses_leaves_the_drivers_pool_as_it_was)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,device_limit:64M,throw_on_cudamalloc_oom:True");
+    galloc_pool *other = pool_of("backend:cudaMallocAsync");
+    cudaStream_t s = stream_new();
+    void *p = NULL;
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    for (size_t i = 1; i < 6; i++) {
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40 + 2 * i), s), cudaErrorMemoryAllocation);
+        EXPECT(strstr(log_text, "the device_limit is") != NULL);
+        EXPECT_EQ(sim_physical(0), MIB(40));
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+        expect_healthy(pool, 1);
+    }
+    EXPECT_EQ(sim_calls("cuMemPoolTrimTo"), 5);
+    p = get(other, MIB(24), s);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(stats_of(pool).reserved.peak, MIB(40));
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT_EQ(sim_physical(0), MIB(64));
+    pool_end(pool);
+    pool_end(other);
+    stream_end(s);
+    finish();
+}
+
+/* While the stream's work keeps it from going back, it counts as held, and the driver is asked for no more. */
+TEST(what_a_limit_refused_and_work_keeps_counts_as_held)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,device_limit:64M,throw_on_cudamalloc_oom:True");
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p = get_used(pool, MIB(40), s, 1);
+    OK(galloc_free(p, s));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(42), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(stats_of(pool).reserved.current, sim_physical(0));
+    expect_healthy(pool, 0);
+    for (size_t i = 0; i < 4; i++) {
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(4 + 2 * i), i % 2 ? s : t), cudaErrorMemoryAllocation);
+        EXPECT_EQ(sim_physical(0), MIB(82));
+    }
+    OK(galloc_pool_set_limit(pool, MIB(128)));
+    sim_run(-1);
+    OK(galloc_pool_trim(pool, MIB(48), NULL));
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    EXPECT(sim_physical_peak(0) <= MIB(82));
+    expect_healthy(pool, 0);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
+/* A limit that is lowered below what the pool holds gives nothing out before so much is given back. */
+TEST(what_the_drivers_pool_keeps_above_a_lowered_limit_is_given_back)
+{
+    for (int thrown = 0; thrown < 2; thrown++) {
+        begin_with_devices(1, SIM_PACE_PROMPT);
+        galloc_pool *pool = pool_of(thrown ? "backend:cudaMallocAsync,throw_on_cudamalloc_oom:True"
+                                           : "backend:cudaMallocAsync"), *other = NULL;
+        cudaStream_t s = stream_new();
+        void *p = get(pool, MIB(16), s), *q = NULL;
+        OK(galloc_free(get(pool, MIB(40), s), s));
+        if (thrown) other = pool_of("device_limit:32M");
+        else OK(galloc_pool_set_limit(pool, MIB(32)));
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(8), s), thrown ? cudaErrorMemoryAllocation : cudaSuccess);
+        EXPECT_EQ(sim_physical(0), thrown ? MIB(56) : MIB(24));
+        expect_healthy(pool, 1);
+        OK(galloc_free(p, s));
+        if (q) OK(galloc_free(q, s));
+        if (other) pool_end(other);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+static galloc_pool *lowered;
+
+static void lower_the_limit(const char *function)
+{
+    if (!strcmp(function, "cuMemAllocFromPoolAsync")) inside_set_memory_limit(lowered, MIB(16));
+}
+
+/* The same when that happens during a request, which the driver's pool has served from what it keeps. */
+TEST(a_limit_lowered_during_a_request_holds_for_it)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = lowered = pool_of("backend:cudaMallocAsync,throw_on_cudamalloc_oom:True");
+    cudaStream_t s = stream_new();
+    void *p = get(pool, MIB(32), s), *q = NULL;
+    OK(galloc_free(get(pool, MIB(8), s), s));
+    sim_hook(lower_the_limit, NULL);
+    EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(8), s), cudaErrorMemoryAllocation);
+    sim_hook(NULL, NULL);
+    EXPECT(strstr(log_text, "the pool's memory_limit is") != NULL);
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+    expect_healthy(pool, 1);
+    OK(galloc_free(p, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(release_threshold_is_the_drivers)
 {
     begin();
