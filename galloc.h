@@ -8469,6 +8469,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     }
     if (pool->variant.settle) pool->variant.settle(pool);
     gai_lock_off(&pool->lock);
+    if (result && pool->variant.refresh) pool->variant.refresh(pool); /* the driver may have trimmed its pool */
     return result;
 }
 
@@ -16906,7 +16907,6 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
     held = pool->stats.reserved.current - pool->of_graphs;
     gai_lock_off(&pool->lock);
     gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
-    gai_pool_ask_held(pool);
     return CUDA_SUCCESS;
 }
 

@@ -796,6 +796,30 @@ TEST(a_limit_lowered_during_a_request_holds_for_it)
     finish();
 }
 
+/* A driver that runs out of memory gives up what its pools keep before it refuses: that is not held any more. */
+TEST(what_a_driver_gives_up_before_it_refuses_is_not_held)
+{
+    sim_options options = sim_defaults();
+    options.memory = MIB(128);
+    options.pace = SIM_PACE_PROMPT;
+    begin_with(options);
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,throw_on_cudamalloc_oom:True");
+    cudaStream_t s = stream_new();
+    void *others = NULL, *p = NULL;
+    OK(cudaMalloc(&others, MIB(64)));
+    OK(galloc_free(get(pool, MIB(16), s), s));
+    EXPECT_EQ(stats_of(pool).reserved.current, MIB(16));
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(80), s), cudaErrorMemoryAllocation);
+    EXPECT_EQ(sim_physical(0), MIB(64));
+    EXPECT_EQ(stats_of(pool).reserved.current, 0);
+    EXPECT_EQ(inside_headroom(pool), MIB(128));
+    expect_healthy(pool, 0);
+    OK(cudaFree(others));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(release_threshold_is_the_drivers)
 {
     begin();
