@@ -7974,17 +7974,20 @@ static int gai_segment_never_was(const gai_segment *segment, CUresult result)
 }
 
 /* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
-   released. */
+   released. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
+    const gai_mark *mark;
     CUresult result;
     int lost;
     gai_lock_on(&pool->lock);
     lost = mapping->segment->lost;
+    for (mark = mapping->block->marks; mark && gai_mark_is_complete(mark);) mark = mark->next;
     gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
     GAI_TELL(pool, gai_segment_untell(mapping->segment));
     if (lost) return GAI_RELEASED;
+    if (mark) return GAI_STUCK;
     result = GAI_CALL(pool, mem_free, MemFree, ((CUdeviceptr)mapping->addr));
     if (gai_segment_never_was(mapping->segment, result)) return GAI_RELEASED;
     if (result) gai_pool_note(pool, result);
@@ -8459,7 +8462,9 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
         *block = gai_batch_publish(pool, &batch);
         pool->stats.grows++;
     } else if (segment->whole->addr) {
-        /* The allocation succeeded, a later step failed, and the memory could not be freed. */
+        /* The allocation succeeded, a later step failed, and the memory could not be freed. The driver may have given
+           the stream memory that the stream still uses. */
+        if (pool->variant.dealloc && !segment->of_graph) gai_block_stamp_own(pool, segment->first, site->stream);
         gai_mapping_quarantine(pool, segment->whole);
     } else {
         gai_segment_refund(pool, bytes, site);
@@ -17036,6 +17041,7 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 {
     size_t before = gai_pool_held(pool), held;
+    gai_pool_retry(pool); /* what is stuck until its stream's work is done */
     /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
     gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
     held = pool->variant.refresh ? gai_driver_pool_held(pool) : GAI_NOT_SAID;

@@ -796,6 +796,41 @@ TEST(a_limit_lowered_during_a_request_holds_for_it)
     finish();
 }
 
+/* Memory that could not go back in the order of its stream stays away from others until the stream's work is done: the
+   driver had given it to a stream that was still using it. */
+TEST(what_the_driver_does_not_take_back_in_stream_order_waits_for_its_stream)
+{
+    for (int way = 0; way < 3; way++) {
+        begin_still();
+        galloc_pool *pool = lowered = pool_of("backend:cudaMallocAsync,throw_on_cudamalloc_oom:True,reuse:none");
+        cudaStream_t s = stream_new(), t = stream_new();
+        void *p = get(pool, MIB(32), s), *q = get_used(pool, MIB(8), s, 1), *r = NULL;
+        size_t released = 0;
+        OK(galloc_free(q, s));
+        sim_hook(lower_the_limit, NULL);
+        sim_fail("cuMemFreeAsync", 1, 0, cudaErrorInvalidValue);
+        EXPECT_EQ(galloc_pool_malloc(pool, &r, MIB(8), s), cudaErrorMemoryAllocation);
+        sim_fail_clear();
+        sim_hook(NULL, NULL);
+        EXPECT_EQ(stats_of(pool).quarantined, MIB(8));
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(40));
+        expect_healthy(pool, 1);
+        OK(galloc_pool_set_limit(pool, MIB(128)));
+        if (way == 0) OK(galloc_free(get_used(pool, MIB(8), t, 2), t));
+        if (way == 1) OK(galloc_pool_trim(pool, 0, &released));
+        if (way == 1) EXPECT_EQ(released, MIB(8));
+        expect_healthy(pool, 1);
+        if (way == 2) OK(galloc_stream_retire(s));
+        OK(galloc_free(p, way == 2 ? t : s));
+        if (way == 0) EXPECT_EQ(stats_of(pool).quarantined, MIB(8));
+        pool_end(pool);
+        EXPECT_EQ(sim_physical(0), 0);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* A driver that runs out of memory gives up what its pools keep before it refuses: that is not held any more. */
 TEST(what_a_driver_gives_up_before_it_refuses_is_not_held)
 {
