@@ -43,6 +43,7 @@ for name in serves_alloc_and_free serves_stream_ordered_memory per_thread_stream
     for way in dlsym linked; do runs "$name" "WAY=$way"; done
 done
 runs threads GALLOC_PRELOAD_FREE=async
+for name in $("$work/host" --list | grep cop); do runs "$name" WAY=look_up GALLOC_CONF=backend:cudaMallocAsync; done
 
 # What the library says at the end, and only on request.
 env LD_PRELOAD="$preload" GALLOC_PRELOAD_REPORT=1 "$work/host" report >"$work/out" 2>&1

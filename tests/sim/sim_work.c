@@ -303,7 +303,7 @@ static bool may_use(const sm_context *c, uint64_t address, size_t bytes, bool wr
     while (c && bytes) {
         size_t left;
         const sm_mapping *m = sm_mapping_at(address, &left);
-        if (sm_region_at(address)->slot && !((write ? m->write : m->read) >> c->device & 1)) return false;
+        if (!m->plain && !((write ? m->write : m->read) >> c->device & 1)) return false;
         if (left > bytes) left = bytes;
         address += left;
         bytes -= left;
@@ -312,7 +312,7 @@ static bool may_use(const sm_context *c, uint64_t address, size_t bytes, bool wr
 }
 
 /* A copy finds mapped memory by the access of the current context's device, whatever the stream's. Measured:
-   tests/gpu/probe_copies.cu. */
+   tests/gpu/probe_copies.cu. Memory of a pool has the same access rights, and is taken to be like that. */
 static bool current_may_copy(const sm_work *w) {
     return (!w->to_device || may_use(sm_current(), w->to, w->bytes, true)) &&
            (!w->from_device || may_use(sm_current(), w->from, w->bytes, false));

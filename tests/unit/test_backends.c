@@ -635,6 +635,42 @@ TEST(what_another_stream_cut_off_is_not_given_to_the_driver_in_stream_order)
     }
 }
 
+/* Which device is current matters neither to allocations, uses and frees, nor to what ends. */
+TEST(another_device_may_be_current)
+{
+    for (int i = 2; i < SETTINGS; i++) {
+        begin_with_devices(2, SIM_PACE_RANDOM);
+        OK(cudaSetDevice(0));
+        galloc_pool *pool = pool_of(settings[i]);
+        cudaStream_t s = stream_new(), own = NULL;
+        OK(cudaSetDevice(1));
+        own = stream_new();
+        for (int round = 0; round < 4; round++) {
+            void *p = get(pool, MIB(4), s), *q = get(pool, MIB(4), s), *aligned = NULL;
+            galloc_request request = {.bytes = 1000, .alignment = KIB(64), .stream = s, .pool = pool};
+            OK(galloc_alloc(&aligned, &request));
+            OK(cudaMemsetAsync(p, 1, MIB(4), s));
+            OK(cudaMemcpyPeerAsync(q, 0, p, 0, MIB(4), s));
+            OK(cudaStreamSynchronize(s));
+            OK(galloc_free(p, s));
+            OK(galloc_free(aligned, s));
+            OK(galloc_free(q, own));
+            if (round % 2) OK(galloc_pool_trim(pool, 0, NULL));
+            if (round % 2) EXPECT_EQ(stats_of(pool).reserved.current, 0);
+            expect_healthy(pool, 0);
+            EXPECT_EQ(sim_physical(1), 0);
+            int device = -1;
+            OK(cudaGetDevice(&device));
+            EXPECT_EQ(device, 1);
+        }
+        pool_end(pool);
+        EXPECT_EQ(sim_physical(0), 0);
+        stream_end(s);
+        stream_end(own);
+        finish();
+    }
+}
+
 /* The settings are said in the driver's terms. */
 TEST(reuse_is_what_the_driver_is_told)
 {

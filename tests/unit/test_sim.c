@@ -3031,6 +3031,29 @@ TEST(copies_reach_pages_by_the_access_of_the_current_device)
     EXPECT_EQ(sim_findings(SIM_ANY), 0);
 }
 
+/* The same with memory of a pool, which has the access rights of its pool. */
+TEST(copies_reach_a_pools_memory_by_the_access_of_the_current_device)
+{
+    start_devices(2);
+    char *p = NULL, host[64] = {0};
+    OK(cudaSetDevice(1));
+    cudaStream_t s1 = stream();
+    OK(cudaMallocAsync((void **)&p, PAGE, s1));
+    OK(cudaMemcpyAsync(p, host, sizeof host, cudaMemcpyDefault, s1));
+    OK(cudaStreamSynchronize(s1));
+    OK(cudaSetDevice(0));
+    cudaStream_t with[] = {NULL, s1};
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(cudaMemcpyAsync(p, host, sizeof host, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemcpyAsync(host, p, sizeof host, cudaMemcpyDefault, with[i]), cudaErrorInvalidValue);
+        EXPECT_EQ(cudaMemsetAsync(p, 0, PAGE, with[i]), i ? cudaSuccess : cudaErrorInvalidValue);
+        OK(cudaMemcpyPeerAsync(p + PAGE / 2, 1, p, 1, PAGE / 2, with[i]));
+        OK(cudaStreamSynchronize(with[i]));
+    }
+    OK(cudaFreeAsync(p, s1));
+    EXPECT_EQ(sim_findings(SIM_ANY), 0);
+}
+
 /* ==== PAGES ====================================================================================================== */
 
 TEST(a_page_is_held_until_its_last_mapping_and_its_handle_are_gone)
