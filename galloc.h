@@ -152,11 +152,11 @@
      allocated for, returns to the driver at the free; others once all their streams' work is complete. `reuse` and
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
-     Captures with cudaMallocAsync: allocations and frees are graph nodes. A block that is not freed in the capture must
-     be freed on one stream after the graph has run (or when it never will) and before the graph is destroyed; then no
-     launch can use it any more. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream
-     is captured, allocations on the legacy stream, and frees of a graph's blocks there, return
-     cudaErrorStreamCaptureImplicit.
+     Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
+     streams that it names or that were recorded. A block that is not freed in the capture must be freed on one stream
+     after the graph has run (or when it never will) and before the graph is destroyed. (A failed capture destroys its
+     graph, and with it such blocks.) While a blocking stream is captured, allocations on the legacy stream, and frees
+     of a graph's blocks there, return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
@@ -3205,11 +3205,9 @@ typedef struct gai_variant {
     int (*keep)(galloc_pool *pool, gai_segment *segment);
     /* The block of the pool that contains an address, or NULL. */
     gai_block *(*around)(const galloc_pool *pool, uintptr_t addr);
-    /* Frees a claimed block: 1; 0: it shall be freed by marks; -1: it cannot be freed in this call. May release the
-       lock meanwhile. */
-    int (*free)(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site);
-    /* Frees a claimed block that never existed, since its capture was invalidated: 1; else 0. */
-    int (*free_unmade)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n);
+    /* Frees a claimed block after n streams. *freed: 0: it shall be freed by marks. An error: it cannot be freed in
+       this call. May release the lock meanwhile. */
+    cudaError_t (*free)(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n, int *freed);
     /* A block is freed by these marks: adds more. */
     void (*freed)(galloc_pool *pool, gai_block *block, const gai_mark *marks);
     /* After a miss; asked: bytes of the request that got memory, or 0. [paging, lock] */
@@ -13438,17 +13436,17 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
 {
     gai_block *block = taken;
     gai_stream *stream;
-    int freed = 0, refused, due, debug;
+    cudaError_t refused = cudaSuccess;
+    int freed = 0, due, debug;
     gai_stack_note(pool);
     gai_lock_on(&pool->lock);
     debug = pool->config.debug;
     stream = gai_stream_hold(pool, site);
     if (stream && !block) block = gai_block_claim(pool, ptr);
     if (stream && block && block->tag & GAI_WATCHED_BLOCK) gai_block_check(pool, block, site, 1);
-    if (stream && block && pool->variant.free) freed = pool->variant.free(pool, block, stream, site);
-    refused = freed < 0;
+    if (stream && block && pool->variant.free) refused = pool->variant.free(pool, block, site, 1, &freed);
     if ((!stream || refused) && block) gai_block_let_go(block);
-    if (stream && block && !freed) freed = gai_block_free_on(pool, block, stream);
+    if (stream && block && !freed && !refused) freed = gai_block_free_on(pool, block, stream);
     if (stream && pool->guards.kept) gai_pool_limit_kept(pool, site);
     if (stream) gai_stream_release(pool, stream, site);
     due = pool->clock >= pool->collector.look;
@@ -13456,10 +13454,7 @@ static cudaError_t gai_pool_free(galloc_pool *pool, void *ptr, gai_site *site, g
     if (due) gai_pool_tend(pool);
     if (debug) gai_guards_tend(pool);
     if (!stream) return gai_free_after_waiting(pool, ptr, site);
-    if (refused)
-        return gai_fail(cudaErrorStreamCaptureImplicit,
-                        "memory that a graph leaves allocated cannot be freed on the legacy stream while a blocking "
-                        "stream is captured");
+    if (refused) return refused;
     if (block && !freed) return gai_free_unnoted();
     return block ? cudaSuccess : gai_pointer_refused(pool, ptr);
 }
@@ -13525,13 +13520,14 @@ static cudaError_t gai_pool_free_named(galloc_pool *pool, void *ptr, gai_mark *m
 {
     gai_block *block = NULL;
     size_t named = gai_marks_count(marks);
-    int due, gone, debug;
+    int due, gone = 0, debug;
     gai_stack_note(pool);
     gai_lock_on(&pool->lock);
     debug = pool->config.debug;
     if (!error) block = gai_block_claim(pool, ptr);
-    gone = block && pool->variant.free_unmade && pool->variant.free_unmade(pool, block, sites, named);
-    if (gone) block = NULL;
+    if (block && pool->variant.free) error = pool->variant.free(pool, block, sites, named, &gone);
+    if (error && block) gai_block_let_go(block);
+    if (error || gone) block = NULL;
     if (block && !gai_marks_name_unknown(pool, block, marks)) {
         error = gai_free_unnoted();
         gai_block_let_go(block);
@@ -17086,15 +17082,50 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
     return !block;
 }
 
-/* Returns whether the driver can free a block in stream order: only one stream has used it, and an allocation node of a
-   capture is freed in the same capture or after it. */
-static int gai_block_is_drivers(const gai_block *block, const gai_stream *stream, const gai_site *site)
+/* Returns whether the driver can free a block in stream order: only one stream has used it, or streams of the capture
+   whose allocation node it is. That is freed in the same capture, or after it: a launch has the work of all of them. */
+static int gai_block_is_drivers(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_segment *segment = block->segment;
-    if (segment->lost || block->recorded_uses) return 0;
-    if (!gai_segment_is_unmarked(segment)) return 0;
-    if (site->capture) return segment->of_graph && block->stream->capture_id == site->capture;
-    return !site->capture_forbids && (segment->of_graph || block->stream == stream);
+    unsigned long long own = segment->of_graph && block->stream ? block->stream->capture_id : 0;
+    const gai_mark *use;
+    size_t i = 0;
+    if (segment->lost || !gai_segment_is_unmarked(segment)) return 0;
+    for (use = block->recorded_uses; use; use = use->next)
+        if (!own || use->stream->capture_id != own) return 0;
+    if (!sites->capture)
+        return n == 1 && !sites->capture_forbids && (segment->of_graph || block->stream == sites->stream);
+    while (i < n && sites[i].capture == own) i++;
+    return i == n;
+}
+
+/* Orders a captured stream after another one of its capture. An event there makes edges of the graph, and no node. */
+static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, const gai_site *site)
+{
+    gai_scope scope;
+    CUevent event = NULL;
+    CUresult result = CUDA_SUCCESS;
+    if (earlier != site->stream) result = gai_scope_enter(&scope, earlier->context);
+    if (earlier == site->stream || result) return result;
+    result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
+    if (!result) {
+        result = GAI_CALL(pool, event_record, EventRecord, (event, earlier->handle));
+        if (!result) result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
+        (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
+    }
+    gai_scope_leave(&scope);
+    return result;
+}
+
+/* Frees a claimed block on the first stream; in a capture after the others, and after its recorded uses. */
+static CUresult gai_async_free_after(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
+{
+    const gai_mark *use = sites->capture ? block->recorded_uses : NULL;
+    CUresult result = CUDA_SUCCESS;
+    size_t i;
+    for (i = 1; i < n && !result; i++) result = gai_async_order(pool, sites[i].stream, sites);
+    for (; use && !result; use = use->next) result = gai_async_order(pool, use->stream, sites);
+    return result ? result : gai_async_free(pool, (CUdeviceptr)block->segment->whole->addr, sites);
 }
 
 /* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
@@ -17128,24 +17159,31 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Makes the driver free a claimed block in stream order. Returns 0 on failure; nothing has changed then. [lock],
-   released meanwhile. */
-static int gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *site)
+/* Makes the driver free a claimed block in stream order. *freed: 0: nothing has changed. In a capture that is an error:
+   later nobody could free the memory, which the graph allocates at each launch. [lock], released meanwhile. */
+static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
+                                        int *freed)
 {
     gai_segment *segment = block->segment;
     CUresult result;
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
-    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    int node = sites->capture != 0;
+    if (pool->trace && !node) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
     gai_lock_off(&pool->lock);
     if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
-    else result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, site);
-    if (gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
+    else result = gai_async_free_after(pool, block, sites, n);
+    /* A capture may be invalidated meanwhile, and then allocates nothing. */
+    if (node ? result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : gai_segment_never_was(segment, result))
+        result = CUDA_SUCCESS;
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
-    if (result || segment->lost) return 0;
-    gai_block_give_up(pool, block);
-    return 1;
+    *freed = !result && !segment->lost;
+    if (*freed && pool->trace && node) gai_trace_freed(pool, block, NULL);
+    if (*freed) gai_block_give_up(pool, block);
+    if (!node || !result || segment->lost || gai_load(&pool->broken) || gai_is_driver_gone(result)) return cudaSuccess;
+    return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed in its graph: %s",
+                    cudaGetErrorString((cudaError_t)(int)result));
 }
 
 /* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
@@ -17169,11 +17207,18 @@ static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 }
 
 /* Frees a claimed block in stream order if the driver can. */
-static int gai_async_block_free(galloc_pool *pool, gai_block *block, gai_stream *stream, const gai_site *site)
+static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
+                                        int *freed)
 {
-    if (gai_block_must_wait(block, site)) return -1;
-    if (gai_async_free_unmade(pool, block, site, 1)) return 1;
-    return gai_block_is_drivers(block, stream, site) && gai_block_free_given(pool, block, site);
+    size_t i;
+    *freed = gai_async_free_unmade(pool, block, sites, n);
+    for (i = 0; i < n && !*freed; i++)
+        if (gai_block_must_wait(block, &sites[i]))
+            return gai_fail(cudaErrorStreamCaptureImplicit,
+                            "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
+                            "blocking stream is captured");
+    if (*freed || !gai_block_is_drivers(block, sites, n)) return cudaSuccess;
+    return gai_block_free_given(pool, block, sites, n, freed);
 }
 
 /* Creates the driver's pool for backend:cudaMallocAsync. */
@@ -17217,7 +17262,6 @@ static void gai_variant_cuda_malloc_async(gai_variant *variant)
     variant->keep = gai_async_keep;
     variant->refresh = gai_pool_ask_held;
     variant->free = gai_async_block_free;
-    variant->free_unmade = gai_async_free_unmade;
     variant->freed = gai_block_stamp_first;
 }
 

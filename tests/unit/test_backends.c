@@ -946,6 +946,177 @@ TEST(graphs_allocate_by_nodes_of_the_driver)
     finish();
 }
 
+/* Ways to free on a stream what another one of the capture has used. */
+enum { AFTER_ONE, RECORDED, AFTER_BOTH, AFTER_BOTH_REVERSED, RECORDED_AND_AFTER, WAYS };
+
+static cudaError_t free_in_a_way(int way, void *p, cudaStream_t s, cudaStream_t t)
+{
+    cudaStream_t both[2] = {s, t}, reversed[2] = {t, s};
+    if (way == RECORDED || way == RECORDED_AND_AFTER) OK(galloc_record_stream(p, t));
+    if (way == RECORDED) return galloc_free(p, s);
+    return galloc_free_after(p, way == AFTER_BOTH_REVERSED ? reversed : both, way == AFTER_ONE ||
+                             way == RECORDED_AND_AFTER ? 1 : 2);
+}
+
+/* The free is a node of the graph also when several streams are named: else there would be no second launch. It comes
+   after the work of all of them. */
+TEST(graphs_free_what_several_of_their_streams_have_used)
+{
+    for (int way = 0; way < WAYS; way++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaStream_t at = way == AFTER_BOTH_REVERSED ? t : s; /* where it is freed */
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        void *trace = get(pool, 512, s), *p;
+        put(s, trace, 512, 1);
+        OK(cudaStreamSynchronize(s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        p = get(pool, MIB(2), s);
+        put(s, p, MIB(2), 1);
+        order(s, t);
+        look(t, p, MIB(2), 1);
+        if (way != AFTER_ONE) put(at == s ? t : s, trace, 512, 2); /* the program orders it before nothing */
+        else order(t, s);
+        OK(free_in_a_way(way, p, s, t));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(stats_of(pool).live.current, 512);
+        put(at, trace, 512, 3);
+        order(t, s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        expect_healthy(pool, 0);
+        EXPECT_EQ(stats_of(pool).graph_bytes, 0);
+        OK(galloc_free(trace, s));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* What a graph leaves is freed after its launch, which all of its streams' work is part of. */
+TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
+{
+    for (int after = 0; after < 2; after++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get(pool, MIB(2), s);
+        order(s, t);
+        put(t, p, MIB(2), 1);
+        OK(galloc_record_stream(p, t));
+        order(t, s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        look(s, p, MIB(2), 1);
+        OK(after ? galloc_free_after(p, &s, 1) : galloc_free(p, s));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaGraphLaunch(exec, s)); /* the driver has it back */
+        OK(cudaFreeAsync(p, s));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* The driver refuses the node: the block stays the program's, and the call says why. */
+TEST(a_free_that_the_driver_refuses_a_node_for_frees_nothing)
+{
+    static const char *const calls[] = {"cuMemFreeAsync", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
+    for (int way = 0; way < WAYS; way++) {
+        for (int call = 0; call < (way == AFTER_ONE ? 1 : 4); call++) {
+            begin();
+            galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+            cudaStream_t s = stream_new(), t = stream_new();
+            cudaGraph_t graph = NULL;
+            cudaGraphExec_t exec = NULL;
+            OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+            void *p = get(pool, MIB(2), s);
+            order(s, t);
+            put(t, p, MIB(2), 1);
+            long lines = log_lines;
+            int error = call ? cudaErrorInvalidResourceHandle : cudaErrorInvalidValue;
+            sim_fail(calls[call], 1, 0, error);
+            EXPECT_EQ(free_in_a_way(way, p, s, t), error);
+            EXPECT_EQ(sim_failed(), 1);
+            sim_fail_clear();
+            EXPECT_EQ(log_lines, lines + 1);
+            EXPECT(strstr(log_text, "cannot be freed in its graph") != NULL);
+            EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+            EXPECT_EQ(stats_of(pool).frees, 0);
+            expect_healthy(pool, 0);
+            OK(free_in_a_way(way, p, s, t));
+            order(t, s);
+            OK(cudaStreamEndCapture(s, &graph));
+            OK(cudaGraphInstantiate(&exec, graph, 0));
+            for (int i = 0; i < 2; i++) OK(cudaGraphLaunch(exec, s));
+            OK(cudaStreamSynchronize(s));
+            OK(cudaGraphExecDestroy(exec));
+            OK(cudaGraphDestroy(graph));
+            pool_end(pool);
+            stream_end(s);
+            stream_end(t);
+            finish();
+        }
+    }
+}
+
+static struct {
+    inside_driver real;
+    cudaStream_t stream;
+} loses;
+
+static CUresult CUDAAPI lose_the_capture(CUdeviceptr addr, CUstream stream)
+{
+    EXPECT_EQ(cudaStreamSynchronize(loses.stream), cudaErrorStreamCaptureUnsupported);
+    (void)cudaGetLastError();
+    sim_findings_clear();
+    return loses.real.MemFreeAsync(addr, stream);
+}
+
+/* Another thread invalidates the capture during the free: nothing was allocated, and nothing is left. */
+TEST(a_capture_is_lost_while_its_memory_is_freed)
+{
+    for (int way = 0; way < WAYS; way++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(2), s);
+        order(s, t);
+        loses.real = inside_driver_in_use();
+        loses.stream = s;
+        inside_driver mine = loses.real;
+        mine.MemFreeAsync = lose_the_capture;
+        inside_driver_use(mine);
+        OK(free_in_a_way(way, p, s, t));
+        inside_driver_use(loses.real);
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        expect_healthy(pool, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* A capture that comes to nothing allocates nothing; its blocks are freed like others, wherever. */
 TEST(captures_that_come_to_nothing)
 {
