@@ -42,11 +42,14 @@ static void log_line(const char *text);
 /* ---- what the library says --------------------------------------------------------------------------------------- */
 
 static __thread int inside; /* 1: this thread is in one of the hooks; what the driver calls then is left to it */
-static __thread int silent; /* 1: a device is tried; one line says it all if that fails */
+static __thread int trying; /* 1: a device is tried; one line says it all if that fails */
+static char tried[4096];    /* what galloc said of that device; under the lock */
 
 static void log_line(const char *text)
 {
-    if (!silent) (void)fprintf(stderr, "galloc: %s\n", text);
+    size_t length = trying ? strlen(tried) : 0;
+    if (trying) (void)snprintf(tried + length, sizeof tried - length, "galloc: %s\n", text);
+    else (void)fprintf(stderr, "galloc: %s\n", text);
 }
 
 /* One line; a second one with the same number is not written. */
@@ -541,9 +544,11 @@ static CUresult open_device(device *d, CUcontext context)
     d->context = context;
     result = make_quiet(d);
     if (result) return result;
-    silent = 1;
+    tried[0] = 0;
+    trying = 1;
     obstacle = make_pool(d);
-    silent = 0;
+    trying = 0;
+    if (!obstacle) (void)fputs(tried, stderr);
     if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
     if (obstacle)
         (void)fprintf(stderr, "galloc_preload: device %d is left to CUDA: %s\n", d->ordinal, obstacle);
