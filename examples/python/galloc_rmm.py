@@ -1,5 +1,5 @@
 """galloc as a memory resource of RMM. Needs galloc.py. RMM calls Python for each allocation: for trying it out. In a
-C++ program use galloc::memory_resource of galloc.hpp.
+C++ program use galloc::resource of galloc.hpp, or galloc::rmm_resource before RMM 26.06.
 
     rmm.mr.set_current_device_resource(galloc_rmm.resource())
 """

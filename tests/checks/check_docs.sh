@@ -206,6 +206,17 @@ for page in docs/*.md; do
 done >"$work/unmapped"
 empty "pages that docs/index.md does not name" "$work/unmapped"
 
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+# What pages and examples call galloc::NAME is in galloc.hpp, but for CMake's galloc::galloc.
+# shellcheck disable=SC2086 # words
+grep -oE 'galloc::[a-zA-Z_]+' $pages examples/*.cpp examples/*/*.py examples/*/*.c | while IFS=: read -r file _ _ name; do
+    [ "$name" = galloc ] ||
+        grep -qE "(class|struct|using) $name\>|^inline .*\<$name\(|> $name\(" examples/cpp/galloc.hpp ||
+        echo "$file: $name"
+done >"$work/names"
+empty "names of C++ that galloc.hpp does not have" "$work/names"
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 # Messages in the table of errors are those of the header: each of their parts between "...", numbers and N.

@@ -57,7 +57,8 @@ verdict $? "no line without a request"
 # What galloc says of its settings, each line once; but one line alone where it cannot serve.
 env LD_PRELOAD="$preload" GALLOC_CONF="trace:$work/nowhere/trace,reuse:none,wait_limit_ms:5,max_split_size:40M" \
     "$work/host" report >"$work/out" 2>&1
-[ "$(grep -c '^galloc: .*trace.*nowhere' "$work/out")" = 1 ] && [ "$(grep -c '^galloc: .*max_split_size' "$work/out")" = 1 ]
+[ "$(grep -c '^galloc: .*trace.*nowhere' "$work/out")" = 1 ] &&
+    [ "$(grep -c '^galloc: .*max_split_size' "$work/out")" = 1 ]
 verdict $? "settings without effect are named"
 env LD_PRELOAD="$preload" GALLOC_CONF="memory_limit:none_at_all" "$work/host" report >"$work/out" 2>&1
 ! grep '^galloc: ' "$work/out" && [ "$(grep -c '^galloc_preload: device 0 is left to CUDA' "$work/out")" = 1 ]
