@@ -3199,6 +3199,8 @@ typedef struct gai_variant {
     CUresult (*dealloc)(galloc_pool *pool, CUdeviceptr addr, const gai_site *site);
     /* Charges a new segment to the budget, which `bytes` are added to. [paging] */
     CUresult (*charge)(galloc_pool *pool, gai_segment *segment, size_t bytes);
+    /* A segment that was charged is about to be counted in `reserved`. */
+    void (*charged)(galloc_pool *pool, gai_segment *segment);
     /* Ends such a charge, once the segment is in a set or in quarantine. */
     void (*settle)(galloc_pool *pool);
     /* A segment was given back. Returns 1 if the driver keeps its memory for the pool. */
@@ -8457,6 +8459,7 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
         gai_lock_off(&pool->lock);
         gai_pool_tell_mapped(pool, &batch);
         gai_lock_on(&pool->lock);
+        if (pool->variant.charged) pool->variant.charged(pool, segment);
         *block = gai_batch_publish(pool, &batch);
         pool->stats.grows++;
     } else if (segment->whole->addr) {
@@ -16804,17 +16807,16 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* cudaMallocAsync: charges what the driver's pool holds beyond the bytes charged so far. 0: a limit forbids it, or is
-   exceeded already. */
+/* cudaMallocAsync: sets the charge to all that is held. 0: a limit forbids that, even if it is no more than before. */
 static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
-    size_t more;
+    size_t others;
     int allowed;
     gai_lock_on(&gai_locks.budget);
-    more = gai_left(total, pool->taken);
-    allowed = pool->taken + more <= gai_pool_share(pool) && pool->budget->held + more <= pool->budget->limit;
-    if (allowed) pool->taken += more;
-    if (allowed) pool->budget->held += more;
+    others = pool->budget->held - pool->taken;
+    allowed = total <= gai_pool_share(pool) && others + total <= pool->budget->limit;
+    if (allowed) pool->taken = total;
+    if (allowed) pool->budget->held = others + total;
     gai_lock_off(&gai_locks.budget);
     return allowed;
 }
@@ -16897,8 +16899,8 @@ static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_si
     return CUDA_SUCCESS;
 }
 
-/* Frees a block whose making failed. The driver's pool may have grown for it beyond a limit, so it is trimmed to what it
-   held before. Work queued on the stream before the block can delay that: until then it counts as held. */
+/* Frees a block whose making failed. The driver's pool may have grown for it beyond a limit, so it is trimmed to what
+   it held before. Work queued on the stream before the block can delay that: until then it counts as held. */
 static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
     size_t held;
@@ -16914,16 +16916,22 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
 /* Charges the growth of the driver's pool to the budget, since only now it is known. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
-    size_t held = segment->of_graph ? 0 : gai_driver_pool_held_with(pool, bytes), of_graphs;
+    size_t held, of_graphs;
+    if (segment->of_graph) return CUDA_SUCCESS;
+    held = gai_driver_pool_held_with(pool, bytes);
     gai_lock_on(&pool->lock);
     of_graphs = pool->of_graphs;
     gai_lock_off(&pool->lock);
-    if (held && !gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_NOT_READY; /* the driver refused nothing */
-    gai_lock_on(&pool->lock);
-    if (segment->of_graph) pool->of_graphs += bytes;
-    else gai_stat_held(pool, held, bytes);
-    gai_lock_off(&pool->lock);
+    if (!gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_NOT_READY; /* the driver refused nothing */
     return CUDA_SUCCESS;
+}
+
+/* The block is counted together with what it leaves of `kept`, so that nobody sees one without the other. `taken` is
+   what was charged. [paging, lock] */
+static void gai_async_charged(galloc_pool *pool, gai_segment *segment)
+{
+    if (segment->of_graph) pool->of_graphs += segment->bytes;
+    else gai_stat_held(pool, pool->taken - pool->of_graphs, segment->bytes);
 }
 
 /* Memory that returns to the driver's pool (cudaMallocAsync) stays in `reserved`, which does not change even for a
@@ -17258,6 +17266,7 @@ static void gai_variant_cuda_malloc_async(gai_variant *variant)
     variant->alloc = gai_async_alloc;
     variant->dealloc = gai_async_take_back;
     variant->charge = gai_async_charge;
+    variant->charged = gai_async_charged;
     variant->settle = gai_budget_settle;
     variant->keep = gai_async_keep;
     variant->refresh = gai_pool_ask_held;

@@ -470,6 +470,44 @@ TEST(threads_under_each_backend)
     }
 }
 
+/* What other threads read while memory that the driver's pool keeps becomes a block. */
+static struct {
+    galloc_pool *pool;
+    int stop, wrong;
+} reads;
+
+static void *read_on(void *arg)
+{
+    while (!__atomic_load_n(&reads.stop, __ATOMIC_ACQUIRE)) {
+        galloc_stats stats = stats_of(reads.pool);
+        int wrong = stats.reserved.current != MIB(4) || stats.reserved.total || stats.reserved.peak != MIB(4) ||
+                    stats.cached.current != MIB(4) - stats.allocated.current;
+        if (wrong) __atomic_store_n(&reads.wrong, 1, __ATOMIC_RELEASE);
+    }
+    return arg;
+}
+
+TEST(what_is_held_does_not_seem_to_change_while_a_block_is_made)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    enum { READERS = 4 };
+    pthread_t reader[READERS];
+    cudaStream_t s = stream_new();
+    memset(&reads, 0, sizeof reads);
+    reads.pool = pool_of("backend:cudaMallocAsync");
+    OK(galloc_free(get(reads.pool, MIB(4), s), s));
+    OK(galloc_pool_stats_reset(reads.pool));
+    for (int i = 0; i < READERS; i++) EXPECT_EQ(pthread_create(&reader[i], NULL, read_on, NULL), 0);
+    for (int i = 0; i < 60000 && !__atomic_load_n(&reads.wrong, __ATOMIC_ACQUIRE); i++)
+        OK(galloc_free(get(reads.pool, MIB(4), s), s));
+    __atomic_store_n(&reads.stop, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < READERS; i++) EXPECT_EQ(pthread_join(reader[i], NULL), 0);
+    EXPECT_EQ(reads.wrong, 0);
+    pool_end(reads.pool);
+    stream_end(s);
+    finish();
+}
+
 static void *capture_and_drop(void *pool)
 {
     cudaStream_t s = stream_new();
@@ -725,8 +763,8 @@ TEST(what_the_drivers_pool_keeps_serves_at_the_limit)
     }
 }
 
-/* What the driver made for a request that a limit then refuses goes back at once. The sizes differ, so that the simulated
-   driver's pool serves none from what it keeps. */
+/* What the driver made for a request that a limit then refuses goes back at once. The sizes differ, so that the
+   simulated driver's pool serves none from what it keeps. */
 TEST(a_request_that_a_limit_refuses_leaves_the_drivers_pool_as_it_was)
 {
     begin_with_devices(1, SIM_PACE_PROMPT);
