@@ -16867,6 +16867,18 @@ static void gai_pool_ask_held(galloc_pool *pool)
     gai_lock_off(&pool->lock);
 }
 
+/* Trims the driver's pool to `less` bytes less than it is known to hold. [paging] */
+static void gai_driver_pool_cut(galloc_pool *pool, size_t less)
+{
+    size_t held;
+    if (!pool->driver_pool) return;
+    gai_lock_on(&pool->lock);
+    held = pool->stats.reserved.current - pool->of_graphs;
+    gai_lock_off(&pool->lock);
+    gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, gai_left(held, less))));
+    gai_pool_ask_held(pool);
+}
+
 /* Allocates from the driver's pool, or in a capture an allocation node. The context of a default stream must be
    current. */
 static CUresult gai_async_alloc(galloc_pool *pool, gai_segment *segment, CUdeviceptr *addr, size_t bytes,
@@ -16903,14 +16915,9 @@ static CUresult gai_async_free(galloc_pool *pool, CUdeviceptr addr, const gai_si
    it held before. Work queued on the stream before the block can delay that: until then it counts as held. */
 static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const gai_site *site)
 {
-    size_t held;
     CUresult result = gai_async_free(pool, addr, site);
-    if (result || site->capture) return result;
-    gai_lock_on(&pool->lock);
-    held = pool->stats.reserved.current - pool->of_graphs;
-    gai_lock_off(&pool->lock);
-    gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
-    return CUDA_SUCCESS;
+    if (!result && !site->capture) gai_driver_pool_cut(pool, 0);
+    return result;
 }
 
 /* Charges the growth of the driver's pool to the budget, since only now it is known. */
@@ -16980,11 +16987,13 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
 }
 
 /* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
-   checked, and gai_segment_fixed settles the budget afterwards. */
+   checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first. */
 static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
-    size_t kept;
+    size_t kept, above;
     if (!pool->variant.charge || site->capture) return gai_budget_take(pool, bytes);
+    above = gai_pool_lacks(pool, 0);
+    if (above) gai_driver_pool_cut(pool, above);
     gai_lock_on(&pool->lock);
     kept = pool->kept;
     gai_lock_off(&pool->lock);
@@ -17044,15 +17053,13 @@ static void gai_pool_return_given(galloc_pool *pool, size_t wanted)
 /* The same, and trims the driver's pool by as much. Returns by how much less is held. */
 static size_t gai_pool_release_given(galloc_pool *pool, size_t wanted)
 {
-    size_t before = gai_pool_held(pool), held;
+    size_t before = gai_pool_held(pool);
     gai_pool_retry(pool); /* what is stuck until its stream's work is done */
     /* All freed blocks return to the driver's pool first, since only the memory there can be trimmed. */
     gai_pool_return_given(pool, pool->variant.refresh ? SIZE_MAX : wanted);
-    held = pool->variant.refresh ? gai_driver_pool_held(pool) : GAI_NOT_SAID;
-    if (held != GAI_NOT_SAID) {
-        held = gai_left(held, wanted);
-        gai_pool_note(pool, GAI_CALL(pool, pool_trim, MemPoolTrimTo, (pool->driver_pool, held)));
+    if (pool->variant.refresh) {
         gai_pool_ask_held(pool);
+        gai_driver_pool_cut(pool, wanted);
     }
     return gai_left(before, gai_pool_held(pool));
 }
