@@ -2753,8 +2753,10 @@ struct gai_segment {
     uint64_t age;       /* of that block */
     size_t given; /* other backends, with one used block at most: bytes requested from the driver; else 0. Such
                      addresses are not in the page map: several segments may share 2 MiB */
-    int of_graph; /* cudaMallocAsync: allocated in a capture, so that it is the graph's, not the driver's pool's */
-    int lost; /* its context was reset: the memory is gone, and the addresses may be given out again */
+    unsigned long long of_graph; /* cudaMallocAsync: the capture that allocated it, whose graph has it in place of the
+                                    driver's pool; 0: none */
+    int lost; /* its context was reset, or its graph has ended and its addresses have come back: the memory is gone, and
+                 the addresses may be given out again */
     void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
     int open;   /* the same: all its bytes are in some region; see >>nvtx */
 };
@@ -6565,7 +6567,7 @@ static size_t gai_pool_captured(const galloc_pool *pool)
    by the pool's lock, which is released while the driver is asked about a new stream. Calls the driver table and the
    sections from slab to capture. */
 
-/* The context was reset, so its cudaMalloc memory is gone. Free blocks of the segment become unavailable; used ones
+/* The segment's memory is gone, with its context or its graph. Free blocks of the segment become unavailable; used ones
    stay until the program frees them. Then the segment ends without a driver call. [lock] */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
@@ -7863,9 +7865,16 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
+/* A graph that has ended may have taken the addresses of its segments along, for others to have. [lock] */
+static int gai_segment_is_gone(const galloc_pool *pool, const gai_segment *segment)
+{
+    const gai_capture *capture = segment->of_graph ? gai_capture_find(pool, segment->of_graph) : NULL;
+    return segment->of_graph && (!capture || gai_capture_has_ended(capture));
+}
+
 /* The driver has given [addr, addr + bytes) out again. Removes the lost segments there from the maps. If the context
-   has ended, every segment there is lost; if it is alive, only those marked lost are: the others are on their way to
-   the driver. */
+   has ended, every segment there is lost; if it is alive, only those marked lost are, and those of graphs that have
+   ended: the others are on their way to the driver. */
 static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uintptr_t addr, size_t bytes)
 {
     gai_segment *segment;
@@ -7873,7 +7882,9 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_on(&pool->lock);
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
-        if (!segment->whole->page->current || (health == GAI_ALIVE && !segment->lost)) continue; /* being given back */
+        if (!segment->whole->page->current) continue; /* being given back */
+        if (!segment->lost && gai_segment_is_gone(pool, segment)) gai_segment_lose(pool, segment);
+        if (health == GAI_ALIVE && !segment->lost) continue;
         /* An address that comes back shows that the context has ended: all cudaMalloc segments are lost. */
         if (!segment->lost) gai_pool_lose_context(pool);
         for (block = segment->first; block; block = block->next) gai_block_abandon(pool, block);
@@ -7882,7 +7893,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
-/* Returns whether the pool may have lost memory by a reset of its context. */
+/* Returns whether the pool may have lost memory by a reset of its context, or with a graph. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
@@ -7891,7 +7902,7 @@ static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
     gai_lock_on(&pool->lock);
     context = pool->context;
     id = pool->context_id;
-    lost = pool->lost;
+    lost = pool->lost || pool->of_graphs;
     gai_lock_off(&pool->lock);
     *health = gai_context_health(context, id);
     return lost || *health != GAI_ALIVE;
@@ -7973,15 +7984,15 @@ static int gai_segment_never_was(const gai_segment *segment, CUresult result)
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
 }
 
-/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
-   released. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
+/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset, or with its
+   graph, counts as released. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     const gai_mark *mark;
     CUresult result;
     int lost;
     gai_lock_on(&pool->lock);
-    lost = mapping->segment->lost;
+    lost = mapping->segment->lost || gai_segment_is_gone(pool, mapping->segment);
     for (mark = mapping->block->marks; mark && gai_mark_is_complete(mark);) mark = mark->next;
     gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
@@ -16886,7 +16897,7 @@ static CUresult gai_async_alloc(galloc_pool *pool, gai_segment *segment, CUdevic
 {
     gai_scope scope;
     CUresult result;
-    segment->of_graph = site->capture != 0;
+    segment->of_graph = site->capture;
     if (site->capture_forbids && !site->capture) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     result = pool->driver_pool ? CUDA_SUCCESS : gai_driver_pool_new(pool);
     if (!result) result = gai_scope_enter(&scope, site->context);

@@ -1154,6 +1154,69 @@ TEST(a_capture_is_lost_while_its_memory_is_freed)
     }
 }
 
+/* The driver does not know an allocation whose graph has not run, and that is no failure of its free. */
+TEST(memory_of_a_graph_that_has_not_run_goes)
+{
+    for (int several = 0; several < 2; several++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new(), both[2] = {s, t};
+        cudaGraph_t graph = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get(pool, MIB(2), s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(galloc_free_after(p, both, several ? 2 : 1));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        EXPECT_EQ(stats_of(pool).quarantined, 0);
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* A graph that never ran takes its addresses along. What is freed in a way in which its driver cannot take it back is
+   not given back later, when somebody else has that address. */
+TEST(what_a_graph_took_along_is_not_given_back)
+{
+    for (int way = 0; way < 9; way++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync"), *next = pool_of("backend:cudaMalloc");
+        cudaStream_t s = stream_new(), t = stream_new(), both[2] = {s, t};
+        cudaGraph_t graph = NULL, other = NULL;
+        void *q = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(2), s);
+        if (way % 3 == 0) OK(galloc_record_stream(p, t));
+        if (way % 3 == 0) OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        if (way % 3 == 1) OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        if (way % 3 == 1) OK(galloc_free(p, t));
+        if (way % 3 == 1) OK(cudaStreamEndCapture(t, &other));
+        if (way % 3 == 2) OK(galloc_free_after(p, both, 2));
+        OK(cudaGraphDestroy(graph));
+        if (other) OK(cudaGraphDestroy(other));
+        if (way < 3) OK(cudaMalloc(&q, MIB(2)));
+        else q = get(way < 6 ? pool : next, MIB(2), s);
+        EXPECT(q == p); /* else nothing is tested */
+        expect_healthy(pool, 0);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, way / 3 == 1 ? MIB(2) : 0);
+        if (way >= 3) EXPECT(info_of(q).state == GALLOC_STATE_USED && info_of(q).pool == (way < 6 ? pool : next));
+        put(s, q, MIB(2), 1); /* finds its memory there */
+        OK(cudaStreamSynchronize(s));
+        OK(way < 3 ? cudaFree(q) : galloc_free(q, s));
+        pool_end(pool);
+        pool_end(next);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* A capture that comes to nothing allocates nothing; its blocks are freed like others, wherever. */
 TEST(captures_that_come_to_nothing)
 {
