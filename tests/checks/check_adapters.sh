@@ -4,7 +4,7 @@
 
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc} cxx=${CXX:-g++}
-work=${BUILD:-build}/check_adapters
+work="${BUILD:-build}/check_adapters with blanks" # as galloc's own path may have them
 include="-I. -Itests/sim -Itests/support -isystem tests/sim/include"
 
 . tests/support/verdicts.sh
@@ -34,7 +34,7 @@ count() { # program, arguments
 
 # The same flags as the Makefile's, and all warnings are errors. The run path comes before LD_LIBRARY_PATH, which may
 # lead to a real PyTorch. -u: a C++ library that is linked statically has the function that throws, too.
-runs_here="-Wl,--disable-new-dtags -Wl,-rpath,$PWD/$work"
+runs_here='-Wl,--disable-new-dtags -Wl,-rpath,$ORIGIN'
 # shellcheck disable=SC2086
 "$cc" -std=gnu11 -g -Wall -Wextra -Wshadow -Werror -fPIC -shared -fexceptions -fvisibility=hidden $include \
     examples/pytorch/galloc_torch.c -o "$work/libgalloc_torch.so" -lpthread -ldl &&

@@ -210,11 +210,12 @@ empty "pages that docs/index.md does not name" "$work/unmapped"
 
 # What pages and examples call galloc::NAME is in galloc.hpp, but for CMake's galloc::galloc.
 # shellcheck disable=SC2086 # words
-grep -oE 'galloc::[a-zA-Z_]+' $pages examples/*.cpp examples/*/*.py examples/*/*.c | while IFS=: read -r file _ _ name; do
-    [ "$name" = galloc ] ||
-        grep -qE "(class|struct|using) $name\>|^inline .*\<$name\(|> $name\(" examples/cpp/galloc.hpp ||
-        echo "$file: $name"
-done >"$work/names"
+grep -oE 'galloc::[a-zA-Z_]+' $pages examples/*.cpp examples/*/*.py examples/*/*.c |
+    while IFS=: read -r file _ _ name; do
+        [ "$name" = galloc ] ||
+            grep -qE "(class|struct|using) $name\>|^inline .*\<$name\(|> $name\(" examples/cpp/galloc.hpp ||
+            echo "$file: $name"
+    done >"$work/names"
 empty "names of C++ that galloc.hpp does not have" "$work/names"
 
 # ---- messages -------------------------------------------------------------------------------------------------------

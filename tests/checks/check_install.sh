@@ -4,7 +4,7 @@
 
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
-work=$PWD/${BUILD:-build}/check_install
+work="$PWD/${BUILD:-build}/check_install with blanks" # as galloc's own path may have them
 
 . tests/support/verdicts.sh
 unset MAKEFLAGS MAKELEVEL
@@ -83,9 +83,9 @@ if ! missing pkg-config "a program through pkg-config"; then
     export PKG_CONFIG_PATH="$prefix/share/pkgconfig"
     flags=$(pkg-config --define-variable=prefix="$prefix" --cflags --libs galloc)
     holds "pkg-config knows the version" [ "$(pkg-config --modversion galloc)" = "$version" ]
-    # shellcheck disable=SC2086
-    holds "a program through pkg-config" "$cc" -std=c99 -isystem tests/sim/include examples/cmake/uses_galloc.c \
-        examples/cmake/galloc.c "-L$work/cuda/lib" $flags -lm -ldl -o "$work/through_pkg_config"
+    holds "a program through pkg-config" sh -c 'eval "\"\$1\" -std=c99 -isystem tests/sim/include \
+        examples/cmake/uses_galloc.c examples/cmake/galloc.c \"-L\$2/cuda/lib\" $3 -lm -ldl \
+        -o \"\$2/through_pkg_config\""' sh "$cc" "$work" "$flags"
     holds "it runs" runs "$work/through_pkg_config"
 fi
 
@@ -124,9 +124,10 @@ END
         holds "the program of $name" runs "$work/$name/uses_galloc"
     }
     project installed "-DCMAKE_PREFIX_PATH=$prefix"
-    project fetched "-DGALLOC_FETCH=$PWD"
+    ln -s "$PWD" "$work/source"
+    project fetched "-DGALLOC_FETCH=$work/source"
     # A project of CUDA C++ alone has no compiler of C; without nvcc, one of no language stands for it.
-    for how in "find_package(galloc REQUIRED)" "add_subdirectory($PWD galloc)"; do
+    for how in "find_package(galloc REQUIRED)" "add_subdirectory(\"$work/source\" galloc)"; do
         rm -rf "$work/bare" && mkdir -p "$work/bare"
         printf 'cmake_minimum_required(VERSION 3.17)\nproject(bare LANGUAGES NONE)\n%s\n' "$how" \
             >"$work/bare/CMakeLists.txt"

@@ -5,7 +5,7 @@
 
 cd "$(dirname "$0")/../.." || exit 1
 cc=${CC:-gcc}
-work=$PWD/${BUILD:-build}/check_preload
+work="$PWD/${BUILD:-build}/check_preload with blanks" # as galloc's own path may have them
 flags="-std=gnu11 -g -I. -Itests/sim -Itests/support -isystem tests/sim/include"
 
 . tests/support/verdicts.sh
@@ -23,7 +23,8 @@ unset GALLOC_CONF GALLOC_PRELOAD_FREE GALLOC_PRELOAD_REPORT LD_PRELOAD
         -Wl,--disable-new-dtags "-Wl,-rpath,$work" &&
     "$cc" -fPIC -shared tests/plugin/preload_next.c -o "$work/next_1.so" -ldl &&
     cp "$work/next_1.so" "$work/next_2.so" || exit 1
-preload="$work/libgalloc_preload.so $work/next_1.so $work/next_2.so"
+cd "$work" || exit 1 # the names in LD_PRELOAD cannot have blanks
+preload="./libgalloc_preload.so ./next_1.so ./next_2.so"
 
 runs() { # test, settings of the environment...
     name=$1

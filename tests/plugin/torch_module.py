@@ -3,6 +3,7 @@ libgalloc_torch.so with all hooks, cuda_home/include, and compiler, which writes
 PyTorch is the folder `torch` beside this file. Each test is a process."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ def test(name, code, expected, cwd=folder, **environment):
     global passed, failed
     fixed = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([here, folder]), "PYTHONDONTWRITEBYTECODE": "1",
              "HOME": os.path.join(folder, "home"), "TMPDIR": os.path.join(folder, "tmp"),
-             "CUDA_HOME": os.path.join(folder, "cuda_home"), "CXX": os.path.join(folder, "compiler")}
+             "CUDA_HOME": os.path.join(folder, "cuda_home"), "CXX": shlex.quote(os.path.join(folder, "compiler"))}
     result = subprocess.run([sys.executable, "-c", "import galloc_torch, torch\n" + code], cwd=cwd, text=True,
                             env={**fixed, **environment}, capture_output=True)
     last = result.stderr.strip().split("\n")[-1]
@@ -43,7 +44,7 @@ test("a file that is no library", install, "with CUDA 13.0", GALLOC_TORCH_LIBRAR
 test("another allocator", "torch.current.append(1)\n" + install, "must come before the first use")
 
 test("full", full, "")
-test("a compiler with arguments", full, "", CXX=os.path.join(folder, "compiler") + " -m64")
+test("a compiler with arguments", full, "", CXX=shlex.quote(os.path.join(folder, "compiler")) + " -m64")
 test("no compiler", full, "CXX=... names one", CXX="/nowhere/c++")
 test("an empty CXX is c++", full, "CXX=... names one", CXX="", PATH="/nowhere")
 test("a home that cannot be made", full, "", HOME="/dev/null/home")
