@@ -1239,46 +1239,21 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #define GAI_OVERRIDE_ZERO_IS_LEGACY 1
 #endif
 
-#define GAI_OVERRIDE_HEAPS 8
-
-/* The pools of cudaMalloc. All of their memory is freed on the legacy stream after its work, so that what is free
-   there is free for all streams. The files of a program share them, unless their heaps are their own. Two libraries can
-   share this table and yet have a heap each (-Wl,-Bsymbolic-functions binds functions only). So an entry names its heap
-   by the default pool of the device, as it was when the heap took the entry. */
-typedef struct gai_override_entry {
-    galloc_pool *heap, *pool;
-} gai_override_entry;
+/* The pools of cudaMalloc, by device. All of their memory is freed on the legacy stream after its work, so that what is
+   free there is free for all streams. The files of a program share them, unless their heaps are their own. A function,
+   since two libraries can have a heap each and yet share their data (-Wl,-Bsymbolic-functions binds functions only). */
 #ifdef GALLOC_STATIC
-static gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
+#define GAI_OVERRIDE_SHARED static __attribute__((unused))
+#elif defined(__cplusplus)
+#define GAI_OVERRIDE_SHARED extern "C" __attribute__((weak))
 #else
-#ifdef __cplusplus
-extern "C" {
+#define GAI_OVERRIDE_SHARED __attribute__((weak))
 #endif
-extern gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
-__attribute__((weak)) gai_override_entry gai_override_pools[GAI_OVERRIDE_DEVICES][GAI_OVERRIDE_HEAPS];
-#ifdef __cplusplus
-}
-#endif
-#endif
-
-/* The place of this heap's pool; a heap takes the first free entry. Once all are taken, it goes back to one of its own:
-   galloc_shutdown, which fails while these pools exist, ends default pools. NULL: there are too many heaps. */
-static __attribute__((unused)) galloc_pool **gai_override_place(galloc_pool *heap, int device)
+GAI_OVERRIDE_SHARED galloc_pool **gai_override_table(void);
+GAI_OVERRIDE_SHARED galloc_pool **gai_override_table(void)
 {
-    gai_override_entry *entry = gai_override_pools[device], *end = entry + GAI_OVERRIDE_HEAPS;
-    for (; entry < end; entry++) {
-        galloc_pool *owner = __atomic_load_n(&entry->heap, __ATOMIC_ACQUIRE);
-        if (!owner && __atomic_compare_exchange_n(&entry->heap, &owner, heap, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-            owner = heap;
-        if (owner == heap) return &entry->pool;
-    }
-    for (entry = gai_override_pools[device]; entry < end; entry++) {
-        galloc_pool *pool = __atomic_load_n(&entry->pool, __ATOMIC_ACQUIRE);
-        if (!pool || galloc_pool_check(pool) < 0) continue;
-        __atomic_store_n(&entry->heap, heap, __ATOMIC_RELEASE);
-        return &entry->pool;
-    }
-    return NULL;
+    static galloc_pool *pools[GAI_OVERRIDE_DEVICES];
+    return pools;
 }
 
 /* The pool of the current device; of two threads that make it one succeeds. */
@@ -1291,8 +1266,7 @@ GAI_OVERRIDE gai_override_pool(galloc_pool **pool)
     if (!error && (device < 0 || device >= GAI_OVERRIDE_DEVICES)) error = cudaErrorInvalidDevice;
     if (!error) error = galloc_pool_default(&made, device);
     if (error) return error;
-    place = gai_override_place(made, device);
-    if (!place) return cudaErrorNotSupported;
+    place = gai_override_table() + device;
     *pool = __atomic_load_n(place, __ATOMIC_ACQUIRE);
     if (*pool) return cudaSuccess;
     error = galloc_pool_config(made, &config);
@@ -1306,10 +1280,8 @@ GAI_OVERRIDE gai_override_pool(galloc_pool **pool)
 /* Is this pool one of cudaMalloc? */
 static __attribute__((unused)) int gai_override_has(const galloc_pool *pool, int device)
 {
-    int i;
-    for (i = 0; i < GAI_OVERRIDE_HEAPS && device >= 0 && device < GAI_OVERRIDE_DEVICES; i++)
-        if (pool == __atomic_load_n(&gai_override_pools[device][i].pool, __ATOMIC_ACQUIRE)) return 1;
-    return 0;
+    return device >= 0 && device < GAI_OVERRIDE_DEVICES &&
+           pool == __atomic_load_n(gai_override_table() + device, __ATOMIC_ACQUIRE);
 }
 
 GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)

@@ -140,6 +140,10 @@ override_libraries() {
     check override-libraries-program "$cc" -std=c99 $strict_c -Wl,--export-dynamic $parts/override_libraries.c \
         "$device"/*.o "$dir/libfirst.so" "$dir/libsecond.so" "-Wl,-rpath,$PWD/$dir" -o "$dir/libraries" -lpthread -lm
     check override-libraries-run "$dir/libraries"
+    for n in 1 2 3 4 5 6 7 8 9 10 11 12; do cp "$dir/libfirst.so" "$dir/lib$n.so"; done
+    check override-unloaded-program "$cc" -std=c99 $strict_c $flags -O1 -Wl,--export-dynamic \
+        $parts/override_unloaded.c "$device"/*.o -o "$dir/unloaded" -lpthread -lm -ldl
+    check override-unloaded-run "$dir/unloaded" "$dir"/lib[0-9]*.so
 }
 
 # The opposite: the compiler refuses, and its first message has the text.
