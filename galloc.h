@@ -11854,9 +11854,10 @@ static int gai_step_recycle(gai_job *job)
     gai_page_filter filter = gai_page_filter_for(NULL);
     gai_growth_range range;
     if (job->grows && gai_job_obstacle_behind(job, &range) != GAI_OBSTACLE_HOLE) return 0;
-    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device */
+    if (!pool->config.expandable_segments) { /* cuMemFree waits for the device, but not with cudaMallocAsync's memory */
         if (gai_job_is_captured(job)) return gai_job_leave_out(job, "cudaFree waits, which a capture forbids");
-        if (gai_job_waits_are_limited(job)) return gai_job_leave_out(job, "wait_limit_ms cannot limit cudaFree");
+        if (gai_job_waits_are_limited(job) && !pool->variant.refresh)
+            return gai_job_leave_out(job, "wait_limit_ms cannot limit cudaFree");
     }
     /* The driver refused nothing, so it is the limit: only what it lacks goes. */
     if (!job->refusal) {
@@ -12274,7 +12275,8 @@ static size_t gai_pool_borrow(galloc_pool *pool, size_t wanted, int last)
             gai_thread.message_is_new = 0; /* an error there is not this pool's error */
         } else {
             gai_pool_poll(other);
-            if (last || other->config.expandable_segments) given += gai_pool_release(other, wanted - given);
+            if (last || other->config.expandable_segments || other->variant.refresh)
+                given += gai_pool_release(other, wanted - given);
             if (last && given < wanted && gai_pool_held(other) && !gai_pool_wait(other))
                 given += gai_pool_release(other, wanted - given);
             gai_scope_leave(&scope);
@@ -16970,13 +16972,15 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
 }
 
 /* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
-   checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first. */
+   checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first; for a node of a
+   graph, whose memory is not of that pool, as much as the limit lacks. */
 static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
 {
     size_t kept, above;
-    if (!pool->variant.charge || site->capture) return gai_budget_take(pool, bytes);
-    above = gai_pool_lacks(pool, 0);
+    if (!pool->variant.charge) return gai_budget_take(pool, bytes);
+    above = gai_pool_lacks(pool, site->capture && !pool->config.throw_on_cudamalloc_oom ? bytes : 0);
     if (above) gai_driver_pool_cut(pool, above);
+    if (site->capture) return gai_budget_take(pool, bytes);
     gai_lock_on(&pool->lock);
     kept = pool->kept;
     gai_lock_off(&pool->lock);

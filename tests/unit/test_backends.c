@@ -928,6 +928,51 @@ TEST(what_a_driver_gives_up_before_it_refuses_is_not_held)
     finish();
 }
 
+/* What the driver's pool keeps makes room for a graph: a node's memory is not of that pool. */
+TEST(what_the_drivers_pool_keeps_makes_room_for_a_node)
+{
+    for (int thrown = 0; thrown < 2; thrown++) {
+        begin_with_devices(1, SIM_PACE_PROMPT);
+        galloc_pool *pool = pool_of(thrown ? "backend:cudaMallocAsync,device_limit:64M,throw_on_cudamalloc_oom:True"
+                                           : "backend:cudaMallocAsync,device_limit:64M");
+        cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
+        void *p = NULL;
+        OK(galloc_free(get(pool, MIB(48), s), s));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(48), s), thrown ? cudaErrorMemoryAllocation : cudaSuccess);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(48));
+        EXPECT_EQ(sim_calls("cuMemPoolTrimTo"), thrown ? 0 : 1);
+        if (p) OK(galloc_free(p, s));
+        OK(cudaStreamEndCapture(s, &graph));
+        expect_healthy(pool, 0);
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
+/* A trim of the driver's pool does not wait, so a limit of waits does not forbid it. */
+TEST(what_the_drivers_pool_keeps_is_replaced_within_a_limit_of_waits)
+{
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,device_limit:64M,wait_limit_ms:0");
+    cudaStream_t s = stream_new();
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(galloc_free(get(pool, MIB(42), s), s));
+    EXPECT(sim_physical(0) <= MIB(64));
+    expect_healthy(pool, 1);
+    galloc_pool *other = pool_of("wait_limit_ms:0"); /* it has what the first one keeps */
+    OK(galloc_free(get(other, MIB(40), s), s));
+    EXPECT(sim_physical(0) <= MIB(64));
+    EXPECT_EQ(sim_blocking_calls(), 0);
+    pool_end(other);
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(release_threshold_is_the_drivers)
 {
     begin();
