@@ -2727,6 +2727,7 @@ struct gai_segment {
                      addresses are not in the page map: several segments may share 2 MiB */
     unsigned long long of_graph; /* cudaMallocAsync: the capture that allocated it, whose graph has it in place of the
                                     driver's pool; 0: none */
+    int traced; /* the same: the trace has the free of its block already */
     int lost; /* its context was reset, or its graph has ended and its addresses have come back: the memory is gone, and
                  the addresses may be given out again */
     void *heap; /* GALLOC_NVTX: that of the tool; NULL: none */
@@ -13276,7 +13277,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     if (roomy) gai_marks_ask(pool, marks);
     if (block->stream && block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
     if (marks) block->stream_id = marks->stream->stream_id;
-    if (pool->trace) gai_trace_freed(pool, block, marks);
+    if (pool->trace && !block->segment->traced) gai_trace_freed(pool, block, marks);
     gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
     if (block->tag & GAI_CACHED && !(marks && marks->stream->life == block->life))
         gai_block_stamp_cache(pool, block);
@@ -17172,6 +17173,7 @@ static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, con
     unsigned long long id = pool->context_id;
     int node = sites->capture != 0;
     if (pool->trace && !node) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    segment->traced = pool->trace && !node;
     gai_lock_off(&pool->lock);
     if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
     else result = gai_async_free_after(pool, block, sites, n);

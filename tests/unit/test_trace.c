@@ -883,6 +883,32 @@ static void *pairs_of_a_thread(void *pool)
     return NULL;
 }
 
+/* A free that the driver refuses in stream order is done otherwise, and is one row all the same. */
+TEST(a_free_that_the_driver_refuses_is_one_row)
+{
+    begin();
+    log_to("log.csv");
+    galloc_config config = galloc_config_default();
+    config.backend = GALLOC_BACKEND_CUDA_MALLOC_ASYNC;
+    galloc_pool *pool = pool_new(&config);
+    cudaStream_t s = stream_new();
+    unsigned long long i = stream_id(s);
+    void *p = get(pool, 1000, s);
+    sim_fail("cuMemFreeAsync", 1, 0, cudaErrorInvalidValue);
+    OK(galloc_free(p, s));
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
+    log_begin();
+    expect_row("allocate,%p,1000,%llu,1,", p, i);
+    expect_row("free,%p,1000,%llu,1,", p, i);
+    EXPECT(!log_next());
+    free(log_rows), log_rows = NULL;
+    stream_end(s);
+    OK(galloc_pool_destroy(pool));
+    log_ends();
+    finish();
+}
+
 /* Each row is whole, and each thread's rows are in its order. */
 TEST(threads_and_pools_write_one_file)
 {
