@@ -10093,6 +10093,7 @@ typedef struct gai_job {
     int waited;         /* how many waits for other streams' events were queued for it */
     size_t lacks;       /* bytes of a room beyond the overhead for which no spare page is small enough */
     int grown;          /* how often pages were created or moved for it */
+    int overgrown;      /* cudaMallocAsync: what the driver's pool keeps did not serve it, and a limit was exceeded */
     int own_tried;      /* its stream's own pages do not serve it: from then on it takes what a search finds */
     int searched;       /* like:pytorch: its searches were counted (as one) */
     int asked;          /* like:pytorch: events were queried for it */
@@ -16973,15 +16974,17 @@ static void gai_job_take_given(gai_job *job, gai_block *block)
 }
 
 /* Takes the bytes from the budget. The driver's pool may hold them already (`kept`), so for it only the headroom is
-   checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first; for a node of a
-   graph, whose memory is not of that pool, as much as the limit lacks. */
-static int gai_pool_may_ask(galloc_pool *pool, size_t bytes, const gai_site *site)
+   checked, and gai_segment_fixed settles the budget afterwards. What it keeps above a limit goes first; if it cannot
+   serve the request, as it cannot serve a node of a graph, so much goes as the limit lacks. */
+static int gai_pool_may_ask(gai_job *job, size_t bytes)
 {
+    galloc_pool *pool = job->pool;
     size_t kept, above;
+    int captured = job->site.capture != 0, replaces = captured || job->overgrown;
     if (!pool->variant.charge) return gai_budget_take(pool, bytes);
-    above = gai_pool_lacks(pool, site->capture && !pool->config.throw_on_cudamalloc_oom ? bytes : 0);
+    above = gai_pool_lacks(pool, replaces && !pool->config.throw_on_cudamalloc_oom ? bytes : 0);
     if (above) gai_driver_pool_cut(pool, above);
-    if (site->capture) return gai_budget_take(pool, bytes);
+    if (captured) return gai_budget_take(pool, bytes);
     gai_lock_on(&pool->lock);
     kept = pool->kept;
     gai_lock_off(&pool->lock);
@@ -17003,8 +17006,9 @@ static void gai_job_supply_given(gai_job *job)
     promised = gai_pool_promise_mark(pool);
     gai_lock_off(&pool->lock);
     if (promised) {
-        asked = gai_pool_may_ask(pool, bytes, &job->site);
+        asked = gai_pool_may_ask(job, bytes);
         if (asked) result = gai_segment_fixed(pool, bytes, given + slack, &job->site, &block);
+        job->overgrown |= result == CUDA_ERROR_NOT_READY;
         gai_lock_on(&pool->lock);
         gai_pool_unpromise_mark(pool);
         if (block) gai_job_take_given(job, block);

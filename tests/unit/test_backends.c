@@ -953,6 +953,25 @@ TEST(what_the_drivers_pool_keeps_makes_room_for_a_node)
     }
 }
 
+/* What the driver's pool keeps of other sizes gives way once its work is done, even where what a limit refused first is
+   not known to be free yet. */
+TEST(what_the_drivers_pool_keeps_gives_way_after_a_wait)
+{
+    begin_still();
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync,device_limit:64M");
+    cudaStream_t s = stream_new(), t = stream_new();
+    for (size_t i = 0; i < 4; i++) {
+        cudaStream_t at = i % 2 ? t : s;
+        OK(galloc_free(get_used(pool, MIB(40 + 2 * i), at, i), at));
+        EXPECT(stats_of(pool).reserved.current <= MIB(64));
+        expect_healthy(pool, 1);
+    }
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* A trim of the driver's pool does not wait, so a limit of waits does not forbid it. */
 TEST(what_the_drivers_pool_keeps_is_replaced_within_a_limit_of_waits)
 {
