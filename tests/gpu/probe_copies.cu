@@ -1,6 +1,6 @@
 /* probe_copies.cu - asks the driver which copies find memory while the context of another device is current, and prints
-   the answers: memory of cuMemAlloc beside mapped memory (cuMemMap), of which only its own device has the access, and
-   no peer access is enabled. It tests nothing, and needs two devices. Each answer is the result of the call, or the
+   the answers: memory of cuMemAlloc beside mapped memory (cuMemMap) and memory of a pool (cuMemAllocFromPoolAsync), of
+   which only their own device has the access, and no peer access is enabled. It tests nothing, and needs two devices. Each answer is the result of the call, or the
    first error of the wait for its stream; "wrong" means that other bytes arrived. */
 
 #include <cuda.h>
@@ -11,7 +11,7 @@
 
 static CUcontext context[2];
 static CUstream stream[2];
-static CUdeviceptr memory[2][2][2]; /* of cuMemAlloc, mapped; of device 0, 1; source, target */
+static CUdeviceptr memory[3][2][2]; /* of cuMemAlloc, mapped, of a pool; of device 0, 1; source, target */
 static unsigned char *pinned, *pageable;
 static const size_t bytes = 4 << 20;
 
@@ -47,6 +47,20 @@ static CUdeviceptr mapped_memory(int device)
     access.location = prop.location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     OK(cuMemSetAccess(p, bytes, &access, 1));
+    return p;
+}
+
+static CUdeviceptr memory_of_a_pool(int device)
+{
+    CUmemPoolProps props = {};
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    props.location.id = device;
+    OK(cuMemPoolCreate(&pool, &props));
+    OK(cuMemAllocFromPoolAsync(&p, bytes, pool, stream[device]));
+    OK(cuStreamSynchronize(stream[device]));
     return p;
 }
 
@@ -214,17 +228,19 @@ int main()
         for (int i = 0; i < 2; i++) {
             OK(cuMemAlloc(&memory[0][d][i], bytes));
             memory[1][d][i] = mapped_memory(d);
+            memory[2][d][i] = memory_of_a_pool(d);
         }
     }
     pageable = (unsigned char *)malloc(bytes);
     OK(cuMemHostAlloc((void **)&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE));
 
-    printf("memory of device 1              cuMemAlloc       mapped           mapped           mapped\n"
-           "current device, stream of       0, 1             0, 1             0, 0             1, 1\n");
+    printf("memory of device 1              cuMemAlloc       mapped           mapped           mapped           pool\n"
+           "current device, stream of       0, 1             0, 1             0, 0             1, 1             0, 1\n");
     for (const copy &c : copies) {
         printf("%-32s", c.name);
-        for (int k = 0; k < 4; k++) {
-            sides s = {memory[k > 0][1][0], memory[k > 0][1][1], 1, 1, stream[k != 2]};
+        for (int k = 0; k < 5; k++) {
+            int kind = k == 4 ? 2 : k > 0;
+            sides s = {memory[kind][1][0], memory[kind][1][1], 1, 1, stream[k != 2]};
             printf("%-17s", text(answer(&c, &s, k == 3)));
         }
         puts("");
