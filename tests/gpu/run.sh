@@ -35,7 +35,8 @@ gpu_arch() {
 }
 
 build_cuda() { # source, program
-    "$nvcc" -O2 "-arch=$arch" -I. "$1" -o "$build/$2" -lpthread >"$build/$2.log" 2>&1
+    driver=; case $2 in probe*) driver=-lcuda ;; esac
+    "$nvcc" -O2 "-arch=$arch" -I. "$1" -o "$build/$2" -lpthread $driver >"$build/$2.log" 2>&1
 }
 
 build_sim() { # source, program
