@@ -1,7 +1,8 @@
 /* probe_copies.cu - asks the driver which copies find memory while the context of another device is current, and prints
    the answers: memory of cuMemAlloc beside mapped memory (cuMemMap) and memory of a pool (cuMemAllocFromPoolAsync), of
-   which only their own device has the access, and no peer access is enabled. It tests nothing, and needs two devices. Each answer is the result of the call, or the
-   first error of the wait for its stream; "wrong" means that other bytes arrived. */
+   which only their own device has the access, and no peer access is enabled. It tests nothing, and needs two devices.
+   Each answer is the result of the call, or the first error of the wait for its stream; "wrong" means that other bytes
+   arrived. */
 
 #include <cuda.h>
 
@@ -234,8 +235,10 @@ int main()
     pageable = (unsigned char *)malloc(bytes);
     OK(cuMemHostAlloc((void **)&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE));
 
-    printf("memory of device 1              cuMemAlloc       mapped           mapped           mapped           pool\n"
-           "current device, stream of       0, 1             0, 1             0, 0             1, 1             0, 1\n");
+    printf("memory of device 1              "
+           "cuMemAlloc       mapped           mapped           mapped           pool\n"
+           "current device, stream of       "
+           "0, 1             0, 1             0, 0             1, 1             0, 1\n");
     for (const copy &c : copies) {
         printf("%-32s", c.name);
         for (int k = 0; k < 5; k++) {
