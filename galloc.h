@@ -687,7 +687,7 @@ typedef struct galloc_step {
 typedef struct galloc_report {
     galloc_pool *pool;       /* the pool; valid as long as the pool exists */
     int device;
-    char cause[160];         /* the last obstacle, in words */
+    char cause[224];         /* the last obstacle, in words */
     size_t asked;            /* bytes requested; for a growth, the bytes that were missing */
     size_t rounded;          /* the same after rounding; for a growth, the bytes of the pages that were missing */
     int room_is_memory;      /* 1: `rounded` is the block's room (max_bytes), which is memory in fixed segments */
@@ -1146,6 +1146,15 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
      Device   waits for the device */
 GALLOC_API cudaError_t galloc_shutdown(void);
 
+/* Allocates memory that every stream may use at once, for GALLOC_OVERRIDE_CUDA, whose cudaMalloc calls it. It comes
+   from a pool of its own for the current device, with the settings of the default pool at the first call;
+   galloc_shutdown ends it with the default pools. Free it by galloc_override_free only.
+     ptr      receives the address; NULL after an error
+     bytes    as galloc_malloc
+     Returns  as galloc_pool_malloc, which a message may name
+     Device   as galloc_malloc */
+GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes);
+
 /* Ways to free of galloc_override_free. */
 enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_ORDERED = 2 };
 
@@ -1156,7 +1165,7 @@ enum { GALLOC_OVERRIDE_DEVICE = 0, GALLOC_OVERRIDE_STREAM = 1, GALLOC_OVERRIDE_O
               primary one, and those with streams that galloc has been passed), on the legacy stream of that device
               GALLOC_OVERRIDE_STREAM: after a wait for `stream`, likewise
               GALLOC_OVERRIDE_ORDERED: as galloc_free; if `stream` is the legacy one, other blocking streams come after
-              it, as after work of the program
+              it, as after work of the program. For memory of galloc_override_malloc as GALLOC_OVERRIDE_STREAM
      Returns  also what galloc_free returns, and the error of an earlier launch. Then the block is still used
      Device   waits as `how` says, and a wait for the device invalidates captures that are under way there */
 GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int how);
@@ -1213,7 +1222,7 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 /* Override: in a file that defines GALLOC_OVERRIDE_CUDA before it includes this header, four functions of CUDA are
    galloc's, under their own names. Include the header before the first use of them.
      cudaMalloc       memory that every stream may use at once. It comes from a pool of its own for each device, with
-                      the settings of the default pool; galloc_shutdown is refused from then on
+                      the settings of the default pool
      cudaFree         waits for the device of the memory, as in CUDA: for the current context, the primary one, and
                       those whose streams galloc has been passed. It must not be called while a stream is captured
      cudaMallocAsync  galloc_malloc
@@ -1231,66 +1240,12 @@ static inline cudaError_t galloc_pool_malloc(galloc_pool *pool, T **ptr, size_t 
 #include <cuda_runtime.h> /* its templates have the names that become macros */
 #endif
 
-#define GAI_OVERRIDE_DEVICES 64
 #define GAI_OVERRIDE static __attribute__((unused)) cudaError_t
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #define GAI_OVERRIDE_ZERO_IS_LEGACY 0
 #else
 #define GAI_OVERRIDE_ZERO_IS_LEGACY 1
 #endif
-
-/* The pools of cudaMalloc, by device. All of their memory is freed on the legacy stream after its work, so that what is
-   free there is free for all streams. The files of a program share them, unless their heaps are their own. A function,
-   since two libraries can have a heap each and yet share their data (-Wl,-Bsymbolic-functions binds functions only). */
-#ifdef GALLOC_STATIC
-#define GAI_OVERRIDE_SHARED static __attribute__((unused))
-#elif defined(__cplusplus)
-#define GAI_OVERRIDE_SHARED extern "C" __attribute__((weak))
-#else
-#define GAI_OVERRIDE_SHARED __attribute__((weak))
-#endif
-GAI_OVERRIDE_SHARED galloc_pool **gai_override_table(void);
-GAI_OVERRIDE_SHARED galloc_pool **gai_override_table(void)
-{
-    static galloc_pool *pools[GAI_OVERRIDE_DEVICES];
-    return pools;
-}
-
-/* The pool of the current device; of two threads that make it one succeeds. */
-GAI_OVERRIDE gai_override_pool(galloc_pool **pool)
-{
-    galloc_config config;
-    galloc_pool *made = NULL, **place;
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (!error && (device < 0 || device >= GAI_OVERRIDE_DEVICES)) error = cudaErrorInvalidDevice;
-    if (!error) error = galloc_pool_default(&made, device);
-    if (error) return error;
-    place = gai_override_table() + device;
-    *pool = __atomic_load_n(place, __ATOMIC_ACQUIRE);
-    if (*pool) return cudaSuccess;
-    error = galloc_pool_config(made, &config);
-    if (!error) error = galloc_pool_create(&made, &config);
-    if (error) return error;
-    if (__atomic_compare_exchange_n(place, pool, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) *pool = made;
-    else (void)galloc_pool_destroy(made);
-    return cudaSuccess;
-}
-
-/* Is this pool one of cudaMalloc? */
-static __attribute__((unused)) int gai_override_has(const galloc_pool *pool, int device)
-{
-    return device >= 0 && device < GAI_OVERRIDE_DEVICES &&
-           pool == __atomic_load_n(gai_override_table() + device, __ATOMIC_ACQUIRE);
-}
-
-GAI_OVERRIDE gai_override_malloc(void **ptr, size_t bytes)
-{
-    galloc_pool *pool = NULL;
-    cudaError_t error = gai_override_pool(&pool);
-    if (error && ptr) *ptr = NULL;
-    return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
-}
 
 /* In a file compiled for per-thread default streams, 0 is one of those. */
 static __attribute__((unused)) cudaStream_t gai_override_stream(cudaStream_t stream)
@@ -1310,8 +1265,7 @@ GAI_OVERRIDE gai_override_free_async(void *ptr, cudaStream_t stream)
     galloc_pointer info;
     if (!ptr) return cudaSuccess; /* of 0 bytes */
     if (galloc_pointer_info(ptr, &info) || info.state == GALLOC_STATE_FOREIGN) return cudaFreeAsync(ptr, stream);
-    return galloc_override_free(ptr, gai_override_stream(stream), gai_override_has(info.pool, info.device) ?
-                                GALLOC_OVERRIDE_STREAM : GALLOC_OVERRIDE_ORDERED);
+    return galloc_override_free(ptr, gai_override_stream(stream), GALLOC_OVERRIDE_ORDERED);
 }
 
 GAI_OVERRIDE gai_override_malloc_async(void **ptr, size_t bytes, cudaStream_t stream)
@@ -1320,10 +1274,10 @@ GAI_OVERRIDE gai_override_malloc_async(void **ptr, size_t bytes, cudaStream_t st
 }
 
 #ifdef __cplusplus
-template <class T> static inline cudaError_t gai_override_malloc(T **ptr, size_t bytes)
+template <class T> static inline cudaError_t galloc_override_malloc(T **ptr, size_t bytes)
 {
     void *p = NULL;
-    cudaError_t error = gai_override_malloc(ptr ? &p : static_cast<void **>(NULL), bytes);
+    cudaError_t error = galloc_override_malloc(ptr ? &p : static_cast<void **>(NULL), bytes);
     if (ptr) *ptr = static_cast<T *>(p);
     return error;
 }
@@ -1341,7 +1295,7 @@ static inline cudaError_t gai_override_malloc_async(T **ptr, size_t bytes, cudaM
 
 #undef cudaMallocAsync /* per-thread default streams: macros of CUDA's headers */
 #undef cudaFreeAsync
-#define cudaMalloc gai_override_malloc
+#define cudaMalloc galloc_override_malloc
 #define cudaFree gai_override_free
 #define cudaMallocAsync gai_override_malloc_async
 #define cudaFreeAsync gai_override_free_async
@@ -1896,6 +1850,7 @@ static struct {
     void *driver_ready;  /* not NULL once gai_cu is filled */
     void *known_pools;   /* `pools`, `ended_pools`, and those about to begin or to end */
     void *default_pool[GAI_DEVICES]; /* written with the global lock */
+    void *override_pool[GAI_DEVICES]; /* handles, of galloc_override_malloc; the same */
     uint64_t given_pools; /* number of pools with variant.around; written with the global lock */
     uint64_t ends;       /* GAI_UNWATCHED, GAI_WATCHED or GAI_UNLOADED */
     gai_thread_key end_key; /* while `ends` is GAI_WATCHED */
@@ -20196,20 +20151,21 @@ static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream,
 
 /* ---- slower paths ---- */
 
-/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first, also of a stream whose capture is
-   invalidated: the pool counts the failure. */
+/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first, also for a call that is refused after
+   that: the pool counts the failure. */
 static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
     int device = 0;
     cudaError_t error = cudaSuccess;
-    if (!ptr) error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
-    if (!error && *pool) error = gai_pool_refuses(*pool);
+    if (*pool) error = gai_pool_refuses(*pool);
     if (!error) error = gai_site_of(request->stream, &site);
     if (!error && !*pool) {
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(pool, device);
     }
+    if (!error && !ptr)
+        error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
     if (!error) error = gai_site_is_sound(&site);
     if (error) {
         gai_thread.has_report = 0;
@@ -21034,6 +20990,41 @@ GALLOC_API cudaError_t galloc_pointer_info(const void *ptr, galloc_pointer *info
     return cudaSuccess;
 }
 
+/* The pool of the current device for memory that is for all streams: it is freed on the legacy stream after all work
+   with it, so that what is free there is free for all. Of two threads that make it one succeeds. */
+static cudaError_t gai_override_pool(galloc_pool **pool)
+{
+    galloc_config config;
+    galloc_pool *made = NULL;
+    void **place;
+    int device;
+    cudaError_t error = gai_begin();
+    if (!error) error = gai_current_device(&device);
+    if (error) return gai_end("galloc_override_malloc", error);
+    error = galloc_pool_default(&made, device); /* which knows whether there is such a device */
+    if (error) return error;
+    place = &gai_process.override_pool[device];
+    *pool = (galloc_pool *)gai_load_pointer(place);
+    if (*pool) return cudaSuccess;
+    error = galloc_pool_config(made, &config);
+    if (!error) error = galloc_pool_create(&made, &config);
+    if (error) return error;
+    gai_lock_on(&gai_locks.global);
+    if (!*place) gai_store_pointer(place, made);
+    *pool = (galloc_pool *)*place;
+    gai_lock_off(&gai_locks.global);
+    if (*pool != made) (void)galloc_pool_destroy(made);
+    return cudaSuccess;
+}
+
+GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes)
+{
+    galloc_pool *pool = NULL;
+    cudaError_t error = gai_override_pool(&pool);
+    if (error && ptr) *ptr = NULL;
+    return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
+}
+
 /* Waits for all work of a context, if it is one of the device. */
 static CUresult gai_override_wait_in(CUcontext context, CUdevice device)
 {
@@ -21122,6 +21113,8 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     if (how < GALLOC_OVERRIDE_DEVICE || how > GALLOC_OVERRIDE_ORDERED)
         return gai_end(__func__, gai_fail(cudaErrorInvalidValue, "how is %d: must be GALLOC_OVERRIDE_...", how));
     if (info.state != GALLOC_STATE_USED) return galloc_free(ptr, stream); /* which says what is wrong */
+    if (how == GALLOC_OVERRIDE_ORDERED && info.pool == gai_load_pointer(&gai_process.override_pool[info.device]))
+        how = GALLOC_OVERRIDE_STREAM;
     /* Also binds a context, which a thread may lack. */
     if (how != GALLOC_OVERRIDE_DEVICE) error = gai_site_of(stream, &site);
     if (error == cudaErrorCudartUnloading) return galloc_free(ptr, stream);
@@ -21132,6 +21125,29 @@ GALLOC_API cudaError_t galloc_override_free(void *ptr, cudaStream_t stream, int 
     return galloc_free(ptr, stream);
 }
 
+/* Ends a pinned pool. */
+static cudaError_t gai_shutdown_pool(galloc_pool *pool)
+{
+    cudaError_t error;
+    gai_pool_part(pool);
+    error = gai_pool_end(pool);
+    if (error) gai_pool_unpin(pool);
+    return error;
+}
+
+/* Ends the pools of a device that the program has not created, as far as they end. */
+static cudaError_t gai_shutdown_device(int device)
+{
+    void **of_override = &gai_process.override_pool[device];
+    galloc_pool *pool = (galloc_pool *)gai_load_pointer(of_override);
+    cudaError_t first = cudaSuccess, error = cudaSuccess;
+    if (pool && !gai_pool_find(&pool)) first = gai_shutdown_pool(pool);
+    if (!first) gai_store_pointer(of_override, NULL);
+    pool = (galloc_pool *)gai_load_pointer(&gai_process.default_pool[device]);
+    if (pool && gai_pool_pin(pool)) error = gai_shutdown_pool(pool);
+    return first ? first : error;
+}
+
 GALLOC_API cudaError_t galloc_shutdown(void)
 {
     galloc_pool *pool;
@@ -21139,19 +21155,14 @@ GALLOC_API cudaError_t galloc_shutdown(void)
     cudaError_t error = gai_begin(), first = cudaSuccess;
     if (error) return gai_end_giving(__func__, error);
     for (device = 0; device < GAI_DEVICES; device++) {
-        pool = (galloc_pool *)gai_load_pointer(&gai_process.default_pool[device]);
-        if (!pool || !gai_pool_pin(pool)) continue;
-        gai_pool_part(pool);
-        error = gai_pool_end(pool);
-        if (error) gai_pool_unpin(pool);
+        error = gai_shutdown_device(device);
         if (error && !first) first = error;
     }
     if (gai_thread.damaged) gai_damages_say(); /* while there are stacks */
     gai_lock_on(&gai_locks.global);
     for (pool = gai_process.pools; pool && pool->is_default; pool = pool->next) continue;
     if (pool)
-        error = gai_fail(cudaErrorNotPermitted, "a pool of galloc_pool_create, or of cudaMalloc with "
-                         "GALLOC_OVERRIDE_CUDA, still exists: the first kind can be destroyed");
+        error = gai_fail(cudaErrorNotPermitted, "a pool of galloc_pool_create still exists: destroy it first");
     if (pool && !first) first = error;
     if (!gai_process.pools) {
         gai_pools_free();

@@ -8,7 +8,7 @@
 
 cd "$(dirname "$0")/.." || exit 1
 
-tasks='Allocate: malloc alloc pool_malloc malloc_growable resize
+tasks='Allocate: malloc alloc pool_malloc malloc_growable resize override_malloc
 Free: free free_after override_free
 Streams: record_stream stream_retire
 CUDA graphs: graph_begin graph_end graph_release

@@ -144,6 +144,21 @@ override_libraries() {
     check override-unloaded-program "$cc" -std=c99 $strict_c $flags -O1 -Wl,--export-dynamic \
         $parts/override_unloaded.c "$device"/*.o -o "$dir/unloaded" -lpthread -lm -ldl
     check override-unloaded-run "$dir/unloaded" "$dir"/lib[0-9]*.so
+    override_users
+}
+
+# Two libraries whose functions are bound within the library use the heap of a third one.
+override_users() {
+    check override-heap-library "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -x c -DGALLOC_IMPLEMENTATION \
+        galloc.h -o "$dir/libheap.so" -lpthread
+    for name in first second; do
+        check "override-$name-user" "$cc" -std=c99 $strict_c $flags -O1 -fPIC -shared -Wl,-Bsymbolic-functions \
+            "-DNAME(f)=${name}_##f" $parts/override_user.c -o "$dir/libuser_$name.so"
+    done
+    check override-users-program "$cc" -std=c99 $strict_c $flags -Wl,--export-dynamic $parts/override_users.c \
+        "$device"/*.o "$dir/libuser_first.so" "$dir/libuser_second.so" "$dir/libheap.so" "-Wl,-rpath,$PWD/$dir" \
+        -o "$dir/users" -lpthread -lm
+    check override-users-run env SIM_PACE=still "$dir/users"
 }
 
 # The opposite: the compiler refuses, and its first message has the text.

@@ -85,7 +85,7 @@ static void files(void)
     CHECK(info_of(p).state == GALLOC_STATE_USED);
     CHECK(override_use_free(p) == cudaSuccess);
     CHECK(override_use_malloc(&p, MIB) == cudaSuccess);
-    CHECK(info_of(p).pool == gai_override_table()[0]);
+    CHECK(info_of(p).pool == gai_process.override_pool[0]);
     CHECK(cudaFree(p) == cudaSuccess);
     CHECK(sim_calls("cudaMalloc") == 0 && sim_calls("cudaFree") == 0);
     CHECK(plain_malloc(&foreign, MIB) == cudaSuccess && plain_malloc_async(&ordered, MIB) == cudaSuccess);

@@ -174,6 +174,15 @@ static void call_override_free(caller *c)
     freed(c, galloc_override_free(ptr, c->stream, how), c->pool);
 }
 
+static void call_override_malloc(caller *c)
+{
+    void *ptr = c;
+    cudaError_t error = galloc_override_malloc(&ptr, some_bytes(c));
+    if (!obtained(c, error, ptr, NULL)) return;
+    put(c->stream, ptr, 256, 1);
+    freed(c, galloc_override_free(ptr, c->stream, GALLOC_OVERRIDE_ORDERED), NULL);
+}
+
 static void call_resize(caller *c)
 {
     galloc_request request = {0};
@@ -507,7 +516,7 @@ static call *const calls[] = {
     call_pool_stats_reset, call_pool_torch_stats,  call_pool_streams,        call_pool_history,
     call_annotate,         call_tag_name,          call_pool_history_stacks, call_snapshot,
     call_snapshot_save,    call_live_text,         call_pool_check,          call_pointer_info,
-    call_set_log,          call_override_free,     fill,
+    call_set_log,          call_override_malloc,   call_override_free,       fill,
 };
 enum { CALLS = sizeof calls / sizeof *calls };
 

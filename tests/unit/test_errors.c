@@ -781,6 +781,7 @@ static int drop(void *user, const void *data, size_t bytes)
     X(galloc_malloc_growable, gone, galloc_malloc_growable(&got, 512, MIB(4), v->stream))                              \
     X(galloc_alloc, gone, galloc_alloc(&got, &(galloc_request){.bytes = 512, .stream = v->stream}))                    \
     X(galloc_pool_malloc, gone, galloc_pool_malloc(v->pool, &got, MIB(100), v->stream))                                \
+    X(galloc_override_malloc, gone, galloc_override_malloc(&got, 512))                                                 \
     X(galloc_resize, gone, galloc_resize(v->block, MIB(4), v->stream))                                                 \
     X(galloc_resize, gone, galloc_resize(v->block, 512, v->stream))                                                    \
     X(galloc_graph_begin, gone, galloc_graph_begin(&(galloc_graph *){NULL}, v->pool, v->stream))                       \
@@ -1431,6 +1432,30 @@ TEST(an_alignment_that_exceeds_a_limit_is_named)
             finish();
         }
     }
+}
+
+/* On a large device the sentence has its full length. */
+TEST(the_cause_of_a_refusal_is_not_cut_off)
+{
+    sim_options options = sim_defaults();
+    galloc_config config = galloc_config_default();
+    options.memory = GIB(192);
+    options.pace = SIM_PACE_STILL;
+    begin_with(options);
+    OK(galloc_config_parse(&config, "backend:cudaMalloc,device_limit:160G,throw_on_cudamalloc_oom:True", NULL, 0));
+    galloc_pool *pool = pool_new(&config), *other = pool_limited(GIB(150));
+    galloc_request request = request_of(pool, GIB(101), 0);
+    galloc_report report;
+    void *p, *q = NULL;
+    OK(galloc_pool_malloc(other, &p, GIB(120), 0));
+    request.alignment = GIB(128);
+    FAILS(galloc_alloc(&q, &request), cudaErrorMemoryAllocation);
+    EXPECT_EQ(galloc_oom_report(&report), cudaSuccess);
+    if (!EXPECT(strstr(report.cause, " with alignment 137438953472") != NULL)) printf("    %s\n", report.cause);
+    OK(galloc_free(p, 0));
+    pool_end(other);
+    pool_end(pool);
+    finish();
 }
 
 /* Where a segment must hold the alignment as memory, none will ever do: nothing is given back, and nobody is asked. */

@@ -83,6 +83,8 @@ static cudaError_t graph_begin(galloc_graph *graph, galloc_pool *pool, cudaStrea
                                                                                      .stream = v->stream,              \
                                                                                      .pool = v->pool}))                \
     X(galloc_pool_malloc, PTR, NEW_MEMORY | ENDED, galloc_pool_malloc(v->pool, &o->ptr, v->bytes, v->stream))          \
+    X(galloc_override_malloc, PTR, CHILD | GONE | HOST | DRIVER | FULL | LIMIT | SETTINGS | BROKEN,                    \
+      galloc_override_malloc(&o->ptr, v->bytes))                                                                       \
     X(galloc_graph_begin, KEPT, CHILD | GONE | HOST | DRIVER | INVALID | BROKEN | ENDED,                               \
       graph_begin(NULL, v->pool, v->stream))                                                                           \
     X(galloc_graph_begin, KEPT, CHILD | GONE | DRIVER | INVALID | BROKEN | ENDED,                                      \
@@ -175,6 +177,7 @@ static cudaError_t parse(galloc_config *config, const char *text)
     X(galloc_pool_malloc, PTR, INVALID_VALUE, galloc_pool_malloc(NULL, &o->ptr, 512, v->stream))                       \
     X(galloc_pool_malloc, PTR, INVALID_VALUE, galloc_pool_malloc(NULL, &o->ptr, 0, v->stream))                         \
     X(galloc_pool_malloc, PTR, cudaErrorMemoryAllocation, galloc_pool_malloc(v->pool, &o->ptr, SIZE_MAX, v->stream))   \
+    X(galloc_override_malloc, PTR, cudaErrorMemoryAllocation, galloc_override_malloc(&o->ptr, SIZE_MAX))               \
     X(galloc_graph_begin, KEPT, INVALID_VALUE, graph_begin(NULL, v->pool, NULL))                                       \
     X(galloc_graph_begin, KEPT, INVALID_VALUE, graph_begin(v->graph, v->pool, cudaStreamLegacy))                       \
     X(galloc_graph_begin, KEPT, INVALID_VALUE, graph_begin(v->graph, v->other, v->stream))                             \
@@ -297,7 +300,7 @@ static void enter(world *w)
     OK(galloc_graph_begin(&w->graph, w->pool, w->stream));
     OK(galloc_graph_end(w->graph));
     OK(galloc_free(get(w->pool, MIB(6), w->stream), w->stream)); /* what a trim can give back */
-    (void)galloc_malloc(NULL, 1, w->stream); /* there is no report */
+    (void)galloc_alloc(NULL, NULL); /* there is no report */
 }
 
 static void end_pools(world *w)
@@ -331,7 +334,7 @@ static void arrange(world *w, int fault)
         w->filler = pool_new(NULL);
         while (w->fillers < 32 && galloc_pool_malloc(w->filler, &ptr, MIB(2), w->stream) == cudaSuccess)
             w->fill[w->fillers++] = ptr;
-        (void)galloc_malloc(NULL, 1, w->stream);
+        (void)galloc_alloc(NULL, NULL);
     }
     if (fault == FULL || fault == LIMIT) w->bytes = MIB(60);
     if (fault == LIMIT) w->bytes = GIB(2);

@@ -11,7 +11,6 @@ static cudaError_t plain_malloc_async(void **p, size_t bytes) { return cudaMallo
 #define GALLOC_OVERRIDE_CUDA
 #include "setup.h"
 
-/* The pools of cudaMalloc live as long as the process: all tests use the same device. */
 static void start(void)
 {
     static int started;
@@ -450,15 +449,36 @@ static void memory_is_for_all(void)
     no_findings();
 }
 
-/* galloc_shutdown fails while the pools of cudaMalloc exist, and ends default pools. cudaMalloc goes on, and its memory
+/* galloc_shutdown fails while memory of cudaMalloc is used, and ends default pools. cudaMalloc goes on, and its memory
    is for every stream as before. */
 TEST(shutdowns_that_fail_leave_cudamalloc)
 {
     start();
+    void *p = alloc(MIB(1));
     for (int i = 0; i < 40; i++) {
-        OK(cudaFree(alloc(MIB(1))));
         memory_is_for_all();
         EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
+        EXPECT(strstr(galloc_last_message(), "blocks of the pool of device 0 are in use: 1, of 1048576 bytes"));
+    }
+    OK(cudaFree(p));
+    no_findings();
+}
+
+TEST(shutdowns_end_pools_of_cudamalloc)
+{
+    start();
+    for (int i = 0; i < 3; i++) {
+        galloc_pool *pool;
+        void *p;
+        memory_is_for_all();
+        OK(cudaSetDevice(1));
+        p = alloc(MIB(1));
+        pool = info_of(p).pool;
+        OK(cudaFree(p));
+        OK(galloc_shutdown());
+        EXPECT_EQ(galloc_pool_check(pool), -1);
+        EXPECT_EQ(sim_physical(0) + sim_physical(1), 0u);
+        OK(cudaSetDevice(0));
     }
     no_findings();
 }
