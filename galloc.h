@@ -153,10 +153,11 @@
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
      Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
-     streams that it names or that were recorded. A block that is not freed in the capture must be freed on one stream
-     after the graph has run (or when it never will) and before the graph is destroyed. (A failed capture destroys its
-     graph, and with it such blocks.) While a blocking stream is captured, allocations on the legacy stream, and frees
-     of a graph's blocks there, return cudaErrorStreamCaptureImplicit.
+     streams that it names or that were recorded. A block that is not freed in the capture must be freed, on streams that
+     are not captured, after the graph has run (or when it never will) and before it is destroyed; the first stream then
+     waits for the others. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream is
+     captured, allocations on the legacy stream, and frees of a graph's blocks there, return
+     cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
@@ -6495,8 +6496,8 @@ static size_t gai_pool_captured(const galloc_pool *pool)
    by the pool's lock, which is released while the driver is asked about a new stream. Calls the driver table and the
    sections from slab to capture. */
 
-/* The segment's memory is gone, with its context or its graph. Free blocks of the segment become unavailable; used ones
-   stay until the program frees them. Then the segment ends without a driver call. [lock] */
+/* The segment's memory is gone with its context, or was never allocated by its graph. Free blocks of the segment become
+   unavailable; used ones stay until the program frees them. Then the segment ends without a driver call. [lock] */
 static void gai_segment_lose(galloc_pool *pool, gai_segment *segment)
 {
     gai_block *block;
@@ -7793,8 +7794,9 @@ static void gai_block_abandon(galloc_pool *pool, gai_block *block)
     gai_block_give(pool, block);
 }
 
-/* A graph that has ended may have taken the addresses of its segments along, for others to have. [lock] */
-static int gai_segment_is_gone(const galloc_pool *pool, const gai_segment *segment)
+/* Is the graph gone that has allocated the segment? If it never ran, others may have these addresses now; else the
+   memory is still there. Nobody can tell which, so no driver call may name it. [lock] */
+static int gai_segment_outlives(const galloc_pool *pool, const gai_segment *segment)
 {
     const gai_capture *capture = segment->of_graph ? gai_capture_find(pool, segment->of_graph) : NULL;
     return segment->of_graph && (!capture || gai_capture_has_ended(capture));
@@ -7811,7 +7813,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     for (segment = pool->segments; segment; segment = segment->next) {
         if (segment->addr >= addr + bytes || addr >= segment->addr + segment->bytes) continue;
         if (!segment->whole->page->current) continue; /* being given back */
-        if (!segment->lost && gai_segment_is_gone(pool, segment)) gai_segment_lose(pool, segment);
+        if (!segment->lost && gai_segment_outlives(pool, segment)) gai_segment_lose(pool, segment);
         if (health == GAI_ALIVE && !segment->lost) continue;
         /* An address that comes back shows that the context has ended: all cudaMalloc segments are lost. */
         if (!segment->lost) gai_pool_lose_context(pool);
@@ -7821,7 +7823,7 @@ static void gai_pool_leave_range(galloc_pool *pool, enum gai_health health, uint
     gai_lock_off(&pool->lock);
 }
 
-/* Returns whether the pool may have lost memory by a reset of its context, or with a graph. */
+/* Returns whether the pool may have lost memory by a reset of its context, or addresses with a graph. */
 static int gai_pool_may_have_lost(galloc_pool *pool, enum gai_health *health)
 {
     CUcontext context;
@@ -7912,15 +7914,16 @@ static int gai_segment_never_was(const gai_segment *segment, CUresult result)
     return segment->of_graph && result == CUDA_ERROR_INVALID_VALUE;
 }
 
-/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset, or with its
-   graph, counts as released. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
+/* gai_mapping_undo for a fixed segment, whose one mapping ends with its memory. Memory lost by a reset counts as
+   released. So does that of a graph which is gone: it leaks if the graph was launched, but to free it might be to free
+   somebody else's. Only in quarantine can work still use it (gai_segment_fixed): then it is stuck. */
 static enum gai_undone gai_mapping_undo_fixed(galloc_pool *pool, gai_mapping *mapping)
 {
     const gai_mark *mark;
     CUresult result;
     int lost;
     gai_lock_on(&pool->lock);
-    lost = mapping->segment->lost || gai_segment_is_gone(pool, mapping->segment);
+    lost = mapping->segment->lost || gai_segment_outlives(pool, mapping->segment);
     for (mark = mapping->block->marks; mark && gai_mark_is_complete(mark);) mark = mark->next;
     gai_block_hide(mapping->block); /* another pool may get the address while this call lasts */
     gai_lock_off(&pool->lock);
@@ -17044,50 +17047,77 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
     return !block;
 }
 
-/* Returns whether the driver can free a block in stream order: only one stream has used it, or streams of the capture
-   whose allocation node it is. That is freed in the same capture, or after it: a launch has the work of all of them. */
+/* Returns whether a free of a graph's block can come after a recorded use: a node of the graph after a stream of the
+   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture. */
+static int gai_use_can_precede(const gai_stream *use, unsigned long long own, int captured)
+{
+    return use->capture_id == own || (!captured && gai_stream_is_plain(use));
+}
+
+/* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation node,
+   which is freed in the same capture, or outside of captures. */
 static int gai_block_is_drivers(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_segment *segment = block->segment;
-    unsigned long long own = segment->of_graph && block->stream ? block->stream->capture_id : 0;
     const gai_mark *use;
+    int captured = sites->capture != 0;
     size_t i = 0;
     if (segment->lost || !gai_segment_is_unmarked(segment)) return 0;
+    if (!segment->of_graph)
+        return n == 1 && !block->recorded_uses && !sites->capture_forbids && block->stream == sites->stream;
     for (use = block->recorded_uses; use; use = use->next)
-        if (!own || use->stream->capture_id != own) return 0;
-    if (!sites->capture)
-        return n == 1 && !sites->capture_forbids && (segment->of_graph || block->stream == sites->stream);
-    while (i < n && sites[i].capture == own) i++;
+        if (!gai_use_can_precede(use->stream, segment->of_graph, captured)) return 0;
+    while (i < n && (captured ? sites[i].capture == segment->of_graph : !sites[i].capture_forbids)) i++;
     return i == n;
 }
 
-/* Orders a captured stream after another one of its capture. An event there makes edges of the graph, and no node. */
+/* May an event be recorded now on a plain stream, which perhaps this call was not given? In its context. [recording] */
+static int gai_async_may_record(galloc_pool *pool, const gai_stream *stream)
+{
+    int retired;
+    gai_lock_on(&pool->lock);
+    retired = stream->retired;
+    gai_lock_off(&pool->lock);
+    return !retired && gai_stream_is_reachable(stream);
+}
+
+/* Orders a stream after the work of another one by an event, which in a capture makes edges of the graph, and no node.
+   [recording] */
 static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, const gai_site *site)
 {
     gai_scope scope;
     CUevent event = NULL;
-    CUresult result = CUDA_SUCCESS;
-    if (earlier != site->stream) result = gai_scope_enter(&scope, earlier->context);
-    if (earlier == site->stream || result) return result;
-    result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
-    if (!result) {
-        result = GAI_CALL(pool, event_record, EventRecord, (event, earlier->handle));
-        if (!result) result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
-        (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
-    }
+    CUresult result;
+    if (earlier == site->stream) return CUDA_SUCCESS;
+    result = gai_stream_health(earlier) == GAI_ALIVE ? gai_scope_enter(&scope, earlier->context)
+                                                     : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (result) return result;
+    if (!site->capture && !gai_async_may_record(pool, earlier)) result = CUDA_ERROR_NOT_READY;
+    if (!result) result = GAI_CALL(pool, event_create, EventCreate, (&event, CU_EVENT_DISABLE_TIMING));
+    if (!result) result = GAI_CALL(pool, event_record, EventRecord, (event, earlier->handle));
     gai_scope_leave(&scope);
+    if (!result) result = gai_scope_enter(&scope, site->context); /* a default stream is that of the current context */
+    if (!result) {
+        result = GAI_CALL(pool, stream_wait, StreamWaitEvent, (site->handle, event, 0));
+        gai_scope_leave(&scope);
+    }
+    if (event) (void)GAI_CALL(pool, event_destroy, EventDestroy, (event));
     return result;
 }
 
-/* Frees a claimed block on the first stream; in a capture after the others, and after its recorded uses. */
-static CUresult gai_async_free_after(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
+/* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in the
+   block's own, which its graph has done. `recording`: a recorded stream is not retired meanwhile. */
+static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
 {
-    const gai_mark *use = sites->capture ? block->recorded_uses : NULL;
+    const gai_mark *use;
     CUresult result = CUDA_SUCCESS;
     size_t i;
+    gai_lock_on(&pool->recording);
     for (i = 1; i < n && !result; i++) result = gai_async_order(pool, sites[i].stream, sites);
-    for (; use && !result; use = use->next) result = gai_async_order(pool, use->stream, sites);
-    return result ? result : gai_async_free(pool, (CUdeviceptr)block->segment->whole->addr, sites);
+    for (use = block->recorded_uses; use && !result; use = use->next)
+        if (sites->capture || !use->stream->capture_id) result = gai_async_order(pool, use->stream, sites);
+    gai_lock_off(&pool->recording);
+    return result;
 }
 
 /* Merges all blocks of a driver-allocated segment, one used block and the free ones beside it, into one busy block. */
@@ -17121,30 +17151,49 @@ static void gai_block_give_up(galloc_pool *pool, gai_block *block)
     gai_mapping_settle(pool, whole, GAI_RELEASED);
 }
 
-/* Makes the driver free a claimed block in stream order. *freed: 0: nothing has changed. In a capture that is an error:
-   later nobody could free the memory, which the graph allocates at each launch. [lock], released meanwhile. */
-static cudaError_t gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
-                                        int *freed)
+/* Makes the driver free a claimed block on the first stream, in order after the others. That a graph has not run yet is
+   no failure: there is nothing to free then. [lock], released meanwhile. */
+static CUresult gai_block_give_in_order(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
 {
     gai_segment *segment = block->segment;
-    CUresult result;
+    CUresult result = CUDA_ERROR_INVALID_CONTEXT;
     CUcontext context = pool->context;
     unsigned long long id = pool->context_id;
-    int node = sites->capture != 0;
-    if (pool->trace && !node) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
-    segment->traced = pool->trace && !node;
     gai_lock_off(&pool->lock);
-    if (gai_context_health(context, id) != GAI_ALIVE) result = CUDA_ERROR_INVALID_CONTEXT; /* address may be reused */
-    else result = gai_async_free_after(pool, block, sites, n);
-    /* A capture may be invalidated meanwhile, and then allocates nothing. */
-    if (node ? result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : gai_segment_never_was(segment, result))
-        result = CUDA_SUCCESS;
+    if (gai_context_health(context, id) == GAI_ALIVE) { /* else the address may be reused */
+        result = gai_async_order_all(pool, block, sites, n);
+        if (!result) {
+            result = gai_async_free(pool, (CUdeviceptr)segment->whole->addr, sites);
+            if (!sites->capture && gai_segment_never_was(segment, result)) result = CUDA_SUCCESS;
+        }
+    }
     if (result) gai_pool_note(pool, result);
     gai_lock_on(&pool->lock);
-    *freed = !result && !segment->lost;
-    if (*freed && pool->trace && node) gai_trace_freed(pool, block, NULL);
+    return result;
+}
+
+/* Frees a claimed block outside of captures. *freed: 0: nothing has changed. [lock], released meanwhile. */
+static void gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n, int *freed)
+{
+    gai_segment *segment = block->segment;
+    if (pool->trace) gai_trace_freed(pool, block, NULL); /* before another thread gets the address */
+    segment->traced = pool->trace != NULL;
+    *freed = !gai_block_give_in_order(pool, block, sites, n) && !segment->lost;
     if (*freed) gai_block_give_up(pool, block);
-    if (!node || !result || segment->lost || gai_load(&pool->broken) || gai_is_driver_gone(result)) return cudaSuccess;
+}
+
+/* The same by a node of the capture that has allocated the block. If the driver refuses the node that is an error: later
+   nobody could free the memory, which the graph allocates at each launch. */
+static cudaError_t gai_block_free_by_node(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
+                                          int *freed)
+{
+    const gai_segment *segment = block->segment;
+    CUresult result = gai_block_give_in_order(pool, block, sites, n);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) result = CUDA_SUCCESS; /* it allocates nothing */
+    *freed = !result && !segment->lost;
+    if (*freed && pool->trace) gai_trace_freed(pool, block, NULL);
+    if (*freed) gai_block_give_up(pool, block);
+    if (!result || segment->lost || gai_load(&pool->broken) || gai_is_driver_gone(result)) return cudaSuccess;
     return gai_fail((cudaError_t)(int)result, "memory that a graph allocates cannot be freed in its graph: %s",
                     cudaGetErrorString((cudaError_t)(int)result));
 }
@@ -17181,7 +17230,9 @@ static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, con
                             "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
                             "blocking stream is captured");
     if (*freed || !gai_block_is_drivers(block, sites, n)) return cudaSuccess;
-    return gai_block_free_given(pool, block, sites, n, freed);
+    if (sites->capture) return gai_block_free_by_node(pool, block, sites, n, freed);
+    gai_block_free_given(pool, block, sites, n, freed);
+    return cudaSuccess;
 }
 
 /* Creates the driver's pool for backend:cudaMallocAsync. */

@@ -1141,6 +1141,83 @@ TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
     }
 }
 
+/* After the launch other streams use it: the driver has it at once, in order after all of them, since nobody may free it
+   any more when the graph is gone. */
+TEST(memory_that_a_graph_leaves_goes_after_all_who_use_it)
+{
+    for (int way = 0; way < WAYS; way++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaStream_t at = way == AFTER_BOTH_REVERSED ? t : s;
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        void *trace = NULL;
+        OK(cudaMalloc(&trace, 512));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        order(s, t);
+        look(t, p, MIB(2), 1);
+        if (way != AFTER_ONE) put(at == s ? t : s, trace, 512, 2); /* the program orders it before nothing */
+        else order(t, s);
+        OK(free_in_a_way(way, p, s, t));
+        put(at, trace, 512, 3);
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        expect_healthy(pool, 0);
+        OK(cudaGraphLaunch(exec, at)); /* the driver has it back */
+        OK(cudaFreeAsync(p, at));
+        sim_run(-1);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(cudaFree(trace));
+        EXPECT_EQ(sim_physical(0), 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* What the driver refuses then, or no order can be given to, goes later, as long as the graph is there. */
+TEST(memory_that_a_graph_leaves_goes_while_the_graph_is_there)
+{
+    static const char *const calls[] = {"cuMemFreeAsync", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
+    for (int call = 0; call < 5; call++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        OK(galloc_record_stream(p, t));
+        if (call < 4) sim_fail(calls[call], 1, 0, call ? cudaErrorInvalidValue : cudaErrorMemoryAllocation);
+        else OK(galloc_stream_retire(t)); /* it may be destroyed already */
+        OK(galloc_free(p, s));
+        EXPECT_EQ(sim_failed(), call < 4);
+        sim_fail_clear();
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+        OK(cudaDeviceSynchronize());
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        EXPECT_EQ(sim_physical(0), 0);
+        expect_healthy(pool, 0);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* The driver refuses the node: the block stays the program's, and the call says why. */
 TEST(a_free_that_the_driver_refuses_a_node_for_frees_nothing)
 {
