@@ -153,9 +153,9 @@
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
      Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
-     streams that it names or that were recorded. A block that is not freed in the capture must be freed, on streams that
-     are not captured, after the graph has run (or when it never will) and before it is destroyed; the first stream then
-     waits for the others. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream is
+     streams that it names or that were recorded. A block that is not freed in the capture must be freed, on streams
+     that are not captured, after the graph has run (or when it never will) and before it is destroyed; the first stream
+     then waits for the others. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream is
      captured, allocations on the legacy stream, and frees of a graph's blocks there, return
      cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
@@ -17048,14 +17048,17 @@ static int gai_segment_is_unmarked(const gai_segment *segment)
 }
 
 /* Returns whether a free of a graph's block can come after a recorded use: a node of the graph after a stream of the
-   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture. */
+   capture (own), later a free after any stream that is not captured, since a launch has all work of the capture. In a
+   capture another thread's default stream has another key than its handle has here, and so has a stream that does not
+   go on from its last position (gai_stream_captured): no event can be recorded behind their work. */
 static int gai_use_can_precede(const gai_stream *use, unsigned long long own, int captured)
 {
-    return use->capture_id == own || (!captured && gai_stream_is_plain(use));
+    if (captured) return use->capture_id == own && use->key == gai_stream_key(use->handle);
+    return use->capture_id == own || gai_stream_is_plain(use);
 }
 
-/* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation node,
-   which is freed in the same capture, or outside of captures. */
+/* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation
+   node, which is freed in the same capture, or outside of captures. */
 static int gai_block_is_drivers(const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_segment *segment = block->segment;
@@ -17105,8 +17108,8 @@ static CUresult gai_async_order(galloc_pool *pool, const gai_stream *earlier, co
     return result;
 }
 
-/* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in the
-   block's own, which its graph has done. `recording`: a recorded stream is not retired meanwhile. */
+/* Orders the first stream after the others and after the block's recorded uses; outside of captures but for those in
+   the block's own, which its graph has done. `recording`: a recorded stream is not retired meanwhile. */
 static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_mark *use;
@@ -17182,8 +17185,8 @@ static void gai_block_free_given(galloc_pool *pool, gai_block *block, const gai_
     if (*freed) gai_block_give_up(pool, block);
 }
 
-/* The same by a node of the capture that has allocated the block. If the driver refuses the node that is an error: later
-   nobody could free the memory, which the graph allocates at each launch. */
+/* The same by a node of the capture that has allocated the block. If the driver refuses the node that is an error:
+   later nobody could free the memory, which the graph allocates at each launch. */
 static cudaError_t gai_block_free_by_node(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n,
                                           int *freed)
 {

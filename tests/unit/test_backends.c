@@ -1141,8 +1141,8 @@ TEST(memory_that_a_graph_leaves_goes_though_its_streams_were_recorded)
     }
 }
 
-/* After the launch other streams use it: the driver has it at once, in order after all of them, since nobody may free it
-   any more when the graph is gone. */
+/* After the launch other streams use it: the driver has it at once, in order after all of them, since nobody may free
+   it any more when the graph is gone. */
 TEST(memory_that_a_graph_leaves_goes_after_all_who_use_it)
 {
     for (int way = 0; way < WAYS; way++) {
@@ -1178,6 +1178,64 @@ TEST(memory_that_a_graph_leaves_goes_after_all_who_use_it)
         pool_end(pool);
         stream_end(s);
         stream_end(t);
+        finish();
+    }
+}
+
+static struct {
+    cudaEvent_t given, used;
+    void *p, *trace;
+} guest;
+
+/* Uses the block on the thread's own default stream, in the capture or after it. */
+static void *use_as_guest(void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(0));
+    OK(cudaStreamWaitEvent(cudaStreamPerThread, guest.given, 0));
+    put(cudaStreamPerThread, guest.p, MIB(2), 1);
+    put(cudaStreamPerThread, guest.trace, 512, 1);
+    OK(galloc_record_stream(guest.p, cudaStreamPerThread));
+    OK(cudaEventRecord(guest.used, cudaStreamPerThread));
+    return NULL;
+}
+
+/* The handle of a default stream that another thread recorded means another stream here, which may be in no capture, or
+   has other work: nothing can be ordered after the recorded one, so the memory stays until its graph is gone. */
+TEST(the_default_stream_of_another_thread_is_not_this_threads)
+{
+    for (int own = 0; own < 2; own++) {
+        begin_still();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        pthread_t thread;
+        OK(cudaEventCreateWithFlags(&guest.given, cudaEventDisableTiming));
+        OK(cudaEventCreateWithFlags(&guest.used, cudaEventDisableTiming));
+        OK(cudaMalloc(&guest.trace, 512));
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        if (own) order(s, cudaStreamPerThread); /* this thread's own takes part too */
+        guest.p = get(pool, MIB(2), s);
+        OK(cudaEventRecord(guest.given, s));
+        EXPECT_EQ(pthread_create(&thread, NULL, use_as_guest, NULL), 0);
+        EXPECT_EQ(pthread_join(thread, NULL), 0);
+        OK(galloc_free(guest.p, s));
+        EXPECT_EQ(stats_of(pool).live.current, 0);
+        EXPECT_EQ(stats_of(pool).graph_bytes, MIB(2));
+        OK(cudaStreamWaitEvent(s, guest.used, 0));
+        if (own) order(cudaStreamPerThread, s);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaFree(guest.trace));
+        OK(cudaEventDestroy(guest.given));
+        OK(cudaEventDestroy(guest.used));
+        pool_end(pool);
+        stream_end(s);
         finish();
     }
 }
