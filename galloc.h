@@ -16752,7 +16752,8 @@ static void gai_stat_held(galloc_pool *pool, size_t held, size_t coming)
     reserved->total -= coming;
 }
 
-/* cudaMallocAsync: sets the charge to all that is held. 0: a limit forbids that, even if it is no more than before. */
+/* cudaMallocAsync: sets the charge to all that is held. 0: a limit forbids that, even if it is no more than before.
+   [lock] */
 static int gai_budget_raise(galloc_pool *pool, size_t total)
 {
     size_t others;
@@ -16865,17 +16866,18 @@ static CUresult gai_async_take_back(galloc_pool *pool, CUdeviceptr addr, const g
     return result;
 }
 
-/* Charges the growth of the driver's pool to the budget, since only now it is known. */
+/* Charges the growth of the driver's pool to the budget, since only now it is known. What graphs hold is read and
+   charged in one step, as another thread may give some of it back. */
 static CUresult gai_async_charge(galloc_pool *pool, gai_segment *segment, size_t bytes)
 {
-    size_t held, of_graphs;
+    size_t held;
+    int allowed;
     if (segment->of_graph) return CUDA_SUCCESS;
     held = gai_driver_pool_held_with(pool, bytes);
     gai_lock_on(&pool->lock);
-    of_graphs = pool->of_graphs;
+    allowed = gai_budget_raise(pool, held + pool->of_graphs);
     gai_lock_off(&pool->lock);
-    if (!gai_budget_raise(pool, held + of_graphs)) return CUDA_ERROR_NOT_READY; /* the driver refused nothing */
-    return CUDA_SUCCESS;
+    return allowed ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; /* the driver refused nothing */
 }
 
 /* The block is counted together with what it leaves of `kept`, so that nobody sees one without the other. `taken` is

@@ -44,6 +44,11 @@ static void inside_free(void *p)
     sim_free(p);
 }
 
+#ifndef pthread_mutex_lock /* else the program has its own */
+static int inside_lock(pthread_mutex_t *mutex);
+#define pthread_mutex_lock(mutex) inside_lock(mutex)
+#endif
+
 int inside_nvtx_fixed = 1;
 #define GAI_NVTX_FIXED inside_nvtx_fixed
 #define GALLOC_MALLOC(bytes) inside_malloc(bytes)
@@ -52,6 +57,14 @@ int inside_nvtx_fixed = 1;
 #define GALLOC_ASSERT(c) ((c) ? (void)0 : (printf("not so: %s\n", #c), abort()))
 #define GALLOC_IMPLEMENTATION
 #include "galloc.h"
+
+void (*inside_on_budget)(void);
+
+static int __attribute__((unused)) inside_lock(pthread_mutex_t *mutex)
+{
+    if (inside_on_budget && mutex == &gai_locks.budget) inside_on_budget();
+    return (pthread_mutex_lock)(mutex);
+}
 
 #define INSIDE_PUT(name, arguments) gai_cu.name = driver.name;
 #define INSIDE_GET(name, arguments) driver.name = gai_cu.name;
@@ -131,6 +144,13 @@ void inside_hold_locks(galloc_pool *handle, int on)
     galloc_pool *pool = inside_pool(handle);
     gai_lock *locks[5] = {&gai_locks.global, &pool->paging, &pool->recording, &pool->lock, &gai_locks.map};
     for (int i = 0; i < 5; i++) inside_hold(locks[on ? i : 4 - i], on);
+}
+
+int inside_may_free(galloc_pool *pool)
+{
+    if (!gai_lock_try(&inside_pool(pool)->lock)) return 0;
+    gai_lock_off(&inside_pool(pool)->lock);
+    return 1;
 }
 
 void inside_hold_paging(galloc_pool *pool, int on) { inside_hold(&inside_pool(pool)->paging, on); }

@@ -57,6 +57,7 @@ pthread_mutex_t *inside_map_lock(void);
 void inside_latch(int on); /* a latch that is in no pool */
 extern void (*inside_on_malloc)(size_t bytes); /* called before each allocation of host memory, if not NULL */
 extern void (*inside_on_free)(void);           /* and before each end of one */
+extern void (*inside_on_budget)(void);         /* and before the limits of all devices are locked */
 
 /* ---- a pool's locks ---------------------------------------------------------------------------------------------- */
 
@@ -65,6 +66,7 @@ void inside_hold_locks(galloc_pool *pool, int on);  /* all that there are, by th
 void inside_hold_paging(galloc_pool *pool, int on); /* only the one around everything that changes pages */
 void inside_hold_cache(galloc_pool *pool, unsigned long long id, int on); /* only the latch of a stream's cache */
 int inside_unlocked(galloc_pool *pool);             /* none of them is held */
+int inside_may_free(galloc_pool *pool);             /* the one that a free takes is not held */
 
 /* ---- what a pool keeps of its streams ---------------------------------------------------------------------------- */
 

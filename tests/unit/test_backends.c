@@ -545,6 +545,59 @@ TEST(graphs_come_and_go_beside_allocations)
     finish();
 }
 
+static struct {
+    galloc_pool *pool;
+    cudaStream_t stream;
+    void *p;
+    int left; /* so many times before that */
+} goes;
+
+static void free_between(void)
+{
+    if (!goes.p || !inside_may_free(goes.pool) || goes.left--) return;
+    void *p = goes.p;
+    goes.p = NULL;
+    OK(galloc_free(p, goes.stream));
+}
+
+/* A free of a graph's memory, at any time while a block is made, leaves nothing in the counters. */
+TEST(what_a_graph_gives_back_meanwhile_is_not_held)
+{
+    int freed = 1;
+    for (int nth = 0; freed; nth++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(64), s), *q;
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        goes.pool = pool;
+        goes.stream = s;
+        goes.p = p;
+        goes.left = nth;
+        inside_on_budget = free_between;
+        q = get(pool, MIB(8), t);
+        inside_on_budget = NULL;
+        freed = !goes.p;
+        EXPECT_EQ(stats_of(pool).reserved.current, freed ? MIB(8) : MIB(72));
+        expect_healthy(pool, 0);
+        if (!freed) OK(galloc_free(p, s));
+        if (!freed) EXPECT(nth > 2); /* else nothing is tested */
+        OK(galloc_free(q, t));
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* ---- cudaMalloc -------------------------------------------------------------------------------------------------- */
 
 /* No block is used again before the driver has had it back, which it has when the work is known to be done. */
