@@ -8407,7 +8407,8 @@ static CUresult gai_segment_fixed(galloc_pool *pool, size_t bytes, size_t given,
     } else if (segment->whole->addr) {
         /* The allocation succeeded, a later step failed, and the memory could not be freed. The driver may have given
            the stream memory that the stream still uses. */
-        if (pool->variant.dealloc && !segment->of_graph) gai_block_stamp_own(pool, segment->first, site->stream);
+        if (segment->of_graph) pool->of_graphs += bytes;
+        else if (pool->variant.dealloc) gai_block_stamp_own(pool, segment->first, site->stream);
         gai_mapping_quarantine(pool, segment->whole);
     } else {
         gai_segment_refund(pool, bytes, site);

@@ -1730,8 +1730,6 @@ TEST(what_the_drivers_pool_keeps_is_reported_as_usable)
     finish();
 }
 
-/* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
-   to take it, it is kept, and goes nowhere else before that work is done. */
 /* An allocation node is charged to the limits before it is made: without host memory for it the charge is undone. */
 TEST(nodes_without_host_memory_cost_no_limit)
 {
@@ -1761,6 +1759,43 @@ TEST(nodes_without_host_memory_cost_no_limit)
     finish();
 }
 
+/* The same, and the driver refuses the node of its free: it is stuck, and counts as a graph's until it goes. */
+TEST(nodes_that_are_stuck_are_counted_as_a_graphs)
+{
+    size_t stuck = 0;
+    for (int nth = 1; nth <= 8; nth++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new();
+        cudaGraph_t graph = NULL;
+        void *other = get(pool, MIB(2), s), *p = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        sim_fail_malloc(nth, 0);
+        sim_fail("cuMemFreeAsync", 1, 0, cudaErrorInvalidValue);
+        cudaError_t error = galloc_pool_malloc(pool, &p, MIB(4), s);
+        sim_fail_clear();
+        sim_fail_malloc(0, 0);
+        if (error) EXPECT_EQ(error, cudaErrorMemoryAllocation);
+        else OK(galloc_free(p, s));
+        stuck += stats_of(pool).quarantined;
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphDestroy(graph));
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).quarantined, 0);
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+        OK(galloc_free(get(pool, MIB(4), s), s));
+        expect_healthy(pool, 0);
+        OK(galloc_free(other, s));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+    EXPECT(stuck > 0); /* else nothing is tested */
+}
+
+/* The driver gives memory in the order of a stream, whose earlier work may still use it. When there is no host memory
+   to take it, it is kept, and goes nowhere else before that work is done. */
 TEST(what_there_was_no_host_memory_to_take_waits_for_its_stream)
 {
     begin_still();
