@@ -155,9 +155,9 @@
      Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
      streams that it names or that were recorded. A block that is not freed in the capture must be freed, on streams
      that are not captured, after the graph has run (or when it never will) and before it is destroyed; the first stream
-     then waits for the others. (A failed capture destroys its graph, and with it such blocks.) While a blocking stream is
-     captured, allocations on the legacy stream, and frees of a graph's blocks there, return
-     cudaErrorStreamCaptureImplicit.
+     then waits for the others. Once it is gone, as by a failed capture, the driver is not told of a free, since the
+     addresses may be somebody else's: what the graph has allocated leaks. While a blocking stream is captured,
+     allocations on the legacy stream and frees of a graph's blocks there return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
@@ -17062,13 +17062,13 @@ static int gai_use_can_precede(const gai_stream *use, unsigned long long own, in
 
 /* Returns whether the driver can free a block in stream order: only one stream has used it, or it is an allocation
    node, which is freed in the same capture, or outside of captures. */
-static int gai_block_is_drivers(const gai_block *block, const gai_site *sites, size_t n)
+static int gai_block_is_drivers(const galloc_pool *pool, const gai_block *block, const gai_site *sites, size_t n)
 {
     const gai_segment *segment = block->segment;
     const gai_mark *use;
     int captured = sites->capture != 0;
     size_t i = 0;
-    if (segment->lost || !gai_segment_is_unmarked(segment)) return 0;
+    if (segment->lost || gai_segment_outlives(pool, segment) || !gai_segment_is_unmarked(segment)) return 0;
     if (!segment->of_graph)
         return n == 1 && !block->recorded_uses && !sites->capture_forbids && block->stream == sites->stream;
     for (use = block->recorded_uses; use; use = use->next)
@@ -17204,21 +17204,8 @@ static cudaError_t gai_block_free_by_node(galloc_pool *pool, gai_block *block, c
                     cudaGetErrorString((cudaError_t)(int)result));
 }
 
-/* An allocation node of an invalidated capture never runs. There is nothing to free, and the driver reuses the
-   addresses once the capture has ended. */
-static int gai_async_free_unmade(galloc_pool *pool, gai_block *block, const gai_site *sites, size_t n)
-{
-    const gai_capture *capture = block->segment->of_graph && block->stream ? block->stream->capture : NULL;
-    size_t i = 0;
-    while (i < n && !sites[i].broken) i++;
-    if (i == n || !capture || gai_capture_has_ended(capture)) return 0;
-    if (pool->trace) gai_trace_freed(pool, block, NULL);
-    gai_block_give_up(pool, block);
-    return 1;
-}
-
-/* Memory left by a graph must be freed at once: later the graph may be destroyed, and if it never ran its addresses may
-   be reused. A free on the legacy stream would invalidate a capture, so that free is refused. */
+/* Memory left by a graph must be freed at once, since the graph may be destroyed later. A free on the legacy stream
+   would invalidate a capture, so that free is refused. */
 static int gai_block_must_wait(const gai_block *block, const gai_site *site)
 {
     return block->segment->of_graph && site->capture_forbids && !site->capture && !site->broken;
@@ -17229,13 +17216,12 @@ static cudaError_t gai_async_block_free(galloc_pool *pool, gai_block *block, con
                                         int *freed)
 {
     size_t i;
-    *freed = gai_async_free_unmade(pool, block, sites, n);
-    for (i = 0; i < n && !*freed; i++)
+    for (i = 0; i < n; i++)
         if (gai_block_must_wait(block, &sites[i]))
             return gai_fail(cudaErrorStreamCaptureImplicit,
                             "memory that a graph leaves allocated cannot be freed on the legacy stream while a "
                             "blocking stream is captured");
-    if (*freed || !gai_block_is_drivers(block, sites, n)) return cudaSuccess;
+    if (!gai_block_is_drivers(pool, block, sites, n)) return cudaSuccess;
     if (sites->capture) return gai_block_free_by_node(pool, block, sites, n, freed);
     gai_block_free_given(pool, block, sites, n, freed);
     return cudaSuccess;

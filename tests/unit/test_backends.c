@@ -1476,6 +1476,78 @@ TEST(what_a_graph_took_along_is_not_given_back)
     }
 }
 
+/* The same where it is freed only when somebody has the address: a program frees all it has when a capture has failed,
+   or a graph is gone. */
+TEST(what_a_graph_took_along_is_not_freed)
+{
+    for (int way = 0; way < 6; way++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new(), both[2] = {s, t};
+        cudaGraph_t graph = NULL;
+        void *q = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get(pool, MIB(2), s);
+        if (way % 2) EXPECT_EQ(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
+        EXPECT_EQ(cudaStreamEndCapture(s, &graph), way % 2 ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+        (void)cudaGetLastError();
+        sim_findings_clear();
+        if (graph) OK(cudaGraphDestroy(graph));
+        OK(cudaMallocAsync(&q, MIB(2), s));
+        EXPECT(q == p); /* else nothing is tested */
+        if (way / 2 == 0) OK(galloc_free(p, s));
+        if (way / 2 == 1) OK(galloc_free(p, t));
+        if (way / 2 == 2) OK(galloc_free_after(p, both, 2));
+        EXPECT_EQ(stats_of(pool).frees, 1);
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        expect_healthy(pool, 0);
+        put(s, q, MIB(2), 1); /* finds its memory there */
+        OK(cudaFreeAsync(q, s));
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
+/* Another capture is lost: the block is not its own, and its graph may still run. */
+TEST(what_another_capture_was_to_free_is_not_forgotten)
+{
+    for (int known = 0; known < 2; known++) {
+        begin();
+        galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+        cudaStream_t s = stream_new(), t = stream_new();
+        cudaGraph_t graph = NULL, none = NULL;
+        cudaGraphExec_t exec = NULL;
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+        void *p = get_used(pool, MIB(2), s, 1);
+        OK(cudaStreamEndCapture(s, &graph));
+        OK(cudaGraphInstantiate(&exec, graph, 0));
+        OK(cudaGraphLaunch(exec, s));
+        OK(cudaStreamSynchronize(s));
+        OK(cudaStreamBeginCapture(t, cudaStreamCaptureModeRelaxed));
+        if (known) OK(galloc_free(get(pool, 512, t), t));
+        EXPECT_EQ(cudaStreamSynchronize(t), cudaErrorStreamCaptureUnsupported);
+        (void)cudaGetLastError();
+        sim_findings_clear();
+        OK(galloc_free(p, t));
+        EXPECT_EQ(stats_of(pool).reserved.current, MIB(2));
+        EXPECT_EQ(cudaStreamEndCapture(t, &none), cudaErrorStreamCaptureInvalidated);
+        (void)cudaGetLastError();
+        OK(galloc_pool_trim(pool, 0, NULL));
+        EXPECT_EQ(stats_of(pool).reserved.current, 0);
+        OK(cudaGraphExecDestroy(exec));
+        OK(cudaGraphDestroy(graph));
+        EXPECT_EQ(sim_physical(0), 0); /* the driver has it back */
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
+}
+
 /* A capture that comes to nothing allocates nothing; its blocks are freed like others, wherever. */
 TEST(captures_that_come_to_nothing)
 {
@@ -1578,7 +1650,7 @@ TEST(what_was_allocated_in_a_lost_capture_is_forgotten)
         (void)cudaGetLastError();
         sim_findings_clear();
         OK(both ? galloc_free_after(p, at, 2) : galloc_free(p, s));
-        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FOREIGN);
+        EXPECT_EQ(info_of(p).state, GALLOC_STATE_FREE);
         EXPECT_EQ(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
         (void)cudaGetLastError();
         q = get(pool, MIB(2), t);
