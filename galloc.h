@@ -153,11 +153,10 @@
      release_threshold set the driver's pool attributes of that meaning. Memory that the driver keeps counts as held and
      free, as of the last allocation or trim; until then, and by the driver's rounding, a limit can be exceeded.
      Captures with cudaMallocAsync: allocations and frees are graph nodes; a free comes after the work of all captured
-     streams that it names or that were recorded. A block that is not freed in the capture must be freed, on streams
-     that are not captured, after the graph has run (or when it never will) and before it is destroyed; the first stream
-     then waits for the others. Once it is gone, as by a failed capture, the driver is not told of a free, since the
-     addresses may be somebody else's: what the graph has allocated leaks. While a blocking stream is captured,
-     allocations on the legacy stream and frees of a graph's blocks there return cudaErrorStreamCaptureImplicit.
+     streams that it names or that were recorded. What the capture does not free must be freed on streams not captured,
+     after the graph has run (or if it never will) and before it is gone; the first stream waits for the others. Later,
+     as after a failed capture, others may have the addresses: the driver is not told, memory leaks. While a blocking
+     stream is captured, allocations on the legacy stream, and such frees there, return cudaErrorStreamCaptureImplicit.
      With both backends a block can be resized only up to the size requested for it; room is memory, in steps of 512
      bytes. galloc_pool_reserve, and with cudaMallocAsync galloc_graph_begin, return cudaErrorNotSupported.
 
