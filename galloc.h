@@ -17117,6 +17117,7 @@ static CUresult gai_async_order_all(galloc_pool *pool, const gai_block *block, c
     const gai_mark *use;
     CUresult result = CUDA_SUCCESS;
     size_t i;
+    if (n == 1 && !block->recorded_uses) return CUDA_SUCCESS;
     gai_lock_on(&pool->recording);
     for (i = 1; i < n && !result; i++) result = gai_async_order(pool, sites[i].stream, sites);
     for (use = block->recorded_uses; use && !result; use = use->next)
