@@ -1152,7 +1152,7 @@ GALLOC_API cudaError_t galloc_shutdown(void);
      ptr      receives the address; NULL after an error
      bytes    as galloc_malloc
      Returns  as galloc_pool_malloc, which a message may name
-     Device   as galloc_malloc */
+     Device   as galloc_malloc; with cudaMallocAsync it waits for the legacy stream */
 GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes);
 
 /* Ways to free of galloc_override_free. */
@@ -21060,12 +21060,28 @@ static cudaError_t gai_override_pool(galloc_pool **pool)
     return cudaSuccess;
 }
 
+/* The driver allocates in stream order (cudaMallocAsync): waits until that has been done. */
+static cudaError_t gai_override_allocated(galloc_pool *pool, void **ptr)
+{
+    galloc_config config;
+    CUresult result = CUDA_SUCCESS;
+    cudaError_t error = galloc_pool_config(pool, &config);
+    if (!error && config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC)
+        result = gai_cu.StreamSynchronize(CU_STREAM_LEGACY);
+    if (result) error = gai_end("galloc_override_malloc", gai_driver_failed(result, "cuStreamSynchronize"));
+    if (!error) return cudaSuccess;
+    (void)galloc_free(*ptr, cudaStreamLegacy);
+    *ptr = NULL;
+    return error;
+}
+
 GALLOC_API cudaError_t galloc_override_malloc(void **ptr, size_t bytes)
 {
     galloc_pool *pool = NULL;
     cudaError_t error = gai_override_pool(&pool);
     if (error && ptr) *ptr = NULL;
-    return error ? error : galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
+    if (!error) error = galloc_pool_malloc(pool, ptr, bytes, cudaStreamLegacy);
+    return error || !gai_load(&gai_process.given_pools) ? error : gai_override_allocated(pool, ptr);
 }
 
 /* Waits for all work of a context, if it is one of the device. */

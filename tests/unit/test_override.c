@@ -483,4 +483,29 @@ TEST(shutdowns_end_pools_of_cudamalloc)
     no_findings();
 }
 
+/* What the driver allocates in stream order is for all streams once that has been done. */
+TEST(the_driver_has_allocated_what_cudamalloc_returns)
+{
+    start();
+    OK(galloc_shutdown());
+    setenv("GALLOC_CONF", "backend:cudaMallocAsync,log:off", 1);
+    void *held = alloc(MIB(1)), *p = NULL;
+    put(0, held, MIB(1), 1);
+    EXPECT(sim_pending() > 0);
+    p = alloc(MIB(2));
+    EXPECT_EQ(sim_pending(), 0);
+    OK(cudaFree(p));
+    put(0, held, MIB(1), 2);
+    size_t live = stats_of(info_of(held).pool).live.current;
+    sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
+    EXPECT_EQ(cudaMalloc(&p, MIB(2)), cudaErrorUnknown);
+    EXPECT(p == NULL);
+    EXPECT_EQ(stats_of(info_of(held).pool).live.current, live);
+    EXPECT(strstr(galloc_last_message(), "galloc_override_malloc: cuStreamSynchronize"));
+    OK(cudaFree(held));
+    OK(galloc_shutdown());
+    unsetenv("GALLOC_CONF");
+    no_findings();
+}
+
 TEST_MAIN()
