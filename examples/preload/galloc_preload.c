@@ -995,11 +995,22 @@ static int free_on_all_streams(device *d, void *p)
     return done;
 }
 
+/* The device's streams are gone after a reset that no allocation has noticed yet. To CUDA its memory is gone, too. */
+static CUresult look_for_reset(const device *d)
+{
+    unsigned long long id = 0;
+    CUresult result = cu.CtxGetId(d->context, &id);
+    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT)
+        return CUDA_ERROR_INVALID_VALUE;
+    return !result && id != __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE) ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
 static CUresult give(const galloc_pointer *info)
 {
     device *d = &devices[info->device];
     scope s;
-    CUresult result = scope_enter(&s, d->context);
+    CUresult result = look_for_reset(d);
+    if (!result) result = scope_enter(&s, d->context);
     if (result) return result;
     if (!free_is_async || !free_on_all_streams(d, info->base)) {
         result = wait_for_device();

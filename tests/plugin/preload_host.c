@@ -1012,7 +1012,7 @@ TEST(peers_of_the_default_pool)
 }
 
 /* The memory of a context ends with it: the driver's business. */
-TEST(other_contexts)
+TEST(memory_of_other_contexts)
 {
     CUcontext context = NULL;
     CUdeviceptr p, q;
@@ -1033,7 +1033,7 @@ TEST(other_contexts)
     finish();
 }
 
-TEST(reset)
+TEST(served_again_after_reset)
 {
     CUdeviceptr p, q;
     CUstream stream;
@@ -1050,6 +1050,24 @@ TEST(reset)
     EXPECT_EQ(by_driver(), 0);
     finish();
 }
+
+/* An error, as in CUDA: the memory ended with the context. The stream on which it would count as freed did, too. */
+static void free_after_reset(void)
+{
+    CUdeviceptr p, q;
+    begin(1);
+    p = alloc(3 * MiB);
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    EXPECT_EQ(cu.Free(p), CUDA_ERROR_INVALID_VALUE);
+    q = alloc(3 * MiB);
+    write_on(CU_STREAM_LEGACY, q, 3 * MiB);
+    OK(cu.Free(q));
+    finish();
+}
+
+TEST(free_first_after_reset) { free_after_reset(); }
+TEST(free_on_request_first_after_reset) { free_after_reset(); }
 
 TEST(fork_child)
 {
