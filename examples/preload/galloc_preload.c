@@ -664,21 +664,34 @@ static int captures;      /* that are under way; a capture that ends in an odd w
    for all others. */
 typedef struct known_stream {
     CUstream stream;
-    CUcontext context;
+    unsigned long long context_id; /* when its context ends, as by cudaDeviceReset, no call tells of the stream */
+    int ordinal;
 } known_stream;
 
 static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these */
 static known_stream *known_streams;
 static size_t known_count, known_room;
-static int known_overflow; /* 1: there was no host memory for one, so that free must wait */
+static int known_overflow; /* 1: there was no host memory for one, or no answer about it, so that free must wait */
+
+/* The caller holds the lock. */
+static void forget_stream(CUstream stream)
+{
+    size_t i;
+    for (i = 0; i < known_count && known_streams[i].stream != stream; i++) continue;
+    if (i < known_count) known_streams[i] = known_streams[--known_count];
+}
 
 static void know_stream(CUstream stream, unsigned flags)
 {
     CUcontext context = NULL;
+    unsigned long long id = 0;
+    int ordinal = -1, unknown;
     if (!free_is_async || !(flags & CU_STREAM_NON_BLOCKING) || !enter()) return;
-    if (cu.StreamGetCtx(stream, &context)) (void)cu.CtxGetCurrent(&context);
+    unknown = cu.StreamGetCtx(stream, &context) || cu.CtxGetId(context, &id) || ordinal_of(context, &ordinal);
     leave();
     (void)pthread_mutex_lock(&stream_lock);
+    forget_stream(stream); /* an earlier one with this handle */
+    known_overflow |= unknown;
     if (known_count == known_room) {
         size_t room = known_room ? 2 * known_room : 64;
         known_stream *more = (known_stream *)realloc(known_streams, room * sizeof *more);
@@ -686,18 +699,11 @@ static void know_stream(CUstream stream, unsigned flags)
         else known_overflow = 1;
     }
     if (known_count < known_room) {
-        known_streams[known_count].stream = stream;
-        known_streams[known_count++].context = context;
+        known_stream *s = &known_streams[known_count++];
+        s->stream = stream;
+        s->context_id = id;
+        s->ordinal = ordinal;
     }
-    (void)pthread_mutex_unlock(&stream_lock);
-}
-
-static void forget_stream(CUstream stream)
-{
-    size_t i;
-    (void)pthread_mutex_lock(&stream_lock);
-    for (i = 0; i < known_count && known_streams[i].stream != stream; i++) continue;
-    if (i < known_count) known_streams[i] = known_streams[--known_count];
     (void)pthread_mutex_unlock(&stream_lock);
 }
 
@@ -726,7 +732,9 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (stream && enter()) {
+        (void)pthread_mutex_lock(&stream_lock);
         forget_stream(stream);
+        (void)pthread_mutex_unlock(&stream_lock);
         if (served && !cu.StreamIsCapturing(stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE)
             (void)galloc_stream_retire(stream);
         leave();
@@ -983,8 +991,12 @@ static int free_on_all_streams(device *d, void *p)
         streams[n++] = d->quiet;
         streams[n++] = CU_STREAM_LEGACY;
         done = !cu.StreamIsCapturing(CU_STREAM_LEGACY, &status);
-        for (i = 0; i < known_count && done; i++) {
-            if (known_streams[i].context != d->context) continue;
+        for (i = known_count; i-- > 0 && done;) {
+            if (known_streams[i].ordinal != d->ordinal) continue;
+            if (known_streams[i].context_id != d->context_id) {
+                known_streams[i] = known_streams[--known_count]; /* a reset has ended it */
+                continue;
+            }
             streams[n++] = known_streams[i].stream;
             done = !cu.StreamIsCapturing(known_streams[i].stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE;
         }

@@ -1069,6 +1069,28 @@ static void free_after_reset(void)
 TEST(free_first_after_reset) { free_after_reset(); }
 TEST(free_on_request_first_after_reset) { free_after_reset(); }
 
+/* A reset ends streams without a call for each. */
+TEST(free_on_request_after_reset)
+{
+    CUdeviceptr p, q;
+    CUstream stream, other;
+    begin(1);
+    (void)stream_new();
+    p = alloc(3 * MiB);
+    OK(cu.Free(p));
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    p = alloc(3 * MiB);
+    stream = stream_new();
+    other = stream_new();
+    write_on(stream, p, 3 * MiB);
+    OK(cu.Free(p));
+    EXPECT(!sim_stream_done(stream));
+    q = alloc(3 * MiB);
+    write_on(other, q, 3 * MiB);
+    finish();
+}
+
 TEST(fork_child)
 {
     CUdeviceptr p, q;
