@@ -420,6 +420,7 @@ typedef struct device {
     size_t limit;                  /* the most that the pool may hold */
     uint64_t peers;                /* bit mask of the devices that may use the memory, too */
     uint64_t allocations, frees;   /* that galloc served */
+    uint64_t orphans, waited;      /* times that work lost its stream; as many of them as a wait has covered */
 } device;
 
 static device devices[MAX_DEVICES];
@@ -668,7 +669,7 @@ typedef struct known_stream {
     int ordinal;
 } known_stream;
 
-static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these */
+static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these, and of work without a stream */
 static known_stream *known_streams;
 static size_t known_count, known_room;
 static int known_overflow; /* 1: there was no host memory for one, or no answer about it, so that free must wait */
@@ -728,18 +729,34 @@ CUresult CUDAAPI on_stream_create_green(CUstream *stream, void *green, unsigned 
     return result;
 }
 
+/* Destroys a stream. Work that it still has goes on, and the next free must wait for it. */
+static CUresult destroy_known(CUstream stream, int is_captured)
+{
+    CUcontext context = NULL;
+    CUresult result;
+    int ordinal = -1, busy;
+    (void)pthread_mutex_lock(&stream_lock);
+    busy = is_captured || cu.StreamQuery(stream);
+    if (busy && (cu.StreamGetCtx(stream, &context) || ordinal_of(context, &ordinal))) ordinal = -1;
+    result = real.stream_destroy(stream);
+    if (!result) forget_stream(stream);
+    if (!result && busy && ordinal >= 0 && ordinal < MAX_DEVICES) devices[ordinal].orphans++;
+    else if (!result && busy) known_overflow = 1;
+    (void)pthread_mutex_unlock(&stream_lock);
+    return result;
+}
+
 CUresult CUDAAPI on_stream_destroy(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (stream && enter()) {
-        (void)pthread_mutex_lock(&stream_lock);
-        forget_stream(stream);
-        (void)pthread_mutex_unlock(&stream_lock);
-        if (served && !cu.StreamIsCapturing(stream, &status) && status == CU_STREAM_CAPTURE_STATUS_NONE)
-            (void)galloc_stream_retire(stream);
-        leave();
-    }
-    return DRIVER(stream_destroy, (stream));
+    CUresult result;
+    int is_captured;
+    if (!stream || !enter()) return DRIVER(stream_destroy, (stream));
+    is_captured = cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (served && !is_captured) (void)galloc_stream_retire(stream);
+    result = free_is_async ? destroy_known(stream, is_captured) : real.stream_destroy(stream);
+    leave();
+    return result;
 }
 
 static void count_capture(int by) { (void)__atomic_add_fetch(&captures, by, __ATOMIC_SEQ_CST); }
@@ -969,7 +986,7 @@ CUresult CUDAAPI on_create_mipmap(void *array, const void *shape, unsigned int l
 
 /* Waits for all work of the current context, as cuMemFree does. cuCtxSynchronize ends a capture that is under way;
    freeing pinned memory waits, too, and harms none. */
-static CUresult wait_for_device(void)
+static CUresult wait_for_context(void)
 {
     void *fence = NULL;
     CUresult result;
@@ -978,15 +995,32 @@ static CUresult wait_for_device(void)
     return result ? result : cu.MemFreeHost(fence);
 }
 
+/* Waits for all work of a device, whose primary context is current; also for work that has no stream any more. */
+static CUresult wait_for_device(device *d)
+{
+    uint64_t orphans;
+    CUresult result;
+    (void)pthread_mutex_lock(&stream_lock);
+    orphans = d->orphans;
+    (void)pthread_mutex_unlock(&stream_lock);
+    result = wait_for_context();
+    if (result) return result;
+    (void)pthread_mutex_lock(&stream_lock);
+    if (d->waited < orphans) d->waited = orphans;
+    (void)pthread_mutex_unlock(&stream_lock);
+    return CUDA_SUCCESS;
+}
+
 /* Frees on all streams of the device's primary context. 0: it cannot be done without a wait. */
 static int free_on_all_streams(device *d, void *p)
 {
     CUstreamCaptureStatus status;
-    cudaStream_t *streams;
+    cudaStream_t *streams = NULL;
     size_t i;
     int n = 0, done = 0;
     (void)pthread_mutex_lock(&stream_lock); /* no stream is destroyed meanwhile */
-    streams = known_overflow ? NULL : (cudaStream_t *)malloc((known_count + 2) * sizeof *streams);
+    if (!known_overflow && d->orphans == d->waited)
+        streams = (cudaStream_t *)malloc((known_count + 2) * sizeof *streams);
     if (streams) {
         streams[n++] = d->quiet;
         streams[n++] = CU_STREAM_LEGACY;
@@ -1025,7 +1059,7 @@ static CUresult give(const galloc_pointer *info)
     if (!result) result = scope_enter(&s, d->context);
     if (result) return result;
     if (!free_is_async || !free_on_all_streams(d, info->base)) {
-        result = wait_for_device();
+        result = wait_for_device(d);
         if (!result) result = as_driver(galloc_free(info->base, d->quiet));
     }
     scope_leave(&s);

@@ -524,6 +524,56 @@ TEST(the_legacy_stream_orders_blocking_streams)
     finish();
 }
 
+/* The work of a stream goes on when the stream is destroyed. The free after it waits: nothing else knows that work. */
+TEST(free_on_request_after_a_stream_was_destroyed)
+{
+    CUstream other, stream;
+    CUdeviceptr p, q;
+    CUevent event = NULL;
+    unsigned flags;
+    begin(1);
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    other = stream_new();
+    for (flags = 0; flags <= CU_STREAM_NON_BLOCKING; flags++) {
+        p = alloc(3 * MiB);
+        q = alloc(3 * MiB);
+        OK(cu.StreamCreate(&stream, flags));
+        write_on(stream, p, 3 * MiB);
+        OK(cuEventRecord(event, stream));
+        OK(cu.StreamDestroy(stream));
+        EXPECT_EQ(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+        OK(cu.Free(p));
+        OK(cuEventQuery(event));
+        write_on(other, q, 3 * MiB);
+        OK(cu.Free(q)); /* that work is over */
+        EXPECT(!sim_stream_done(other));
+        sim_run(-1);
+    }
+    finish();
+}
+
+/* A stream that the driver did not destroy is in use as before. */
+TEST(free_on_request_after_a_stream_was_not_destroyed)
+{
+    CUstream stream, other;
+    CUdeviceptr p, q;
+    begin(1);
+    stream = stream_new();
+    other = stream_new();
+    p = alloc(3 * MiB);
+    sim_fail("cuStreamDestroy", 1, 0, CUDA_ERROR_UNKNOWN);
+    EXPECT_EQ(cu.StreamDestroy(stream), CUDA_ERROR_UNKNOWN);
+    sim_fail_clear();
+    write_on(stream, p, 3 * MiB);
+    OK(cu.Free(p));
+    sim_hold((cudaStream_t)stream, 1);
+    sim_run(-1); /* all other work is over */
+    q = alloc(3 * MiB);
+    write_on(other, q, 3 * MiB);
+    sim_hold((cudaStream_t)stream, 0);
+    finish();
+}
+
 TEST(pitch)
 {
     CUdeviceptr p = 0, base = 0;
