@@ -18,7 +18,7 @@
    - Memory of cuMemAlloc may be used on every stream at once. It is allocated for a stream that has no work, the quiet
      stream, in a pool that queues no waits: galloc then gives only memory whose earlier work is complete.
    - cuMemFree waits for the device, and the memory then counts as freed on the quiet stream. GALLOC_PRELOAD_FREE=async
-     does not wait: the memory counts as freed on all streams of the device that the program has made.
+     does not wait, as a rule: the memory counts as freed on all streams of the device that the program has made.
    - cuMemAllocAsync and cuMemFreeAsync are ordered by their stream.
 
    The rest is left to the driver: other memory, explicit memory pools, captured streams, contexts that are not the
@@ -581,6 +581,45 @@ static CUresult ordinal_of(CUcontext context, int *ordinal)
     return result;
 }
 
+/* ---- other contexts ---------------------------------------------------------------------------------------------- */
+
+/* Those of the program that are not the primary one of their device: their work may use galloc's memory, and no stream
+   of the primary context is ordered with it. */
+typedef struct known_context {
+    CUcontext context;
+    unsigned long long id;
+    int ordinal;
+} known_context;
+
+static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these, of streams, and of work without a stream */
+static known_context *known_contexts;
+static size_t context_count, context_room;
+
+/* Takes note of a context; the caller may give any. Without host memory it stays unknown. */
+static void know_context(CUcontext context)
+{
+    unsigned long long id = 0;
+    int ordinal = -1;
+    size_t i;
+    if (cu.CtxGetId(context, &id) || ordinal_of(context, &ordinal) || primary_of(ordinal) == context) return;
+    (void)pthread_mutex_lock(&stream_lock);
+    for (i = 0; i < context_count && known_contexts[i].id != id; i++) continue;
+    if (i == context_room) {
+        size_t room = context_room ? 2 * context_room : 16;
+        known_context *more = (known_context *)realloc(known_contexts, room * sizeof *more);
+        if (more) known_contexts = more, context_room = room;
+    }
+    if (i == context_count && i < context_room) {
+        known_context *c = &known_contexts[context_count++];
+        c->context = context;
+        c->id = id;
+        c->ordinal = ordinal;
+    }
+    (void)pthread_mutex_unlock(&stream_lock);
+}
+
+/* ---- from a context to its device -------------------------------------------------------------------------------- */
+
 /* The device of a context that was not met before, or whose device was reset. */
 static CUresult meet(CUcontext context, device **found)
 {
@@ -590,7 +629,8 @@ static CUresult meet(CUcontext context, device **found)
     *found = NULL;
     if (result || ordinal < 0 || ordinal >= MAX_DEVICES) return CUDA_SUCCESS; /* the driver knows what is wrong */
     d = &devices[ordinal];
-    if (__atomic_load_n(&d->state, __ATOMIC_ACQUIRE) == ASIDE || primary_of(ordinal) != context) return CUDA_SUCCESS;
+    if (__atomic_load_n(&d->state, __ATOMIC_ACQUIRE) == ASIDE) return CUDA_SUCCESS;
+    if (primary_of(ordinal) != context) return know_context(context), CUDA_SUCCESS;
     (void)pthread_mutex_lock(&lock);
     d->ordinal = ordinal;
     if (d->state == UNSEEN) {
@@ -661,15 +701,14 @@ static int is_ours(CUdeviceptr address, galloc_pointer *info)
 static int free_is_async; /* GALLOC_PRELOAD_FREE=async */
 static int captures;      /* that are under way; a capture that ends in an odd way may count for ever */
 
-/* With free_is_async: the non-blocking streams of the program. The legacy stream, where an event is recorded, stands
-   for all others. */
+/* With free_is_async: the program's non-blocking streams in primary contexts. The legacy stream, where an event is
+   recorded, stands for the others there. */
 typedef struct known_stream {
     CUstream stream;
     unsigned long long context_id; /* when its context ends, as by cudaDeviceReset, no call tells of the stream */
     int ordinal;
 } known_stream;
 
-static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these, and of work without a stream */
 static known_stream *known_streams;
 static size_t known_count, known_room;
 static int known_overflow; /* 1: there was no host memory for one, or no answer about it, so that free must wait */
@@ -687,9 +726,11 @@ static void know_stream(CUstream stream, unsigned flags)
     CUcontext context = NULL;
     unsigned long long id = 0;
     int ordinal = -1, unknown;
-    if (!free_is_async || !(flags & CU_STREAM_NON_BLOCKING) || !enter()) return;
+    if (!enter()) return;
     unknown = cu.StreamGetCtx(stream, &context) || cu.CtxGetId(context, &id) || ordinal_of(context, &ordinal);
+    if (!unknown) know_context(context);
     leave();
+    if (!free_is_async || !(flags & CU_STREAM_NON_BLOCKING)) return;
     (void)pthread_mutex_lock(&stream_lock);
     forget_stream(stream); /* an earlier one with this handle */
     known_overflow |= unknown;
@@ -995,11 +1036,49 @@ static CUresult wait_for_context(void)
     return result ? result : cu.MemFreeHost(fence);
 }
 
+/* Waits for one of the other contexts. In one that has failed for good nothing runs any more. */
+static CUresult wait_for_other(const known_context *c)
+{
+    scope s;
+    CUresult result = scope_enter(&s, c->context);
+    if (!result) {
+        result = wait_for_context();
+        scope_leave(&s);
+    }
+    return gai_is_sticky(result) ? CUDA_SUCCESS : result;
+}
+
+/* Waits for the device's other contexts, and forgets those that have ended. The work of a green one may go on then, for
+   which the next wait for the primary context must be. */
+static CUresult wait_for_others(device *d)
+{
+    CUresult result = CUDA_SUCCESS;
+    size_t i;
+    (void)pthread_mutex_lock(&stream_lock);
+    for (i = context_count; !result && i-- > 0;) { /* backwards: the last one takes the place of one that goes */
+        known_context c;
+        unsigned long long id = 0;
+        if (i >= context_count || known_contexts[i].ordinal != d->ordinal) continue;
+        c = known_contexts[i];
+        if (cu.CtxGetId(c.context, &id) || id != c.id) {
+            known_contexts[i] = known_contexts[--context_count];
+            d->orphans++;
+            continue;
+        }
+        (void)pthread_mutex_unlock(&stream_lock); /* what it waits for may need a new stream */
+        result = wait_for_other(&c);
+        (void)pthread_mutex_lock(&stream_lock);
+    }
+    (void)pthread_mutex_unlock(&stream_lock);
+    return result;
+}
+
 /* Waits for all work of a device, whose primary context is current; also for work that has no stream any more. */
 static CUresult wait_for_device(device *d)
 {
     uint64_t orphans;
-    CUresult result;
+    CUresult result = wait_for_others(d);
+    if (result) return result;
     (void)pthread_mutex_lock(&stream_lock);
     orphans = d->orphans;
     (void)pthread_mutex_unlock(&stream_lock);
@@ -1011,6 +1090,13 @@ static CUresult wait_for_device(device *d)
     return CUDA_SUCCESS;
 }
 
+static int has_others(const device *d)
+{
+    size_t i;
+    for (i = 0; i < context_count && known_contexts[i].ordinal != d->ordinal; i++) continue;
+    return i < context_count;
+}
+
 /* Frees on all streams of the device's primary context. 0: it cannot be done without a wait. */
 static int free_on_all_streams(device *d, void *p)
 {
@@ -1019,7 +1105,7 @@ static int free_on_all_streams(device *d, void *p)
     size_t i;
     int n = 0, done = 0;
     (void)pthread_mutex_lock(&stream_lock); /* no stream is destroyed meanwhile */
-    if (!known_overflow && d->orphans == d->waited)
+    if (!known_overflow && d->orphans == d->waited && !has_others(d))
         streams = (cudaStream_t *)malloc((known_count + 2) * sizeof *streams);
     if (streams) {
         streams[n++] = d->quiet;
@@ -1028,7 +1114,7 @@ static int free_on_all_streams(device *d, void *p)
         for (i = known_count; i-- > 0 && done;) {
             if (known_streams[i].ordinal != d->ordinal) continue;
             if (known_streams[i].context_id != d->context_id) {
-                known_streams[i] = known_streams[--known_count]; /* a reset has ended it */
+                known_streams[i] = known_streams[--known_count]; /* it ended with its context */
                 continue;
             }
             streams[n++] = known_streams[i].stream;
@@ -1054,8 +1140,10 @@ static CUresult look_for_reset(const device *d)
 static CUresult give(const galloc_pointer *info)
 {
     device *d = &devices[info->device];
+    CUcontext current = NULL;
     scope s;
     CUresult result = look_for_reset(d);
+    if (!result && !cu.CtxGetCurrent(&current) && current && current != d->context) know_context(current);
     if (!result) result = scope_enter(&s, d->context);
     if (result) return result;
     if (!free_is_async || !free_on_all_streams(d, info->base)) {

@@ -1141,6 +1141,91 @@ TEST(free_on_request_after_reset)
     finish();
 }
 
+/* Work with a block in another context of the device, on a stream of it or (`flags` is -1) on its default stream; the
+   event tells of its end. With a stream, the primary context is current afterwards. */
+static CUevent work_elsewhere(CUcontext context, int flags, CUdeviceptr p)
+{
+    CUstream stream = CU_STREAM_LEGACY;
+    CUevent event = NULL;
+    OK(cu.CtxSet(context));
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    if (flags >= 0) OK(cu.StreamCreate(&stream, (unsigned)flags));
+    write_on(stream, p, 3 * MiB);
+    OK(cuEventRecord(event, stream));
+    if (flags >= 0) OK(cu.CtxSet(primary[0]));
+    EXPECT_EQ(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    return event;
+}
+
+/* Green contexts are parts of the primary one. */
+static void free_with_other_contexts(void)
+{
+    CUcontext context[2] = {NULL, NULL};
+    int i, flags;
+    begin(1);
+    EXPECT_EQ(sim_green_create(&context[0], 0), 0);
+    OK(cu.CtxCreate(&context[1], 0, 0));
+    for (i = 0; i < 2; i++)
+        for (flags = -1; flags <= CU_STREAM_NON_BLOCKING; flags++) {
+            CUdeviceptr p;
+            CUevent event;
+            OK(cu.CtxSet(primary[0]));
+            p = alloc(3 * MiB);
+            event = work_elsewhere(context[i], flags, p);
+            OK(cu.Free(p));
+            OK(cuEventQuery(event));
+        }
+    finish();
+}
+
+TEST(free_waits_for_other_contexts) { free_with_other_contexts(); }
+TEST(free_on_request_waits_for_other_contexts) { free_with_other_contexts(); }
+
+/* The work of a green context goes on after its end. Once it is over, a free need not wait any more. */
+TEST(free_on_request_after_a_context_has_ended)
+{
+    CUcontext green = NULL;
+    CUstream stream;
+    CUdeviceptr p, q;
+    begin(1);
+    p = alloc(3 * MiB);
+    q = alloc(3 * MiB);
+    EXPECT_EQ(sim_green_create(&green, 0), 0);
+    (void)work_elsewhere(green, CU_STREAM_NON_BLOCKING, p);
+    EXPECT_EQ(sim_green_destroy(green), 0);
+    stream = stream_new();
+    OK(cu.Free(p));
+    EXPECT_EQ(sim_pending(), 0);
+    p = alloc(3 * MiB);
+    OK(cu.Free(p));
+    write_on(stream, q, 3 * MiB);
+    OK(cu.Free(q));
+    EXPECT(!sim_stream_done(stream));
+    finish();
+}
+
+/* A context that has failed for good runs nothing any more: no reason to keep the memory of the primary one. */
+TEST(free_with_a_context_that_has_failed)
+{
+    CUcontext context = NULL;
+    CUdeviceptr p;
+    begin(1);
+    p = alloc(3 * MiB);
+    OK(cu.CtxCreate(&context, 0, 0));
+    (void)stream_new();
+    OK(cu.CtxSet(primary[0]));
+    sim_fail("cuCtxSynchronize", 1, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cu.Free(p));
+    EXPECT_EQ(sim_failed(), 1);
+    sim_fail_clear();
+    p = alloc(3 * MiB);
+    sim_fail("cuCtxSynchronize", 1, 0, CUDA_ERROR_UNKNOWN);
+    EXPECT_EQ(cu.Free(p), CUDA_ERROR_UNKNOWN);
+    sim_fail_clear();
+    OK(cu.Free(p));
+    finish();
+}
+
 TEST(fork_child)
 {
     CUdeviceptr p, q;
