@@ -520,7 +520,7 @@ static const char *make_pool(device *d)
     return NULL;
 }
 
-/* Makes the quiet stream, for the first time or after a reset. */
+/* Makes the quiet stream, and finds the default pool, for the first time or after a reset. */
 static CUresult make_quiet(device *d)
 {
     CUstream stream = NULL;
@@ -532,6 +532,7 @@ static CUresult make_quiet(device *d)
     if (!result) result = real.stream_create(&stream, CU_STREAM_NON_BLOCKING);
     scope_leave(&s);
     if (result) return result;
+    if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
     __atomic_store_n(&d->quiet, stream, __ATOMIC_RELAXED);
     __atomic_store_n(&d->context_id, id, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
@@ -550,7 +551,6 @@ static CUresult open_device(device *d, CUcontext context)
     obstacle = make_pool(d);
     trying = 0;
     if (!obstacle) (void)fputs(tried, stderr);
-    if (cu.DeviceGetDefaultMemPool && cu.DeviceGetDefaultMemPool(&d->driver_pool, d->ordinal)) d->driver_pool = NULL;
     if (obstacle)
         (void)fprintf(stderr, "galloc_preload: device %d is left to CUDA: %s\n", d->ordinal, obstacle);
     else (void)tell_peers(d);

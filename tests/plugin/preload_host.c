@@ -1141,6 +1141,25 @@ TEST(free_on_request_after_reset)
     finish();
 }
 
+/* The default pool is asked for again: a reset may change it, and the first answer may have been an error. */
+TEST(default_pool_after_reset)
+{
+    CUmemoryPool standard = NULL;
+    uint64_t before = 0, reserved = 0;
+    begin(1);
+    OK(cu.DefaultPool(&standard, 0));
+    OK(cu.PoolGet(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &before));
+    sim_fail("cudaDeviceGetDefaultMemPool", 1, 0, CUDA_ERROR_UNKNOWN);
+    (void)alloc(3 * MiB);
+    sim_fail_clear();
+    OK(cu.Reset(0));
+    OK(cu.CtxSet(primary[0]));
+    (void)alloc(3 * MiB);
+    OK(cu.PoolGet(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    EXPECT_EQ(reserved, before + sim_physical(0));
+    finish();
+}
+
 /* Work with a block in another context of the device, on a stream of it or (`flags` is -1) on its default stream; the
    event tells of its end. With a stream, the primary context is current afterwards. */
 static CUevent work_elsewhere(CUcontext context, int flags, CUdeviceptr p)
