@@ -476,23 +476,43 @@ static void give_access(galloc_pool *pool, void *addr, size_t bytes, void *user)
     }
 }
 
-/* Lets the pool tell give_access of all memory, present and new. The caller holds the lock. */
+enum { BY_PAGES, AS_CUDA_MALLOC, NEVER }; /* how a peer comes to use a pool's memory */
+
+static int reach_of(const device *d)
+{
+    galloc_config config;
+    if (galloc_pool_config(d->pool, &config) || config.backend == GALLOC_BACKEND_CUDA_MALLOC_ASYNC) return NEVER;
+    return config.backend == GALLOC_BACKEND_CUDA_MALLOC || !config.expandable_segments ? AS_CUDA_MALLOC : BY_PAGES;
+}
+
+static void say_never(void)
+{
+    say_once(3, "with GALLOC_CONF=backend:cudaMallocAsync peer devices cannot use the memory");
+}
+
+/* Lets the pool tell give_access of all memory, present and new. Memory of cudaMalloc follows the driver's own peer
+   access. The caller holds the lock. */
 static CUresult tell_peers(device *d)
 {
     galloc_callbacks callbacks;
+    int reach = d->peers ? reach_of(d) : AS_CUDA_MALLOC;
+    if (reach == NEVER) say_never();
+    if (reach != BY_PAGES) return CUDA_SUCCESS;
     memset(&callbacks, 0, sizeof callbacks);
     callbacks.on_map = give_access;
     callbacks.user = d;
-    return d->peers ? as_driver(galloc_pool_set_callbacks(d->pool, &callbacks)) : CUDA_SUCCESS;
+    return as_driver(galloc_pool_set_callbacks(d->pool, &callbacks));
 }
 
-static int add_peers(device *d, uint64_t peers)
+static CUresult add_peers(device *d, uint64_t peers)
 {
     CUresult result = CUDA_SUCCESS;
     (void)pthread_mutex_lock(&lock);
     if (peers & ~d->peers) {
+        uint64_t before = d->peers;
         d->peers |= peers;
         if (d->state == SERVED) result = tell_peers(d);
+        if (result) d->peers = before;
     }
     (void)pthread_mutex_unlock(&lock);
     return result;
@@ -1343,30 +1363,78 @@ CUresult CUDAAPI on_pool_trim(CUmemoryPool pool, size_t keep)
 
 /* ---- peers ------------------------------------------------------------------------------------------------------- */
 
+/* Before the driver enables access: whether galloc's memory can follow. NULL: it serves no such device. */
+static CUresult may_share(const device *d, uint64_t peers, int of_pool)
+{
+    int reach = d && peers & ~d->peers ? reach_of(d) : BY_PAGES;
+    if (reach == NEVER) say_never();
+    else if (reach == AS_CUDA_MALLOC && of_pool)
+        say_once(4, "cuMemPoolSetAccess: with these settings peer devices can use the memory only after "
+                    "cuCtxEnablePeerAccess");
+    else return CUDA_SUCCESS;
+    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+}
+
+/* Whose default pool this is; -1: nobody's. */
+static int ordinal_of_pool(CUmemoryPool pool)
+{
+    CUmemoryPool its = NULL;
+    int i;
+    for (i = 0; i < MAX_DEVICES && cu.DeviceGetDefaultMemPool && !cu.DeviceGetDefaultMemPool(&its, i); i++)
+        if (its == pool) return i;
+    return -1;
+}
+
+/* For the default pool of a device, which galloc may not have served yet. */
+static CUresult share_pool(int ordinal, CUmemoryPool pool, const CUmemAccessDesc *access, size_t n)
+{
+    device *d = NULL;
+    uint64_t peers = 0;
+    size_t i;
+    CUresult result;
+    for (i = 0; i < n; i++) {
+        int id = access[i].location.id;
+        if (access[i].flags && id >= 0 && id < MAX_DEVICES && id != ordinal) peers |= (uint64_t)1 << id;
+    }
+    (void)device_of(primary_of(ordinal), &d);
+    result = may_share(d, peers, 1);
+    if (!result) result = real.pool_access(pool, access, n);
+    return result ? result : add_peers(&devices[ordinal], peers);
+}
+
 CUresult CUDAAPI on_pool_access(CUmemoryPool pool, const CUmemAccessDesc *access, size_t n)
 {
-    CUresult result = DRIVER(pool_access, (pool, access, n));
-    device *d = device_of_pool(pool);
-    uint64_t peers = 0;
-    if (result || !d || !enter()) return result;
-    while (n--) {
-        int id = access[n].location.id;
-        if (access[n].flags && id >= 0 && id < MAX_DEVICES && id != d->ordinal) peers |= (uint64_t)1 << id;
+    if (pool && access && enter()) {
+        int ordinal = ordinal_of_pool(pool);
+        CUresult result = ordinal < 0 ? CUDA_SUCCESS : share_pool(ordinal, pool, access, n);
+        leave();
+        if (ordinal >= 0) return result;
     }
-    result = add_peers(d, peers);
-    leave();
-    return result;
+    return DRIVER(pool_access, (pool, access, n));
 }
 
 /* The current context may use the memory of the other one. */
+static CUresult share_context(CUcontext owner, unsigned int flags)
+{
+    device *d = NULL;
+    uint64_t peers = 0;
+    int user = -1, of = -1, i;
+    CUresult result;
+    if (!cu.CtxGetDevice(&user) && user >= 0 && user < MAX_DEVICES) peers = (uint64_t)1 << user;
+    for (i = 0; i < MAX_DEVICES && primary_of(i) != owner; i++) continue; /* it may be no context at all */
+    if (i < MAX_DEVICES) (void)device_of(owner, &d);
+    result = may_share(d, peers, 0);
+    if (!result) result = real.peer(owner, flags);
+    if (!result && peers && !ordinal_of(owner, &of) && of >= 0 && of < MAX_DEVICES)
+        result = add_peers(&devices[of], peers);
+    return result;
+}
+
 CUresult CUDAAPI on_peer(CUcontext owner, unsigned int flags)
 {
-    CUresult result = DRIVER(peer, (owner, flags));
-    int user = -1, of = -1;
-    if (result || !enter()) return result;
-    if (!cu.CtxGetDevice(&user) && !ordinal_of(owner, &of) && user >= 0 && user < MAX_DEVICES && of >= 0 &&
-        of < MAX_DEVICES)
-        result = add_peers(&devices[of], (uint64_t)1 << user);
+    CUresult result;
+    if (!owner || !enter()) return DRIVER(peer, (owner, flags));
+    result = share_context(owner, flags);
     leave();
     return result;
 }

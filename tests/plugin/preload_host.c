@@ -1061,6 +1061,100 @@ TEST(peers_of_the_default_pool)
     finish();
 }
 
+/* Memory of cudaMalloc follows the driver's own peer access: there is nothing to do, and nothing to say. */
+static CUdeviceptr shared_block;
+static void share_by_context(void)
+{
+    CUstream stream;
+    shared_block = alloc(3 * MiB);
+    OK(cu.CtxSet(primary[1]));
+    OK(cu.Peer(primary[0], 0));
+    stream = stream_new();
+    write_on(stream, shared_block, 3 * MiB);
+    OK(cu.CtxWait());
+    OK(cu.CtxSet(primary[0]));
+    OK(cu.Free(shared_block));
+    shared_block = alloc(30 * MiB);
+    OK(cu.CtxSet(primary[1]));
+    write_on(stream, shared_block, 30 * MiB);
+    OK(cu.CtxSet(primary[0]));
+}
+
+static CUresult pool_result;
+static void share_by_pool(void)
+{
+    CUmemoryPool pool = NULL;
+    CUmemAccessDesc access;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = 1;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    OK(cu.DefaultPool(&pool, 0));
+    pool_result = cu.PoolAccess(pool, &access, 1);
+}
+
+/* The access of a pool's memory has no such effect on memory of cudaMalloc; where the driver's own is enabled it need
+   not have. */
+static void peers_of_cuda_malloc(const char *conf)
+{
+    setenv("GALLOC_CONF", conf, 1);
+    begin(2);
+    listen_to(share_by_pool); /* before the first allocation */
+    EXPECT_EQ(pool_result, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+    EXPECT(strstr(said, "cuMemPoolSetAccess") && lines_said() == 1);
+    listen_to(share_by_context);
+    EXPECT_EQ(lines_said(), 0);
+    listen_to(share_by_pool);
+    OK(pool_result);
+    EXPECT_EQ(lines_said(), 0);
+    finish();
+}
+
+TEST(peers_of_a_backend) { peers_of_cuda_malloc("backend:cudaMalloc"); }
+TEST(peers_of_fixed_segments) { peers_of_cuda_malloc("expandable_segments:False"); }
+TEST(peers_like_pytorch) { peers_of_cuda_malloc("like:pytorch"); }
+
+static CUresult peer_result;
+static void ask_for_a_peer(void)
+{
+    OK(cu.CtxSet(primary[1]));
+    peer_result = cu.Peer(primary[0], 0);
+    OK(cu.CtxSet(primary[0]));
+}
+
+/* The driver's pool of that backend is out of the library's hands. */
+TEST(peers_of_a_driver_pool)
+{
+    setenv("GALLOC_CONF", "backend:cudaMallocAsync", 1);
+    begin(2);
+    listen_to(ask_for_a_peer);
+    EXPECT_EQ(peer_result, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+    EXPECT(strstr(said, "cudaMallocAsync") && lines_said() == 1);
+    EXPECT_EQ(sim_calls("cudaDeviceEnablePeerAccess"), 0);
+    (void)alloc(3 * MiB);
+    listen_to(share_by_pool);
+    EXPECT_EQ(pool_result, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+    EXPECT_EQ(lines_said(), 0); /* the same line */
+    OK(cu.Alloc(&shared_block, MiB));
+    OK(cu.Free(shared_block));
+    finish();
+}
+
+/* The default pool's access is asked for before galloc serves the device. */
+TEST(default_pool_access_before_the_first_allocation)
+{
+    CUdeviceptr p;
+    CUstream stream;
+    begin(2);
+    share_by_pool();
+    OK(pool_result);
+    p = alloc(3 * MiB);
+    OK(cu.CtxSet(primary[1]));
+    stream = stream_new();
+    write_on(stream, p, 3 * MiB);
+    finish();
+}
+
 /* The memory of a context ends with it: the driver's business. */
 TEST(memory_of_other_contexts)
 {
