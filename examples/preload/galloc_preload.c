@@ -95,6 +95,7 @@ static int environment_is(const char *name, const char *value)
       (unsigned int, int *, void **, CUdeviceptr))                                                                     \
     X(ipc_handle, "cuIpcGetMemHandle", 4010, 0, "cuIpcGetMemHandle", (void *, CUdeviceptr))                            \
     X(pool_get, "cuMemPoolGetAttribute", 11020, 0, "cuMemPoolGetAttribute", (CUmemoryPool, int, void *))               \
+    X(pool_set, "cuMemPoolSetAttribute", 11020, 0, "cuMemPoolSetAttribute", (CUmemoryPool, int, void *))               \
     X(pool_trim, "cuMemPoolTrimTo", 11020, 0, "cuMemPoolTrimTo", (CUmemoryPool, size_t))                               \
     X(pool_access, "cuMemPoolSetAccess", 11020, 0, "cuMemPoolSetAccess",                                               \
       (CUmemoryPool, const CUmemAccessDesc *, size_t))                                                                 \
@@ -421,10 +422,14 @@ typedef struct device {
     uint64_t peers;                /* bit mask of the devices that may use the memory, too */
     uint64_t allocations, frees;   /* that galloc served */
     uint64_t orphans, waited;      /* times that work lost its stream; as many of them as a wait has covered */
+    /* galloc's counters are reset when the program resets one of the default pool. From before: */
+    uint64_t reserved_high, used_high; /* since the program's last reset of each */
+    uint64_t most_reserved, most_used; /* ever */
+    uint64_t driver_calls;
 } device;
 
 static device devices[MAX_DEVICES];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of devices that are opened, and of their peers */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of devices that are opened, of their peers and peaks */
 static uint64_t left_to_driver;                          /* allocations */
 static uint32_t tags;                                    /* of blocks, for cuPointerGetAttribute */
 
@@ -1334,19 +1339,59 @@ static device *device_of_pool(CUmemoryPool pool)
     return NULL;
 }
 
+static uint64_t higher(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
 CUresult CUDAAPI on_pool_get(CUmemoryPool pool, int attribute, void *value)
 {
     CUresult result = DRIVER(pool_get, (pool, attribute, value));
     device *d = device_of_pool(pool);
     galloc_stats stats;
     if (result || !value || !d || !enter()) return result;
+    (void)pthread_mutex_lock(&lock);
     if (!galloc_pool_stats(d->pool, &stats)) {
         cuuint64_t *bytes = (cuuint64_t *)value;
         if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) *bytes += stats.reserved.current;
-        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) *bytes += stats.reserved.peak;
+        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) *bytes += higher(stats.reserved.peak, d->reserved_high);
         if (attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT) *bytes += stats.allocated.current;
-        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) *bytes += stats.allocated.peak;
+        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) *bytes += higher(stats.allocated.peak, d->used_high);
     }
+    (void)pthread_mutex_unlock(&lock);
+    leave();
+    return CUDA_SUCCESS;
+}
+
+static uint64_t calls_of(const galloc_driver *calls)
+{
+    uint64_t sum = 0;
+#define ADD_CALLS(name, function) sum += calls->name;
+    GALLOC_DRIVER_CALLS(ADD_CALLS)
+    return sum;
+}
+
+/* Resets one peak. galloc resets all of its counters at once, so the others are kept here. */
+static void reset_high(device *d, int attribute)
+{
+    galloc_stats stats;
+    (void)pthread_mutex_lock(&lock);
+    if (!galloc_pool_stats(d->pool, &stats) && !galloc_pool_stats_reset(d->pool)) {
+        d->most_reserved = higher(stats.reserved.peak, d->most_reserved);
+        d->most_used = higher(stats.allocated.peak, d->most_used);
+        d->driver_calls += calls_of(&stats.driver);
+        d->reserved_high = higher(stats.reserved.peak, d->reserved_high);
+        d->used_high = higher(stats.allocated.peak, d->used_high);
+        if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) d->reserved_high = 0;
+        else d->used_high = 0;
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
+
+CUresult CUDAAPI on_pool_set(CUmemoryPool pool, int attribute, void *value)
+{
+    CUresult result = DRIVER(pool_set, (pool, attribute, value));
+    device *d = device_of_pool(pool);
+    if (attribute != CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH && attribute != CU_MEMPOOL_ATTR_USED_MEM_HIGH) return result;
+    if (result || !d || !enter()) return result;
+    reset_high(d, attribute);
     leave();
     return CUDA_SUCCESS;
 }
@@ -1672,14 +1717,6 @@ __attribute__((constructor)) static void begin(void)
     free_is_async = environment_is("GALLOC_PRELOAD_FREE", "async");
 }
 
-static uint64_t calls_of(const galloc_driver *calls)
-{
-    uint64_t sum = 0;
-#define ADD_CALLS(name, function) sum += calls->name;
-    GALLOC_DRIVER_CALLS(ADD_CALLS)
-    return sum;
-}
-
 /* GALLOC_PRELOAD_REPORT=1: a line for each device, when the program ends. No call of CUDA. */
 __attribute__((destructor)) static void report(void)
 {
@@ -1693,7 +1730,9 @@ __attribute__((destructor)) static void report(void)
                       "galloc_preload: process %ld, device %d: %llu allocations and %llu frees took %llu driver calls; "
                       "held %.1f MiB at most, %.1f MiB in use; %llu allocations left to the driver\n",
                       (long)getpid(), i, (unsigned long long)d->allocations, (unsigned long long)d->frees,
-                      (unsigned long long)calls_of(&stats.driver), (double)stats.reserved.peak / (1 << 20),
-                      (double)stats.allocated.peak / (1 << 20), (unsigned long long)left_to_driver);
+                      (unsigned long long)(d->driver_calls + calls_of(&stats.driver)),
+                      (double)higher(stats.reserved.peak, d->most_reserved) / (1 << 20),
+                      (double)higher(stats.allocated.peak, d->most_used) / (1 << 20),
+                      (unsigned long long)left_to_driver);
     }
 }

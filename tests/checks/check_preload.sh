@@ -51,6 +51,9 @@ env LD_PRELOAD="$preload" GALLOC_PRELOAD_REPORT=1 "$work/host" report >"$work/ou
 line='device 0: 2 allocations and 2 frees took [1-9][0-9]* driver calls; held [0-9.]* MiB at most'
 [ "$(grep -c "$line" "$work/out")" = 1 ]
 verdict $? "a line at the end on request"
+env LD_PRELOAD="$preload" GALLOC_PRELOAD_REPORT=1 "$work/host" pool_high >"$work/out" 2>&1
+grep -q 'device 0: 2 allocations and 2 frees took [1-9][0-9]* driver calls; held 10[0-9.]* MiB at most' "$work/out"
+verdict $? "the program's reset of a peak leaves that line alone"
 env LD_PRELOAD="$preload" "$work/host" report >"$work/out" 2>&1
 ! grep -q galloc_preload "$work/out"
 verdict $? "no line without a request"

@@ -43,6 +43,7 @@
     X(SetPool, "cuDeviceSetMemPool", 11020, 0, cuDeviceSetMemPool, (CUdevice, CUmemoryPool))                           \
     X(PoolCreate, "cuMemPoolCreate", 11020, 0, cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *))              \
     X(PoolGet, "cuMemPoolGetAttribute", 11020, 0, cuMemPoolGetAttribute, (CUmemoryPool, CUmemPool_attribute, void *))  \
+    X(PoolSet, "cuMemPoolSetAttribute", 11020, 0, cuMemPoolSetAttribute, (CUmemoryPool, CUmemPool_attribute, void *))  \
     X(PoolTrim, "cuMemPoolTrimTo", 11020, 0, cuMemPoolTrimTo, (CUmemoryPool, size_t))                                  \
     X(PoolAccess, "cuMemPoolSetAccess", 11020, 0, cuMemPoolSetAccess, (CUmemoryPool, const CUmemAccessDesc *, size_t)) \
     X(Peer, "cuCtxEnablePeerAccess", 4000, 0, cuCtxEnablePeerAccess, (CUcontext, unsigned))                            \
@@ -809,6 +810,36 @@ TEST(pools)
     p = alloc(MiB);
     OK(cu.FreeAsync(p, stream));
     EXPECT_EQ(sim_calls("cuMemFree"), 0);
+    finish();
+}
+
+/* The highest value is one since the last reset. */
+TEST(pool_high)
+{
+    CUmemoryPool pool = NULL;
+    cuuint64_t zero = 0, high = 0, now = 0;
+    CUdeviceptr p;
+    int i;
+    begin(1);
+    OK(cu.DefaultPool(&pool, 0));
+    p = alloc(100 * MiB);
+    OK(cu.Free(p));
+    OK(cu.PoolTrim(pool, 0));
+    for (i = 0; i < 2; i++) {
+        OK(cu.PoolGet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &high));
+        OK(cu.PoolGet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now));
+        EXPECT(high >= 100 * MiB && now < 50 * MiB);
+        sim_fail("cuMemPoolSetAttribute", 1, 0, CUDA_ERROR_UNKNOWN);
+        if (!i) EXPECT_EQ(cu.PoolSet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero), CUDA_ERROR_UNKNOWN);
+        sim_fail_clear();
+    }
+    OK(cu.PoolSet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
+    OK(cu.PoolGet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &high));
+    EXPECT_EQ(high, now);
+    p = alloc(60 * MiB);
+    OK(cu.PoolGet(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &high));
+    EXPECT(high >= 60 * MiB && high < 100 * MiB);
+    OK(cu.Free(p));
     finish();
 }
 
