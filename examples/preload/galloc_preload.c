@@ -606,6 +606,15 @@ static CUresult ordinal_of(CUcontext context, int *ordinal)
     return result;
 }
 
+/* Whether this is still the context that had the id. */
+static CUresult look_at(CUcontext context, unsigned long long id, int *alive)
+{
+    unsigned long long now = 0;
+    CUresult result = cu.CtxGetId(context, &now);
+    *alive = !result && now == id;
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ? CUDA_SUCCESS : result;
+}
+
 /* ---- other contexts ---------------------------------------------------------------------------------------------- */
 
 /* Those of the program that are not the primary one of their device: their work may use galloc's memory, and no stream
@@ -620,7 +629,9 @@ static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER; /* of these, of 
 static known_context *known_contexts;
 static size_t context_count, context_room;
 
-/* Takes note of a context; the caller may give any. Without host memory it stays unknown. */
+static int known_overflow; /* 1: no host memory for one of all these, or no answer about it, so that free must wait */
+
+/* Takes note of a context; the caller may give any. */
 static void know_context(CUcontext context)
 {
     unsigned long long id = 0;
@@ -633,6 +644,7 @@ static void know_context(CUcontext context)
         size_t room = context_room ? 2 * context_room : 16;
         known_context *more = (known_context *)realloc(known_contexts, room * sizeof *more);
         if (more) known_contexts = more, context_room = room;
+        else known_overflow = 1;
     }
     if (i == context_count && i < context_room) {
         known_context *c = &known_contexts[context_count++];
@@ -736,7 +748,6 @@ typedef struct known_stream {
 
 static known_stream *known_streams;
 static size_t known_count, known_room;
-static int known_overflow; /* 1: there was no host memory for one, or no answer about it, so that free must wait */
 
 /* The caller holds the lock. */
 static void forget_stream(CUstream stream)
@@ -755,17 +766,17 @@ static void know_stream(CUstream stream, unsigned flags)
     unknown = cu.StreamGetCtx(stream, &context) || cu.CtxGetId(context, &id) || ordinal_of(context, &ordinal);
     if (!unknown) know_context(context);
     leave();
-    if (!free_is_async || !(flags & CU_STREAM_NON_BLOCKING)) return;
     (void)pthread_mutex_lock(&stream_lock);
     forget_stream(stream); /* an earlier one with this handle */
     known_overflow |= unknown;
-    if (known_count == known_room) {
+    flags = free_is_async ? flags & CU_STREAM_NON_BLOCKING : 0;
+    if (flags && known_count == known_room) {
         size_t room = known_room ? 2 * known_room : 64;
         known_stream *more = (known_stream *)realloc(known_streams, room * sizeof *more);
         if (more) known_streams = more, known_room = room;
         else known_overflow = 1;
     }
-    if (known_count < known_room) {
+    if (flags && known_count < known_room) {
         known_stream *s = &known_streams[known_count++];
         s->stream = stream;
         s->context_id = id;
@@ -795,14 +806,13 @@ CUresult CUDAAPI on_stream_create_green(CUstream *stream, void *green, unsigned 
     return result;
 }
 
-/* Destroys a stream. Work that it still has goes on, and the next free must wait for it. */
-static CUresult destroy_known(CUstream stream, int is_captured)
+/* Destroys a stream. If it is busy its work goes on, and the next free must wait for it. */
+static CUresult destroy_known(CUstream stream, int busy)
 {
     CUcontext context = NULL;
     CUresult result;
-    int ordinal = -1, busy;
+    int ordinal = -1;
     (void)pthread_mutex_lock(&stream_lock);
-    busy = is_captured || cu.StreamQuery(stream);
     if (busy && (cu.StreamGetCtx(stream, &context) || ordinal_of(context, &ordinal))) ordinal = -1;
     result = real.stream_destroy(stream);
     if (!result) forget_stream(stream);
@@ -816,11 +826,12 @@ CUresult CUDAAPI on_stream_destroy(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result;
-    int is_captured;
+    int is_captured, busy;
     if (!stream || !enter()) return DRIVER(stream_destroy, (stream));
     is_captured = cu.StreamIsCapturing(stream, &status) || status != CU_STREAM_CAPTURE_STATUS_NONE;
+    busy = free_is_async && (is_captured || cu.StreamQuery(stream)); /* before galloc queues an event there */
     if (served && !is_captured) (void)galloc_stream_retire(stream);
-    result = free_is_async ? destroy_known(stream, is_captured) : real.stream_destroy(stream);
+    result = free_is_async ? destroy_known(stream, busy) : real.stream_destroy(stream);
     leave();
     return result;
 }
@@ -1082,10 +1093,12 @@ static CUresult wait_for_others(device *d)
     (void)pthread_mutex_lock(&stream_lock);
     for (i = context_count; !result && i-- > 0;) { /* backwards: the last one takes the place of one that goes */
         known_context c;
-        unsigned long long id = 0;
+        int alive;
         if (i >= context_count || known_contexts[i].ordinal != d->ordinal) continue;
         c = known_contexts[i];
-        if (cu.CtxGetId(c.context, &id) || id != c.id) {
+        result = look_at(c.context, c.id, &alive);
+        if (result) continue;
+        if (!alive) {
             known_contexts[i] = known_contexts[--context_count];
             d->orphans++;
             continue;
@@ -1155,11 +1168,9 @@ static int free_on_all_streams(device *d, void *p)
 /* The device's streams are gone after a reset that no allocation has noticed yet. To CUDA its memory is gone, too. */
 static CUresult look_for_reset(const device *d)
 {
-    unsigned long long id = 0;
-    CUresult result = cu.CtxGetId(d->context, &id);
-    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT)
-        return CUDA_ERROR_INVALID_VALUE;
-    return !result && id != __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE) ? CUDA_ERROR_INVALID_VALUE : result;
+    int alive;
+    CUresult result = look_at(d->context, __atomic_load_n(&d->context_id, __ATOMIC_ACQUIRE), &alive);
+    return result || alive ? result : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult give(const galloc_pointer *info)

@@ -1325,6 +1325,29 @@ static void free_with_other_contexts(void)
 TEST(free_waits_for_other_contexts) { free_with_other_contexts(); }
 TEST(free_on_request_waits_for_other_contexts) { free_with_other_contexts(); }
 
+/* A context of which the driver does not say whether it lives is no dead one. */
+static void free_without_answers(void)
+{
+    CUcontext context = NULL;
+    long nth, hit = 0;
+    begin(1);
+    OK(cu.CtxCreate(&context, 0, 0));
+    OK(cu.CtxSet(primary[0]));
+    for (nth = 1; nth < 8; nth++) {
+        CUdeviceptr p = alloc(3 * MiB);
+        CUevent event = work_elsewhere(context, CU_STREAM_NON_BLOCKING, p);
+        sim_fail("cuCtxGetId", nth, 0, CUDA_ERROR_UNKNOWN);
+        if (cu.Free(p) == CUDA_ERROR_UNKNOWN) hit++, OK(cu.Free(p));
+        sim_fail_clear();
+        OK(cuEventQuery(event));
+    }
+    EXPECT(hit > 1);
+    finish();
+}
+
+TEST(free_without_answers_about_contexts) { free_without_answers(); }
+TEST(free_on_request_without_answers_about_contexts) { free_without_answers(); }
+
 /* The work of a green context goes on after its end. Once it is over, a free need not wait any more. */
 TEST(free_on_request_after_a_context_has_ended)
 {
