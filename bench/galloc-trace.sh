@@ -14,14 +14,14 @@ gzip -cdf <"$1" | awk '
         sub(/.*:/, "", text)
         return text
     }
-    # A decimal number below 2^53 in hexadecimal digits. (%x of mawk ends at 2^32.)
+    # A number below 2^53 in hexadecimal digits. (%x of mawk ends at 2^32.)
     function hex(n,   text) {
         for (text = ""; n >= 16; n = int(n / 16)) text = substr("0123456789abcdef", n % 16 + 1, 1) text
         return "0x" substr("0123456789abcdef", n + 1, 1) text
     }
     function row(action, addr, size) {
         if (begun == "") begun = number("time_us")
-        printf "0,%.6f,%s,%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, hex(addr), size, number("stream")
+        printf "0,%.6f,%s,%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, hex(addr + 0), size, number("stream")
     }
     BEGIN { RS = "{"; print "Thread,Time,Action,Pointer,Size,Stream" }
     /^"action":"alloc",/ {
