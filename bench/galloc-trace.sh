@@ -14,27 +14,30 @@ gzip -cdf <"$1" | awk '
         sub(/.*:/, "", text)
         return text
     }
+    BEGIN { RS = "{" }
+    /^"action":"(alloc|free_requested)",/ {
+        action = /^"action":"alloc"/ ? "allocate" : "free"
+        print number("time_us"), action, number("addr"), number("size"), number("stream")
+    }' | sort -s -n -k 1,1 | awk ' # the history of each device has its own order
     # A number below 2^53 in hexadecimal digits. (%x of mawk ends at 2^32.)
     function hex(n,   text) {
         for (text = ""; n >= 16; n = int(n / 16)) text = substr("0123456789abcdef", n % 16 + 1, 1) text
         return "0x" substr("0123456789abcdef", n + 1, 1) text
     }
-    function row(action, addr, size) {
-        if (begun == "") begun = number("time_us")
-        printf "0,%.6f,%s,%s,%s,%s\n", (number("time_us") - begun) / 1e6, action, hex(addr + 0), size, number("stream")
+    function row(size) {
+        if (begun == "") begun = $1
+        printf "0,%.6f,%s,%s,%s,%s\n", ($1 - begun) / 1e6, $2, hex($3 + 0), size, $5
     }
-    BEGIN { RS = "{"; print "Thread,Time,Action,Pointer,Size,Stream" }
-    /^"action":"alloc",/ {
-        addr = number("addr")
-        bytes[addr] = number("size")
-        row("allocate", addr, bytes[addr])
+    BEGIN { print "Thread,Time,Action,Pointer,Size,Stream" }
+    $2 == "allocate" {
+        row(bytes[$3] = $4)
         rows++
+        next
     }
-    /^"action":"free_requested",/ {
-        addr = number("addr")
-        if (!(addr in bytes)) { older++; next }
-        row("free", addr, bytes[addr])
-        delete bytes[addr]
+    !($3 in bytes) { older++; next }
+    {
+        row(bytes[$3])
+        delete bytes[$3]
     }
     END {
         if (older) print "galloc-trace.sh: " older " blocks are older than the history" >"/dev/stderr"

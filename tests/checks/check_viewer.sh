@@ -68,17 +68,23 @@ tr '{' '\n' <"$work/past.json" | sed -n 's/^"action":"alloc",.*"addr":\([0-9]*\)
     while read -r addr; do printf '0x%x\n' "$addr"; done >"$work/addresses"
 awk -F, '$3 == "allocate" { print $4 }' "$work/trace" | diff "$work/addresses" - >"$work/out"
 verdict $? "galloc-trace.sh: addresses are not those of the history" "$work/out"
+
+# Addresses of all digits, and two devices, whose histories follow one another in a snapshot.
 cat >"$work/devices.json" <<'END'
 {"device_traces":[[{"action":"alloc","addr":140144784965632,"size":1,"stream":0,"time_us":1795651215001600},
-{"action":"free_requested","addr":140144784965632,"size":1,"stream":0,"time_us":1795651215001900}]]}
+{"action":"free_requested","addr":140144784965632,"size":1,"stream":0,"time_us":1795651215001900}],
+[{"action":"alloc","addr":140144789159936,"size":2,"stream":0,"time_us":1795651215001500},
+{"action":"free_requested","addr":140144789159936,"size":2,"stream":0,"time_us":1795651215001800}]]}
 END
 cat >"$work/expected" <<'END'
 Thread,Time,Action,Pointer,Size,Stream
-0,0.000000,allocate,0x7f7600200000,1,0
-0,0.000300,free,0x7f7600200000,1,0
+0,0.000000,allocate,0x7f7600600000,2,0
+0,0.000100,allocate,0x7f7600200000,1,0
+0,0.000300,free,0x7f7600600000,2,0
+0,0.000400,free,0x7f7600200000,1,0
 END
 bench/galloc-trace.sh "$work/devices.json" 2>&1 | diff "$work/expected" - >"$work/out"
-verdict $? "galloc-trace.sh: an address above 2^46:" "$work/out"
+verdict $? "galloc-trace.sh: two devices:" "$work/out"
 bench/galloc-trace.sh "$work/many.json" >"$work/out" 2>&1
 [ $? -eq 1 ]
 verdict $? "galloc-trace.sh takes a snapshot without a history"
