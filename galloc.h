@@ -3064,6 +3064,7 @@ typedef struct gai_params {
     int just_ready; /* galloc_pool_reserve: make it available, do not take it */
     int growable;   /* it has room, be it addresses or, in fixed segments, memory */
     int room_is_memory; /* of `bytes` a part is room */
+    int lasting;    /* GALLOC_LIFETIME_LONG */
     int far;        /* place it at the far end of a free block */
     int slot;       /* it has a class */
     int own_only;   /* move only pages that no other stream may use, and create none */
@@ -5353,10 +5354,11 @@ static void gai_trace_got(galloc_pool *pool, const gai_block *block, const gai_p
 {
     char text[GAI_TRACE_WORDS] = "";
     gai_string words = {text, sizeof text};
-    int roomy = params->room || (params->growable && !pool->variant.one_each);
+    int one_each = pool->variant.one_each, roomy = one_each ? params->room_is_memory : params->growable;
+    size_t unit = roomy && !one_each ? pool->granularity : GAI_UNIT;
     if (roomy) gai_print(&words, " room=%zu", gai_max(params->room, params->bytes));
-    if (params->alignment > (roomy ? pool->granularity : GAI_UNIT)) gai_print(&words, " align=%zu", params->alignment);
-    if (params->far) gai_print(&words, " long");
+    if (params->alignment > unit) gai_print(&words, " align=%zu", params->alignment);
+    if (params->lasting) gai_print(&words, " long");
     if (params->tag) gai_print(&words, " tag=%u", (unsigned)params->tag);
     if (params->stream->capture_id) gai_print(&words, " capture=%llu", params->stream->capture_id);
     if (waits) gai_print(&words, " waits=%d", waits);
@@ -12948,7 +12950,8 @@ static cudaError_t gai_params_of(const galloc_pool *pool, const galloc_request *
     params->requested = request->bytes;
     params->tag = request->tag;
     params->growable = room != 0 || pool->variant.one_each; /* the block keeps the size requested from the driver */
-    params->far = request->lifetime == GALLOC_LIFETIME_LONG && !pool->variant.low;
+    params->lasting = request->lifetime == GALLOC_LIFETIME_LONG;
+    params->far = params->lasting && !pool->variant.low;
     params->slot = pool->divisions && !room && !params->far && params->alignment <= GAI_UNIT &&
                    params->bytes <= GAI_SLOT_MOST;
     return cudaSuccess;

@@ -22,13 +22,12 @@ timeless() { cut -d, -f1,3- "$1"; } # log
 
 seed=0
 for settings in '' overhead:0 memory_limit:400M strategy:pooled like:pytorch expandable_segments:False reuse:none \
+    backend:cudaMalloc backend:cudaMallocAsync \
     stats:exact,growth:64M,roundup_power2_divisions:4; do
     seed=$((seed + 1))
     GALLOC_CONF=trace:$work/log.csv "$work/log_of_run" 3000 $seed "$work/state.json" "$settings" >"$work/out" 2>&1
     verdict $? "a program runs: $settings"
-    long=long
-    [ "$settings" = like:pytorch ] && long= # it knows no lifetimes
-    for word in resize room=16777216 align= $long tag= after= recorded=; do
+    for word in resize room= align= long tag= after= recorded=; do
         grep -q "[, ]$word" "$work/log.csv"
         verdict $? "the log has $word: $settings"
     done

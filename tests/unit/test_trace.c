@@ -217,6 +217,38 @@ TEST(a_resize_is_two_rows_at_one_address)
     finish();
 }
 
+/* A log is there to be replayed with other settings, so it has what was asked for, whatever came of it. */
+TEST(rows_of_requests_have_the_same_words_with_all_settings)
+{
+    static const char *const conf[] = {"", "expandable_segments:False", "like:pytorch", "backend:cudaMalloc",
+                                       "backend:cudaMallocAsync"};
+    for (size_t i = 0; i < sizeof conf / sizeof *conf; i++) {
+        galloc_config config = galloc_config_default();
+        galloc_request request = {0};
+        void *p, *q;
+        begin();
+        log_to("log.csv");
+        OK(galloc_config_parse(&config, conf[i], NULL, 0));
+        request.pool = pool_new(&config);
+        request.bytes = 1000;
+        request.lifetime = GALLOC_LIFETIME_LONG;
+        OK(galloc_alloc(&p, &request));
+        OK(galloc_free(p, 0));
+        request.max_bytes = MIB(8);
+        request.alignment = MIB(4);
+        OK(galloc_alloc(&q, &request));
+        OK(galloc_free(q, 0));
+        log_begin();
+        expect_row("allocate,%p,1000,0,1,long", p);
+        (void)log_next();
+        expect_row("allocate,%p,1000,0,1,room=%zu align=%zu long", q, MIB(8), MIB(4));
+        pool_end(request.pool);
+        free(log_rows), log_rows = NULL;
+        log_ends();
+        finish();
+    }
+}
+
 TEST(rows_of_waits_captures_and_requests_that_fail)
 {
     galloc_pool *pool;
