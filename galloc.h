@@ -14970,12 +14970,15 @@ static void gai_log_failures(void)
 }
 
 /* Passes this thread's message to the log function; `folds`: unless it repeats one that was logged lately. A failure of
-   galloc inside that function is not logged, which prevents endless recursion. The message is restored afterwards. */
+   galloc inside that function is not logged, which prevents endless recursion. What the thread knows of this call and
+   of earlier errors is restored afterwards. */
 GAI_APART
 static void gai_log_line(int level, int folds)
 {
-    char text[sizeof gai_thread.message + 64];
+    char text[sizeof gai_thread.message + 64], last[sizeof gai_thread.last];
     size_t length = strlen(gai_thread.message);
+    int is_new = gai_thread.message_is_new, has_report = gai_thread.has_report;
+    galloc_report report;
     gai_log_call call;
     void *user;
     uint64_t hidden = 0;
@@ -14992,10 +14995,17 @@ static void gai_log_line(int level, int folds)
     memcpy(text, gai_thread.message, length + 1);
     if (hidden)
         (void)snprintf(text + length, sizeof text - length, " (and %llu similar lines)", (unsigned long long)hidden);
+    memcpy(last, gai_thread.last, sizeof last);
+    report = gai_thread.report;
+    gai_thread.message_is_new = 0;
     gai_thread.in_log = 1;
     if (call) call(level, text, user);
     else GALLOC_LOG(text);
     gai_thread.in_log = 0;
+    gai_thread.message_is_new = is_new;
+    gai_thread.has_report = has_report;
+    gai_thread.report = report;
+    memcpy(gai_thread.last, last, sizeof last);
     memcpy(gai_thread.message, text, length);
     gai_thread.message[length] = 0;
 }
@@ -15117,7 +15127,6 @@ static cudaError_t gai_end(const char *function, cudaError_t error)
         gai_message_begin(function);
         gai_message_publish();
         gai_log(GALLOC_LOG_ERROR);
-        gai_message_publish(); /* the log function may have failed in calls of its own */
     }
     if (gai_load(&gai_process.trace_due)) gai_trace_tend();
     return error;

@@ -299,6 +299,36 @@ TEST(a_call_that_fails_and_finds_damage_has_the_message_of_its_error)
     finish();
 }
 
+static void fail_too(void)
+{
+    EXPECT_EQ(galloc_oom_report(NULL), cudaErrorInvalidValue);
+    EXPECT(!strcmp(galloc_last_message(), "galloc_oom_report: report is NULL"));
+}
+
+TEST(a_call_that_fails_and_finds_damage_says_both_to_a_log_function_that_fails)
+{
+    begin_backed(SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = config_limit(MIB(64));
+    config.debug = GUARDS;
+    galloc_pool *pool = pool_new(&config);
+    void *p = get(pool, 10, s), *most = get(pool, MIB(40), s);
+    write_at(p, 10, 0, 1, s);
+    OK(galloc_free(p, s));
+    OK(cudaDeviceSynchronize());
+    log_hook = fail_too;
+    EXPECT_EQ(galloc_pool_malloc(pool, &p, MIB(40), s), cudaErrorMemoryAllocation);
+    log_hook = NULL;
+    EXPECT_EQ(stats_of(pool).damages, 1);
+    EXPECT_EQ(log_lines, 2);
+    expect_said("out of memory");
+    EXPECT(strstr(galloc_last_message(), "out of memory") != NULL);
+    OK(galloc_free(most, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(the_end_of_a_pool_waits_for_its_checks_and_reports_all)
 {
     begin_backed(SIM_PACE_STILL);

@@ -464,6 +464,34 @@ TEST(what_fails_in_the_programs_function_leaves_its_line_alone)
     finish_logging();
 }
 
+static void run_out(int level, const char *text, void *lines)
+{
+    void *p;
+    (void)level, (void)text;
+    ++*(int *)lines;
+    EXPECT_EQ(galloc_malloc(&p, GIB(4000), 0), cudaErrorMemoryAllocation);
+}
+
+TEST(what_runs_out_in_the_programs_function_leaves_the_report_alone)
+{
+    galloc_report report = {0};
+    void *p;
+    int lines = 0;
+    begin_logging("log:debug");
+    galloc_set_log(run_out, &lines);
+    EXPECT_EQ(galloc_malloc(&p, GIB(3000), 0), cudaErrorMemoryAllocation);
+    EXPECT_EQ(lines, 1);
+    OK(galloc_oom_report(&report));
+    EXPECT_EQ(report.asked, GIB(3000));
+    EXPECT(says("3221225472000"));
+    EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
+    EXPECT_EQ(lines, 2);
+    EXPECT(says("ptr is NULL"));
+    galloc_set_log(NULL, NULL);
+    EXPECT_EQ(galloc_oom_report(&report), cudaErrorNotReady); /* the last allocation failed for another reason */
+    finish_logging();
+}
+
 static void count(int level, const char *text, void *user)
 {
     (void)text;
