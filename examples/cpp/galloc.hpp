@@ -78,16 +78,19 @@ private:
     cudaError_t code_;
 };
 
-/* Device memory has run out. galloc_oom_report has the details. */
+/* Device memory has run out, for which galloc_oom_report has the details; or no block can be that large. */
 #if defined(GALLOC_HPP_RMM)
 class out_of_memory : public rmm::out_of_memory {
 public:
-    out_of_memory() : rmm::out_of_memory(galloc_last_message()) {}
+    explicit out_of_memory(const char *message = galloc_last_message()) : rmm::out_of_memory(message) {}
 };
 #else
 class out_of_memory : public std::bad_alloc {
 public:
-    out_of_memory() : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + galloc_last_message())) {}
+    explicit out_of_memory(const char *message = galloc_last_message())
+        : text_(std::make_shared<std::string>(std::string("out_of_memory: ") + message))
+    {
+    }
     const char *what() const noexcept override { return text_->c_str(); }
 
 private:
@@ -122,6 +125,12 @@ template <class Call> void twice(Call call) noexcept
 inline void give(void *p, cudaStream_t stream) noexcept
 {
     twice([=] { return galloc_free(p, stream); });
+}
+
+/* Of n elements; more than there are addresses, which galloc refuses, where the product would overflow. */
+template <class T> std::size_t bytes_of(std::size_t n) noexcept
+{
+    return n > SIZE_MAX / sizeof(T) ? SIZE_MAX : n * sizeof(T);
 }
 
 } // namespace detail
@@ -202,8 +211,7 @@ template <class T> unique_ptr<T> make_unique(std::size_t n, cudaStream_t stream,
     static_assert(std::is_trivially_destructible<T>::value, "device memory holds plain data");
     galloc_request request = galloc_request();
     void *p = nullptr;
-    if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
-    request.bytes = n * sizeof(T);
+    request.bytes = detail::bytes_of<T>(n);
     request.alignment = alignof(T) > 512 ? alignof(T) : 0;
     request.stream = stream;
     request.pool = pool;
@@ -219,9 +227,8 @@ public:
     {
         static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
         galloc_request request = galloc_request();
-        if (max > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
         request.bytes = 1;
-        request.max_bytes = max * sizeof(T);
+        request.max_bytes = detail::bytes_of<T>(max);
         request.alignment = alignof(T) > 512 ? alignof(T) : 0;
         request.stream = stream;
         request.pool = pool;
@@ -245,7 +252,7 @@ public:
     /* New elements are uninitialised. Only growth beyond a multiple of 2 MiB enters the driver, if at all. */
     void resize(std::size_t n)
     {
-        if (n > max_) throw std::length_error("galloc::growable: more elements than its maximum");
+        if (n > max_) throw out_of_memory("galloc::growable: more elements than its maximum");
         check(galloc_resize(data_, n ? n * sizeof(T) : 1, stream_));
         size_ = n;
     }
@@ -505,9 +512,8 @@ class thrust_allocator {
 public:
     using value_type = char;
     explicit thrust_allocator(cudaStream_t stream, galloc_pool *pool = nullptr) : stream_(stream), pool_(pool) {}
-    char *allocate(std::ptrdiff_t bytes)
+    char *allocate(std::ptrdiff_t bytes) /* a negative number becomes one that galloc refuses */
     {
-        if (bytes < 0) throw std::bad_alloc();
         return static_cast<char *>(detail::allocate(pool_, std::size_t(bytes), 0, stream_));
     }
     void deallocate(char *p, std::size_t) noexcept { detail::give(p, stream_); }

@@ -84,8 +84,8 @@ TEST(an_array_grows_in_place)
         int caught = 0;
         try {
             array.resize(MiB(8) + 1);
-        } catch (const std::length_error &) {
-            caught = 1;
+        } catch (const galloc::out_of_memory &e) {
+            caught = strstr(e.what(), "maximum") != nullptr;
         }
         EXPECT(caught);
         EXPECT_EQ(array.size(), MiB(8));
@@ -145,13 +145,26 @@ TEST(running_out_throws_and_leaves_everything)
         a.reset();
         g.resize(MiB(60));
         EXPECT_EQ(g.size(), MiB(60));
-        caught = 0;
-        try {
-            galloc::make_unique<double>(SIZE_MAX / 4, stream);
-        } catch (const std::bad_alloc &) {
-            caught = 1;
+    }
+    finish();
+}
+
+TEST(sizes_beyond_all_addresses_are_out_of_memory)
+{
+    begin();
+    {
+        galloc::stream stream;
+        int caught = 0;
+        for (int kind = 0; kind < 3; kind++) {
+            try {
+                if (kind == 0) galloc::make_unique<double>(SIZE_MAX / 4, stream);
+                if (kind == 1) galloc::growable<double>(SIZE_MAX / 4, stream);
+                if (kind == 2) galloc::thrust_allocator(stream).allocate(-1);
+            } catch (const galloc::out_of_memory &e) {
+                if (EXPECT(strstr(e.what(), "exceed the address space"))) caught++;
+            }
         }
-        EXPECT(caught);
+        EXPECT_EQ(caught, 3);
     }
     finish();
 }
