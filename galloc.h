@@ -516,7 +516,8 @@ typedef struct galloc_pointer {
     void *base;                   /* start of the block that contains the address */
     size_t requested;             /* bytes that were requested; 0 for free memory */
     size_t usable;                /* bytes that may be used: requested, rounded up to 512 or, with room, to 2 MiB; with
-                                     other backends the bytes asked of the driver */
+                                     other backends the bytes asked of the driver; of a block with a guard
+                                     (debug:guards) the bytes requested */
     size_t room;                  /* bytes of addresses (in fixed segments: of memory) that belong to the block, its
                                      room included; at least `usable` */
     unsigned long long stream_id; /* cudaStreamGetId of the stream that it was allocated for or freed on; 0: the legacy
