@@ -12597,7 +12597,8 @@ static void gai_report_pool(galloc_report *report, gai_job *job)
     survey.movable = 0;
     gai_survey_all(&survey, pool);
     report->usable += pool->kept;
-    report->largest_usable = gai_max(report->largest_usable, pool->kept); /* an upper bound */
+    /* Only the driver knows the pieces of what it keeps; none is as large as what it has just refused. */
+    report->largest_usable = gai_max(report->largest_usable, gai_min(pool->kept, job->params.bytes - GAI_UNIT));
     gai_pool_unlock_caches(pool);
     gai_report_streams(report, pool);
     report->live = stats.live.current;

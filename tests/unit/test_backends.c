@@ -1771,6 +1771,26 @@ TEST(advice_leaves_out_what_other_backends_ignore)
     finish();
 }
 
+/* What the driver keeps beside the blocks, because it rounds, is no piece for a request that it has refused. */
+TEST(a_refused_size_is_not_the_largest_possible_one)
+{
+    galloc_report report = {0};
+    void *p[20];
+    int n = 0;
+    sim_options options = sim_defaults();
+    options.memory = MIB(64);
+    begin_with(options);
+    galloc_pool *pool = pool_of("backend:cudaMallocAsync");
+    while (n < 20 && !galloc_pool_malloc(pool, &p[n], MIB(5), 0)) n++;
+    OK(galloc_oom_report(&report));
+    EXPECT(n > 5 && report.usable >= MIB(5));
+    EXPECT(report.largest_usable < MIB(5));
+    EXPECT(report.largest_possible < MIB(5) && report.largest_possible >= report.largest_usable);
+    while (n) OK(galloc_free(p[--n], 0));
+    pool_end(pool);
+    finish();
+}
+
 /* What the driver's pool keeps is free for the stream, not on its way to somebody. */
 TEST(what_the_drivers_pool_keeps_is_reported_as_usable)
 {
