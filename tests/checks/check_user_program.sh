@@ -237,6 +237,14 @@ template <class T, int by> static __global__ void add(T *sum, const T *p, int n)
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) atomicAdd(sum, by * p[i]);
 }
+namespace shapes {
+template <typename T, int times = 2> // T follows from the arguments
+static __global__ void __launch_bounds__(256) scale(T *to, /* (of n */ const T *from,
+    size_t n)
+{
+    for (size_t i = 0; i < n; i++) to[i] = times * from[i];
+}
+}
 static __device__ unsigned threads() { return gridDim.x * gridDim.y * blockDim.x * blockDim.y; }
 static __global__ void count(unsigned *at, const unsigned *unused) { if (!unused) atomicMax(at, threads()); }
 static __global__ void nothing() {}
@@ -263,6 +271,11 @@ int main(int argc, char **)
     cudaMemcpyAsync(&host, p + 1, sizeof host, cudaMemcpyDeviceToHost, s);
     cudaStreamSynchronize(s);
     if (argc == 1) printf("%u\n", host);
+    shapes::scale<<<1, 1, 0, s>>>(p + 500, p, 7); /* both only read p */
+    shapes::scale<unsigned, 5><<<1, 1, 0, t>>>(p + 600, p, 7);
+    cudaMemcpyAsync(&host, p + 506, sizeof host, cudaMemcpyDeviceToHost, s);
+    cudaStreamSynchronize(s);
+    printf("scaled %u\n", host);
     nothing<<<1, 1>>>();
     printf("%s\n", cudaGetErrorName(cudaGetLastError()));
     nothing<<<1, 2048>>>();
@@ -276,6 +289,7 @@ if command -v "${CXX:-g++}" >/dev/null; then
     is 0 "CUDA C++"
     prints 5996 "kernels of a namespace and of a template run, and add atomically"
     prints 60 "launches have shapes"
+    prints 'scaled 4' "the arguments of a launch decide on the kernel of a template"
     prints 'usage: x <<<b>>> (c)' "a string stays"
     prints 'a "<<<1, 2>>>(p)' "a string with a quote stays"
     prints 1034 "a quote as a character, and one between digits"

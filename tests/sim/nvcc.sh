@@ -30,6 +30,12 @@ launches_to_calls() { # file
         return RLENGTH
     }
     { text = text $0 "\n" }
+    BEGIN {
+        blank = "([ \t\n]|\001[0-9]+\002)"
+        kernel_template = "template" blank "*<[^;{}()]*>" blank "*((static|inline)" blank "+)*__global__" blank "+" \
+            "((static|inline)" blank "+)*void" blank "+(__launch_bounds__" blank "*\\([^()]*\\)" blank "*)?" \
+            "[A-Za-z_][A-Za-z_0-9]*" blank "*\\("
+    }
     END {
         while (match(text, /["\047]|\/[\/*]/)) {
             code = code substr(text, 1, RSTART - 1)
@@ -40,15 +46,51 @@ launches_to_calls() { # file
             code = code (bytes ? "\001" n "\002" : begin)
             text = substr(text, (bytes ? bytes : 1) + 1)
         }
-        text = code text
+        text = with_types(code text)
         while (match(text, /[A-Za-z_][A-Za-z_0-9:]*(<[^<>()]*>)? *<<</)) {
             name = substr(text, RSTART, RLENGTH - 3)
             sub(/ *$/, "", name)
-            code = substr(text, 1, RSTART - 1) "sim::kernel<decltype(" name "), " name ">::on("
+            code = substr(text, 1, RSTART - 1) launcher(name)
             text = substr(text, RSTART + RLENGTH)
             printf "%s", restored(code)
         }
         printf "%s", restored(text)
+    }
+    # Before each kernel template stands a function that takes the same arguments and returns a pointer to a function
+    # of the same parameters: its type is that of the kernel which a launch means.
+    function with_types(s,    done, head, name, list, type, depth, i) {
+        while (match(s, kernel_template)) {
+            done = done substr(s, 1, RSTART - 1)
+            head = substr(s, RSTART, RLENGTH)
+            s = substr(s, RSTART + RLENGTH)
+            for (i = depth = 1; depth && i <= length(s); i++) {
+                if (substr(s, i, 1) == "(") depth++
+                if (substr(s, i, 1) == ")") depth--
+            }
+            list = "(" substr(s, 1, i - 1)
+            type = head
+            gsub(/\001[0-9]+\002|\n/, " ", type)
+            gsub(/\001[0-9]+\002|\n/, " ", list)
+            sub(/[ \t]*\($/, "", type)
+            name = type
+            sub(/.*[^A-Za-z_0-9]/, "", name)
+            is_template[name] = 1
+            sub(/>[ \t]*((static|inline)[ \t]+)*__global__.*/, ">", type)
+            type = type " auto sim_types_of_" name list " -> void (*)" list ";"
+            done = done type " " head
+        }
+        return done s
+    }
+    # What stands before the arguments of a launch, up to the one of its grid.
+    function launcher(name,    own, scope) {
+        own = name
+        sub(/<.*/, "", own)
+        sub(/.*:/, "", own)
+        if (!(own in is_template)) return "sim::kernel<decltype(" name "), " name ">::on("
+        scope = name
+        sub(own "(<.*)?$", "", scope)
+        return "sim::deduced([](auto... a) { return sim::kernel<std::remove_pointer_t<decltype(" scope "sim_types_of_" \
+            substr(name, length(scope) + 1) "(a...))>, " name ">(); }).on("
     }
     function restored(s,    done) {
         gsub(/>>> *\(/, ")(", s)

@@ -8,9 +8,10 @@
 
        sim::kernel<decltype(kernel), kernel>::on(grid, block, shared, stream)(arguments);
 
-   which queues the kernel by cudaLaunchKernel. The threads of a launch run one after another, and no two launches run
-   at the same time, so an atomic function is an ordinary one. There is no __syncthreads and no __shared__: files that
-   use them do not compile. The accesses of a launch follow from the parameters, as sim_kernel.h says. */
+   which queues the kernel by cudaLaunchKernel; if the kernel is a template in the same file, sim::deduced looks for the
+   kernel that the arguments mean. The threads of a launch run one after another, and no two launches run at the same
+   time, so an atomic function is an ordinary one. There is no __syncthreads, no __shared__ and no __constant__: files
+   that use them do not compile. The accesses of a launch follow from the parameters, as sim_kernel.h says. */
 
 #ifndef SIM_CUDA_H
 #define SIM_CUDA_H
@@ -74,6 +75,28 @@ template <class... P, void (*body)(P...)> struct kernel<void(P...), body> {
         return {&self, grid, block, shared, stream};
     }
 };
+
+/* A launch of a kernel template whose arguments follow from those of the call: `find` returns the kernel for them. */
+template <class Find> struct deduced_launch {
+    Find find;
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    template <class... A> void operator()(A... argument) const
+    {
+        decltype(find(argument...))::on(grid, block, shared, stream)(argument...);
+    }
+};
+
+template <class Find> struct deduction {
+    Find find;
+    deduced_launch<Find> on(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0) const
+    {
+        return {find, grid, block, shared, stream};
+    }
+};
+
+template <class Find> deduction<Find> deduced(Find find) { return {find}; }
 
 } // namespace sim
 
