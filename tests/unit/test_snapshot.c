@@ -4,6 +4,8 @@
 #include "setup.h"
 #include "value.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -496,6 +498,55 @@ TEST(paths_that_cannot_be_say_why)
     EXPECT(strstr(galloc_last_message(), "cannot be opened: the name is too long (errno ") != NULL);
     snprintf(path, sizeof path, "%s/plain", folder);
     unlink(path);
+    EXPECT_EQ(rmdir(folder), 0);
+    pool_end(pool);
+    finish();
+}
+
+static int rename_fails; /* with this errno; 0: it does what it should */
+
+int rename(const char *from, const char *to)
+{
+    int (*next)(const char *, const char *) = NULL;
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, "rename");
+    errno = rename_fails;
+    return rename_fails ? -1 : next(from, to);
+}
+
+/* Each has words of its own; of others the number tells, and nothing is left behind. */
+TEST(reasons_of_the_system_are_told_in_words)
+{
+    static const struct {
+        int code;
+        const char *words;
+    } reasons[] = {
+        {EACCES, "permission denied"},
+        {EEXIST, "it is no plain file"},
+        {EPERM, "operation not permitted"},
+        {ENOENT, "no such folder"},
+        {ENOTDIR, "a part of the path is no folder"},
+        {ENOSPC, "no space is left"},
+        {EFBIG, "the file is too large"},
+        {EROFS, "the file system is read-only"},
+        {ENAMETOOLONG, "the name is too long"},
+        {EMFILE, "the process has too many open files"},
+        {ENFILE, "the system has too many open files"},
+        {ENOMEM, "no host memory"},
+        {EIO, "input or output error"},
+        {EXDEV, "unknown reason"},
+    };
+    char folder[] = "/tmp/galloc_snapshot.XXXXXX", path[100], said[200];
+    begin();
+    EXPECT(mkdtemp(folder));
+    galloc_pool *pool = pool_limited(SIZE_MAX);
+    snprintf(path, sizeof path, "%s/state.json", folder);
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        rename_fails = reasons[i].code;
+        EXPECT_EQ(galloc_snapshot_save(pool, path), cudaErrorOperatingSystem);
+        snprintf(said, sizeof said, "cannot be renamed: %s (errno %d)", reasons[i].words, reasons[i].code);
+        if (!EXPECT(strstr(galloc_last_message(), said))) printf("    %s\n", galloc_last_message());
+    }
+    rename_fails = 0;
     EXPECT_EQ(rmdir(folder), 0);
     pool_end(pool);
     finish();

@@ -6,6 +6,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
+#include <malloc.h>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unwind.h>
@@ -787,6 +789,38 @@ TEST(what_is_live_by_stack)
     finish();
 }
 
+static jmp_buf back;
+
+SITE __attribute__((noreturn)) void site_leaving(galloc_pool *pool, void **ptr);
+SITE __attribute__((noreturn)) void site_left(galloc_pool *pool, void **ptr);
+SITE void site_behind(void);
+
+SITE void site_leaving(galloc_pool *pool, void **ptr)
+{
+    *ptr = site_malloc(pool, 1000, NULL);
+    longjmp(back, 1);
+}
+
+SITE void site_left(galloc_pool *pool, void **ptr) { site_leaving(pool, ptr); }
+SITE void site_behind(void) { STAYS(); }
+
+/* Nothing follows the call in its function: where it would return to is no part of it. */
+TEST(a_caller_that_ends_with_its_call_has_its_name)
+{
+    galloc_config config = config_stacks("memory_limit:1G", 8);
+    static char said[GALLOC_REPORT_TEXT];
+    static void *p;
+    begin();
+    galloc_pool *pool = pool_new(&config);
+    site_behind();
+    if (!setjmp(back)) site_left(pool, &p);
+    OK(galloc_live_text(pool, said, sizeof said));
+    if (!EXPECT(strstr(said, "site_leaving+0x") && strstr(said, "site_left+0x"))) printf("%s", said);
+    OK(galloc_free(p, NULL));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- limits ------------------------------------------------------------------------------------------------------ */
 
 /* More stacks than the depot takes, by their number and by their frames: the rest is counted, and nothing fails. */
@@ -1015,6 +1049,41 @@ TEST(stacks_beside_threads)
     }
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    pool_end(pool);
+    finish();
+}
+
+static void *take_stacks(void *pool)
+{
+    site_free(site_malloc(pool, 5000, NULL), NULL);
+    return NULL;
+}
+
+/* Bytes that the C library has given out and that stay when so many threads have ended. */
+static size_t left_by_threads(galloc_pool *pool)
+{
+    size_t before = mallinfo2().uordblks;
+    pthread_t thread;
+    for (int i = 0; i < 500; i++) {
+        pthread_create(&thread, NULL, take_stacks, pool);
+        pthread_join(thread, NULL);
+    }
+    return mallinfo2().uordblks - before;
+}
+
+/* The simulated device keeps something of each thread, with stacks or without. */
+TEST(threads_that_took_stacks_leave_no_host_memory_behind)
+{
+    begin();
+    mallopt(M_ARENA_MAX, 1);
+    galloc_pool *pool = pool_limited(GIB(1));
+    OK(galloc_pool_history(pool, 100));
+    (void)left_by_threads(pool);
+    size_t without = left_by_threads(pool);
+    OK(galloc_pool_history_stacks(pool, 8));
+    (void)left_by_threads(pool);
+    size_t with = left_by_threads(pool);
+    if (!EXPECT(with < without + 500 * 32)) printf("    %zu bytes, and %zu with stacks\n", without, with);
     pool_end(pool);
     finish();
 }
