@@ -454,6 +454,57 @@ TEST(every_call_tells)
     finish_told();
 }
 
+__attribute__((noinline)) void *site_one(galloc_pool *pool, size_t bytes);
+__attribute__((noinline)) void *site_two(galloc_pool *pool, size_t bytes);
+__attribute__((noinline)) void *site_three(galloc_pool *pool, size_t bytes);
+
+void *site_one(galloc_pool *pool, size_t bytes) { return get_tagged(pool, bytes, NULL, 0); }
+void *site_two(galloc_pool *pool, size_t bytes) { return get_tagged(pool, bytes, NULL, UINT32_MAX); }
+void *site_three(galloc_pool *pool, size_t bytes) { return get(pool, bytes, NULL); }
+
+/* A block that is told of still knows its own stack, and not that of another. */
+TEST(blocks_with_regions_keep_their_stacks)
+{
+    static char said[GALLOC_REPORT_TEXT];
+    void *p[3];
+    with_tool();
+    galloc_pool *pool = pool_limited(GIB(1));
+    OK(galloc_pool_history(pool, 100));
+    OK(galloc_pool_history_stacks(pool, 8));
+    p[0] = site_one(pool, 3000);
+    p[1] = site_two(pool, 2000);
+    p[2] = site_three(pool, 1000);
+    for (int i = 0; i < 3; i++) EXPECT(region_of(p[i]) != NULL);
+    OK(galloc_live_text(pool, said, sizeof said));
+    const char *one = strstr(said, "\n  3000 bytes in 1 blocks\n"), *two = strstr(said, "\n  2000 bytes in 1 blocks\n");
+    const char *three = strstr(said, "\n  1000 bytes in 1 blocks\n");
+    if (!EXPECT(one && two && three && one < two && two < three)) printf("%s", said);
+    for (int i = 0; i < 3; i++) OK(galloc_free(p[i], NULL));
+    pool_end(pool);
+    finish_told();
+}
+
+/* The wait at a free meets an error that breaks the context: the pool refuses requests, as after any such call. */
+TEST(an_error_of_the_wait_before_a_region_ends_closes_the_pool)
+{
+    static const int errors[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        void *q = NULL;
+        attached(0, 0, SIM_PACE_STILL);
+        galloc_pool *pool = pool_limited(GIB(1));
+        cudaStream_t s = stream_new();
+        void *p = get_used(pool, 1000, s, 1);
+        sim_fail("cuStreamSynchronize", 1, 0, errors[i]);
+        OK(galloc_free(p, s));
+        EXPECT_EQ(sim_failed(), 1);
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, 1000, s), errors[i]);
+        EXPECT(strstr(galloc_last_message(), "refuses requests after") != NULL);
+        OK(cudaDeviceReset());
+        OK(galloc_pool_destroy(pool));
+        finish_told();
+    }
+}
+
 /* A kernel that runs late must still find its region: frees and resizes wait for it. */
 TEST(a_region_outlasts_the_work_queued_before)
 {
