@@ -1058,11 +1058,33 @@ TEST(a_trim_that_cannot_wait_fails)
     finish();
 }
 
+/* The wait for the launches of graphs fails, and the one after it does not. */
+TEST(a_trim_that_cannot_wait_for_graphs_fails)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), of_graph = stream_new();
+    cudaGraph_t graph = NULL;
+    galloc_pool *pool = pool_new(NULL);
+    OK(cudaStreamBeginCapture(of_graph, cudaStreamCaptureModeThreadLocal));
+    OK(galloc_free(get_used(pool, MIB(4), of_graph, 1), of_graph));
+    OK(cudaStreamEndCapture(of_graph, &graph));
+    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, 4096, s, 2), s)); /* in the stream's cache, not looked at */
+    sim_fail("cuMemHostAlloc", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
+    EXPECT_EQ(sim_failed(), 1);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    finish();
+}
+
 TEST(a_sticky_error_closes_the_pool)
 {
-    static const int codes[] = {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorHardwareStackError,
-                                cudaErrorECCUncorrectable, cudaErrorAssert};
-    for (int i = 0; i < 5; i++) {
+    static const int codes[] = {cudaErrorECCUncorrectable,   cudaErrorNvlinkUncorrectable, cudaErrorIllegalAddress,
+                                cudaErrorLaunchTimeout,      cudaErrorAssert,              cudaErrorHardwareStackError,
+                                cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,   cudaErrorInvalidAddressSpace,
+                                cudaErrorInvalidPc,          cudaErrorLaunchFailure};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         begin();
         cudaStream_t s = stream_new();
         galloc_pool *pool = pool_new(NULL);
@@ -1094,6 +1116,36 @@ TEST(a_sticky_error_closes_the_pool)
         pool_end(pool);
         finish();
     }
+}
+
+/* T shrank the block, and S is to wait for T before it grows again: that the wait failed is known to a stream whose
+   cache serves it, too. */
+TEST(a_sticky_error_of_the_wait_for_a_growth_closes_the_pool)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new(), u = stream_new();
+    galloc_config config = galloc_config_default();
+    config.stream_check = 0;
+    galloc_pool *pool = pool_new(&config);
+    for (int i = 0; i < 5; i++) OK(galloc_free(get(pool, 4096, u), u));
+    void *p = get_growable(pool, MIB(6), MIB(16), s), *q = get(pool, KIB(100), t), *r;
+    OK(galloc_free(get(pool, MIB(8), s), s));
+    put(t, p, MIB(6), 1);
+    OK(galloc_resize(p, MIB(2), t));
+    r = get(pool, KIB(100), t); /* an event of T is recorded */
+    sim_fail("cuStreamWaitEvent", 1, 0, cudaErrorIllegalAddress);
+    FAILS(galloc_resize(p, MIB(6), s), cudaErrorIllegalAddress);
+    EXPECT_EQ(sim_failed(), 1);
+    void *refused = NULL;
+    FAILS(galloc_pool_malloc(pool, &refused, 4096, u), cudaErrorIllegalAddress);
+    EXPECT(strstr(galloc_last_message(), "refuses requests after") != NULL);
+    OK(cudaDeviceReset());
+    (void)cudaGetLastError();
+    OK(galloc_free(p, NULL));
+    OK(galloc_free(q, NULL));
+    OK(galloc_free(r, NULL));
+    pool_end(pool);
+    finish();
 }
 
 /* A call may return such an error though the pool's context has none. */

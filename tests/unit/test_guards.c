@@ -1734,6 +1734,35 @@ TEST(a_default_stream_has_no_work_of_debug_left)
     }
 }
 
+/* The wait fails once: the next allocation waits again, for the bytes that it gets are still to be poisoned. */
+TEST(a_default_stream_is_waited_for_again_after_a_wait_that_failed)
+{
+    for (int i = 0; i < 2; i++) {
+        cudaStream_t zero = i ? cudaStreamPerThread : cudaStreamLegacy;
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, "debug:poison", NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *p = get(pool, MIB(1), zero), *q;
+        OK(cudaDeviceSynchronize());
+        OK(galloc_free(p, zero));
+        long calls = sim_calls("cuStreamSynchronize");
+        sim_fail("cuStreamSynchronize", 1, 0, cudaErrorUnknown);
+        q = get(pool, KIB(1), zero);
+        EXPECT_EQ(sim_failed(), 1);
+        p = get(pool, KIB(1020), zero);
+        EXPECT_EQ(sim_calls("cuStreamSynchronize"), calls + 2);
+        put(s, p, KIB(1020), 1); /* S may: the device was waited for before the free */
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_free(p, zero));
+        OK(galloc_free(q, zero));
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* One of them is settled while debug's work is on both: the other still waits for its own, at its next call. */
 TEST(each_default_stream_waits_for_the_work_of_debug_on_it)
 {
