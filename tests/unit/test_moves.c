@@ -1821,6 +1821,100 @@ TEST(own_pages_move_before_complete_memory_is_taken)
     finish();
 }
 
+static void give_back_all(galloc_pool *pool, void **p, int n, cudaStream_t stream)
+{
+    for (int i = 0; i < n; i++) OK(galloc_free(p[i], stream));
+    pool_end(pool);
+}
+
+static galloc_config apart(void)
+{
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = 0;
+    config.growth = PAGE;
+    config.reuse = COMPLETED | FOLLOWED;
+    return config;
+}
+
+/* Streams kept apart: memory whose work has ended is for all, also while nobody has looked at it. So the stream's own
+   pages move to a request, though a block of such memory has its size. More blocks than a search looks at stand between
+   the newest work and that memory. */
+TEST(memory_that_is_done_and_not_looked_at_is_not_the_streams_own)
+{
+    enum { SMALL = 12 };
+    begin_still();
+    galloc_config config = apart();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p[8 + SMALL], *small[SMALL];
+    int n = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, MIB(14)));
+    p[n++] = get(pool, PAGE / 4, s);
+    void *done = get_used(pool, PAGE, s, 1), *own = get(pool, PAGE, s);
+    for (int i = 0; i < SMALL; i++) {
+        p[n++] = get(pool, 512, s);
+        small[i] = get(pool, 512, s);
+    }
+    p[n++] = get(pool, 512, s);
+    void *large = get(pool, MIB(8), s), *of_t = get(pool, 512, t);
+    OK(galloc_free(done, s));
+    p[n++] = get(pool, 512, s); /* the event is recorded */
+    sim_run(-1);
+    for (int i = 0; i < SMALL; i++) put(s, small[i], 512, 2);
+    put(s, own, PAGE, 3);
+    put(s, large, MIB(8), 4);
+    for (int i = 0; i < SMALL; i++) OK(galloc_free(small[i], s));
+    OK(galloc_free(own, s));
+    OK(galloc_free(large, s));
+    p[n++] = get(pool, 512, s);
+    void *fetched = get(pool, MIB(8), t); /* of new pages: from here on the streams are kept apart */
+    galloc_stats before = stats_of(pool);
+    p[n++] = get(pool, PAGE, s);
+    EXPECT(p[n - 1] != done);
+    EXPECT_EQ(stats_of(pool).moves, before.moves + 1);
+    OK(galloc_free(of_t, t));
+    OK(galloc_free(fetched, t));
+    give_back_all(pool, p, n, s);
+    finish();
+}
+
+/* The same streams: pages of which a part is common memory are not the stream's own, and stay where they are. */
+TEST(pages_that_are_common_in_part_do_not_move)
+{
+    enum { PIECES = 8 };
+    begin_still();
+    galloc_config config = apart();
+    cudaStream_t s = stream_new(), t = stream_new();
+    void *p[8], *piece[PIECES], *of_t[3];
+    int n = 0;
+    galloc_pool *pool = pool_new(&config);
+    OK(galloc_pool_reserve(pool, MIB(12)));
+    p[n++] = get(pool, PAGE / 4, s);
+    void *common = get_used(pool, PAGE, s, 1);
+    p[n++] = get(pool, 512, s);
+    for (int i = 0; i < PIECES; i++) piece[i] = get_used(pool, i % 2 ? KIB(768) : KIB(1280), s, 2);
+    p[n++] = get(pool, 512, s);
+    of_t[0] = get(pool, 512, t);
+    OK(galloc_free(common, s));
+    for (int i = 0; i < PIECES; i += 2) OK(galloc_free(piece[i], s));
+    p[n++] = get(pool, 512, s); /* the event is recorded */
+    sim_run(-1);
+    of_t[1] = get(pool, MIB(3), t); /* looks: what was freed is common memory */
+    for (int i = 1; i < PIECES; i += 2) {
+        put(s, piece[i], KIB(768), 3);
+        OK(galloc_free(piece[i], s));
+    }
+    p[n++] = get(pool, 512, s);
+    of_t[2] = get(pool, MIB(8), t); /* of new pages: from here on the streams are kept apart */
+    galloc_stats before = stats_of(pool);
+    p[n++] = get(pool, PAGE, s);
+    EXPECT_EQ(stats_of(pool).moves, before.moves);
+    EXPECT_EQ(stats_of(pool).reserved.current, before.reserved.current);
+    for (int i = 0; i < 3; i++) OK(galloc_free(of_t[i], t));
+    give_back_all(pool, p, n, s);
+    finish();
+}
+
 /* A churn of sizes, now small ones, now large ones, moves pages from place to place. The addresses that this takes are
    used again: no more than a dozen times the memory is kept, however long it goes on. */
 static void churn(play *p, long operations)
