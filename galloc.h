@@ -577,7 +577,7 @@ typedef struct galloc_stats {
     galloc_stat blocks;    /* number of used blocks */
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
-    uint64_t failures;     /* failed allocations */
+    uint64_t failures;     /* failed allocations; not those that name no pool, with ptr NULL or a stream of no context */
     uint64_t rejections;   /* of the failures, those refused at once: with throw_on_cudamalloc_oom, or for more bytes
                               than the pool may ever hold */
     uint64_t hits;         /* allocations that created and moved no page */
@@ -20208,21 +20208,20 @@ static GAI_INLINE gai_block *gai_block_and_entry(void *ptr, cudaStream_t stream,
 
 /* ---- slower paths ---- */
 
-/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first, also for a call that is refused after
-   that: the pool counts the failure. */
+/* Allocates in a pinned pool. If *pool is NULL, pins the default pool first, also of a stream whose capture is
+   invalidated: the pool counts the failure. */
 static cudaError_t gai_alloc_in(galloc_pool **pool, void **ptr, const galloc_request *request)
 {
     gai_site site;
     int device = 0;
     cudaError_t error = cudaSuccess;
-    if (*pool) error = gai_pool_refuses(*pool);
+    if (!ptr) error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
+    if (!error && *pool) error = gai_pool_refuses(*pool);
     if (!error) error = gai_site_of(request->stream, &site);
     if (!error && !*pool) {
         error = gai_site_device(&site, &device);
         if (!error) error = gai_pool_of_device(pool, device);
     }
-    if (!error && !ptr)
-        error = gai_fail(cudaErrorInvalidValue, "ptr is NULL: it must point to the place for the address");
     if (!error) error = gai_site_is_sound(&site);
     if (error) {
         gai_thread.has_report = 0;
