@@ -577,7 +577,7 @@ typedef struct galloc_stats {
     galloc_stat blocks;    /* number of used blocks */
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
-    uint64_t failures;     /* failed allocations; not those that name no pool, with ptr NULL or a stream of no context */
+    uint64_t failures;     /* failed allocations; not those without a pool whose ptr is NULL or whose stream is refused */
     uint64_t rejections;   /* of the failures, those refused at once: with throw_on_cudamalloc_oom, or for more bytes
                               than the pool may ever hold */
     uint64_t hits;         /* allocations that created and moved no page */
