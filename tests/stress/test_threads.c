@@ -696,6 +696,48 @@ TEST(threads_bring_contexts_of_their_own)
     finish();
 }
 
+static void *use_and_end(void *pool)
+{
+    void *p[24];
+    for (size_t i = 0; i < 24; i++) p[i] = get(pool, 512 * (i + 1), cudaStreamPerThread);
+    for (size_t i = 0; i < 24; i++) OK(galloc_free(p[i], cudaStreamPerThread));
+    return NULL;
+}
+
+static int all_have_ended;
+
+static void *go_on(void *pool)
+{
+    cudaStream_t s = stream_new();
+    void *p[16];
+    while (!__atomic_load_n(&all_have_ended, __ATOMIC_RELAXED)) {
+        for (size_t i = 0; i < 16; i++) p[i] = get(pool, 100000 + 512 * i, s);
+        for (size_t i = 0; i < 16; i++) OK(galloc_free(p[i], s));
+    }
+    return NULL;
+}
+
+/* What lies in a thread's cache goes back to the pool at its end, while other threads use the pool. */
+TEST(threads_end_beside_others_that_go_on)
+{
+    begin();
+    galloc_config config = galloc_config_default();
+    config.lane_bytes = MIB(1);
+    galloc_pool *pool = pool_new(&config);
+    pthread_t other, thread[2];
+    __atomic_store_n(&all_have_ended, 0, __ATOMIC_RELAXED);
+    EXPECT_EQ(pthread_create(&other, NULL, go_on, pool), 0);
+    for (int round = 0; round < 100; round++) {
+        for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_create(&thread[i], NULL, use_and_end, pool), 0);
+        for (int i = 0; i < 2; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
+        if (round % 25 == 0) EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    __atomic_store_n(&all_have_ended, 1, __ATOMIC_RELAXED);
+    EXPECT_EQ(pthread_join(other, NULL), 0);
+    pool_end(pool);
+    finish();
+}
+
 static void *set_limits(void *pool)
 {
     for (size_t i = 0; i < 20000; i++) OK(galloc_pool_set_limit((galloc_pool *)pool, MIB(64) + i % 1000 * MIB(1)));

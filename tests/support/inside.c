@@ -319,6 +319,13 @@ size_t inside_most_marks(galloc_pool *pool)
     return most;
 }
 
+void inside_move_mark(void *ptr, ptrdiff_t begin, ptrdiff_t end)
+{
+    gai_mark *mark = gai_block_at((uintptr_t)ptr)->marks;
+    mark->begin += (uintptr_t)begin;
+    mark->end += (uintptr_t)end;
+}
+
 /* What is taken stays in its chunk. */
 static void inside_drain_to(gai_slab *slab, size_t spare)
 {

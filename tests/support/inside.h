@@ -114,6 +114,7 @@ uintptr_t inside_memo_at(galloc_pool *pool);                /* and the address *
 void *inside_live_block(galloc_pool *pool);                 /* some block that the program has; NULL: it has none */
 int inside_segment_is_lost(const void *ptr);                /* a reset took it */
 size_t inside_most_marks(galloc_pool *pool);                /* the longest list of them that a block has */
+void inside_move_mark(void *ptr, ptrdiff_t begin, ptrdiff_t end); /* moves the ends of the first mark of a free block */
 
 /* Takes all host memory for descriptors that nobody was promised: of blocks and marks, or of all. */
 void inside_drain_blocks(galloc_pool *pool);

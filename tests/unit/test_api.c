@@ -246,6 +246,38 @@ TEST(long_lived_blocks_stand_apart)
     }
 }
 
+/* Where pages are missing, too: two gaps would do, and long-lived blocks have the high end of the addresses. */
+TEST(long_lived_blocks_are_far_from_the_lowest_gap)
+{
+    for (int far = 0; far < 2; far++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        galloc_request request = {0};
+        config.growth = MIB(2);
+        galloc_pool *pool = pool_new(&config);
+        void *p[16], *q = NULL, *low, *high;
+        for (int i = 0; i < 16; i++) p[i] = get(pool, MIB(2), s);
+        low = p[3];
+        high = p[10];
+        for (int i = 0; i < 16; i++)
+            if (i == 3 || i == 4 || i == 10 || i == 11) OK(galloc_free(p[i], s));
+        OK(galloc_pool_trim(pool, 0, NULL)); /* the gaps have no pages */
+        request.bytes = MIB(4);
+        request.stream = s;
+        request.pool = pool;
+        request.lifetime = far ? GALLOC_LIFETIME_LONG : GALLOC_LIFETIME_ANY;
+        OK(galloc_alloc(&q, &request));
+        EXPECT(high > low);
+        EXPECT(far ? (char *)q >= (char *)high : q == low);
+        OK(galloc_free(q, s));
+        for (int i = 0; i < 16; i++)
+            if (i != 3 && i != 4 && i != 10 && i != 11) OK(galloc_free(p[i], s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* ---- reuse, splitting, merging ----------------------------------------------------------------------------------- */
 
 /* The far end of free memory is looked for within it, whatever the alignment and whoever has used some of it. */
@@ -661,6 +693,33 @@ TEST(the_check_counts_promised_marks)
     EXPECT_EQ(galloc_pool_check(pool), 1);
     inside_promise_mark(pool, 0);
     OK(galloc_free(p, s));
+    pool_end(pool);
+    finish();
+}
+
+/* A mark that is empty, begins before its block, ends behind it, or covers bytes of another mark of its stream. */
+TEST(the_check_sees_marks_out_of_bounds)
+{
+    const ptrdiff_t all = MIB(4);
+    const ptrdiff_t by[][2] = {{0, 512}, {-512, 0}, {0, -all}, {0, -all - 512}};
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    void *p[3];
+    OK(galloc_free(get(pool, 512, t), t));
+    for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(4), s, 1);
+    for (int n = 0; n < 2; n++) { /* one mark, or two */
+        OK(galloc_free(p[n], s));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        EXPECT_EQ(inside_most_marks(pool), n + 1);
+        for (size_t i = 0; i < sizeof by / sizeof *by; i++) {
+            inside_move_mark(p[0], by[i][0], by[i][1]);
+            EXPECT_EQ(galloc_pool_check(pool), 1);
+            inside_move_mark(p[0], -by[i][0], -by[i][1]);
+            EXPECT_EQ(galloc_pool_check(pool), 0);
+        }
+    }
+    OK(galloc_free(p[2], s));
     pool_end(pool);
     finish();
 }

@@ -1710,6 +1710,10 @@ TEST(legacy_while_a_stream_is_captured)
     EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(2), 0), cudaErrorStreamCaptureImplicit);
     OK(galloc_free(p, 0));
     EXPECT_EQ(galloc_free(left, 0), cudaErrorStreamCaptureImplicit);
+    for (int i = 0; i < 2; i++) {
+        cudaStream_t after[2] = {i ? t : cudaStreamLegacy, i ? cudaStreamLegacy : t};
+        EXPECT_EQ(galloc_free_after(left, after, 2), cudaErrorStreamCaptureImplicit);
+    }
     EXPECT_EQ(info_of(left).state, GALLOC_STATE_USED);
     OK(galloc_free(left, t));
     EXPECT_EQ(info_of(left).state, GALLOC_STATE_FOREIGN);

@@ -1148,6 +1148,87 @@ TEST(a_sticky_error_of_the_wait_for_a_growth_closes_the_pool)
     finish();
 }
 
+static CUcontext refusing; /* returns `refused_with` from the next cuMemCreate on */
+static int refused_with;
+
+static void break_at_create(const char *function)
+{
+    if (!strcmp(function, "cuMemCreate")) sim_context_fail(refusing, refused_with);
+}
+
+static const int sticky[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
+
+static int is_sticky(int code)
+{
+    for (size_t i = 0; i < sizeof sticky / sizeof *sticky; i++)
+        if (sticky[i] == code) return 1;
+    return 0;
+}
+
+/* Of all errors of a context these close its pool for good. After any other the pool goes on. */
+TEST(each_sticky_error_closes_the_pool_and_no_other_does)
+{
+    static const int others[] = {1, 100, 205, 213, 215, 221, 304, 701, 703, 704, 708, 711, 712, 713, 720, 801, 999};
+    const size_t n = sizeof sticky / sizeof *sticky, all = n + sizeof others / sizeof *others;
+    for (size_t i = 0; i < all; i++) {
+        int code = i < n ? sticky[i] : others[i - n];
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_pool *pool = pool_new(NULL);
+        void *p = get(pool, MIB(8), s), *q = NULL;
+        OK((cudaError_t)cuCtxGetCurrent(&refusing));
+        refused_with = code;
+        sim_hook(break_at_create, NULL);
+        FAILS(galloc_pool_malloc(pool, &q, MIB(800), s), code);
+        sim_hook(NULL, NULL);
+        sim_context_fail(refusing, 0); /* what the pool knows remains */
+        if (is_sticky(code)) FAILS(galloc_pool_malloc(pool, &q, 512, s), code);
+        else OK(galloc_free(get(pool, 512, s), s));
+        if (is_sticky(code)) OK(cudaDeviceReset());
+        if (is_sticky(code)) s = stream_new();
+        OK(galloc_free(get(pool, 512, s), s));
+        OK(galloc_free(p, s));
+        (void)cudaGetLastError();
+        pool_end(pool);
+        finish();
+    }
+}
+
+/* The driver's function that refused is named, whatever settings decide which one that is. */
+TEST(a_refusal_names_the_drivers_function)
+{
+    static const struct {
+        const char *settings, *function;
+        int legacy;
+    } cases[] = {{"", "cuMemAddressReserve", 0},
+                 {"", "cuMemCreate", 0},
+                 {"expandable_segments:False", "cuMemAlloc", 0},
+                 {"strategy:pooled", "cuMemCreate", 0},
+                 {"expandable_segments:False,strategy:pooled", "cuMemAlloc", 0},
+                 {"like:pytorch,expandable_segments:False", "cuMemAlloc", 0},
+                 {"backend:cudaMalloc", "cuMemAlloc", 0},
+                 {"backend:cudaMallocAsync", "cuMemAllocFromPoolAsync", 0},
+                 {"backend:cudaMallocAsync", "cuMemAllocFromPoolAsync", 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char expected[80];
+        void *p = NULL;
+        begin();
+        cudaStream_t s = cases[i].legacy ? cudaStreamLegacy : stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, cases[i].settings, NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        snprintf(expected, sizeof expected, "galloc_pool_malloc: %s: ", cases[i].function);
+        sim_fail(cases[i].function, 1, 1, cudaErrorUnknown);
+        FAILS(galloc_pool_malloc(pool, &p, MIB(8), s), cudaErrorUnknown);
+        if (!EXPECT(!strncmp(galloc_last_message(), expected, strlen(expected))))
+            printf("    %s: %s\n", cases[i].settings, galloc_last_message());
+        sim_fail_clear();
+        OK(galloc_free(get(pool, MIB(8), s), s));
+        pool_end(pool);
+        finish();
+    }
+}
+
 /* A call may return such an error though the pool's context has none. */
 TEST(an_error_of_no_context_closes_nothing)
 {

@@ -1146,6 +1146,32 @@ TEST(few_guarded_blocks_leave_the_others_to_the_caches)
     finish();
 }
 
+/* So it is where sizes are rounded: blocks of many sizes, more than caches have, and each in so many has a guard. */
+TEST(rounded_blocks_are_sampled_too)
+{
+    enum { SAMPLE = 50, N = 64, ROUNDS = 50 };
+    static const char *const settings[] = {"debug:guards,debug_sample:50,roundup_power2_divisions:4",
+                                           "debug:guards,debug_sample:50"};
+    for (int k = 0; k < 2; k++) {
+        begin();
+        cudaStream_t s = stream_new();
+        galloc_config config = galloc_config_default();
+        OK(galloc_config_parse(&config, settings[k], NULL, 0));
+        galloc_pool *pool = pool_new(&config);
+        void *p[N];
+        OK(galloc_free(get(pool, MIB(64), s), s));
+        for (size_t i = 0; i < ROUNDS; i++) {
+            for (size_t j = 0; j < N; j++) p[j] = get(pool, 5000 + 1000 * ((i * N + j) % 997), s);
+            for (size_t j = 0; j < N; j++) OK(galloc_free(p[j], s));
+        }
+        look_now(pool);
+        EXPECT(stats_of(pool).checks >= N * ROUNDS / SAMPLE - 2 && stats_of(pool).checks <= N * ROUNDS / SAMPLE + 2);
+        pool_end(pool);
+        stream_end(s);
+        finish();
+    }
+}
+
 /* Where few blocks are guarded, those of more than 1 MiB are not: their pages would have to move. The guard is that of
    a smaller one soon. Where each block is guarded, large ones are, too. */
 TEST(few_guards_are_those_of_small_blocks)

@@ -150,6 +150,27 @@ TEST(moves_that_go_on_buy_overhead)
     finish();
 }
 
+/* A decision about the overhead leaves alone how pages grow. */
+TEST(overhead_is_bought_without_another_growth)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    begin();
+    cudaStream_t s = stream_new();
+    config.overhead = 0;
+    config.growth = MIB(2);
+    galloc_pool *pool = pool_new(&config);
+    shuffle(pool, s, 2048);
+    int count = decisions_of(pool, list), bought = decided(pool, "moves have cost");
+    EXPECT(bought >= 1);
+    EXPECT_EQ(count, bought);
+    for (int i = 0; i < count; i++) EXPECT_EQ(list[i].growth, MIB(2));
+    EXPECT_EQ(config_of(pool).growth, MIB(2));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
 TEST(few_moves_decide_nothing)
 {
     galloc_config config = heuristic();
@@ -212,6 +233,35 @@ TEST(a_device_that_refuses_is_pressure)
     EXPECT_EQ(decided(pool, "no more memory"), 1);
     EXPECT_EQ(log_lines, 1); /* of the failure */
     OK(galloc_free(small, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* The device refuses, and what the quarantine keeps serves: the call that had to shrink it ends with memory enough. */
+TEST(a_quarantine_that_gives_way_ends_the_pressure)
+{
+    galloc_config config = heuristic();
+    galloc_decision list[GALLOC_DECISIONS];
+    sim_options options = sim_defaults();
+    void *outside = NULL;
+    options.memory = MIB(64);
+    begin_with(options);
+    OK(galloc_config_parse(&config, "debug:quarantine,quarantine_bytes:32M", NULL, 0));
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(&config);
+    OK(cudaMalloc(&outside, MIB(40)));
+    void *p = get(pool, MIB(16), s), *live = get(pool, 512, s);
+    OK(galloc_free(p, s));
+    p = get(pool, MIB(16), s);
+    int count = decisions_of(pool, list);
+    EXPECT_EQ(count, 2);
+    EXPECT_EQ(decided(pool, "no more memory"), 1);
+    EXPECT_EQ(decided(pool, "there is memory again"), 1);
+    EXPECT(count > 0 && list[count - 1].overhead > 0);
+    OK(galloc_free(p, s));
+    OK(galloc_free(live, s));
+    OK(cudaFree(outside));
     pool_end(pool);
     stream_end(s);
     finish();

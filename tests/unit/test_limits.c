@@ -546,6 +546,32 @@ TEST(a_pool_gets_what_others_do_not_use_of_a_full_device)
     finish();
 }
 
+/* What another pool has freed may be done though that pool has not looked since: it serves without a wait. */
+TEST(a_pool_that_may_not_wait_gets_what_others_are_done_with)
+{
+    sim_options options = sim_defaults();
+    options.pace = SIM_PACE_STILL;
+    options.memory = MIB(32);
+    begin_with(options);
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_config config = galloc_config_default();
+    galloc_pool *other = pool_new(NULL);
+    config.wait_limit_ms = 0;
+    galloc_pool *pool = pool_new(&config);
+    void *live = get(other, 512, t), *p[8];
+    for (int i = 0; i < 8; i++) p[i] = get_used(other, MIB(2), s, 1);
+    for (int i = 0; i < 8; i++) OK(galloc_free(p[i], s));
+    sim_run(-1);
+    long waits = sim_blocking_calls();
+    void *q = get(pool, MIB(24), t);
+    EXPECT_EQ(sim_blocking_calls(), waits);
+    OK(galloc_free(q, t));
+    OK(galloc_free(live, t));
+    pool_end(pool);
+    pool_end(other);
+    finish();
+}
+
 /* Its own limit is no reason to empty others. */
 TEST(others_keep_what_would_be_of_no_use)
 {

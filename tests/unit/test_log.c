@@ -419,11 +419,19 @@ typedef struct heard {
     int nested; /* it calls galloc, which fails */
 } heard;
 
+/* 1: the message is short; 2: it is long. */
+static void fail_within(int how)
+{
+    static const char path[] = "/nowhere/of/a/name/that/makes/the/message/longer/than/that/of/a/call/with/no/pool";
+    if (how == 1) EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
+    else EXPECT(galloc_snapshot_save(NULL, path) != cudaSuccess);
+}
+
 static void hear(int level, const char *text, void *user)
 {
     heard *h = (heard *)user;
     __atomic_add_fetch(&h->lines[level], 1, __ATOMIC_RELAXED);
-    if (h->nested && h->lines[level] < 100) EXPECT_EQ(galloc_pool_trim(NULL, 0, NULL), cudaErrorInvalidValue);
+    if (h->nested && h->lines[level] < 100) fail_within(h->nested);
     snprintf(h->text, sizeof h->text, "%s", text);
 }
 
@@ -451,10 +459,10 @@ TEST(what_fails_in_the_programs_function_leaves_its_line_alone)
 {
     heard h;
     memset(&h, 0, sizeof h);
-    h.nested = 1;
     begin_logging("log:debug");
     galloc_set_log(hear, &h);
-    for (int i = 1; i <= 2; i++) {
+    for (int i = 1; i <= 4; i++) {
+        h.nested = 1 + i / 3;
         EXPECT_EQ(galloc_malloc(NULL, 1, 0), cudaErrorInvalidValue);
         EXPECT_EQ(h.lines[GALLOC_LOG_ERROR], i);
         EXPECT(!strncmp(h.text, "galloc_malloc: ", 15));

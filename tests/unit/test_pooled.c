@@ -441,6 +441,48 @@ TEST(slots_of_a_group_serve_its_next_capture)
     finish();
 }
 
+/* Captures of a group: the last one asks for the slot that the one before it has freed, once with an older one that has
+   other sizes. Returns how many calls of CUDA that takes. */
+static long calls_of_the_last_capture(int older)
+{
+    enum { GRAPHS = 3, STAY = 2 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pooled_new(GIB(1));
+    galloc_graph *group = NULL;
+    cudaGraph_t graph[GRAPHS];
+    void *p[GRAPHS], *stays[GRAPHS][STAY];
+    long calls = 0;
+    for (int g = !older; g < GRAPHS; g++) {
+        size_t bytes = g ? KIB(300) : KIB(100);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        OK(galloc_graph_begin(&group, pool, s));
+        calls = sim_calls(NULL);
+        p[g] = get(pool, bytes, s);
+        calls = sim_calls(NULL) - calls;
+        for (int i = 0; i < STAY && g < 2; i++) stays[g][i] = get(pool, bytes, s);
+        OK(galloc_free(p[g], s));
+        OK(galloc_graph_end(group));
+        OK(cudaStreamEndCapture(s, &graph[g]));
+    }
+    EXPECT(p[2] == p[1]);
+    for (int g = !older; g < GRAPHS; g++) {
+        for (int i = 0; i < STAY && g < 2; i++) OK(galloc_free(stays[g][i], s));
+        OK(cudaGraphDestroy(graph[g]));
+    }
+    OK(galloc_graph_release(group, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+    return calls;
+}
+
+/* A slot of the capture before is as easy to find behind an older one without such slots. */
+TEST(slots_of_any_capture_of_a_group_serve_the_next)
+{
+    EXPECT_EQ(calls_of_the_last_capture(1), calls_of_the_last_capture(0));
+}
+
 /* A few sizes on three streams at random: the ledger finds any race. */
 TEST(streams_at_random)
 {

@@ -1077,6 +1077,32 @@ TEST(segments_of_graphs_that_are_gone_are_used_again)
     end(pool, s);
 }
 
+/* What a graph has used is free once the graph is gone, and torch_stats says so if it is what is asked first. */
+TEST(the_figures_are_those_without_graphs_that_are_gone)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(GIB(1));
+    galloc_torch_stats first, again;
+    cudaGraph_t graph = NULL;
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    order(s, t);
+    void *p = get_used(pool, KIB(300), s, 1), *q = get(pool, KIB(300), s);
+    OK(galloc_record_stream(q, t));
+    give(q, s);
+    give(p, s);
+    order(t, s);
+    OK(cudaStreamEndCapture(s, &graph));
+    OK(cudaGraphDestroy(graph));
+    OK(galloc_pool_torch_stats(pool, &first));
+    (void)stats_of(pool);
+    OK(galloc_pool_torch_stats(pool, &again));
+    EXPECT_EQ(first.active_bytes.all.current, 0);
+    EXPECT(!memcmp(&first, &again, sizeof first));
+    stream_end(t);
+    end(pool, s);
+}
+
 TEST(collection_needs_a_limit)
 {
     sim_options options = sim_defaults();
