@@ -7889,17 +7889,20 @@ static int gai_page_map_need(uintptr_t addr, size_t bytes)
     return 1;
 }
 
-/* Maps a page at an address, and creates its physical memory first if it has none. */
-static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_t addr)
+/* Maps a page at an address, and creates its physical memory first if it has none. `function` becomes the name of the
+   last function that was called. */
+static CUresult gai_mapping_do(galloc_pool *pool, gai_mapping *mapping, uintptr_t addr, const char **function)
 {
     CUmemAllocationProp properties = gai_page_properties(pool);
     gai_page *page = mapping->page;
     CUresult result = CUDA_SUCCESS;
+    *function = "cuMemCreate";
     if (!page->handle) result = GAI_CALL(pool, create, MemCreate, (&page->handle, page->bytes, &properties, 0));
     if (result) {
         page->handle = 0;
         return result;
     }
+    *function = "cuMemMap";
     result = GAI_CALL(pool, map, MemMap, ((CUdeviceptr)addr, page->bytes, 0, page->handle, 0));
     if (result) return result;
     mapping->addr = addr;
@@ -8195,8 +8198,9 @@ static void gai_batch_add_returning(galloc_pool *pool, gai_batch *batch, gai_sup
     gai_batch_add(batch, mapping, block);
 }
 
-/* Maps the mappings of a batch that are not mapped yet. They form one range of addresses. */
-static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
+/* Maps the mappings of a batch that are not mapped yet. They form one range of addresses. `function` becomes the name
+   of the last function that was called. */
+static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch, const char **function)
 {
     CUmemAccessDesc access;
     CUresult result = CUDA_SUCCESS;
@@ -8207,7 +8211,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
         if (mapping->was_mapped) continue;
         if (!bytes) addr = mapping->block->addr;
         bytes += mapping->bytes;
-        result = gai_mapping_do(pool, mapping, mapping->block->addr);
+        result = gai_mapping_do(pool, mapping, mapping->block->addr, function);
     }
     if (result || !bytes) return result;
     /* One call gives access to all new mappings, since they are contiguous. */
@@ -8215,6 +8219,7 @@ static CUresult gai_batch_map(galloc_pool *pool, gai_batch *batch)
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = pool->config.device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    *function = "cuMemSetAccess";
     return GAI_CALL(pool, set_access, MemSetAccess, ((CUdeviceptr)addr, bytes, &access, 1));
 }
 
@@ -11461,7 +11466,7 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     gai_supply supply;
     gai_batch batch;
     CUresult result = CUDA_SUCCESS;
-    const char *function = "cuMemCreate";
+    const char *function = "cuStreamWaitEvent";
     int ready;
     gai_lock_on(&pool->lock);
     ready = gai_job_prepare(job, &plan, &supply, &batch, exact);
@@ -11469,8 +11474,7 @@ static CUresult gai_job_supply_expandable(gai_job *job, int exact)
     if (!ready) return CUDA_SUCCESS;
     /* The bytes of a growing block may be used by its stream at once, so waits come before the pages. */
     if (job->grows && job->may_wait) result = gai_job_wait_for_donors(job, &supply.donors);
-    if (result) function = "cuStreamWaitEvent";
-    else result = gai_batch_map(pool, &batch);
+    if (!result) result = gai_batch_map(pool, &batch, &function);
     if (result) gai_batch_undo(pool, &batch);
     else gai_pool_tell_mapped(pool, &batch);
     gai_lock_on(&pool->lock);

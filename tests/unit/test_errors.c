@@ -1202,6 +1202,8 @@ TEST(a_refusal_names_the_drivers_function)
         int legacy;
     } cases[] = {{"", "cuMemAddressReserve", 0},
                  {"", "cuMemCreate", 0},
+                 {"", "cuMemMap", 0},
+                 {"", "cuMemSetAccess", 0},
                  {"expandable_segments:False", "cuMemAlloc", 0},
                  {"strategy:pooled", "cuMemCreate", 0},
                  {"expandable_segments:False,strategy:pooled", "cuMemAlloc", 0},
