@@ -202,6 +202,17 @@ inside_stream inside_stream_at(galloc_pool *pool, size_t i)
     return inside_see(lane);
 }
 
+int inside_ahead(galloc_pool *pool, unsigned long long id, int which, int on)
+{
+    static uint64_t was;
+    gai_stream *lane = inside_find(pool, id);
+    uint64_t *const epochs[] = {&lane->done, &lane->freed, &lane->handed};
+    if (which >= 3) return 0;
+    if (on) was = *epochs[which];
+    *epochs[which] = on ? lane->epoch + (which > 0) : was; /* nothing of this epoch can be done, before it ends */
+    return 1;
+}
+
 int inside_cache_is_aligned(galloc_pool *pool)
 {
     const gai_cache *cache = &inside_pool(pool)->streams->cache;

@@ -724,6 +724,24 @@ TEST(the_check_sees_marks_out_of_bounds)
     finish();
 }
 
+/* An epoch that is to come, and counts as done, freed in or handed on already. */
+TEST(the_check_sees_epochs_that_run_ahead)
+{
+    begin_still();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    int which = 0;
+    OK(galloc_free(get(pool, MIB(4), s), s));
+    for (; inside_ahead(pool, stream_id(s), which, 1); which++) {
+        EXPECT_EQ(galloc_pool_check(pool), 1);
+        EXPECT_EQ(inside_ahead(pool, stream_id(s), which, 0), 1);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT_EQ(which, 3);
+    pool_end(pool);
+    finish();
+}
+
 /* A descriptor that is lost would be missing until the pool ends; one that is given back while it is in use would be
    used twice. */
 TEST(the_check_counts_descriptors)
