@@ -1219,6 +1219,38 @@ TEST(a_program_that_repeats_itself_needs_the_driver_no_more)
     }
 }
 
+/* Ten times the same, one of the blocks freed before the end, and then something else. For so many passes nothing is
+   mapped that it looks settled each time; the pool learns to wait for longer before it takes it for that. */
+TEST(a_program_that_does_something_else_once_in_a_while_settles_too)
+{
+    enum { USUAL = 10, BLOCKS = 6, OTHERS = 2 };
+    static const size_t sizes[BLOCKS] = {3, 14, 1, 11, 16, 19}, others[OTHERS] = {1, 7}; /* times 512 KiB */
+    begin_with_devices(1, SIM_PACE_PROMPT);
+    cudaStream_t s = stream_new();
+    galloc_config config = galloc_config_default();
+    void *p[BLOCKS];
+    long maps = 0;
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    for (int round = 0; round < 180; round++) {
+        if (round == 100) maps = sim_calls("cuMemMap");
+        for (int pass = 0; pass < USUAL; pass++) {
+            for (int i = 0; i < BLOCKS; i++) {
+                p[i] = get(pool, sizes[i] * KIB(512), s);
+                if (i == BLOCKS / 2) OK(galloc_free(p[1], s));
+            }
+            for (int i = 0; i < BLOCKS; i++)
+                if (i != 1) OK(galloc_free(p[i], s));
+        }
+        for (int i = 0; i < OTHERS; i++) p[i] = get(pool, others[i] * KIB(512), s);
+        for (int i = 0; i < OTHERS; i++) OK(galloc_free(p[i], s));
+    }
+    EXPECT(stats_of(pool).moves > 0);
+    EXPECT_EQ(sim_calls("cuMemMap"), maps);
+    pool_end(pool);
+    finish();
+}
+
 /* Three pages are to return where they were, next to a free one, and the host has no memory to take them from where
    they are now. The next time it has. */
 TEST(pages_return_after_a_return_that_the_host_had_no_memory_for)
