@@ -1539,6 +1539,58 @@ TEST(a_pair_alone_is_served_without_a_plan)
     finish();
 }
 
+static void get_pages(galloc_pool *pool, void **p, int n, cudaStream_t stream)
+{
+    for (int i = 0; i < n; i++) p[i] = get_used(pool, PAGE, stream, 1);
+}
+
+/* Blocks of a page: those of 2 and 3 move away, the first of them then to 1, right before where it was. From there it
+   returns, as the other one does. */
+TEST(a_page_returns_from_the_block_before_its_place)
+{
+    enum { BLOCKS = 11 };
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_config config = frugal(GIB(1), ALL);
+    void *p[BLOCKS], *first[3], *second[2], *large, *other;
+    config.growth = PAGE;
+    galloc_pool *pool = pool_new(&config);
+    get_pages(pool, p, BLOCKS, s);
+    OK(galloc_free(p[1], s));
+    OK(galloc_pool_trim(pool, 0, NULL)); /* no memory is at 1 */
+    inside_set_live_peak(pool, 0); /* nor is any to be created for what was in use */
+    OK(galloc_free(p[2], s));
+    OK(galloc_free(p[5], s));
+    OK(galloc_free(p[7], s));
+    large = get_used(pool, 3 * PAGE, s, 2);
+    OK(galloc_free(p[3], s));
+    OK(galloc_free(p[9], s));
+    other = get_used(pool, 2 * PAGE, s, 3);
+    EXPECT_EQ(stats_of(pool).moves, 5);
+    OK(galloc_free(large, s));
+    get_pages(pool, first, 3, s);
+    OK(galloc_free(first[0], s));
+    OK(galloc_free(p[0], s));
+    large = get_used(pool, 2 * PAGE, s, 4);
+    EXPECT(large == p[0]);
+    OK(galloc_free(other, s));
+    get_pages(pool, second, 2, s);
+    OK(galloc_free(large, s));
+    get_pages(pool, p, 1, s);
+    OK(galloc_free(second[0], s));
+    long calls = memory_calls();
+    large = get_used(pool, 2 * PAGE, s, 5);
+    EXPECT(large == p[2]);
+    EXPECT_EQ(memory_calls(), calls);
+    OK(galloc_free(large, s));
+    OK(galloc_free(first[1], s));
+    OK(galloc_free(first[2], s));
+    OK(galloc_free(second[1], s));
+    for (int i = 0; i < BLOCKS; i += i ? 2 : 4) OK(galloc_free(p[i], s));
+    pool_end(pool);
+    finish();
+}
+
 /* Memory that waits to be taken up again is free memory like any other: it is seen, counted, had by parts and given
    back. */
 TEST(parked_memory_is_free_memory)
