@@ -577,7 +577,7 @@ typedef struct galloc_stats {
     galloc_stat blocks;    /* number of used blocks */
     uint64_t mallocs;      /* successful allocations */
     uint64_t frees;        /* successful frees */
-    uint64_t failures;     /* failed allocations; not those without a pool whose ptr is NULL or whose stream is refused */
+    uint64_t failures;     /* failed allocations; without a pool, not those of a NULL ptr or a stream that is refused */
     uint64_t rejections;   /* of the failures, those refused at once: with throw_on_cudamalloc_oom, or for more bytes
                               than the pool may ever hold */
     uint64_t hits;         /* allocations that created and moved no page */
@@ -2227,8 +2227,10 @@ static int gai_is_sticky(CUresult result)
 {
     int code = (int)result;
     return code == 214 /* uncorrectable ECC error */ || code == 220 /* uncorrectable NVLINK error */ ||
-           code == 700 /* illegal address */ || code == 702 /* launch timeout */ || code == 709 /* context gone */ ||
-           code == 710 /* device assert */ || (code >= 714 && code <= 719) /* hardware and launch failures */;
+           code == 226 /* contained error */ || code == 721 /* tensor memory leak */ || code == 810 /* MPS */ ||
+           code == 911 /* external device */ || code == 700 /* illegal address */ || code == 702 /* launch timeout */ ||
+           code == 709 /* context gone */ || code == 710 /* device assert */ ||
+           (code >= 714 && code <= 719) /* hardware and launch failures */;
 }
 
 static int gai_is_driver_gone(CUresult result) { return result == CUDA_ERROR_DEINITIALIZED; }

@@ -1068,7 +1068,7 @@ TEST(a_trim_that_cannot_wait_for_graphs_fails)
     OK(cudaStreamBeginCapture(of_graph, cudaStreamCaptureModeThreadLocal));
     OK(galloc_free(get_used(pool, MIB(4), of_graph, 1), of_graph));
     OK(cudaStreamEndCapture(of_graph, &graph));
-    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, 4096, s, 2), s)); /* in the stream's cache, not looked at */
+    for (int i = 0; i < 3; i++) OK(galloc_free(get_used(pool, 4096, s, 2), s)); /* in the cache, not looked at */
     sim_fail("cuMemHostAlloc", 1, 0, cudaErrorUnknown);
     FAILS(galloc_pool_trim(pool, 0, NULL), cudaErrorUnknown);
     EXPECT_EQ(sim_failed(), 1);
@@ -1156,7 +1156,7 @@ static void break_at_create(const char *function)
     if (!strcmp(function, "cuMemCreate")) sim_context_fail(refusing, refused_with);
 }
 
-static const int sticky[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
+static const int sticky[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
 
 static int is_sticky(int code)
 {
