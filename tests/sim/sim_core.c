@@ -384,8 +384,8 @@ static int function_named(const char *name) {
 }
 
 static bool is_sticky(int error) {
-    return error == 214 || error == 220 || error == 700 || error == 702 || error == 710 ||
-           (error >= 714 && error <= 721 && error != 720);
+    return error == 214 || error == 220 || error == 226 || error == 700 || error == 702 || error == 710 ||
+           error == 911 || (error >= 714 && error <= 721 && error != 720);
 }
 
 void sim_fail(const char *function, long nth, int on, int error) {

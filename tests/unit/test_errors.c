@@ -1083,7 +1083,8 @@ TEST(a_sticky_error_closes_the_pool)
     static const int codes[] = {cudaErrorECCUncorrectable,   cudaErrorNvlinkUncorrectable, cudaErrorIllegalAddress,
                                 cudaErrorLaunchTimeout,      cudaErrorAssert,              cudaErrorHardwareStackError,
                                 cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,   cudaErrorInvalidAddressSpace,
-                                cudaErrorInvalidPc,          cudaErrorLaunchFailure};
+                                cudaErrorInvalidPc,          cudaErrorLaunchFailure,       cudaErrorExternalDevice,
+                                226, 721}; /* these are not in the headers of each CUDA: contained, tensor memory */
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         begin();
         cudaStream_t s = stream_new();
