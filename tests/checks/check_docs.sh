@@ -218,6 +218,15 @@ grep -oE 'galloc::[a-zA-Z_]+' $pages examples/*.cpp examples/*/*.py examples/*/*
     done >"$work/names"
 empty "names of C++ that galloc.hpp does not have" "$work/names"
 
+# The table of docs/design.md has each member of gai_variant, and no other.
+sed -n '/^typedef struct gai_variant {/,/^}/p' galloc.h |
+    sed -nE 's/^    [^/(]*\(\*([a-z_]+)\)\(.*/\1/p; s/^    [a-z][^(;]*[ *]([a-z_]+);.*/\1/p' | sort >"$work/members"
+sed -n '/^### Variants/,/^##* Locks/p' docs/design.md | grep '^| `' | cut -d'|' -f2 | grep -oE '[a-z_]+' | sort |
+    diff "$work/members" - >"$work/out"
+empty "members of gai_variant (<) and of its table in docs/design.md (>)" "$work/out"
+[ "$(wc -l <"$work/members")" -ge 30 ]
+verdict $? "hardly a member of gai_variant is found"
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 # Messages in the table of errors are those of the header: each of their parts between "...", numbers and N.
