@@ -52,8 +52,8 @@ need_gpu = $(if $(GPU),,$(error this needs a GPU with its driver, and nvcc of CU
 folder = @mkdir -p $(@D)
 $(call need,$(CC),gcc)
 
-.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-gpu soak-gpu soak-graphs-gpu
-.PHONY: check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu bench-adversaries
+.PHONY: help demo test enumerate soak-oom soak-programs test-sanitize test-mutants test-breaks test-gpu soak-gpu
+.PHONY: soak-graphs-gpu check-tags check-compile-all test-bare docs-api docs plots fuzz bench-gpu timeline-gpu bench-adversaries
 .PHONY: examples run-examples adapters install uninstall clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -66,6 +66,7 @@ help:
 	@echo 'make soak-oom       memory runs out EXHAUST_ROUNDS=1000000 times, under all limits and with calls that fail'
 	@echo 'make soak-programs  random programs: streams, graphs, pools, threads, contexts, resets; FUZZ_SECONDS=60 each'
 	@echo 'make test-mutants   break galloc.h on purpose and see that the tests notice'
+	@echo 'make test-breaks    the same at BREAKS=100 places drawn at random; pip gets what it needs'
 	@echo 'make check-tags     only the check of names, sections and form of galloc.h'
 	@echo 'make docs-api       write docs/api.md anew from the comments of galloc.h'
 	@echo 'make docs           README and docs/ as a site, build/site; links and code are checked; pip gets what it needs'
@@ -183,6 +184,12 @@ test-sanitize: $(TESTS:%=build/asan/%) $(THREAD_TESTS:%=build/tsan/%)
 test-mutants:
 	@tests/mutants.sh
 
+build/venv-breaks/ready: tests/requirements.txt
+	@docs/venv.sh build/venv-breaks tests/requirements.txt 'make test-breaks'
+
+test-breaks: build/venv-breaks/ready
+	@build/venv-breaks/bin/python tests/random_breaks.py $(or $(BREAKS),100) $(SEED)
+
 check-tags:
 	@tests/checks/check_names.sh
 
@@ -193,7 +200,7 @@ docs-api:
 
 VENV := build/venv
 $(VENV)/ready: docs/requirements.txt
-	@docs/venv.sh $(VENV)
+	@docs/venv.sh $(VENV) docs/requirements.txt 'make docs and make plots'
 
 docs: $(VENV)/ready
 	@tests/checks/check_plots.sh

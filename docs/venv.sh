@@ -1,9 +1,9 @@
 #!/bin/sh
-# venv.sh FOLDER - a virtual environment with what docs/requirements.txt names; says in one line what to do where that
-# cannot be had. Environment: PYTHON (python3).
+# venv.sh FOLDER REQUIREMENTS COMMANDS - a virtual environment with the packages that the file REQUIREMENTS names. It
+# says in one line what to do where that cannot be had; COMMANDS are those that need it. Environment: PYTHON (python3).
 
 cd "$(dirname "$0")/.." || exit 1
-folder=$1
+folder=$1 requirements=$2 commands=$3
 mkdir -p "$(dirname "$folder")" || exit 1
 log=$folder.log
 
@@ -13,8 +13,8 @@ fail() {
 }
 
 { "${PYTHON:-python3}" -m venv "$folder" || "${PYTHON:-python3}" -m venv --without-pip "$folder"; } >"$log" 2>&1 ||
-    fail "make docs and make plots need python3 with its module venv. On Debian: apt install python3-venv"
-"$folder/bin/python" -m pip install -q -r docs/requirements.txt >>"$log" 2>&1 ||
-    fail "make docs and make plots need the packages of docs/requirements.txt: run them where pip reaches an index"
+    fail "$commands need python3 with its module venv. On Debian: apt install python3-venv"
+"$folder/bin/python" -m pip install -q -r "$requirements" >>"$log" 2>&1 ||
+    fail "$commands need the packages of $requirements: run them where pip reaches an index"
 touch "$folder/ready"
 rm -f "$log"
