@@ -13141,17 +13141,15 @@ static galloc_pool *gai_pool_of(const void *ptr)
     return mapping ? (galloc_pool *)gai_load_pointer(&mapping->pool) : gai_pool_of_given(ptr);
 }
 
-/* Returns the used, free or parked block that contains an address. The page map is checked first, because the block
-   found before a foreign address may belong to another pool, whose lock is not held. [lock] */
+/* Returns the block that contains an address of a page: used, free or parked, or in transit, without pages. The page
+   map is checked first, because the block found before a foreign address may belong to another pool, whose lock is not
+   held. [lock] */
 static gai_block *gai_block_around(const galloc_pool *pool, uintptr_t addr)
 {
     const gai_mapping *mapping = gai_page_at(addr);
-    gai_block *block;
     if (pool->variant.around) return pool->variant.around(pool, addr);
     if (!mapping || gai_load_pointer(&mapping->pool) != pool) return NULL;
-    if (mapping->block) return gai_block_is_parked(mapping->block) ? mapping->block : NULL; /* parked, or in transit */
-    block = gai_block_before(addr);
-    return block && addr - block->addr < block->bytes ? block : NULL;
+    return mapping->block ? mapping->block : gai_block_before(addr);
 }
 
 #if defined(GALLOC_STATIC)
@@ -13245,7 +13243,7 @@ static void gai_block_free(galloc_pool *pool, gai_block *block, gai_mark *marks)
     size_t bytes = block->bytes;
     int roomy = block->room && pool->config.expandable_segments;
     if (roomy) gai_marks_ask(pool, marks);
-    if (block->stream && block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
+    if (block->stream->capture) gai_block_stamp_result(block, block->stream, marks);
     if (marks) block->stream_id = marks->stream->stream_id;
     if (pool->trace && !block->segment->traced) gai_trace_freed(pool, block, marks);
     gai_history_block(pool, GAI_FREED, block, gai_thread.stack);
@@ -13325,8 +13323,7 @@ static cudaError_t gai_free_after_waiting(galloc_pool *pool, void *ptr, gai_site
    allocated in the same capture has no earlier use. */
 static int gai_stream_leaves_out(const gai_stream *stream, const gai_block *block)
 {
-    return stream->capture_id && !gai_stream_is_unknown(stream) &&
-           !(block->stream && block->stream->capture_id == stream->capture_id);
+    return stream->capture_id && !gai_stream_is_unknown(stream) && block->stream->capture_id != stream->capture_id;
 }
 
 /* Appends a mark of the unknown streams if a free on a captured stream needs one. Returns 0 if host memory is missing.
@@ -13676,7 +13673,7 @@ static int gai_block_shrink(galloc_pool *pool, gai_block *block, gai_stream *str
     if (cut < block->addr + block->bytes) {
         gai_block *tail = gai_block_split(pool, block, cut, GAI_USED);
         tail->stream_id = stream->stream_id;
-        if (block->stream && block->stream->capture) gai_block_stamp_result(tail, block->stream, NULL);
+        if (block->stream->capture) gai_block_stamp_result(tail, block->stream, NULL);
         gai_block_stamp(pool, tail, gai_block_users(pool, block, stream));
         gai_stat_unused(pool, tail->bytes, 0);
         gai_block_give(pool, tail);
@@ -14227,7 +14224,7 @@ static int gai_key_is_right(const galloc_config *config, const gai_key *key)
     n = gai_key_number(config, key);
     if (key->at == GAI_MEMBER(growth) && n && !gai_is_power_of_two((size_t)n)) return 0;
     if (key->form == GAI_TIME && n != key->odd && n % gai_time_units[0]) return 0;
-    return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd && key->form > GAI_FLAGS);
+    return (n >= key->least && n <= key->most) || (key->words[0] && n == key->odd);
 }
 
 /* Returns the index of the first key of the same setting. */
@@ -14656,7 +14653,7 @@ static int gai_parse_pair(gai_parsing *parsing, gai_text pair, size_t place)
                        (int)name.length, name.at, values);
     else if (gai_key_seen(&parsing->seen, key, &before))
         (void)snprintf(parsing->message, parsing->size, "at %zu: '%s' is given twice", place, key->name);
-    else if (key->at == GAI_MEMBER(like) && key->form == GAI_WORDS && (parsing->seen.plain | parsing->seen.in_mib))
+    else if (key->at == GAI_MEMBER(like) && (parsing->seen.plain | parsing->seen.in_mib))
         (void)snprintf(parsing->message, parsing->size, "at %zu: 'like' must come first", place);
     else if (!gai_parse_value(&parsing->config, key, pair, mib) && gai_value_is_too_large(key, pair, mib))
         gai_say_range(key, name, pair, values, place, parsing->message, parsing->size);
@@ -15387,8 +15384,7 @@ static int gai_check_stream_links(galloc_pool *pool, const gai_stream *stream)
     int broken = stream->free.stream != stream || (stream->due && !pool->due);
     while (other && other != stream) other = other->next_indexed;
     for (wait = stream->waits; wait; wait = wait->next)
-        broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != stream->capture_id &&
-                                                     !(gai_stream_is_plain(wait->on) && gai_stream_is_plain(stream)));
+        broken += wait->epoch >= wait->on->epoch || (wait->epoch && wait->on->capture_id != stream->capture_id);
     return broken + (other == NULL && stream != &pool->unknown_streams);
 }
 
@@ -16060,8 +16056,7 @@ static void gai_block_pool_sort(galloc_pool *pool, gai_block_pool *block_pool)
         newer = block->newer;
         if (gai_block_pool_set(pool, block) == &pool->mixed) {
             gai_set_remove(block);
-            if (gai_block_file(pool, block, 0)->set != &pool->mixed)
-                newer = block_pool->free.oldest; /* it has merged */
+            (void)gai_block_file(pool, block, 0); /* it merges with none: its neighbours are in another set */
         }
         block = newer;
     }
@@ -17055,7 +17050,7 @@ static gai_block *gai_given_around(const galloc_pool *pool, uintptr_t addr)
    the stream that it was allocated on, whichever stream frees it. */
 static void gai_block_stamp_first(galloc_pool *pool, gai_block *block, const gai_mark *marks)
 {
-    if (block->segment->of_graph || !block->stream) return;
+    if (block->segment->of_graph) return;
     for (; marks; marks = marks->next)
         if (marks->stream == block->stream) return;
     gai_block_stamp(pool, block, gai_mark_promised(pool, block->stream));
@@ -17640,15 +17635,16 @@ static void gai_tune_creations(galloc_pool *pool)
     gai_pool_decide(pool, &settings, "pages are created for more than the memory that spares them");
 }
 
-/* After a miss. `refused`: the driver reported that it has no more memory. [paging, lock] */
+/* After a miss. `refused`: the driver reported that it has no more memory. At most one rule decides, since a decision
+   resets what the later rules count. [paging, lock] */
 static void gai_pool_tune(galloc_pool *pool, size_t asked, int refused)
 {
     if (!pool->tuning.watching) return;
     pool->tuning.asked += (double)asked;
     if (gai_tune_pressure(pool, refused) || !pool->tuning.watching) return;
     gai_tune_growth(pool);
-    if (pool->tuning.watching) gai_tune_creations(pool);
-    if (pool->tuning.watching) gai_tune_moves(pool);
+    gai_tune_creations(pool);
+    gai_tune_moves(pool);
 }
 
 static CUresult gai_tuned_begin(galloc_pool *pool)
@@ -17952,8 +17948,7 @@ static void gai_pools_free(void)
 static void gai_pool_start_collector(galloc_pool *pool)
 {
     gai_collector *collector = &pool->collector;
-    pool->collects = pool->config.expandable_segments && !pool->config.backend &&
-                     (pool->config.gc_threshold > 0 || gai_pool_has_age(pool));
+    pool->collects = pool->config.expandable_segments && (pool->config.gc_threshold > 0 || gai_pool_has_age(pool));
     collector->patience = GAI_REST_LEAST;
     collector->stride = 1;
     if (pool->collects) collector->look = 0;
@@ -18322,19 +18317,19 @@ static cudaError_t gai_pool_shrink(galloc_pool *pool, size_t keep, int synchroni
 /* Frees all reserved addresses, in which nothing is mapped any more. */
 static CUresult gai_pool_unreserve(galloc_pool *pool)
 {
-    CUresult result = CUDA_SUCCESS;
-    while (pool->segments && !result) {
+    while (pool->segments) {
+        CUresult result;
         gai_segment *segment = pool->segments;
         GAI_TELL(pool, gai_segment_untell(segment));
         result = GAI_CALL(pool, unreserve, MemAddressFree, ((CUdeviceptr)segment->addr, segment->bytes));
-        if (result) break;
+        if (result) return result;
         gai_lock_on(&pool->lock);
         gai_hole_unlink(pool, segment->first);
         pool->stats.addresses -= segment->bytes;
         gai_segment_end(pool, segment);
         gai_lock_off(&pool->lock);
     }
-    return result;
+    return CUDA_SUCCESS;
 }
 
 /* Compares the last guards, and frees the memory that they were copied to. The pool holds no memory any more, so their
@@ -18656,8 +18651,8 @@ static void gai_copy_pages(gai_snapshot_info *copy, const gai_block *block)
     if (segment->given && block == segment->first) gai_copy_page(copy, segment->whole);
     while (at < end && !segment->given) {
         const gai_mapping *mapping = gai_page_at(at);
-        if (mapping && mapping->addr >= block->addr) gai_copy_page(copy, mapping);
-        at = mapping ? mapping->addr + mapping->bytes : end;
+        if (mapping->addr >= block->addr) gai_copy_page(copy, mapping);
+        at = mapping->addr + mapping->bytes;
     }
 }
 
@@ -18949,7 +18944,7 @@ static void gai_emit_key(gai_emitter *e, const char *key)
         gai_emit_byte(e, ':');
         return;
     }
-    while (i < e->n_keys && e->keys[i] != key && strcmp(e->keys[i], key)) i++;
+    while (i < e->n_keys && strcmp(e->keys[i], key)) i++;
     if (i < e->n_keys) {
         gai_emit_get(e, e->key_memos[i]);
         return;
@@ -18962,7 +18957,7 @@ static void gai_emit_key(gai_emitter *e, const char *key)
 
 static void gai_emit_string(gai_emitter *e, const char *key, const char *text)
 {
-    if (key) gai_emit_key(e, key);
+    gai_emit_key(e, key);
     gai_emit_value(e);
     gai_emit_text(e, text);
     gai_emit_done(e);
@@ -19025,7 +19020,7 @@ static void gai_emit_pair(gai_emitter *e, const char *key, unsigned a, unsigned 
 
 static void gai_emit_empty_list(gai_emitter *e, const char *key)
 {
-    if (key) gai_emit_key(e, key);
+    gai_emit_key(e, key);
     gai_emit_open(e, '[');
     gai_emit_close(e);
 }
@@ -19149,7 +19144,8 @@ static void gai_emit_pool(gai_emitter *e, const gai_snapshot_info *copy, unsigne
     gai_emit_open(e, '{');
     gai_emit_number(e, "device", (uint64_t)copy->config.device);
     gai_emit_pair(e, "segment_pool_id", 0, number);
-    if (gai_config_print(&copy->config, text, sizeof text)) gai_emit_string(e, "settings", text);
+    (void)gai_config_print(&copy->config, text, sizeof text);
+    gai_emit_string(e, "settings", text);
     gai_emit_number(e, "live", copy->stats.live.current);
     gai_emit_number(e, "live_peak", copy->stats.live.peak);
     gai_emit_number(e, "allocated", copy->stats.allocated.current);
@@ -19260,8 +19256,8 @@ static void gai_emit_settings(gai_emitter *e, const gai_snapshot_info *copy)
         gai_emit_number(e, "max_split_size", copy->config.max_split_size);
         gai_emit_number(e, "trace_alloc_max_entries", copy->config.history);
         gai_emit_switch(e, "trace_alloc_overflowed", copy->history.noted > copy->history.size);
-        if (gai_config_print(&copy->config, text, sizeof text))
-            gai_emit_string(e, "PYTORCH_CUDA_ALLOC_CONF", text);
+        (void)gai_config_print(&copy->config, text, sizeof text);
+        gai_emit_string(e, "PYTORCH_CUDA_ALLOC_CONF", text);
     }
     gai_emit_close(e);
 }
