@@ -805,6 +805,27 @@ TEST(a_free_that_fails_leaves_the_block_as_it_was)
     finish();
 }
 
+/* Of several streams one is captured, and the driver does not tell when its graph ends: the free names it and does
+   nothing. */
+TEST(a_free_after_a_capture_that_is_refused_leaves_the_block_as_it_was)
+{
+    begin_still();
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_pool *pool = pool_of(0, MIB(64));
+    void *p = get_used(pool, MIB(2), s[0], 1);
+    capture_begin(s[1]);
+    sim_fail("cuUserObjectCreate", 1, 1, cudaErrorUnknown);
+    EXPECT_EQ(galloc_free_after(p, s, 2), cudaErrorUnknown);
+    EXPECT_EQ(log_lines, 1);
+    sim_fail_clear();
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(galloc_free_after(p, s, 2));
+    OK(cudaGraphDestroy(capture_end(s[1])));
+    pool_end(pool);
+    finish();
+}
+
 /* ---- several streams --------------------------------------------------------------------------------------------- */
 
 /* Streams of one capture are in no order but that of its events: the one does not get what the other freed. */

@@ -57,6 +57,8 @@ TEST(null_arguments)
     FAILS(galloc_pool_malloc(NULL, &out, 100, s), cudaErrorInvalidValue);
     EXPECT(out == NULL);
     FAILS(galloc_pool_malloc(pool, NULL, 100, s), cudaErrorInvalidValue);
+    FAILS(galloc_pool_malloc(NULL, NULL, 100, s), cudaErrorInvalidValue);
+    FAILS(galloc_report_text(NULL, NULL, 100), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, NULL, 1), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, &s, 0), cudaErrorInvalidValue);
     FAILS(galloc_free_after(p, &s, -1), cudaErrorInvalidValue);
@@ -78,6 +80,25 @@ TEST(null_arguments)
     EXPECT_EQ(info_of(p).requested, 1000);
     OK(galloc_free(p, s));
     pool_end(pool);
+    finish();
+}
+
+/* The program may fill in a report as far as it goes. */
+TEST(a_report_has_as_many_steps_as_it_takes)
+{
+    static struct {
+        galloc_report report;
+        galloc_step behind;
+    } of;
+    char text[GALLOC_REPORT_TEXT];
+    int n = 0;
+    begin();
+    of.report.steps_taken = 1;
+    of.behind.name = "a step of mine";
+    for (int i = 0; i < GALLOC_REPORT_STEPS; i++) of.report.steps[i].name = of.behind.name;
+    OK(galloc_report_text(&of.report, text, sizeof text));
+    for (const char *at = text; (at = strstr(at, "a step of mine")) != NULL; at++) n++;
+    EXPECT_EQ(n, GALLOC_REPORT_STEPS);
     finish();
 }
 
@@ -421,6 +442,33 @@ TEST(a_free_without_host_memory_is_done_with_recorded_streams)
     finish();
 }
 
+/* What such a free finds after the wait may be no block: then it is refused as any other, and nothing has changed. */
+TEST(a_free_without_host_memory_of_no_block_is_refused)
+{
+    begin();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    char *p = get(pool, MIB(2), s);
+    void *gone = get(pool, MIB(2), s);
+    OK(galloc_free(gone, s));
+    galloc_stats before = stats_of(pool);
+    for (int i = 0; i < 2; i++) {
+        sim_fail_malloc(1, 1); /* the state of t */
+        FAILS(galloc_free(i ? gone : p + 512, t), cudaErrorInvalidDevicePointer);
+        EXPECT(sim_failed_mallocs() > 0);
+        sim_fail_clear();
+    }
+    galloc_stats after = stats_of(pool);
+    expect_same(&after, &before);
+    EXPECT_EQ(info_of(p).state, GALLOC_STATE_USED);
+    OK(galloc_free(p, s));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(t);
+    finish();
+}
+
 /* How many streams are named decides where they are noted, and nothing else. */
 TEST(free_after_of_any_number_of_streams)
 {
@@ -599,6 +647,66 @@ static int context_is_active(int device)
     int active = -1;
     OK(cuDevicePrimaryCtxGetState(device, &flags, &active));
     return active;
+}
+
+static void *make_a_pool(void *unused)
+{
+    galloc_pool *pool = NULL;
+    void *p = NULL;
+    (void)unused;
+    sim_fail("cudaSetDevice", 1, 0, cudaErrorUnknown);
+    FAILS(galloc_pool_create(&pool, NULL), cudaErrorUnknown);
+    EXPECT(pool == NULL);
+    sim_fail_clear();
+    if (!OK(galloc_pool_create(&pool, NULL))) return NULL;
+    OK(galloc_pool_malloc(pool, &p, 1000, cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+    pool_end(pool);
+    return NULL;
+}
+
+/* A pool of the current device needs a context in the thread that makes it. */
+TEST(a_thread_that_gets_no_context_makes_no_pool)
+{
+    pthread_t thread;
+    begin();
+    OK(cudaFree(0));
+    EXPECT_EQ(pthread_create(&thread, NULL, make_a_pool, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    finish();
+}
+
+static void *use_own_stream(void *unused)
+{
+    enum { KEYS = 4096 };
+    static pthread_key_t keys[KEYS];
+    int n = 0, value = 0;
+    void *p = NULL;
+    OK(cudaSetDevice(0));
+    while (n < KEYS && pthread_key_create(&keys[n], NULL) == 0) EXPECT_EQ(pthread_setspecific(keys[n++], &value), 0);
+    EXPECT(n > 0);
+    OK(galloc_malloc(&p, MIB(2), cudaStreamPerThread));
+    put(cudaStreamPerThread, p, MIB(2), 1);
+    OK(galloc_free(p, cudaStreamPerThread));
+    OK(galloc_malloc(&p, MIB(2), cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+    for (int i = 0; i < n; i++) EXPECT(pthread_getspecific(keys[i]) == &value);
+    while (n > 0) (void)pthread_key_delete(keys[--n]);
+    return unused;
+}
+
+/* A process may have no key of threads left: then their ends are not seen, and the program's keys are its own. */
+TEST(a_process_without_a_key_of_threads_uses_their_streams)
+{
+    pthread_t thread;
+    void *p = NULL;
+    begin();
+    OK(galloc_malloc(&p, 1000, cudaStreamPerThread));
+    OK(galloc_free(p, cudaStreamPerThread));
+    OK(galloc_shutdown()); /* the key of before is the program's to have */
+    EXPECT_EQ(pthread_create(&thread, NULL, use_own_stream, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    finish();
 }
 
 /* A pool that cannot be made, or whose context is a new one that the driver says nothing of, keeps no hold of it. */

@@ -464,6 +464,30 @@ TEST(a_free_after_several_streams_is_checked_on_the_one_that_got_the_block)
     finish();
 }
 
+/* One of several streams is captured: nothing can be queued there, and on another one nothing would be in order. */
+TEST(a_free_after_a_captured_stream_and_others_is_unchecked)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s[2] = {stream_new(), stream_new()};
+    galloc_pool *pool = pool_debug(GUARDS | POISON);
+    cudaGraph_t graph = NULL;
+    size_t nodes = 9;
+    void *p = get(pool, 3000, s[0]);
+    write_at(p, 0, 1, 3000, s[0]);
+    OK(cudaStreamBeginCapture(s[1], cudaStreamCaptureModeGlobal));
+    OK(galloc_free_after(p, s, 2));
+    OK(cudaStreamEndCapture(s[1], &graph));
+    OK(cudaGraphGetNodes(graph, NULL, &nodes));
+    EXPECT_EQ(nodes, 0);
+    EXPECT_EQ(stats_of(pool).unchecked, 1);
+    EXPECT_EQ(stats_of(pool).driver.memset, 1); /* at the allocation */
+    OK(cudaGraphDestroy(graph));
+    expect_healthy(pool, 1);
+    pool_end(pool);
+    for (int i = 0; i < 2; i++) stream_end(s[i]);
+    finish();
+}
+
 TEST(captured_streams_get_no_guards_and_a_graph_has_no_node_of_galloc)
 {
     begin_backed(SIM_PACE_RANDOM);
@@ -953,6 +977,57 @@ TEST(blocks_in_quarantine_are_not_reused_and_counted_as_free)
     stream_end(s);
     stream_end(t);
     finish();
+}
+
+/* What follows a block that was written to after its free is no place that this could have come from. */
+TEST(a_write_after_the_free_names_no_neighbour)
+{
+    begin_backed(SIM_PACE_RANDOM);
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_quarantine(0);
+    void *p = get(pool, 4096, s), *next = get(pool, 4096, s);
+    OK(galloc_free(p, s));
+    write_at(p, 8, 1, 3, s);
+    OK(galloc_pool_trim(pool, 0, NULL));
+    EXPECT_EQ(log_lines, 1);
+    expect_said("3 bytes, the first 8 from its start, 0x01");
+    EXPECT(!log_says("before the block"));
+    OK(galloc_free(next, s));
+    pool_end(pool);
+    stream_end(s);
+    finish();
+}
+
+/* Whatever a trim lacks for a check, the blocks leave the quarantine unchecked, and nobody has them too early. */
+TEST(a_quarantine_that_cannot_be_checked_ends_unchecked)
+{
+    enum { WAIT, CAPTURE_UNKNOWN, MARKS, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        begin_backed(SIM_PACE_STILL);
+        cudaStream_t s = stream_new(), t = stream_new();
+        galloc_pool *pool = pool_quarantine(0);
+        void *p[3];
+        for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), s, 1);
+        for (int i = 0; i < 3; i++) OK(galloc_free(p[i], s));
+        if (way == WAIT) sim_fail("cuMemFreeHost", 1, 1, cudaErrorUnknown);
+        if (way == CAPTURE_UNKNOWN) sim_fail("cuStreamIsCapturing", 1, 1, cudaErrorUnknown);
+        if (way == MARKS) inside_drain_marks(pool);
+        if (way == MARKS) sim_fail_malloc(1, 1);
+        (void)galloc_pool_trim(pool, 0, NULL);
+        sim_fail_clear();
+        sim_fail_malloc(0, 0);
+        EXPECT_EQ(stats_of(pool).checks + stats_of(pool).unchecked, 3);
+        EXPECT(stats_of(pool).unchecked > 0);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        for (int i = 0; i < 3; i++) p[i] = get_used(pool, MIB(1), t, 2);
+        for (int i = 0; i < 3; i++) OK(galloc_free(p[i], t));
+        sim_run(-1);
+        expect_healthy(pool, 1);
+        pool_end(pool);
+        stream_end(s);
+        stream_end(t);
+        finish();
+    }
 }
 
 /* A block leaves the quarantine in a call on another stream: that may look at it only once the first one's work is

@@ -105,6 +105,7 @@ TEST(each_message_begins_with_the_function_that_failed)
 /* galloc.h declares them to files that are compiled for per-thread default streams. */
 cudaError_t galloc_malloc_ptsz(void **ptr, size_t bytes, cudaStream_t stream);
 cudaError_t galloc_free_after_ptsz(void *ptr, const cudaStream_t *streams, int n);
+cudaError_t galloc_alloc_ptsz(void **ptr, const galloc_request *request);
 
 TEST(the_names_are_those_that_the_program_has_written)
 {
@@ -115,6 +116,8 @@ TEST(the_names_are_those_that_the_program_has_written)
     EXPECT(begins("galloc_malloc"));
     EXPECT(galloc_free_after_ptsz(&p, zero, 1) != cudaSuccess);
     EXPECT(begins("galloc_free_after"));
+    EXPECT_EQ(galloc_alloc_ptsz(&p, NULL), cudaErrorInvalidValue);
+    EXPECT(begins("galloc_alloc"));
     galloc_pool *pool = pool_new(NULL);
     EXPECT_EQ(galloc_shutdown(), cudaErrorNotPermitted);
     EXPECT(begins("galloc_shutdown"));
