@@ -676,6 +676,48 @@ TEST(a_released_group_leaves_no_mark_behind_where_blocks_merge)
     }
 }
 
+/* A result that a stream of the graph uses and one outside is held by both; the release of the group ends the one. */
+TEST(a_released_group_leaves_the_uses_of_other_streams)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), u = stream_new(), x = stream_new(), other = stream_new();
+    galloc_pool *pool = pool_for(1);
+    galloc_graph *group = NULL;
+    OK(galloc_graph_begin(&group, pool, s));
+    capture_begin(s);
+    void *p = get_block(pool, s, 1), *q = NULL;
+    OK(galloc_record_stream(p, other));
+    order(s, u);
+    look(u, p, BLOCK, 1);
+    OK(galloc_record_stream(p, u));
+    order(u, s);
+    cudaGraph_t graph = capture_end(s);
+    cudaGraphExec_t exec = instance(graph);
+    OK(galloc_graph_end(group));
+    OK(cudaGraphLaunch(exec, x));
+    order(x, other);
+    look(other, p, BLOCK, 1);
+    OK(galloc_record_stream(p, other));
+    OK(galloc_graph_release(group, x));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    sim_hold(other, 1);
+    OK(galloc_free(p, x));
+    EXPECT_EQ(galloc_pool_check(pool), 0);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    sim_hold(other, 0);
+    q = get_block(pool, x, 2);
+    sim_run(-1);
+    OK(galloc_free(q, x));
+    expect_room(pool, 1);
+    pool_end(pool);
+    stream_end(s);
+    stream_end(u);
+    stream_end(x);
+    stream_end(other);
+    finish();
+}
+
 /* A capture that is under way joins a group: its free blocks meet those of the group's graphs from then on. */
 TEST(free_blocks_meet_when_their_capture_joins_a_group)
 {

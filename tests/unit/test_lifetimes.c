@@ -367,6 +367,87 @@ TEST(a_callback_ends_another_pool_while_a_stream_is_retired)
     finish();
 }
 
+/* The graphs of a pool that is about to end own memory: on_unmap is told of nothing, and the pool goes on. */
+static void count_unmapped(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    *(size_t *)user += bytes;
+}
+
+TEST(a_pool_that_graphs_use_keeps_its_mappings)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    galloc_callbacks calls = {0};
+    cudaGraph_t graph = NULL;
+    size_t unmapped = 0;
+    OK(galloc_free(get(pool, MIB(40), s), s));
+    OK(cudaStreamSynchronize(s));
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    OK(galloc_free(get(pool, MIB(2), s), s));
+    OK(cudaStreamEndCapture(s, &graph));
+    calls.on_unmap = count_unmapped;
+    calls.user = &unmapped;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    EXPECT_EQ(galloc_pool_destroy(pool), cudaErrorNotPermitted);
+    EXPECT_EQ(unmapped, 0);
+    expect_healthy(pool, 1);
+    OK(cudaGraphDestroy(graph));
+    pool_end(pool);
+    EXPECT(unmapped > 0);
+    stream_end(s);
+    finish();
+}
+
+/* Each page of the default pool that goes lets the program free the block of another one. */
+static struct {
+    cudaStream_t stream;
+    void *p[40];
+    int n, calls;
+} one_more;
+
+static void free_one_more(galloc_pool *pool, void *addr, size_t bytes, void *user)
+{
+    (void)pool;
+    (void)addr;
+    (void)bytes;
+    (void)user;
+    one_more.calls++;
+    if (one_more.n) OK(galloc_free(one_more.p[--one_more.n], one_more.stream));
+}
+
+/* An end of a pool has an end, whatever on_unmap does: it fails as long as the program has blocks. */
+TEST(an_end_waits_for_what_on_unmap_frees_a_few_times_only)
+{
+    begin_still();
+    galloc_pool *pool = NULL;
+    galloc_callbacks calls = {0};
+    int tries = 0;
+    memset(&one_more, 0, sizeof one_more);
+    one_more.stream = stream_new();
+    setenv("GALLOC_CONF", "growth:2M", 1); /* a page for each block */
+    OK(galloc_pool_default(&pool, 0));
+    unsetenv("GALLOC_CONF");
+    for (; one_more.n < 40; one_more.n++) one_more.p[one_more.n] = get(pool, MIB(2), one_more.stream);
+    calls.on_unmap = free_one_more;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    OK(galloc_free(one_more.p[--one_more.n], one_more.stream));
+    while (tries++ < 40) {
+        cudaError_t error;
+        one_more.calls = 0;
+        error = galloc_shutdown();
+        EXPECT(one_more.calls <= 16);
+        if (!error) break;
+        EXPECT_EQ(error, cudaErrorNotPermitted);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+    }
+    EXPECT(tries > 1);
+    EXPECT_EQ(one_more.n, 0);
+    finish();
+}
+
 /* A call that is in a pool asks the program, and meanwhile another thread ends the pool: it waits for that call. */
 static struct {
     galloc_pool *pool, *other;
@@ -848,6 +929,55 @@ static void *come_late(void *stream)
     return NULL;
 }
 
+/* Two threads release one group: the second has found its pool while the first is at it. */
+static struct {
+    galloc_graph *group;
+    pthread_t first, second;
+    cudaError_t error[2];
+    int begun;
+} releases;
+
+static void *release_as_second(void *stream)
+{
+    OK(cudaSetDevice(0));
+    __atomic_store_n(&releases.begun, 1, __ATOMIC_RELEASE);
+    releases.error[1] = galloc_graph_release(releases.group, stream);
+    return NULL;
+}
+
+static cudaStream_t second_stream;
+
+static void let_the_second_in(const char *function)
+{
+    if (strcmp(function, "cuCtxGetId") || !pthread_equal(pthread_self(), releases.first) || releases.begun) return;
+    EXPECT_EQ(pthread_create(&releases.second, NULL, release_as_second, second_stream), 0);
+    while (!__atomic_load_n(&releases.begun, __ATOMIC_ACQUIRE)) usleep(100);
+    usleep(20000);
+}
+
+TEST(a_group_is_released_by_one_of_two_threads)
+{
+    begin();
+    cudaStream_t s = stream_new();
+    galloc_pool *pool = pool_new(NULL);
+    memset(&releases, 0, sizeof releases);
+    second_stream = stream_new();
+    OK(galloc_graph_begin(&releases.group, pool, s));
+    OK(galloc_graph_end(releases.group));
+    releases.first = pthread_self();
+    sim_hook(let_the_second_in, NULL);
+    releases.error[0] = galloc_graph_release(releases.group, s);
+    EXPECT(releases.begun);
+    EXPECT_EQ(pthread_join(releases.second, NULL), 0);
+    sim_hook(NULL, NULL);
+    for (int i = 0; i < 2; i++) EXPECT(is_one_of(releases.error[i], cudaErrorInvalidResourceHandle, cudaSuccess));
+    EXPECT_EQ((releases.error[0] == cudaSuccess) + (releases.error[1] == cudaSuccess), 1);
+    pool_end(pool);
+    stream_end(second_stream);
+    stream_end(s);
+    finish();
+}
+
 /* That a pool is used by others while it ends is the program's mistake, and costs it an error, no more. */
 TEST(calls_come_late_to_a_pool_that_ends)
 {
@@ -882,6 +1012,66 @@ TEST(calls_come_late_to_a_pool_that_ends)
     __atomic_store_n(&late.stop, 1, __ATOMIC_RELEASE);
     for (int i = 0; i < LATE; i++) EXPECT_EQ(pthread_join(thread[i], NULL), 0);
     pool_end(pool);
+    finish();
+}
+
+/* A call is in the default pool, and another thread waits to end that: nothing else finds the pool meanwhile. */
+static struct {
+    cudaStream_t stream;
+    pthread_t thread;
+    galloc_graph *group;
+    void *freed;
+    int asked;
+    cudaError_t ended;
+} waiting;
+
+static void *end_the_default(void *unused)
+{
+    OK(cudaSetDevice(0));
+    waiting.ended = galloc_shutdown();
+    return unused;
+}
+
+static int call_what_waits_for_its_end(const galloc_report *report, void *user)
+{
+    void *p = &p;
+    (void)user;
+    sim_fail_clear();
+    if (waiting.asked++) return 0;
+    EXPECT_EQ(pthread_create(&waiting.thread, NULL, end_the_default, NULL), 0);
+    while (!inside_ended(report->pool)) usleep(100);
+    EXPECT_EQ(galloc_free(waiting.freed, waiting.stream), cudaErrorInvalidDevicePointer);
+    EXPECT(strstr(galloc_last_message(), "not memory of galloc"));
+    EXPECT_EQ(info_of(waiting.freed).state, GALLOC_STATE_FOREIGN);
+    EXPECT_EQ(galloc_malloc(&p, MIB(20), waiting.stream), cudaErrorInvalidResourceHandle);
+    EXPECT(p == NULL);
+    expect_no_graph(waiting.group, NULL, waiting.stream);
+    OK(galloc_shutdown()); /* the other thread ends the pool */
+    return 0;
+}
+
+TEST(nothing_finds_a_pool_that_waits_for_its_end)
+{
+    begin_still();
+    galloc_pool *pool = NULL;
+    galloc_callbacks calls = {0};
+    void *p = NULL;
+    memset(&waiting, 0, sizeof waiting);
+    waiting.stream = stream_new();
+    setenv("GALLOC_CONF", "wait_limit_ms:0", 1); /* what was freed keeps its pages while work may use it */
+    OK(galloc_pool_default(&pool, 0));
+    unsetenv("GALLOC_CONF");
+    OK(galloc_graph_begin(&waiting.group, NULL, waiting.stream));
+    OK(galloc_graph_end(waiting.group));
+    waiting.freed = get_used(pool, MIB(4), waiting.stream, 1);
+    OK(galloc_free(waiting.freed, waiting.stream));
+    calls.on_oom = call_what_waits_for_its_end;
+    OK(galloc_pool_set_callbacks(pool, &calls));
+    sim_fail("cuMemCreate", 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(galloc_malloc(&p, MIB(30), waiting.stream), cudaErrorMemoryAllocation);
+    sim_fail_clear();
+    EXPECT_EQ(pthread_join(waiting.thread, NULL), 0);
+    OK(waiting.ended);
     finish();
 }
 
@@ -1302,6 +1492,45 @@ TEST(a_default_pool_that_comes_second_leaves_nothing)
         EXPECT_EQ(sim_calls("cuMemPoolDestroy"), sim_calls("cuMemPoolCreate"));
         finish();
     }
+}
+
+static long idle_settings;
+
+static void count_idle_settings(void) { idle_settings += strstr(log_text, "no effect") != NULL; }
+
+static void *make_as_another(void *unused)
+{
+    galloc_pool *pool = NULL;
+    OK(galloc_pool_default(&pool, 0));
+    return unused;
+}
+
+static void make_by_another_thread(const char *function)
+{
+    pthread_t thread;
+    if (made_meanwhile || strcmp(function, "cuDevicePrimaryCtxRetain")) return;
+    made_meanwhile = 1;
+    EXPECT_EQ(pthread_create(&thread, NULL, make_as_another, NULL), 0);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+}
+
+/* What the log says of the settings of the default pool it says once, of the pool that the calls get. */
+TEST(a_default_pool_that_comes_second_says_nothing)
+{
+    galloc_pool *pool = NULL;
+    begin();
+    setenv("GALLOC_CONF", "backend:cudaMalloc,gc_age:1s", 1);
+    made_meanwhile = 0;
+    idle_settings = 0;
+    log_hook = count_idle_settings;
+    sim_hook(make_by_another_thread, NULL);
+    OK(galloc_pool_default(&pool, 0));
+    sim_hook(NULL, NULL);
+    log_hook = NULL;
+    EXPECT(made_meanwhile);
+    EXPECT_EQ(idle_settings, 1);
+    unsetenv("GALLOC_CONF");
+    finish();
 }
 
 TEST(threads_that_come_first_together_get_one_default_pool)

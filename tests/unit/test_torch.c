@@ -715,6 +715,37 @@ TEST(failures_change_nothing)
     }
 }
 
+/* A step that waits for the device, so that more can be given back, gives nothing back if the wait fails. */
+TEST(a_step_whose_wait_fails_gives_nothing_back)
+{
+    static const char *const steps[] = {"max_split_size_mb:20,memory_limit:100M",
+                                        "gc_threshold:0.5,memory_limit:100M"};
+    for (int i = 0; i < 2; i++) {
+        begin_still();
+        cudaStream_t s = stream_new();
+        galloc_config config = with(torch_config(), steps[i]);
+        galloc_pool *pool = pool_new(&config);
+        void *p = get_used(pool, MIB(40), s, 1), *q = NULL;
+        give(p, s);
+        inside_ask_for_event(pool, stream_id(s));
+        p = get(pool, MIB(50), s);
+        OK(cudaStreamSynchronize(s));
+        OK(galloc_pool_trim(pool, SIZE_MAX, NULL)); /* notices that the first is done */
+        put(s, p, MIB(50), 1);
+        give(p, s);
+        sim_fail("cuMemFreeHost", 1, 1, cudaErrorUnknown);
+        EXPECT_EQ(galloc_pool_malloc(pool, &q, MIB(80), s), cudaErrorUnknown);
+        EXPECT(q == NULL);
+        sim_fail_clear();
+        EXPECT_EQ(reserved(pool), MIB(90));
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        q = get_used(pool, MIB(80), s, 2);
+        EXPECT_EQ(reserved(pool), MIB(80));
+        give(q, s);
+        end(pool, s);
+    }
+}
+
 /* cudaDeviceReset takes the segments; what comes then gets new ones. */
 TEST(a_reset_takes_the_segments)
 {
@@ -1323,6 +1354,37 @@ TEST(results_of_a_group_come_home_when_legacy_has_done)
     OK(cudaGraphExecDestroy(second));
     give(kept, t);
     sim_run(-1);
+    stream_end(t);
+    end(pool, s);
+}
+
+/* What another stream of a graph has freed comes home with the next graph of the group, which runs after it. */
+TEST(memory_of_a_groups_other_stream_comes_home_with_the_next_graph)
+{
+    begin_still();
+    cudaStream_t s = stream_new(), t = stream_new();
+    galloc_pool *pool = torch_pool(SIZE_MAX);
+    galloc_graph *group = NULL;
+    cudaGraphExec_t exec[2];
+    void *p[2];
+    OK(galloc_graph_begin(&group, pool, s));
+    for (int i = 0; i < 2; i++) {
+        capture_begin(s);
+        order(s, t);
+        p[i] = get_used(pool, MIB(4), s, 1);
+        order(s, t);
+        look(t, p[i], MIB(4), 1);
+        give(p[i], t);
+        EXPECT_EQ(galloc_pool_check(pool), 0);
+        order(t, s);
+        exec[i] = capture_ready(s);
+    }
+    EXPECT(p[0] == p[1]);
+    EXPECT_EQ(reserved(pool), MIB(20));
+    OK(galloc_graph_end(group));
+    for (int i = 0; i < 4; i++) OK(cudaGraphLaunch(exec[i % 2], s));
+    sim_run(-1);
+    for (int i = 0; i < 2; i++) OK(cudaGraphExecDestroy(exec[i]));
     stream_end(t);
     end(pool, s);
 }
